@@ -33,8 +33,8 @@ with open("log.csv", "w", newline="") as file:
 audit = fedmf.audit_log("log.csv", plan, client_column="device", round_column="t")
 print(f"planned: at least {MIN_SEP} rounds apart, epsilon {plan.epsilon:.3f}")
 print(
-    f"observed: {audit.observed.min_separation} rounds apart, {audit.observed.max_participations} "
-    "times at most"
+    f"observed: {audit.observed.min_separation} rounds apart, "
+    f"{audit.observed.max_participations} times at most"
 )
 print(
     f"achieved: epsilon {audit.epsilon:.3f}, the same noise with the sensitivity of what happened"

@@ -5,7 +5,9 @@ Given the mechanism file as well, the sensitivity and the epsilon follow in a fe
 trust fedmf's accounting.
 
 python examples/check_statement.py                                 makes a statement and checks it
-python examples/check_statement.py statement.json mechanism.npz    checks yours: banded, bands <= min_sep, no sampling
+python examples/check_statement.py statement.json mechanism.npz    checks yours
+
+Yours is of a banded mechanism, with bands <= min_sep and without sampling.
 """
 
 import json

@@ -158,7 +158,7 @@ def _name(chosen: Mapping[str, Any]) -> str:
     joined = ",".join(parts)
     if len(joined) > MAX_NAME_CHARACTERS:
         raise ValueError(
-            f"vary has so many fields that a folder would be named {joined[:60]}...: vary fewer at "
-            "once"
+            "vary has so many fields that a folder would be named "
+            f"{joined[:60]}...: vary fewer at once"
         )
     return joined

@@ -196,8 +196,8 @@ def train_there(out: str, name: str, options: list[str]) -> int:
     folder = pathlib.Path(out)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{os.uname().nodename} has no folder {out}: the machines of a sweep share its folder, "
-            "at the same path"
+            f"{os.uname().nodename} has no folder {out}: the machines of a sweep share its "
+            "folder, at the same path"
         )
     job = sweep_job.Job(sweep_job.PROGRAM)
     try:

@@ -63,8 +63,8 @@ class Workload:
     def from_inverse(
         cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]
     ) -> "Workload":
-        """The workload A whose inverse is banded and given by rows, `inverse_diagonals` as in the
-        class.
+        """The workload A whose inverse is banded and given by rows,
+        `inverse_diagonals` as in the class.
 
         Raises:
           TypeError, ValueError: not (rounds, p) real, finite numbers with p <= rounds; a zero in
@@ -84,8 +84,8 @@ class Workload:
     def _set(self, name: str, rounds: int, inverse_diagonals: np.ndarray | None) -> None:
         if not isinstance(name, str):
             raise TypeError(
-                f"name={name!r} is a {type(name).__name__}, not a str: name the workload for "
-                "reports"
+                f"name={name!r} is a {type(name).__name__}, not a str: name "
+                "the workload for reports"
             )
         self.__dict__.update(name=name, rounds=rounds, inverse_diagonals=inverse_diagonals)
 
@@ -125,14 +125,15 @@ class Workload:
             return NotImplemented
         if self.rounds != other.rounds:
             raise ValueError(
-                f"the workloads have rounds={self.rounds} and rounds={other.rounds}: make both for "
-                "the same"
+                f"the workloads have rounds={self.rounds} and rounds={other.rounds}: "
+                "make both for the same"
             )
         name = f"{self.name} @ {other.name}"
+        # (A_self A_other)^-1 = A_other^-1 A_self^-1
         left, right = (
             other.inverse_diagonals,
             self.inverse_diagonals,
-        )  # (A_self A_other)^-1 = A_other^-1 A_self^-1
+        )
         if left is None or right is None:
             return Workload(name, np.tril(self.matrix @ other.matrix))
         return Workload.from_inverse(name, checks.banded_product(left, right))
@@ -250,8 +251,8 @@ def momentum_sgd(
 
     Raises:
       TypeError: an argument of the wrong kind.
-      ValueError: momentum outside [0, 1); learning_rates not of shape (n,), not finite or not
-        positive.
+      ValueError: momentum outside [0, 1); learning_rates not of shape (n,),
+        not finite or not positive.
 
     >>> momentum_sgd(3, momentum=0.5, learning_rates=[1.0, 2.0, 4.0]).matrix
     array([[1., 0., 0.],
@@ -287,9 +288,8 @@ def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
     if largest > _MAX_MAGNITUDE or smallest < 1.0 / _MAX_MAGNITUDE:
         raise ValueError(
             f"{name} has entries from {smallest:.3g} on its diagonal to {largest:.3g}: float64 "
-            "holds the squares of "
-            f"those within {1.0 / _MAX_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} only, so give the "
-            "workload, or the learning rates, another unit"
+            f"holds the squares of those within {1.0 / _MAX_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} "
+            "only, so give the workload, or the learning rates, another unit"
         )
 
 

@@ -62,8 +62,8 @@ def test_shell_snippet(snippet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if "stackoverflow.sqlite" in snippet:
         main(
-            "data synth --clients 12 --sentences-per-client 12 --out stackoverflow.sqlite "
-            "--quiet".split()
+            "data synth --clients 12 --sentences-per-client 12 --out "
+            "stackoverflow.sqlite --quiet".split()
         )
     for line in snippet.replace("\\\n", " ").splitlines():
         program, *arguments = shlex.split(line)

@@ -27,9 +27,8 @@ def mechanism_of(family: str, schema: str = "min_sep") -> Mechanism:
     participation = fedmf.Participation(rounds=ROUNDS, schema=schema, **SCHEMAS[schema])
     bands = {"bands": BANDS} if family in ("banded", "toeplitz") and schema != "every_round" else {}
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of fits that stop short: only the shape of the encoder counts here
+        # Of fits that stop short: only the shape of the encoder counts here
+        warnings.simplefilter("ignore")
         return fedmf.fit(
             fedmf.prefix_sum(ROUNDS), participation, family=family, cache=False, **bands
         )

@@ -43,8 +43,8 @@ class Achieved:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The plan without sampling, with the noise multiplier that the noise has for these
-        clients.
+        """The plan without sampling, with the noise multiplier that the noise has
+        for these clients.
         """
         multiplier = self.planned.noise_multiplier * (
             self.planned.sensitivity.value / self.sensitivity.value
@@ -67,8 +67,8 @@ class Achieved:
         return self.plan.rho
 
     def values(self) -> dict[str, Any]:
-        """The guarantee in plain JSON types, as `Plan.guarantee_values`; an infinite epsilon is
-        null.
+        """The guarantee in plain JSON types, as `Plan.guarantee_values`;
+        an infinite epsilon is null.
         """
         return {
             "epsilon": finite(self.epsilon),
@@ -146,19 +146,19 @@ class Audit:
         amplification where the run kept to it. None where nobody took part. The run that a
         simulation stands for was not observed: for it this is the plan without amplification, or
         every client in every round if the simulation broke the plan.
-      contradictions: in what the observed participation is not what the plan says; one sentence
-        each.
+      contradictions: in what the observed participation is not what the plan says;
+        one sentence each.
       offenders: the clients that broke the plan; None where nobody did, and of a simulation.
       most_spent: of a participation budget, the largest sensitivity that a client's rounds cost;
         else None.
-      shares_spent: of a participation budget, share of it -> clients that spent so much; else
-        empty.
+      shares_spent: of a participation budget, share of it -> clients that spent so
+        much; else empty.
       unrecorded: names the rounds of the run that are not in the record, what `achieved` counts
         them as, and what to do; or None.
       log: the file it was read from; None for a ledger.
       everyone: where the ledger marks clients as noncompliant, the audit over all clients; all else
-        but `offenders` is about the others, whom the guarantee covers. None where there are no such
-        clients.
+        but `offenders` is about the others, whom the guarantee covers. None where there are
+        no such clients.
     """
 
     planned: Plan
@@ -218,11 +218,11 @@ class Audit:
         canaries: int = 0,
         commands: Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """The statement of what was planned, run and observed, in plain JSON types and at full
-        precision.
+        """The statement of what was planned, run and observed, in plain JSON types
+        and at full precision.
 
-        "achieved" is null where nobody took part, and of a simulation, whose claimed run was not
-        observed.
+        "achieved" is null where nobody took part, and of a simulation, whose claimed run
+        was not observed.
 
         Args:
           subject: "run" of fedmf, or "log" of another system.
@@ -272,8 +272,8 @@ class Audit:
             "achieved": achieved,
             "contradictions": list(self.contradictions),
             "offenders": self._offender_values(),
-            # What clients that were known to deviate did, and the guarantee of all clients
-            # together.
+            # What clients that were known to deviate did, and the guarantee
+            # of all clients together.
             "noncompliant": None
             if everyone is None
             else {
@@ -364,8 +364,7 @@ def audit_ledger(
     if any(a >= b for a, b in itertools.pairwise(ends)):
         raise ValueError(
             f"unrecorded={list(unrecorded)} must be increasing rounds from {len(ledger)} to "
-            f"{plan.participation.rounds - 1}: "
-            "those after the ledger's"
+            f"{plan.participation.rounds - 1}: those after the ledger's"
         )
 
     def audited(ledger: ParticipationLedger) -> Audit:
@@ -393,8 +392,8 @@ def audit_ledger(
 def audit_log(
     path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | None = None, **options: Any
 ) -> Audit:
-    """The same for a CSV, JSON lines or Parquet file of clients and rounds, of any length: see
-    `fedmf.audits.log.sorted_log`.
+    """The same for a CSV, JSON lines or Parquet file of clients and rounds,
+    of any length: see `fedmf.audits.log.sorted_log`.
 
     Args:
       path: the file.
@@ -494,8 +493,8 @@ def _unrecorded(tally: Tally, rounds: Sequence[int], hint: str) -> str | None:
     assumed = "as much as the plan allows"
     if tally.offenders:
         assumed = (
-            "as if every client had taken part in all of them, since the recorded ones break the "
-            "plan"
+            "as if every client had taken part in all of them, since the "
+            "recorded ones break the plan"
         )
     be, count = ("is", "counts") if len(rounds) == 1 else ("are", "count")
     return (
@@ -538,13 +537,11 @@ def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[s
         if off:
             broken.append(
                 f"{off} separations of two rounds of one client are no multiples of {p.min_sep}, "
-                "so that those clients left their part "
-                "of the population"
+                "so that those clients left their part of the population"
             )
         elif not broken:
             broken.append(
                 f"the rounds of a client span {stats.longest_span + 1}, more than the "
-                f"{p.max_participations} epochs of {p.min_sep} "
-                "that were planned"
+                f"{p.max_participations} epochs of {p.min_sep} that were planned"
             )
     return broken

@@ -34,9 +34,8 @@ class _RunByDefault(Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts `run` in front where no command is named."""
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        if (
-            not named and not ctx.resilient_parsing
-        ):  # completion asks with what is there before the word
+        # Completion asks with what is there before the word
+        if not named and not ctx.resilient_parsing:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -134,8 +134,8 @@ def _table(result: "MechanismAudit") -> str:
         percent = f"{100 * game.confidence:g}%"
         lines += [
             "",
-            f"distinguishing game, {game.present:,} trials with the client and {game.absent:,} "
-            "without",
+            f"distinguishing game, {game.present:,} trials with the client and "
+            f"{game.absent:,} without",
             f"  signal-to-noise   claimed at most {game.snr_claimed:.4f}, expected of these rounds "
             f"{game.snr_expected:.4f}, "
             f"measured {game.snr:.4f} ({percent}: {game.snr_lower:.4f} to {game.snr_upper:.4f})",

@@ -47,8 +47,8 @@ class _Counts(click.ParamType[list[int]]):
     "--sampling",
     type=click.Choice(["poisson", "reshuffle", "min-sep-poisson", "balls-in-bins"]),
     default="poisson",
-    help="How clients are drawn; min-sep-poisson and balls-in-bins take a minute or so for each "
-    "number of bands.",
+    help="How clients are drawn; min-sep-poisson and balls-in-bins take a minute or so "
+    "for each number of bands.",
 )
 @click.option(
     "--dense", is_flag=True, help="Try the best encoder of all without amplification as well."
@@ -118,9 +118,8 @@ def _table(choice: "BandChoice") -> str:
         mark = "best" if row is best else "within 1%" if row in choice.close else ""
         lines.append(
             f"{name:>6}  {probability:>8}  {row.compositions:>6}  "
-            f"{row.per_query_noise_multiplier:10.5f}  "
-            f"{row.noise_multiplier:8.5f}  {row.rmse:9.4g}  {row.effective_rmse:10.4g}  "
-            f"{mark}".rstrip()
+            f"{row.per_query_noise_multiplier:10.5f}  {row.noise_multiplier:8.5f}  "
+            f"{row.rmse:9.4g}  {row.effective_rmse:10.4g}  {mark}".rstrip()
         )
     chosen = (
         "the dense optimum"
@@ -129,26 +128,24 @@ def _table(choice: "BandChoice") -> str:
     )
     lines.append(
         f"epsilon {search.epsilon:g} at delta {search.delta:g}; {p.rounds} rounds; cohorts of "
-        f"{search.cohort_size:,} out of "
-        f"{search.population:,} clients.\n"
+        f"{search.cohort_size:,} out of {search.population:,} clients.\n"
         "q: chance of a client to be drawn in a round of its part (-: no sampling); events: rounds "
         "of its part. noise each: stddev\n"
         f"over the largest column norm; noise: over the sensitivity of {p.max_participations} "
-        "participation"
-        f"{'s' * (p.max_participations != 1)} {p.min_sep} rounds apart. rmse: of a\n"
+        f"participation{'s' * (p.max_participations != 1)} {p.min_sep} rounds apart. rmse: of a\n"
         "round's running query at clip norm 1; per client: divided by the cohort, as in the mean.\n"
         f"Choice: {chosen}, {'with' if best.amplified else 'without'} amplification by sampling."
     )
     if choice.failure:
         lines.append(
-            "The guarantees of these rows are simulated. Any of them is wrong with probability at "
-            f"most {choice.failure:.2g}, over\n"
-            "the coins of the simulations: that is the chance for the row that was chosen among "
-            "them."
+            "The guarantees of these rows are simulated. Any of them is wrong "
+            f"with probability at most {choice.failure:.2g}, over\n"
+            "the coins of the simulations: that is the chance for the row that "
+            "was chosen among them."
         )
     if not best.amplified and best.family == "banded" and p.max_participations > 1:
         lines.append(
-            "Without amplification the best encoder of all, for clients in a fixed order, can be "
-            "better: see --dense."
+            "Without amplification the best encoder of all, for clients in a fixed order, can "
+            "be better: see --dense."
         )
     return "\n".join(lines)

@@ -81,9 +81,8 @@ def fit(
     from fedmf.terminal.interrupts import Interrupted
 
     if picture:
-        OutputFile(".png").convert(
-            out.with_suffix(".png"), None, click.get_current_context()
-        )  # before the fit
+        # Before the fit
+        OutputFile(".png").convert(out.with_suffix(".png"), None, click.get_current_context())
     interrupted_fit.set(False)
     limits = {
         name: options.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")
@@ -111,8 +110,8 @@ def fit(
             mechanism = fedmf.load_factorization(matrices)
             if mechanism.rounds != A.rounds:
                 raise ValueError(
-                    f"rounds={A.rounds} but the matrices have {mechanism.rounds} rounds: pass that "
-                    "number"
+                    f"rounds={A.rounds} but the matrices have {mechanism.rounds} "
+                    "rounds: pass that number"
                 )
         else:
             with shown(options["family"], not as_json) as progress:
@@ -143,8 +142,8 @@ def fit(
     show(values, as_json)
     if interrupted_fit.get():
         raise Interrupted(
-            f"interrupted: {out} holds the best mechanism so far; the same command would fit it "
-            "anew, to the end"
+            f"interrupted: {out} holds the best mechanism so far; the same command would "
+            "fit it anew, to the end"
         )
 
 
@@ -168,8 +167,8 @@ def _picture(
     small = mechanism.rounds <= MAX_PICTURED_ROUNDS
     path = out.with_suffix(".png")
     png = mechanism_picture(
-        f"{mechanism.family}, {mechanism.rounds:,} round{'s' * (mechanism.rounds != 1)}, "
-        f"{workload}",
+        f"{mechanism.family}, {mechanism.rounds:,} "
+        f"round{'s' * (mechanism.rounds != 1)}, {workload}",
         encoder=mechanism.encoder() / sensitivity if small else None,
         noising=mechanism.noising() * sensitivity if small else None,
         errors=errors,

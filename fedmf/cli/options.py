@@ -79,9 +79,8 @@ class OutputFile(click.ParamType[pathlib.Path]):
             self.fail(
                 f"{str(path)!r} does not end in {ends}: the suffix says what is written", param, ctx
             )
-        trial = path.with_name(
-            f".{path.name}.{secrets.token_hex(8)}.part"
-        )  # as `write_atomically` names it
+        # As `write_atomically` names it
+        trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         try:
             if path.is_dir():
                 self.fail(f"{str(path)!r} is a folder: name a file", param, ctx)
@@ -124,8 +123,9 @@ class _NoiseSeed(click.ParamType[int | str]):
             self.fail(
                 f"{value[:60]!r} must be a non-negative whole number of at most "
                 f"{_MAX_SEED_DIGITS} digits, or os to draw one",
-                param, ctx,
-            )  # fmt: skip
+                param,
+                ctx,
+            )
         return int(value)
 
 
@@ -366,8 +366,8 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
         return {}
     if path.suffix not in (".toml", ".json"):  # else YAML would be refused as bad JSON
         raise ValueError(
-            f"config={str(path)!r} ends in neither .toml nor .json: name a TOML or JSON file of "
-            "options"
+            f"config={str(path)!r} ends in neither .toml nor .json: name a TOML "
+            "or JSON file of options"
         )
     return nested(read_config_file(path))
 
@@ -385,8 +385,8 @@ def plan_config(mechanism_file: pathlib.Path, flags: Mapping[str, Any]) -> "Plan
 
 
 def status_line(label: str = "") -> Callable[[Any], None] | None:
-    """A function that shows how far a search is in one line of a terminal; None where there is no
-    terminal.
+    """A function that shows how far a search is in one line of a terminal;
+    None where there is no terminal.
     """
     if not sys.stderr.isatty():
         return None

@@ -52,8 +52,8 @@ def learning_rate(mechanism_file: pathlib.Path, as_json: bool, **promise: Any) -
     with arguments_checked():
         if promise["noise_multiplier"] == 0:
             raise ValueError(
-                "noise_multiplier=0: the rule is for runs with noise; without noise the rate is "
-                "bounded by stability"
+                "noise_multiplier=0: the rule is for runs with noise; without noise the rate "
+                "is bounded by stability"
             )
         config = plan_config(mechanism_file, promise)
         planned = config.plan()
@@ -117,7 +117,8 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
         f"Noise for {parameters:,} parameters, the choice first. Cost: of a round on average over "
         "the run, in draws of one\nvector of independent Gaussians of that size. Block: rounds "
         "made at a time. Kept: rows of model size between blocks.\n\n"
-        f"Made ahead by the host (fedmf train, federated.HostNoise):\n{strategies.explain(host)}\n\n"
+        "Made ahead by the host (fedmf train, federated.HostNoise):\n"
+        f"{strategies.explain(host)}\n\n"
         "In the graph (the default of federated.dp_aggregator in other pipelines):\n"
         f"{strategies.explain(graph)}"
     )

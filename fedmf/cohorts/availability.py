@@ -159,8 +159,8 @@ class Diurnal:
             )
         if any(not -24 <= offset <= 24 for offset, _ in zones):
             raise ValueError(
-                f"time_zones={self.time_zones} must be from -24 to 24 hours from UTC: use such "
-                "offsets"
+                f"time_zones={self.time_zones} must be from -24 to 24 hours "
+                "from UTC: use such offsets"
             )
         object.__setattr__(self, "time_zones", zones)
         for name in ("charging", "idle", "unmetered"):
@@ -228,7 +228,7 @@ class Diurnal:
 
 
 class MaskAvailability:
-    """A pure function of the round that returns a mask of shape (population,), asked once a round."""
+    """A pure function of the round: a mask of shape (population,), asked once a round."""
 
     def __init__(self, mask: MaskOfRound, population: int) -> None:
         self._mask_of_round, self._population = functools.lru_cache(maxsize=1)(mask), population

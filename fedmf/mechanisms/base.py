@@ -31,13 +31,13 @@ class Mechanism(abc.ABC):
     inputs chosen adaptively and for N that is not causal (Denisov et al. 2022, Thm. 2.1;
     multi-epoch paper, Thm. 2.2).
 
-    Mechanisms compare by identity. They claim no sensitivity: `fedmf.sensitivity` computes it from
-    `encoder()`.
+    Mechanisms compare by identity. They claim no sensitivity:
+    `fedmf.sensitivity` computes it from `encoder()`.
 
     Attributes:
       family: what `fedmf.fit` calls the kind of mechanism.
-      uncertified: why a mechanism of this family has no certificate, where its maker gives no
-        reason.
+      uncertified: why a mechanism of this family has no certificate, where its maker
+        gives no reason.
       rounds: n, the number of rounds.
       certificate: how far from the best of its family it can be, or None.
       certificate_reason: why there is no certificate; empty if there is one.
@@ -129,8 +129,8 @@ class Mechanism(abc.ABC):
 
     @classmethod
     def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> Self:
-        """Builds and validates a mechanism from `state` and the fields certificate and
-        certificate_reason.
+        """Builds and validates a mechanism from `state` and the fields
+        certificate and certificate_reason.
         """
         fields: dict[str, Any] = {
             name: array if array.ndim else array.item() for name, array in state.items()
@@ -150,8 +150,8 @@ class Mechanism(abc.ABC):
         return entries | {f"state_{name}": array for name, array in self.state().items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the mechanism to exactly `path`, whole or not at all; `fedmf.load_mechanism` reads
-        it.
+        """Writes the mechanism to exactly `path`, whole or not at all;
+        `fedmf.load_mechanism` reads it.
 
         Raises:
           ValueError: the folder of path does not exist.
@@ -160,8 +160,8 @@ class Mechanism(abc.ABC):
         target = pathlib.Path(path)
         if not target.parent.is_dir():
             raise ValueError(
-                f"path={str(target)!r} is in a folder that does not exist: create it, or choose "
-                "another path"
+                f"path={str(target)!r} is in a folder that does not exist: create it, "
+                "or choose another path"
             )
         entries = {
             "format": np.array(FILE_FORMAT),

@@ -46,8 +46,8 @@ class BandRow:
       amplified: whether the guarantee rests on sampling (q < 1).
       probability: q, with which a client of the round's part is drawn, or a client of min-sep
         Poisson that rests no more; 1 where not amplified.
-      compositions: sampled events of one client; its most participations where they are not
-        composed.
+      compositions: sampled events of one client; its most participations where they
+        are not composed.
       per_query_noise_multiplier: stddev / (largest column norm * clip norm), of each sampled event.
       noise_multiplier: stddev / (sensitivity under the search's `participation` * clip norm), the
         unit of the papers' tables.
@@ -229,8 +229,8 @@ class BandChoice:
 
     @property
     def close(self) -> tuple[BandRow, ...]:
-        """Rows whose rmse is within 1% of the best, the best among them: fewer bands cost less
-        memory.
+        """Rows whose rmse is within 1% of the best, the best among them:
+        fewer bands cost less memory.
         """
         return tuple(row for row in self.rows if row.rmse <= CLOSE * self.best.rmse)
 
@@ -286,7 +286,10 @@ def choose_bands(
       TypeError, ValueError: naming the argument, its value and what to do instead.
 
     >>> from fedmf.workloads import prefix_sum
-    >>> choice = choose_bands(prefix_sum(32), population=320, cohort_size=20, epsilon=4.0, delta=1e-6, bands=[1, 4, 16])
+    >>> choice = choose_bands(
+    ...     prefix_sum(32), population=320, cohort_size=20, epsilon=4.0, delta=1e-6,
+    ...     bands=[1, 4, 16]
+    ... )
     >>> [(row.bands, row.amplified, row.compositions) for row in choice.rows], choice.best.bands
     ([(1, True, 32), (4, True, 8), (16, False, 2)], 4)
     """

@@ -22,8 +22,8 @@ def calibrate(
     clip_norm: float = 1.0,
     sampling: Sampling | None = None,
 ) -> Plan:
-    """The least noise that gives (epsilon, delta) for the whole run, never weaker than asked; see
-    `Plan.epsilon`.
+    """The least noise that gives (epsilon, delta) for the whole run, never weaker than
+    asked; see `Plan.epsilon`.
 
     Args:
       mechanism: from `fit` or `load_mechanism`.

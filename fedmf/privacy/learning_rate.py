@@ -48,8 +48,11 @@ def effective_rmse(plan: "Plan", workload: Workload, *, cohort_size: int | None 
     >>> import fedmf
     >>> once = fedmf.Participation(rounds=3, schema="single")
     >>> mechanism = fedmf.fit(fedmf.prefix_sum(3), once, family="identity")
-    >>> plan = fedmf.Plan(mechanism=mechanism, participation=once, noise_multiplier=2.0, clip_norm=0.5, delta=1e-6)
-    >>> round(effective_rmse(plan, fedmf.prefix_sum(3), cohort_size=10), 6)  # 2 sqrt((1 + 2 + 3) / 3) / 10
+    >>> plan = fedmf.Plan(
+    ...     mechanism=mechanism, participation=once, noise_multiplier=2.0, clip_norm=0.5, delta=1e-6
+    ... )
+    >>> # 2 sqrt((1 + 2 + 3) / 3) / 10
+    >>> round(effective_rmse(plan, fedmf.prefix_sum(3), cohort_size=10), 6)
     0.282843
     """
     if cohort_size is None:
@@ -79,8 +82,10 @@ def predicted_learning_rate(
     Raises:
       TypeError, ValueError: a number that is not positive, or a grid not above 1.
 
-    >>> round(predicted_learning_rate(0.0363), 4), round(predicted_learning_rate(0.0363, grid=None), 4)
-    (0.2035, 0.2254)
+    >>> round(predicted_learning_rate(0.0363), 4)
+    0.2035
+    >>> round(predicted_learning_rate(0.0363, grid=None), 4)
+    0.2254
     """
     checks.positive(
         "effective_rmse",
@@ -90,8 +95,8 @@ def predicted_learning_rate(
     checks.positive("clip_norm", clip_norm, "pass the L2 bound on a client's update")
     if grid is not None and checks.real("grid", grid, hint="pass a ratio, or None") <= 1:
         raise ValueError(
-            f"grid={grid!r} must be above 1: pass the ratio of neighbouring rates such as 1.7, or "
-            "None"
+            f"grid={grid!r} must be above 1: pass the ratio of neighbouring "
+            "rates such as 1.7, or None"
         )
     rate = math.exp(SLOPE * math.log(effective_rmse) + OFFSET) / clip_norm
     return rate if grid is None else on_grid(rate, grid)

@@ -65,11 +65,11 @@ class Plan:
     Attributes:
       mechanism: the noise's correlation.
       participation: what every client keeps to and the guarantee assumes; same number of rounds as
-        the mechanism. With sampling it is left out: the plan takes what clients keep to with the
-        scheme.
+        the mechanism. With sampling it is left out: the plan takes what clients keep
+        to with the scheme.
       noise_multiplier: stddev over sensitivity and clip_norm, of one GaussianDpEvent for the whole
-        run; 0 means no noise and no privacy (epsilon is infinite). Sampling amplifies what it
-        guarantees.
+        run; 0 means no noise and no privacy (epsilon is infinite).
+        Sampling amplifies what it guarantees.
       clip_norm: L2 bound on one client's update in one round; the first one with quantile_clipping.
       delta: in [1e-15, 1); at least 1e-10 with most sampling schemes.
       sampling: a scheme of `fedmf.privacy.sampling`, in as many partitions as the mechanism has
@@ -87,7 +87,10 @@ class Plan:
       >>> import fedmf
       >>> one_epoch = fedmf.Participation(rounds=8, schema="single")
       >>> mechanism = fedmf.fit(fedmf.prefix_sum(8), one_epoch, family="identity")
-      >>> plan = fedmf.Plan(mechanism=mechanism, participation=one_epoch, noise_multiplier=2.0, clip_norm=0.5, delta=1e-6)
+      >>> plan = fedmf.Plan(
+      ...     mechanism=mechanism, participation=one_epoch, noise_multiplier=2.0, clip_norm=0.5,
+      ...     delta=1e-6
+      ... )
       >>> plan.stddev, plan.rho
       (1.0, 0.125)
     """
@@ -107,8 +110,8 @@ class Plan:
         mechanism, scheme, p = self.mechanism, self.sampling, self.participation
         if not isinstance(mechanism, Mechanism):
             raise TypeError(
-                f"mechanism={mechanism!r} must be a Mechanism: make one with fedmf.fit or "
-                "load_mechanism"
+                f"mechanism={mechanism!r} must be a Mechanism: make one with "
+                "fedmf.fit or load_mechanism"
             )
         if scheme is not None:
             if not isinstance(scheme, Sampling):
@@ -167,8 +170,7 @@ class Plan:
         if scheme is not None and self.delta < scheme.min_delta:
             raise ValueError(
                 f"delta={self.delta} is too small for amplification by sampling, accounted to "
-                f"{scheme.min_delta}: use that, or "
-                "leave sampling out"
+                f"{scheme.min_delta}: use that, or leave sampling out"
             )
         if not isinstance(self.simulation, Simulation | None):
             raise TypeError(
@@ -177,8 +179,8 @@ class Plan:
         claimed = None if self.simulation is None else self.simulation.claimed
         if scheme is not None and claimed not in (None, scheme.cohort_size):
             raise ValueError(
-                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: sample the "
-                "claimed cohort"
+                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: "
+                "sample the claimed cohort"
             )
 
     @functools.cached_property

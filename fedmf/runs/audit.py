@@ -67,17 +67,15 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
         if row.get("clients") != 0 and row["round"] >= len(ledger)
     }
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))
-    if (
-        run.result is None and files.has_diverged()
-    ):  # an end that the data decided is not that of a shorter plan
+    # An end that the data decided is not that of a shorter plan
+    if run.result is None and files.has_diverged():
         hint = "training losses decided that the run stopped before them"
         return audit_ledger(
             ledger, plan, unrecorded=range(len(ledger), plan.participation.rounds), hint=hint
         )
     if (run.result is None or ended) and not unrecorded and len(ledger) < plan.participation.rounds:
-        with contextlib.suppress(
-            ValueError
-        ):  # of some mechanisms, and with sampling, only all rounds have a guarantee
+        # Of some mechanisms, and with sampling, only all rounds have a guarantee
+        with contextlib.suppress(ValueError):
             plan = stopped_after(plan, len(ledger))
     return audit_ledger(
         ledger, plan, unrecorded=unrecorded, hint="resume the run, and audit it when it is done"
@@ -94,9 +92,8 @@ def _check_digests(run: Run) -> None:
         if changed:
             raise ValueError(
                 f"{run.path}: {', '.join(changed)} changed after the run had finished (result.json "
-                "has other SHA-256 digests): no "
-                "guarantee can be stated; put the run's own files back, or run it again in another "
-                "folder"
+                "has other SHA-256 digests): no guarantee can be stated; put the run's own files "
+                "back, or run it again in another folder"
             )
 
 
@@ -158,8 +155,8 @@ def audit_run_canaries(
             evidence = CanaryEvidence(rounds=rounds, **arrays)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{path} is not there, as in a copy of the run that was made to be published: audit "
-            "the run itself"
+            f"{path} is not there, as in a copy of the run that was made to be "
+            "published: audit the run itself"
         ) from error
     except (*READ_ERRORS, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): put back the run's own file") from error
@@ -240,13 +237,11 @@ def pretraining(config: TrainConfig) -> str:
     if path.suffix == ".keras":
         return (
             f"the initial model is {path.name}, which was trained before this run; for clients "
-            "whose data it was trained on as well, the "
-            "losses add up"
+            "whose data it was trained on as well, the losses add up"
         )
     return (
         f"the initial model is that of the run {path.name}, which has a statement of its own; for "
-        "clients who took part in both runs the "
-        "losses add up"
+        "clients who took part in both runs the losses add up"
     )
 
 

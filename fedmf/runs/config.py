@@ -76,8 +76,8 @@ class TrainConfig(PlanConfig):
 
     canaries: int = fields.whole(
         0,
-        "Synthetic clients that `fedmf audit canaries` tells in or out of the run by what it "
-        "releases.",
+        "Synthetic clients that `fedmf audit canaries` tells in or out of the "
+        "run by what it releases.",
         low=0,
     )
 
@@ -122,14 +122,14 @@ class TrainConfig(PlanConfig):
     # The run
     seed: int = fields.whole(
         0,
-        "Of the initial model, the cohorts and the order of examples. The noise has a seed of its "
-        "own.",
+        "Of the initial model, the cohorts and the order of examples. The noise "
+        "has a seed of its own.",
         low=0,
     )
     initial_model: str | None = fields.text(
         None,
-        "Warm start from a FILE.keras, or from the model of a run's folder. The guarantee does "
-        "not cover its data.",
+        "Warm start from a FILE.keras, or from the model of a run's folder. The guarantee "
+        "does not cover its data.",
     )
     evaluate_every: int = fields.whole(20, "Rounds between validations.")
     checkpoint_every: int = fields.whole(20, "Rounds between checkpoints.")
@@ -151,8 +151,8 @@ class TrainConfig(PlanConfig):
             if self.execution != "fast":
                 wrong = f"execution={self.execution} does not hand out what it releases"
             raise ValueError(
-                f"canaries={self.canaries} audit what is released, and {wrong}: leave one of them "
-                "out"
+                f"canaries={self.canaries} audit what is released, and "
+                f"{wrong}: leave one of them out"
             )
         availability_from_text(self.availability)
         self.server_schedule()
@@ -186,8 +186,8 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"config file {path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: "
-            f"{error}"
+            f"config file {path} is not valid "
+            f"{'TOML' if path.suffix == '.toml' else 'JSON'}: {error}"
         ) from error
     if not isinstance(values, dict):
         raise ValueError(
@@ -202,7 +202,7 @@ def _underscored(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
         spelled = [spelling for spelling in values if spelling.replace("-", "_") == name]
         if len(spelled) > 1:
             raise ValueError(
-                f"config file {path} has {' and '.join(spelled)}, which are one field: leave one "
-                "out"
+                f"config file {path} has {' and '.join(spelled)}, which are "
+                "one field: leave one out"
             )
     return {n: _underscored(v, path) if isinstance(v, dict) else v for n, v in named.items()}

@@ -62,8 +62,8 @@ class TestWithoutSampling:
         assert audit.contradictions == ()
         assert audit.observed.max_participations == 2
         assert audit.achieved.sensitivity.value == pytest.approx(worst, rel=1e-12)
-        # What counting participations alone would have accounted with: two rounds in a row of the
-        # order.
+        # What counting participations alone would have accounted with: two rounds
+        # in a row of the order.
         assert worst > 1.2 * max(np.linalg.norm(C[:, t] + C[:, t + 4]) for t in range(8))
 
     @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def audit_contradictions(cohorts, plan):
 
 
 def test_a_reshuffled_client_stays_in_its_part():
-    """Rounds of one client are multiples of the groups apart also where every epoch has a new
-    order.
+    """Rounds of one client are multiples of the groups apart also where every epoch
+    has a new order.
     """
     plan = plan_of(
         IdentityMechanism(rounds=40),

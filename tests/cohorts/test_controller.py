@@ -31,9 +31,8 @@ class TestCohorts:
         availability = None if probability is None else available_to(probability)
         controller = ParticipationController(**given, availability=availability)
         cohorts = run(controller)
-        allowed = set(
-            allowed_sets(given["participation"])
-        )  # from the words of the schema, not from `allows`
+        # From the words of the schema, not from `allows`
+        allowed = set(allowed_sets(given["participation"]))
         for client in range(given["population"]):
             rounds = tuple(t for t, cohort in enumerate(cohorts) if client in cohort)
             assert not rounds or rounds in allowed
@@ -136,9 +135,10 @@ warnings.simplefilter("ignore")
 size = {"population": 30_000, "cohort_size": 40}
 poisson = CyclicPoisson(**size, partitions=4)
 shuffle = CyclicShuffle(**size, partitions=5, reshuffle=True)
+behavior = DeviceBehavior(dropout=0.1, noncompliant_fraction=0.1, timer_jitter=1)
 for participation, more in (
     (Participation(rounds=12, schema="min_sep", min_sep=4),
-     {"availability": Diurnal(), "behavior": DeviceBehavior(dropout=0.1, noncompliant_fraction=0.1, timer_jitter=1)}),
+     {"availability": Diurnal(), "behavior": behavior}),
     (Participation(rounds=12, schema="fixed_epoch", min_sep=5), {}),
     (poisson.participation(12), {"sampling": poisson, "availability": Diurnal()}),
     (shuffle.participation(12), {"sampling": shuffle}),
@@ -212,8 +212,8 @@ class TestRefusals:
                 changed["participation"] = Participation(rounds=int(number), schema="single")
             second = refusal(changed)
             if second:
-                # One change can bring up the other limit, max_participations, which was given on
-                # purpose.
+                # One change can bring up the other limit, max_participations,
+                # which was given on purpose.
                 assert p.max_participations < -(-p.rounds // p.min_sep), (
                     message,
                     name,
@@ -243,9 +243,8 @@ class TestRefusals:
     def test_a_ledger_is_taken_over_whole_or_not_at_all(self):
         controller, whole = min_sep_controller(), run(min_sep_controller())
         ledger = controller.ledger
-        cohorts = [
-            np.array(cohort) for cohort in (*whole[:2], whole[1])
-        ]  # clients of round 1 come back at once
+        # Clients of round 1 come back at once
+        cohorts = [np.array(cohort) for cohort in (*whole[:2], whole[1])]
         with pytest.raises(ValueError, match="ledger's round 2 has client"):
             controller.go_on_from(ParticipationLedger(cohort_size=4, cohorts=cohorts))
         assert controller.ledger is ledger

@@ -73,10 +73,11 @@ class TestAudit:
     @pytest.mark.parametrize(
         ("cohorts", "seen"),
         [
+            # Client 0 after 2 rounds instead of 4
             (
                 [[0], [1], [0], [2], [3], [4], [5], [6]],
                 (2, 2),
-            ),  # client 0 after 2 rounds instead of 4
+            ),
             ([[0], [0], [1], [2], [3], [4], [5], [6]], (1, 2)),
             ([[0], [1], [2], [0], [3], [4], [0], [5]], (3, 3)),  # too soon and too often
         ],
@@ -89,8 +90,8 @@ class TestAudit:
         assert (audit.observed.min_separation, audit.observed.max_participations) == seen
         assert audit.epsilon > plan.epsilon
         assert audit.rho > plan.rho
-        # Independently: client 0, who broke it, from its own rounds alone, and the others from
-        # theirs.
+        # Independently: client 0, who broke it, from its own rounds alone,
+        # and the others from theirs.
         C = plan.mechanism.encoder()
         worst = worst_client(C, ledger)
         planned = max(
@@ -148,9 +149,8 @@ class TestAudit:
         mechanism = banded(rounds, figures["bands"])
         plan = plan_of(mechanism, participation)
         assert plan.sensitivity.exact
-        assert plan.sensitivity.value == pytest.approx(
-            math.sqrt(5)
-        )  # 5 participations, columns of norm 1
+        # 5 participations, columns of norm 1
+        assert plan.sensitivity.value == pytest.approx(math.sqrt(5))
         ledger = ledger_of(
             [[t % achieved if t < 2 * achieved else 1000 + t] for t in range(rounds)]
         )
@@ -162,8 +162,8 @@ class TestAudit:
         worst = max(np.linalg.norm(C[:, t] + C[:, t + achieved]) for t in range(achieved))
         assert audit.achieved.sensitivity.value == pytest.approx(worst, rel=1e-12)
         assert worst > math.sqrt(2)  # the overlap costs something
-        # Counting participations alone, as if the separation had been kept, would have claimed too
-        # much.
+        # Counting participations alone, as if the separation had been kept,
+        # would have claimed too much.
         assert audit.achieved.noise_multiplier < 1.3 * math.sqrt(5) / math.sqrt(2)
 
         # All five participations at the achieved separation: more epsilon than planned, exactly.

@@ -151,7 +151,7 @@ class TestPoisson:
 
     @staticmethod
     def p_values(came, q):
-        """Of clients' frequencies, of cohort sizes, and of the dependence of clients and of rounds."""
+        """Of clients' frequencies, cohort sizes, and the dependence of clients and of rounds."""
         rounds, clients = came.shape
         variance = q * (1 - q)
         frequencies = ((came.sum(axis=0) - rounds * q) ** 2).sum() / (rounds * variance)
@@ -234,8 +234,11 @@ class TestPoisson:
     def test_probability_one_is_everybody(self):
         scheme = CyclicPoisson(population=12, cohort_size=4, partitions=3)
         assert [cohort.tolist() for cohort in drawn(controller_of(scheme, rounds=4))] == [
-            [0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11], [0, 3, 6, 9]
-        ]  # fmt: skip
+            [0, 3, 6, 9],
+            [1, 4, 7, 10],
+            [2, 5, 8, 11],
+            [0, 3, 6, 9],
+        ]
 
 
 class TestFixedSize:

@@ -1,4 +1,4 @@
-"""The comparison of sampling schemes at a size for tests; the real size is `make figure-schemes`."""
+"""The comparison of sampling schemes at a size for tests."""
 
 import csv
 

@@ -13,9 +13,8 @@ PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
 
 @pytest.mark.slow
 def test_the_snippets_run_as_printed(capfd):
-    asyncio.set_event_loop(
-        asyncio.new_event_loop()
-    )  # which asyncio.run takes away, and TFF asks for
+    # Which asyncio.run takes away, and TFF asks for
+    asyncio.set_event_loop(asyncio.new_event_loop())
     snippets = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     assert len(snippets) == 7
     names = {"__name__": "pipeline"}

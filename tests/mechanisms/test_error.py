@@ -128,8 +128,8 @@ def test_workloads_in_which_the_recursion_loses_digits(workload, bands):
 
 @pytest.mark.parametrize("bands", [2, 16])
 def test_the_recursion_alone_does_lose_them(bands):
-    """The comparison with solves is what notices: without it some of the workloads above come out
-    wrong.
+    """The comparison with solves is what notices: without it some of the workloads above
+    come out wrong.
     """
     rows = banded_rows(96, bands, 0)
     precise = {}

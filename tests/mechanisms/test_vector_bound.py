@@ -48,9 +48,8 @@ def test_scalar_sensitivity_one_is_not_vector_sensitivity_one():
         >= attained
         >= np.linalg.norm(VECTOR_COUNTEREXAMPLE @ VECTOR_COUNTEREXAMPLE_INPUTS) ** 2 - 1e-12
     )
-    np.testing.assert_allclose(
-        bound, 1.125, rtol=1e-8
-    )  # 1.0607 squared: above the paper's example of 1.0488
+    # 1.0607 squared: above the paper's example of 1.0488
+    np.testing.assert_allclose(bound, 1.125, rtol=1e-8)
 
 
 def test_nothing_at_all():

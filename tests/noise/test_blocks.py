@@ -1,5 +1,5 @@
-"""Block forms write the causal noising matrix, in few rows of state where the mechanism has
-structure.
+"""Block forms write the causal noising matrix, in few rows of state where
+the mechanism has structure.
 """
 
 import numpy as np
@@ -94,7 +94,7 @@ def test_cutting_further_than_allowed_would_be_seen():
 
 
 def test_deviation_bounds_what_the_sensitivity_can_grow_by():
-    """C' = (N + E)^-1 has at most sens(C) / (1 - ||C E||), for E far larger than is ever allowed."""
+    """C' = (N + E)^-1 has at most sens(C) / (1 - ||C E||), for E far larger than allowed."""
     rng = np.random.default_rng(4)
     for _ in range(20):
         N = np.tril(rng.normal(size=(12, 12))) + 4 * np.eye(12)

@@ -36,8 +36,8 @@ from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 
 
 def hockey_stick(p, q, epsilon, cell):
-    """max over both directions of the integral of (p - exp(epsilon) q)+, densities on a grid of
-    cells.
+    """max over both directions of the integral of (p - exp(epsilon) q)+,
+    densities on a grid of cells.
     """
     growth = math.exp(epsilon)
     return cell * max(np.maximum(p - growth * q, 0).sum(), np.maximum(q - growth * p, 0).sum())
@@ -183,9 +183,8 @@ def test_search_never_ends_on_the_wrong_side():
 def test_fixed_size_is_above_what_a_concrete_data_set_shows(others, sigma, part, size):
     q, delta = size / part, 1e-5
     x, cell = grid(sigma)
-    elsewhere = stats.norm.pdf(
-        x, others, sigma
-    )  # one more of the others is drawn in the client's place
+    # One more of the others is drawn in the client's place
+    elsewhere = stats.norm.pdf(x, others, sigma)
     present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * elsewhere
     zeroed = q * stats.norm.pdf(x, 0, sigma) + (1 - q) * elsewhere
     scheme = CyclicFixedSize(population=part, cohort_size=size, partitions=1)
@@ -222,9 +221,8 @@ def test_group_of_two_is_above_what_two_present_clients_show():
         ),
         rel=1e-5,
     )
-    assert (
-        group_epsilon(lambda d: 0.1, 1e-10, 2, least=1e-10) == math.inf
-    )  # no delta of one client is small enough
+    # No delta of one client is small enough
+    assert group_epsilon(lambda d: 0.1, 1e-10, 2, least=1e-10) == math.inf
     assert hockey_stick(present, without, epsilon, cell) <= delta
 
 
@@ -419,8 +417,11 @@ def test_bands_are_read_from_the_entries():
             return banded(4).encoder()
 
     plan = Plan(
-        mechanism=Boasting(rounds=24), noise_multiplier=1.0, clip_norm=1.0, delta=1e-6,
+        mechanism=Boasting(rounds=24),
+        noise_multiplier=1.0,
+        clip_norm=1.0,
+        delta=1e-6,
         sampling=CyclicPoisson(population=1000, cohort_size=2),
-    )  # fmt: skip
+    )
     assert Boasting(rounds=24).bands == 1
     assert plan.sampling.partitions == 4

@@ -165,14 +165,17 @@ def test_less_than_an_epoch_is_amplified_with_any_bands():
     [
         ({"rounds": 65}, ValueError, "rounds=65 but workload 'prefix_sum' has rounds=64"),
         ({"workload": np.eye(4)}, TypeError, "pass a fedmf.Workload"),
-        ({"population": 10}, ValueError, "cohort_size=20 must be in 1..10: a round draws at most "
-                                         "all of population=10 clients"),
+        (
+            {"population": 10},
+            ValueError,
+            "cohort_size=20 must be in 1..10: a round draws at most all of population=10 clients",
+        ),
         ({"epsilon": 0.0}, ValueError, "epsilon=0.0 must be positive"),
         ({"delta": 1e-11, "bands": [4]}, ValueError, "ask for a larger epsilon or delta"),
         ({"bands": [65]}, ValueError, "bands=65 must be in 1..64"),
         ({"bands": [2.0]}, TypeError, "bands=2.0 is a float"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(change, kind, sentence):
     with pytest.raises(kind, match=sentence):
         choose_bands(**{"workload": fedmf.prefix_sum(64), **ASK, **change})
@@ -188,7 +191,8 @@ def test_the_search_ends_beside_the_best(least):
     def row(b):
         error = abs(math.log(b / least))
         return bands.BandRow(
-            bands=b, family="banded", amplified=True, probability=0.1, compositions=1, per_query_noise_multiplier=1.0,
+            bands=b, family="banded", amplified=True, probability=0.1, compositions=1,
+            per_query_noise_multiplier=1.0,
             noise_multiplier=1.0, rmse=1.0 + error, effective_rmse=1.0,
         )  # fmt: skip
 

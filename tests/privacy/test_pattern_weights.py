@@ -88,8 +88,8 @@ def test_is_the_largest_weight_of_all_patterns(data):
 
 
 def test_no_other_thread_sees_a_bound_before_the_last(monkeypatch):
-    """An attack: a thread that drew with the advance of the first bound had weights above the
-    second.
+    """An attack: a thread that drew with the advance of the first bound had weights
+    above the second.
     """
     losses, largest, calls = (
         MinSepLosses(np.full((20, 2), 0.6), 3, 0.2, True),

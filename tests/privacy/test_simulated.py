@@ -456,19 +456,48 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("call", "words"),
         [
-            (lambda: fedmf.BallsInBins(population=10, bins=11), "bins=11.*population / cohort_size"),
-            (lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4), "cohort_size=30.*at most 25.*at most 3.*to 120"),
+            (
+                lambda: fedmf.BallsInBins(population=10, bins=11),
+                "bins=11.*population / cohort_size",
+            ),
+            (
+                lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4),
+                "cohort_size=30.*at most 25.*at most 3.*to 120",
+            ),
             (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3, warm=1), "warm=1"),
             (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3).probability, "min_sep=None"),
-            (lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(banded(8, 1, 1, 1)),
-             "min_sep=2.*3 bands.*BallsInBins"),
-            (lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(DenseMechanism(matrix=np.array([[1.0, 0], [-0.5, 1]]))),
-             "negative entry, -0.5.*use banded, toeplitz or blt"),
-            (lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(TreeMechanism(rounds=4)), "family=tree"),
-            (lambda: fedmf.privacy.sampling.scheme_from("balls-in-bins", population=10, cohort_size=4), "cohort_size=4.*use 5"),
-            (lambda: fedmf.privacy.sampling.scheme_from("min-sep-poisson", population=10, cohort_size=4, partitions=2), "give min_sep"),
+            (
+                lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(
+                    banded(8, 1, 1, 1)
+                ),
+                "min_sep=2.*3 bands.*BallsInBins",
+            ),
+            (
+                lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(
+                    DenseMechanism(matrix=np.array([[1.0, 0], [-0.5, 1]]))
+                ),
+                "negative entry, -0.5.*use banded, toeplitz or blt",
+            ),
+            (
+                lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(
+                    TreeMechanism(rounds=4)
+                ),
+                "family=tree",
+            ),
+            (
+                lambda: fedmf.privacy.sampling.scheme_from(
+                    "balls-in-bins", population=10, cohort_size=4
+                ),
+                "cohort_size=4.*use 5",
+            ),
+            (
+                lambda: fedmf.privacy.sampling.scheme_from(
+                    "min-sep-poisson", population=10, cohort_size=4, partitions=2
+                ),
+                "give min_sep",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_are_one_sentence(self, call, words):
         with pytest.raises((TypeError, ValueError), match=words):
             call()
@@ -534,9 +563,8 @@ class TestDraws:
         assert set(names) == set(law)
         expected = np.array([law[name] for name in names])
         assert scipy.stats.chisquare(counts, expected * self.clients).pvalue > FALSE_POSITIVE_RATE
-        departure = (
-            self.clients * 2 * 0.02**2
-        )  # at least, of two probabilities that are off by 0.02
+        # At least, of two probabilities that are off by 0.02
+        departure = self.clients * 2 * 0.02**2
         assert missed_by_chi_square(departure, len(law) - 1) <= MISS_RATE
 
     @pytest.mark.parametrize(

@@ -137,8 +137,8 @@ def audited(folder):
 def golden_values(name, folder):
     if name == "audited":
         command = (
-            "fedmf audit log log.csv mechanism.npz --rounds 12 --min-sep 4 --noise-multiplier 1.5 "
-            "--clip-norm 0.5"
+            "fedmf audit log log.csv mechanism.npz --rounds 12 --min-sep 4 "
+            "--noise-multiplier 1.5 --clip-norm 0.5"
         )
         return audited(folder).statement_values(
             subject="log", versions=VERSIONS, commands=[command]
@@ -265,8 +265,8 @@ class TestObserved:
         assert "several devices, each" not in text
         assert audit.statement_values()["group_privacy"] == []
         once = ledger_of([[0], [0]])
-        # Of clients whose rounds are not known every round counts, however few there were in the
-        # simulation.
+        # Of clients whose rounds are not known every round counts, however few there were
+        # in the simulation.
         assert audit_ledger(once, audit.planned).epsilon == audit.epsilon > plan().epsilon
 
     @pytest.mark.parametrize(

@@ -84,15 +84,13 @@ def test_without_sampling(folder, schema, simulated):
     check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
 
 
-@pytest.mark.parametrize(
-    ("partitions", "simulated"), [(None, True), (8, False)]
-)  # of 4 bands; 8 say more than they do
+# Of 4 bands; 8 say more than they do
+@pytest.mark.parametrize(("partitions", "simulated"), [(None, True), (8, False)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
     setting = "min_sep" if takes(scheme, "min_sep") else "partitions"
-    partitions = partitions and (
-        32 if scheme == "balls-in-bins" else partitions
-    )  # there they follow from the cohort
+    # There they follow from the cohort
+    partitions = partitions and (32 if scheme == "balls-in-bins" else partitions)
     made = plan(
         sampling=scheme_from(scheme, population=640, cohort_size=20, **{setting: partitions})
     )
@@ -177,10 +175,12 @@ def test_a_simulation_is_said_in_the_table(folder):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--sampling", "poisson", "--population", 640, "--cohort-size", 10, "--simulated-cohort", 10, "--claimed-cohort", 20],
+        (["--sampling", "poisson", "--population", 640, "--cohort-size", 10, "--simulated-cohort",
+          10, "--claimed-cohort", 20],
          "10 but --claimed"),
         (["--partitions", 4], "--partitions 4 belongs to --sampling"),
-        (["--sampling", "poisson", "--population", 640, "--cohort-size", 20, "--partitions", 3], "--partitions 3 but the mechanism has 4"),
+        (["--sampling", "poisson", "--population", 640, "--cohort-size", 20, "--partitions", 3],
+         "--partitions 3 but the mechanism has 4"),
     ],
     ids=lambda v: "" if isinstance(v, str) else " ".join(map(str, v))[-40:],
 )  # fmt: skip

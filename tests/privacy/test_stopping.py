@@ -1,5 +1,5 @@
-"""Runs that end before their plan: what their first rounds are released from, and what that
-guarantees.
+"""Runs that end before their plan: what their first rounds are released from,
+and what that guarantees.
 """
 
 import dataclasses

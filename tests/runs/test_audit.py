@@ -125,8 +125,8 @@ class TestRoundsBeyondTheRecord:
     def test_after_a_broken_plan_may_be_anything(self, tmp_path):
         cohorts = [np.arange(COHORT) for _ in range(12)]
         audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=11))
-        # The six rounds of each client and the five that nothing is known of; the twelfth was not
-        # run.
+        # The six rounds of each client and the five that nothing is known of;
+        # the twelfth was not run.
         assert audit.achieved.sensitivity.value == pytest.approx(np.sqrt(11), rel=1e-12)
         assert audit.contradictions
         assert "as if every client had taken part in all of them" in audit.unrecorded
@@ -157,8 +157,8 @@ class TestRoundsBeyondTheRecord:
         assert audit_run(run).epsilon < PLAN.epsilon
 
     def test_that_were_saved_are_known_without_metrics(self, tmp_path):
-        # Nobody came in the last three rounds; their releases say something of those before all the
-        # same.
+        # Nobody came in the last three rounds; their releases say something of those
+        # before all the same.
         cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(9)] + [
             np.zeros(0, np.int64)
         ] * 3

@@ -55,7 +55,9 @@ with folder.rows("metrics") as write:
         t += 1
         ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([i]) for i in range(t)])
         state = [np.full(200_000, t, np.float32), np.array(t)]
-        folder.save_checkpoint(Checkpoint(rounds_done=t, config_digest=digest, state=state, ledger=ledger))
+        folder.save_checkpoint(
+            Checkpoint(rounds_done=t, config_digest=digest, state=state, ledger=ledger)
+        )
         if t == int(sys.argv[2]) + 2:
             print("ready", flush=True)
 """
@@ -234,8 +236,8 @@ class TestCreate:
         (tmp_path / "notes" / "checkpoints").mkdir(parents=True)
         (tmp_path / "notes" / name).write_text("mine")
         words = (
-            f"has a {name} and no config.json: a new run would overwrite it; name another folder, "
-            "or empty"
+            f"has a {name} and no config.json: a new run would overwrite it; name "
+            "another folder, or empty"
         )
         self.refused(tmp_path / "notes", words)
 

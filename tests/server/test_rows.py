@@ -104,7 +104,7 @@ def test_no_bit_of_a_dense_mechanism_depends_on_the_room():
 
 @pytest.mark.parametrize("name", ["recurrent", "regenerated"])
 class TestTheMemoryMap:
-    """Rows in a private file: nothing of it outlives the process, and no half of a block is read."""
+    """Rows in a private file: none outlives the process, and no half of a block is read."""
 
     def test_it_has_no_name_and_is_in_the_folder(self, tmp_path, name):
         noise = noise_of(banded(), name, mapped=True, folder=tmp_path / "private")
@@ -115,8 +115,8 @@ class TestTheMemoryMap:
 
     @pytest.mark.slow
     def test_kill_9_in_the_middle_of_a_block(self, tmp_path, name):
-        """The next process makes the same rows, from the source: nothing half written is there to
-        read.
+        """The next process makes the same rows, from the source:
+        nothing half written is there to read.
         """
         program = f"""
 import os, signal
@@ -144,8 +144,8 @@ noise.row(39)
 
     @pytest.mark.parametrize("mapped", [False, True])
     def test_an_interrupted_block_is_made_again(self, name, mapped, monkeypatch):
-        """Ctrl-C in the middle of a block leaves it half written: none of it is taken for a round's
-        noise.
+        """Ctrl-C in the middle of a block leaves it half written: none of it is taken
+        for a round's noise.
         """
         whole = [noise_of(banded(), name, mapped).row(t) for t in (0, 39)]
         noise, draw = noise_of(banded(), name, mapped), rows_ahead._Tiles.draw

@@ -1,5 +1,5 @@
-"""The compiled epoch of the next-word model against SGD by automatic differentiation of the Keras
-model.
+"""The compiled epoch of the next-word model against SGD by automatic differentiation
+of the Keras model.
 """
 
 import concurrent.futures
@@ -148,8 +148,8 @@ def test_the_same_bits_again_and_on_another_thread(case):
 
 
 def test_a_client_that_diverges_says_so(case):
-    """An update that is not finite counts as zero, on both paths: it must not come back as a
-    number.
+    """An update that is not finite counts as zero, on both paths: it must not come
+    back as a number.
     """
     sizes, weights, x, y = case
     weights = [w.copy() for w in weights]
@@ -195,14 +195,13 @@ def test_the_likeliest_word_may_be_any(likeliest, ahead):
     assert found == pytest.approx(loss, rel=1e-5)
     for one, other in zip(update[:-1], expected[:-1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
-    np.testing.assert_allclose(
-        update[-1], expected[-1], rtol=1e-4, atol=3e-5
-    )  # a bias of 200 has roundings of 1.5e-5
+    # A bias of 200 has roundings of 1.5e-5
+    np.testing.assert_allclose(update[-1], expected[-1], rtol=1e-4, atol=3e-5)
 
 
 def test_extreme_numbers_match_tensorflow():
-    """The elementary functions far out, where exp overflows and gates are shut: a model of large
-    weights.
+    """The elementary functions far out, where exp overflows and gates are shut:
+    a model of large weights.
     """
     sizes = (7, WIDTH, UNITS)
     weights, x, y = draw(5, sizes, 3, LENGTH, scale=30.0)
@@ -210,6 +209,5 @@ def test_extreme_numbers_match_tensorflow():
     update, found = compiled("published", sizes, weights, x, y, batch_size=16, rate=1e-3)
     assert found == pytest.approx(loss, rel=1e-5)
     for one, other in zip(update, expected, strict=True):
-        np.testing.assert_allclose(
-            one, other, rtol=1e-3, atol=2e-5
-        )  # weights up to 100 have roundings of 8e-6
+        # Weights up to 100 have roundings of 8e-6
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)

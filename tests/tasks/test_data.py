@@ -45,7 +45,12 @@ def test_whole_files_pass(corpus_file):
 @pytest.mark.parametrize(
     ("name", "content", "error", "words"),
     [
-        ("none.sqlite", None, FileNotFoundError, ["stackoverflow.sqlite", "data=FILE", "`fedmf data synth --clients N --out FILE`"]),
+        (
+            "none.sqlite",
+            None,
+            FileNotFoundError,
+            ["stackoverflow.sqlite", "data=FILE", "`fedmf data synth --clients N --out FILE`"],
+        ),
         ("empty", b"", ValueError, ["is empty", "fedmf data synth"]),
         ("text", b"hello, this is no database", ValueError, ["fedmf data synth"]),
         ("zeros", b"\x00" * 4096, ValueError, ["fedmf data synth"]),
@@ -55,7 +60,7 @@ def test_whole_files_pass(corpus_file):
         (".", None, ValueError, ["is a folder"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_no_database(tmp_path, name, content, error, words):
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -201,7 +206,8 @@ def test_a_file_that_is_not_ours_is_not_called_synthetic(damaged):
     )
     found = describe_file(damaged)
     assert found["origin"] == "StackOverflow file"
+    # A split may be without clients
     assert found["splits"]["heldout"] == {
         "clients": 0,
         "examples": 0,
-    }  # a split may be without clients
+    }

@@ -58,8 +58,10 @@ def test_what_is_written_is_read(digits_file):
     np.testing.assert_array_equal(
         np.round(255 * x) / 255, x.astype(np.float64).round(12).astype(np.float32)
     )
-    np.testing.assert_array_equal(data.client_examples(file, "digits_only_train", "f0003_03", classes=10, limit=2)[0],
-                                  data.client_examples(file, "digits_only_train", "f0003_03", classes=10)[0][:2])  # fmt: skip
+    np.testing.assert_array_equal(
+        data.client_examples(file, "digits_only_train", "f0003_03", classes=10, limit=2)[0],
+        data.client_examples(file, "digits_only_train", "f0003_03", classes=10)[0][:2],
+    )
 
 
 def test_letters_stand_beside_the_digits_alone(letters_file):
@@ -164,11 +166,13 @@ def execute(path, *statements):
         (lambda path: path.write_bytes(b"hello, this is no database"), "is not a SQLite file"),
         (lambda path: path.write_bytes(path.read_bytes()[:10]), "is truncated"),
         (lambda path: path.write_bytes(path.read_bytes()[:20_000]), "is truncated"),
-        (lambda path: path.write_bytes(path.read_bytes()[:100] + b"\xff" * (path.stat().st_size - 100)), "cannot be read"),
+        (lambda path: path.write_bytes(path.read_bytes()[:100].ljust(path.stat().st_size, b"\xff")),
+         "cannot be read"),
         (lambda path: execute(path, "PRAGMA journal_mode=WAL"), "write-ahead mode"),
         (lambda path: path.with_name(f"{path.name}-wal").write_bytes(b"x"), "write-ahead mode"),
         (lambda path: execute(path, "DROP TABLE examples"), "'examples'"),
-        (lambda path: execute(path, "ALTER TABLE client_metadata RENAME COLUMN num_examples TO n"), "'num_examples'"),
+        (lambda path: execute(path, "ALTER TABLE client_metadata RENAME COLUMN num_examples TO n"),
+         "'num_examples'"),
     ],
 )  # fmt: skip
 def test_damaged_files(digits_file, tmp_path, damage, words):
@@ -226,9 +230,7 @@ def test_options_are_checked(changes, error, message):
         EmnistOptions(**changes)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"clients": 0}, {"examples_per_client": 9}, {"seed": -1}]
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [{"clients": 0}, {"examples_per_client": 9}, {"seed": -1}])
 def test_bad_arguments_leave_no_file(tmp_path, changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         write_synthetic(tmp_path / "file", progress=False, **changes)

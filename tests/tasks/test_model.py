@@ -39,7 +39,8 @@ def test_the_published_size():
     built = model.build_model(0)
     assert built.count_params() == 4_050_748
     assert [tuple(weight.shape) for weight in built.trainable_variables] == [
-        (10_004, 96), (96, 2_680), (670, 2_680), (2_680,), (670, 96), (96,), (96, 10_004), (10_004,),
+        (10_004, 96), (96, 2_680), (670, 2_680), (2_680,), (670, 96), (96,), (96, 10_004),
+        (10_004,),
     ]  # fmt: skip
     assert built.output_shape == (None, 20, 10_004)
     assert not built.non_trainable_variables
@@ -55,9 +56,8 @@ def test_initial_weights_are_a_function_of_the_seed():
         np.testing.assert_array_equal(left, right)
     assert not np.array_equal(first[0], other[0])
     kernels = [weight for weight in first if weight.ndim == 2]
-    assert len({float(kernel.flat[0]) for kernel in kernels}) == len(
-        kernels
-    )  # no two layers share a seed
+    # No two layers share a seed
+    assert len({float(kernel.flat[0]) for kernel in kernels}) == len(kernels)
 
 
 def test_losses_match_numpy(batch):

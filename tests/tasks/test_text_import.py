@@ -1,5 +1,5 @@
-"""Text of one's own as a data file: what becomes of rows, users and sentences, and what a failure
-leaves.
+"""Text of one's own as a data file: what becomes of rows, users and sentences,
+and what a failure leaves.
 """
 
 import json
@@ -145,9 +145,8 @@ def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
     summary, out = run(path)
     assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (26, 3, 2)
     assert sum(summary.users.values()) == 21
-    assert by_user(out).keys() & {"", "ann", "bob", "eve"} == {
-        "eve"
-    }  # a user with one row is a user
+    # A user with one row is a user
+    assert by_user(out).keys() & {"", "ann", "bob", "eve"} == {"eve"}
     without_text = [{"user": "crowd1", "text": None}, {"user": "a", "text": {}}]
     without_user = [{"user": None, "text": "x"}, {"text": "x"}, {"user": ["a"], "text": "x"}]
     lines = [
@@ -218,22 +217,30 @@ def test_users_are_split_by_a_keyed_hash(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("latin.csv", "user,text\nann,caf\u00e9\n".encode("latin-1"), ["line 2 of", "not in UTF-8", "iconv"]),
-        ("latin.jsonl", '{"user": 1, "text": "a"}\n{"user": 1, "text": "\u00e9"}\n'.encode("latin-1"), ["line 2 of", "UTF-8"]),
+        ("latin.csv", "user,text\nann,caf\u00e9\n".encode("latin-1"),
+         ["line 2 of", "not in UTF-8", "iconv"]),
+        ("latin.jsonl",
+         '{"user": 1, "text": "a"}\n{"user": 1, "text": "\u00e9"}\n'.encode("latin-1"),
+         ["line 2 of", "UTF-8"]),
         ("utf16.csv", "user,text\nann,hi\n".encode("utf-16"), ["UTF-8: convert it"]),
         ("empty.csv", b"", ["is empty"]),
         ("blank.csv", b"\n\n", ["is empty"]),
         ("header.csv", b"user,text\n", ["no row with a user and a text"]),
-        ("nobody.csv", b"user,text\n,\n,x\nann,\n", ["no row with a user and a text among its 3 "
-                                                     "rows"]),
-        ("columns.csv", b"author,body\nann,hi\n", ["no column 'user' among 'author', 'body'", "user_column"]),
-        ("columns.jsonl", b'{"user": 1, "body": "x"}\n', ["no column 'text' among 'body', 'user'", "text_column"]),
+        ("nobody.csv", b"user,text\n,\n,x\nann,\n", ["no row with a user and a "
+                                                     "text among its 3 rows"]),
+        ("columns.csv", b"author,body\nann,hi\n",
+         ["no column 'user' among 'author', 'body'", "user_column"]),
+        ("columns.jsonl", b'{"user": 1, "body": "x"}\n',
+         ["no column 'text' among 'body', 'user'", "text_column"]),
         ("twice.csv", b"user,text,text\nann,hi,hi\n", ["several columns 'text'"]),
         ("long.csv", b"user,text\nann,hi,hi\n", ["line 2 of", "another number of columns"]),
         ("open.csv", b'user,text\nann,"hi\nbob,hi\n', ["line 2 of", "a quote that does not end"]),
-        ("cut.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1, "te\n', ["line 2 of", "not a JSON object"]),
-        ("twice.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1, "text": "x", "user": 2}\n', ["row 2 of", "the key user more than once"]),
-        ("number.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1.0, "text": "x"}\n', ["row 2 of", "the user 1.0, which is neither"]),
+        ("cut.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1, "te\n',
+         ["line 2 of", "not a JSON object"]),
+        ("twice.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1, "text": "x", "user": 2}\n',
+         ["row 2 of", "the key user more than once"]),
+        ("number.jsonl", b'{"user": 1, "text": "x"}\n{"user": 1.0, "text": "x"}\n',
+         ["row 2 of", "the user 1.0, which is neither"]),
         ("array.json", b'[{"user": 1, "text": "x"}]', ["neither CSV", "JSON lines"]),
         ("cut.parquet", b"PAR1" + bytes(60), ["cannot be read"]),
         ("one.csv", b"user,text\nann,hi\n", ["has 1 users", "bring more users", "test_users=0.35"]),

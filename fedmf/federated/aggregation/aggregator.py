@@ -86,8 +86,8 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         return factory
 
     def create(self, value_type: Any, *weight_type: Any) -> tff.templates.AggregationProcess:
-        """The aggregation process for updates of `value_type`, a TFF tensor or structure of float
-        tensors.
+        """The aggregation process for updates of `value_type`, a TFF tensor or structure
+        of float tensors.
 
         The first process of this factory and its copies has the noise of noise_seed, each later one
         noise of its own: two parts of a model that shared their noise would give away the
@@ -123,8 +123,8 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
 # NAME." before they call anything of ours.
 MatrixFactorizationAggregator.__name__ = (
     "dp_aggregator, which takes no weights: pass "
-    "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all clients weigh the "
-    "same"
+    "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all "
+    "clients weigh the same"
 )
 
 

@@ -92,8 +92,8 @@ def _check_specs(record_specs: Any) -> Any:
     for leaf in tf.nest.flatten(record_specs):
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             raise TypeError(
-                f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or anything with shape and "
-                "dtype"
+                f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or "
+                "anything with shape and dtype"
             )
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs)
     for leaf in tf.nest.flatten(specs):
@@ -121,8 +121,7 @@ def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
     ):
         raise TypeError(
             f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for "
-            f"{spec.dtype.name}: cast it, or make the query "
-            "for that"
+            f"{spec.dtype.name}: cast it, or make the query for that"
         )
     return tf.cast(leaf, spec.dtype)
 
@@ -171,12 +170,16 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
       >>> import tensorflow as tf
       >>> once = fedmf.Participation(rounds=2, schema="single")
       >>> mechanism = fedmf.fit(fedmf.prefix_sum(2), once, family="identity")
-      >>> plan = fedmf.Plan(mechanism=mechanism, participation=once, noise_multiplier=0.0, clip_norm=1.0, delta=1e-6)
-      >>> query = federated.MatrixFactorizationQuery(plan, tf.TensorSpec([2], tf.float32), noise_seed=1)
-      >>> state = query.initial_global_state()
-      >>> sample = query.accumulate_record(
-      ...     query.derive_sample_params(state), query.initial_sample_state(), tf.constant([3.0, 4.0])
+      >>> plan = fedmf.Plan(
+      ...     mechanism=mechanism, participation=once, noise_multiplier=0.0, clip_norm=1.0,
+      ...     delta=1e-6
       ... )
+      >>> query = federated.MatrixFactorizationQuery(
+      ...     plan, tf.TensorSpec([2], tf.float32), noise_seed=1
+      ... )
+      >>> state = query.initial_global_state()
+      >>> params, empty = query.derive_sample_params(state), query.initial_sample_state()
+      >>> sample = query.accumulate_record(params, empty, tf.constant([3.0, 4.0]))
       >>> total, state, _ = query.get_noised_result(sample, state)
       >>> total.numpy().round(3), int(state.noise.next_round), int(state.clipped)
       (array([0.6, 0.8], dtype=float32), 1, 1)
@@ -217,15 +220,13 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         if self._adaptive is not None and self.divisor == 1:
             raise ValueError(
                 "quantile_clipping needs the fixed number of records of a round, to know which "
-                "part of them is clipped: give it as "
-                "divisor, or use a plan of one clip norm"
+                "part of them is clipped: give it as divisor, or use a plan of one clip norm"
             )
         least = _LEAST_CLIP_NORM if self._adaptive is None else _LEAST_CLIP_NORM * MOST_CHANGE
         if plan.clip_norm < least:
             raise ValueError(
                 f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's "
-                "range: rescale the updates, "
-                "and clip_norm with them"
+                "range: rescale the updates, and clip_norm with them"
             )
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
@@ -248,8 +249,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         if self._adaptive is not None:
             raise ValueError(
-                "quantile_clipping does not go with secure_sum=True, whose range is fixed: leave "
-                "one of them out"
+                "quantile_clipping does not go with secure_sum=True, whose range is "
+                "fixed: leave one of them out"
             )
         query = copy.copy(self)
         query._entry_rounding = entry_rounding
@@ -357,13 +358,12 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         if not tf.executing_eagerly() and not _is_read_in_graph(noise.next_round):
             raise ValueError(
                 "the state is a constant of this tf.function, so that every call would add the "
-                "same noise, which protects nothing: pass "
-                "the state as an argument"
+                "same noise, which protects nothing: pass the state as an argument"
             )
         if bool(global_state.scaling) != (self._scaling is not None):
             raise ValueError(
-                "the state was made with another scaling than here: make the aggregator as it was "
-                "then"
+                "the state was made with another scaling than here: make the "
+                "aggregator as it was then"
             )
         t, clip, stddev = (
             noise.next_round,
@@ -458,10 +458,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         ours = tf.equal(state.records, self._records_mark())
         message = (
             "the state was made with another zeroing_norm, scaling, secure_sum or divisor than "
-            f"here (zeroing_norm={self._zeroing_norm:g}, "
-            f"scaling={self._scaling}, divisor={self.divisor:g}), with which its noise could come "
-            "again under other updates: make the "
-            "aggregator as it was then"
+            f"here (zeroing_norm={self._zeroing_norm:g}, scaling={self._scaling}, "
+            f"divisor={self.divisor:g}), with which its noise could come again under other "
+            "updates: make the aggregator as it was then"
         )
         check = tf.debugging.assert_equal(ours, True, message=message)
         with tf.control_dependencies([] if check is None else [check]):
@@ -478,8 +477,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             shape.is_compatible_with(spec.shape) for shape, spec in zip(shapes, specs, strict=True)
         ):
             raise ValueError(
-                f"the {name} has leaves of shapes {shapes}, not those that the query was made for: "
-                f"{self._specs}"
+                f"the {name} has leaves of shapes {shapes}, not those that the query was "
+                f"made for: {self._specs}"
             )
 
 

@@ -18,8 +18,8 @@ import tensorflow as tf
 from fedmf import checks
 
 RULES = ("adam", "adagrad", "yogi")
-# float32 holds the ratio of two numbers between the first and the second, and the squares below the
-# second.
+# float32 holds the ratio of two numbers between the first and the second, and the squares
+# below the second.
 _LEAST_EPSILON, _LARGEST_ROOT = 1e-12, 1e12
 
 
@@ -40,8 +40,8 @@ class ScalingState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """How s_t follows from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) + epsilon), entry by
-    entry.
+    """How s_t follows from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) + epsilon),
+    entry by entry.
 
     v is the second moment of an adaptive optimizer: with g the mean that was released,
 
@@ -66,15 +66,18 @@ class Scaling:
       epsilon: at least 1e-12; the larger, the closer all scales are to 1.
       decay: beta_2 of adam and yogi, in [0, 1).
       every: rounds between changes of s_t; v moves in every round.
-      debiased: subtract the noise's variance; of adam and adagrad, whose v is linear in the
-        squares.
+      debiased: subtract the noise's variance; of adam and adagrad, whose v is linear
+        in the squares.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
 
     >>> scaling = Scaling(rule="adagrad", epsilon=1.0)
-    >>> state = scaling.after(scaling.initial_state([tf.TensorSpec([2])]), [tf.constant([7.0, 1.0])], 0)
-    >>> state.scales[0].numpy(), state.drifts.numpy().round(3)  # (sqrt(25) + 1) / (7 + 1), (sqrt(25) + 1) / (1 + 1)
+    >>> state = scaling.after(
+    ...     scaling.initial_state([tf.TensorSpec([2])]), [tf.constant([7.0, 1.0])], 0
+    ... )
+    >>> # (sqrt(25) + 1) / (7 + 1) and (sqrt(25) + 1) / (1 + 1)
+    >>> state.scales[0].numpy(), state.drifts.numpy().round(3)
     (array([0.75, 3.  ], dtype=float32), array([0.   , 1.099], dtype=float32))
     """
 
@@ -89,16 +92,15 @@ class Scaling:
         hint = "use a number such as 1e-3 that is small beside the entries of a mean update"
         if not _LEAST_EPSILON <= checks.positive("epsilon", self.epsilon, hint) <= _LARGEST_ROOT:
             raise ValueError(
-                f"epsilon={self.epsilon} must be between {_LEAST_EPSILON} and {_LARGEST_ROOT:g}: "
-                f"{hint}"
+                f"epsilon={self.epsilon} must be between {_LEAST_EPSILON} and "
+                f"{_LARGEST_ROOT:g}: {hint}"
             )
         checks.positive("decay", self.decay, "use a number such as 0.999", below=1, zero=True)
         checks.integer("every", self.every, low=1, hint="use 1 to change the scales in every round")
         if self.debiased and self.rule == "yogi":
             raise ValueError(
                 "debiased=True with rule='yogi': its v is no mean of squares, from which the "
-                "noise's variance could be subtracted; use "
-                "adam or adagrad, or leave it out"
+                "noise's variance could be subtracted; use adam or adagrad, or leave it out"
             )
 
     def initial_state(self, specs: Sequence[Any]) -> ScalingState:

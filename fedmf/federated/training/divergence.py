@@ -1,5 +1,5 @@
-"""A run that diverges, told from its training losses, and the server learning rate that its noise
-allows.
+"""A run that diverges, told from its training losses, and the server learning rate
+that its noise allows.
 """
 
 import math
@@ -84,8 +84,8 @@ def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None
     rate leaves as much noise in the model.
 
     Args:
-      rmse: of the plan's mechanism on prefix sums, as `fedmf.rmse` gives it, for a long tree in a
-        minute.
+      rmse: of the plan's mechanism on prefix sums, as `fedmf.rmse` gives it, for a long
+        tree in a minute.
     """
     if not plan.noise_multiplier or config.server_optimizer != "sgd":
         return None

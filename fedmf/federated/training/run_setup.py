@@ -71,8 +71,7 @@ class RunSetup:
         if self.config.canaries:
             raise ValueError(
                 f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.config.canaries}, "
-                "which audit all rounds of a plan: leave "
-                "one of them out"
+                "which audit all rounds of a plan: leave one of them out"
             )
         return rounds_within(self.plan, self.stop_at_epsilon, argument="stop_at_epsilon")
 
@@ -85,15 +84,14 @@ class RunSetup:
         size, canaries = parameters(self.task, self.config), self.config.canaries
         if size < 10 * canaries:
             raise ValueError(
-                f"canaries={canaries} disturb each other in a model of {size} parameters: use at "
-                f"most {size // 10}"
+                f"canaries={canaries} disturb each other in a model of {size} parameters: "
+                f"use at most {size // 10}"
             )
         entry, limit = largest_entry(self.plan.clip_norm, size), self.config.zeroing_norm
         if canaries and limit is not None and entry > limit:
             raise ValueError(
                 f"canaries={canaries} have entries of {entry:.3g}, and zeroing_norm={limit} would "
-                "zero them, so that nothing is audited: "
-                "raise zeroing_norm, or lower clip_norm"
+                "zero them, so that nothing is audited: raise zeroing_norm, or lower clip_norm"
             )
         choose_host_strategy(
             self.plan.mechanism.stream().causal(),
@@ -198,8 +196,8 @@ def controller_of(
     With sampling it is seeded by the secret seed: amplification needs a sample that nobody knows.
 
     Raises:
-      ValueError: the task has another number of clients than the sampling, or what the controller
-        refuses.
+      ValueError: the task has another number of clients than the sampling,
+        or what the controller refuses.
     """
     sampling = None if plan is None else plan.sampling
     budget = None if plan is None else config.budget_with(plan.mechanism)
@@ -233,13 +231,13 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
     """Refuses a plan for another run than the config's.
 
     Raises:
-      TypeError, ValueError: saying where they differ, or that float32 cannot hold the noise's
-        scale.
+      TypeError, ValueError: saying where they differ, or that float32 cannot hold
+        the noise's scale.
     """
     if not isinstance(plan, Plan):
         raise TypeError(
-            f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one that the config "
-            "describes"
+            f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one "
+            "that the config describes"
         )
     _ = plan.stddev  # refuses what float32 cannot hold
     wanted = config.plan_with(plan.mechanism, plan.noise_multiplier)
@@ -285,8 +283,8 @@ def reopen_run(
       stop_at_epsilon: None for that of the run.
 
     Raises:
-      ValueError: the run was begun with another config, plan, mechanism, model or end, or on other
-        data.
+      ValueError: the run was begun with another config, plan, mechanism, model or end,
+        or on other data.
     """
     run = Run.load(folder.path)
     cannot = f"cannot resume {folder.path}"
@@ -297,9 +295,8 @@ def reopen_run(
         if config.rounds > run.config.rounds:
             why = (
                 ": whether to go on is decided by what was released, which a guarantee allows only "
-                "within noise that was made for all "
-                "rounds beforehand; plan the most rounds that you may want and end earlier "
-                "(stop_after, stop_at_epsilon)"
+                "within noise that was made for all rounds beforehand; plan the most rounds that "
+                "you may want and end earlier (stop_after, stop_at_epsilon)"
             )
         raise ValueError(
             f"{cannot} with another config: {changes}{why}; start a new folder for that"
@@ -308,8 +305,8 @@ def reopen_run(
     if recorded != _task_summary(task):
         changes = _changes(_task_summary(task), recorded if isinstance(recorded, dict) else {})
         raise ValueError(
-            f"{cannot} on other data: {changes or 'its plan.json describes more'}; start a new "
-            "folder for that"
+            f"{cannot} on other data: {changes or 'its plan.json describes more'}; "
+            "start a new folder for that"
         )
     if run.plan.get("initial_model") != folder.initial_model_digest():
         raise ValueError(
@@ -320,8 +317,7 @@ def reopen_run(
     if stored.rounds != config.rounds:
         raise ValueError(
             f"{cannot}: its mechanism.npz has {stored.rounds} rounds where its config.json has "
-            f"{config.rounds}; put back the "
-            "mechanism.npz that the run was begun with"
+            f"{config.rounds}; put back the mechanism.npz that the run was begun with"
         )
     plan_given = plan is not None
     if plan is None:
@@ -373,15 +369,14 @@ def _check_task(setup: RunSetup, model: Mapping[str, str]) -> None:
             else f" (it was begun with {versions}, which may differ)"
         )
         raise ValueError(
-            f"cannot resume {folder.path} {reason}; take the run's own{software}, or start a new "
-            "folder"
+            f"cannot resume {folder.path} {reason}; take the run's "
+            f"own{software}, or start a new folder"
         )
     if not task.data_version:
         warnings.warn(
             f"task {task.name!r} has no data_version: only the first cohort's examples are known "
-            "to be those that the run was begun on, "
-            "and on others the guarantee does not hold; set Task.data_version to a text that "
-            "changes with the data",
+            "to be those that the run was begun on, and on others the guarantee does not hold; set "
+            "Task.data_version to a text that changes with the data",
             stacklevel=4,
         )
 

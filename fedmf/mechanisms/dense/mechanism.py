@@ -20,8 +20,8 @@ class DenseMechanism(Mechanism):
         read-only copy.
 
     Raises:
-      TypeError, ValueError: matrix is of another kind or shape, not finite, or breaks what is said
-        above.
+      TypeError, ValueError: matrix is of another kind or shape, not finite,
+        or breaks what is said above.
 
     >>> DenseMechanism(matrix=[[2.0, 0.0], [1.0, 1.0]]).noising()
     array([[ 0.5,  0. ],
@@ -39,8 +39,7 @@ class DenseMechanism(Mechanism):
             t = int(np.argmin(diagonal))
             raise ValueError(
                 f"matrix[{t}, {t}]={diagonal[t]} is not positive: give C a positive diagonal "
-                "(flipping the sign of "
-                "a row of C changes neither its sensitivity nor its error)"
+                "(flipping the sign of a row of C changes neither its sensitivity nor its error)"
             )
         object.__setattr__(self, "matrix", checks.frozen(matrix))
         super().__post_init__()

@@ -66,8 +66,8 @@ class Stopping:
         if self.progress is not None and not callable(self.progress):
             kind = type(self.progress).__name__
             raise TypeError(
-                f"progress={self.progress!r} is a {kind}: pass a function of (iteration, loss, "
-                "gap), or None"
+                f"progress={self.progress!r} is a {kind}: pass a function of "
+                "(iteration, loss, gap), or None"
             )
 
     def after(self, steps: int, *, tolerance: float | None = None) -> "Stopping":
@@ -104,8 +104,7 @@ class Stopping:
         reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
         warnings.warn(
             f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after "
-            f"{iterations} steps {reached} "
-            f"tolerance={self.tolerance:g}: {hint}",
+            f"{iterations} steps {reached} tolerance={self.tolerance:g}: {hint}",
             RuntimeWarning,
             stacklevel=stacklevel,
         )

@@ -1,5 +1,5 @@
-"""A banded plus low-rank decoder: nearly the optimum's error, at the cost of a few rows of noise a
-round.
+"""A banded plus low-rank decoder: nearly the optimum's error, at the cost of a few rows
+of noise a round.
 """
 
 import dataclasses
@@ -41,7 +41,9 @@ class LowRankMechanism(Mechanism):
         said above.
 
     >>> mechanism = LowRankMechanism(
-    ...     diagonals=[[1.0], [1.0], [1.0]], left=[[0.0], [0.5], [0.25]], right=[[1.0], [2.0], [0.0]],
+    ...     diagonals=[[1.0], [1.0], [1.0]],
+    ...     left=[[0.0], [0.5], [0.25]],
+    ...     right=[[1.0], [2.0], [0.0]],
     ...     inverse_workload=[[1.0], [1.0], [1.0]],
     ... )
     >>> mechanism.noising()
@@ -69,8 +71,8 @@ class LowRankMechanism(Mechanism):
         for name, array in arrays.items():
             if len(array) != self.rounds:
                 raise ValueError(
-                    f"{name} has {len(array)} rows and diagonals has {self.rounds}: pass one for "
-                    "each round"
+                    f"{name} has {len(array)} rows and diagonals has {self.rounds}: "
+                    "pass one for each round"
                 )
         positive = self.diagonals[:, 0] * self.inverse_workload[:, 0] > 0.0
         if not positive.all():
@@ -82,8 +84,8 @@ class LowRankMechanism(Mechanism):
             )
         if self.left.shape != self.right.shape:
             raise ValueError(
-                f"left has shape {self.left.shape} and right has {self.right.shape}: pass the same "
-                "rank"
+                f"left has shape {self.left.shape} and right has "
+                f"{self.right.shape}: pass the same rank"
             )
         super().__post_init__()
 
@@ -127,8 +129,8 @@ class LowRankMechanism(Mechanism):
         if w + self.rank >= n:
             return NoiseStream(rounds=n, sources=n, contraction=self.noising())
         # The first w diagonals of N = P B need the first w of B. Further down, row t of N is P's
-        # combination of rows of L R^T alone, and the sums of R[s] z_s over s <= t - w serve all of
-        # them.
+        # combination of rows of L R^T alone, and the sums of R[s] z_s over s <= t - w
+        # serve all of them.
         near = np.zeros((n, w))
         near[:, :h] = self.diagonals
         for i in range(h, w):

@@ -60,16 +60,16 @@ class ToeplitzMechanism(Mechanism):
         self._set_rounds()
         if (self.coefficients is None) == (self.noising_window is None):
             raise ValueError(
-                "coefficients and noising_window are both given or both missing: pass exactly one "
-                "of them"
+                "coefficients and noising_window are both given or both missing: "
+                "pass exactly one of them"
             )
         for name in ("coefficients", "noising_window"):
             if getattr(self, name) is not None:
                 column = checks.array(name, getattr(self, name), ndim=1)
                 if len(column) > self.rounds:
                     raise ValueError(
-                        f"{name} has length {len(column)}: rounds={self.rounds} have at most as "
-                        "many, drop the others"
+                        f"{name} has length {len(column)}: rounds={self.rounds} have at most "
+                        "as many, drop the others"
                     )
                 if column[0] <= 0.0:
                     raise ValueError(
@@ -129,8 +129,8 @@ class ToeplitzMechanism(Mechanism):
 
 
 def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
-    """The (n, n) lower-triangular Toeplitz matrix whose first column begins with `column`, (at most
-    n,).
+    """The (n, n) lower-triangular Toeplitz matrix whose first column begins
+    with `column`, (at most n,).
 
     >>> lower_toeplitz(np.array([1.0, 2.0]), 3)
     array([[1., 0., 0.],
@@ -145,8 +145,8 @@ def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
 
 
 def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
-    """The first n coefficients of 1 / p(x), for p(x) given by its coefficients, p(0) not 0; float64
-    (n,).
+    """The first n coefficients of 1 / p(x), for p(x) given by its coefficients, p(0)
+    not 0; float64 (n,).
 
     >>> inverse_series(np.array([1.0, -1.0]), 4)
     array([1., 1., 1., 1.])

@@ -34,8 +34,8 @@ SETTINGS = ("population", "cohort_size", "partitions", "min_sep")
 class Sampling(abc.ABC):
     """How a server draws the clients of each round, where that amplifies the guarantee.
 
-    A scheme is a frozen, keyword-only dataclass. `class Mine(Sampling, name="mine")` registers it as
-    `--sampling mine`. Configs and command lines give it what it has of population, cohort_size,
+    A scheme is a frozen, keyword-only dataclass. `class Mine(Sampling, name="mine")` registers it
+    as `--sampling mine`. Configs and command lines give it what it has of population, cohort_size,
     partitions and min_sep: a scheme whose fields are others overrides `configured`, `settings` and
     `resized`.
 
@@ -132,8 +132,8 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """An upper bound on epsilon for the zero-out relation; infinite where no amplification is
-        proven.
+        """An upper bound on epsilon for the zero-out relation;
+        infinite where no amplification is proven.
         """
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:

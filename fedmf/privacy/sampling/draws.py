@@ -9,8 +9,8 @@ import functools
 
 import numpy as np
 
-# Words that separate the uses of one seed; 2 is taken by the order of a client's examples
-# (federated/training).
+# Words that separate the uses of one seed; 2 is taken by the order
+# of a client's examples (federated/training).
 _ORDER, _DRAW = 0, 1
 
 
@@ -228,8 +228,8 @@ class EpochPlaces(Draws):
 
 
 def _random_places(rng: np.random.Generator, population: int, places: int) -> np.ndarray:
-    """A uniform sequence of `places` different clients, in the smallest unsigned integers that hold
-    them.
+    """A uniform sequence of `places` different clients, in the smallest unsigned integers
+    that hold them.
     """
     kind = np.min_scalar_type(population - 1)
     if places <= population // 50:

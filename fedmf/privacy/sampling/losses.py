@@ -1,4 +1,4 @@
-"""Privacy losses of balls in bins and of b-min-sep sampling, drawn for `fedmf.privacy.monte_carlo`."""
+"""Privacy losses of balls in bins and b-min-sep sampling, drawn for `fedmf.privacy.monte_carlo`."""
 
 import functools
 import math
@@ -18,8 +18,8 @@ from fedmf.privacy.sampling.pattern_weights import (
 
 
 class BinLosses(Losses):
-    """Losses of balls in bins: P = (1/b) sum_j N(m_j, sigma^2 I) (Choquette-Choo et al. 2024,
-    arXiv:2410.06266).
+    """Losses of balls in bins: P = (1/b) sum_j N(m_j, sigma^2 I)
+    (Choquette-Choo et al. 2024, arXiv:2410.06266).
 
     Only u_j = <m_j, y> counts, which is Gaussian in b dimensions with covariance sigma^2 G, G =
     (<m_j, m_k>).
@@ -79,12 +79,12 @@ class BinLosses(Losses):
 
 
 class MinSepLosses(Losses):
-    """Losses of b-min-sep sampling for an encoder of at most b bands (Dong et al. 2026,
-    arXiv:2602.09338).
+    """Losses of b-min-sep sampling for an encoder of at most b bands (Dong et
+    al. 2026, arXiv:2602.09338).
 
     With c_i the columns of C and L_i = 0 for i >= n, the log-likelihood ratio follows (Eq. 2)
 
-        L_i = logaddexp(log(1 - p) + L_(i+1), log p + (2 <c_i, y> - |c_i|^2) / (2 sigma^2) + L_(i+b)).
+        L_i = logaddexp(log(1-p) + L_(i+1), log p + (2 <c_i, y> - |c_i|^2) / (2 sigma^2) + L_(i+b)).
 
     The stationary start averages L_0 .. L_(b-1) with weights 1, p, .., p.
 
@@ -241,8 +241,10 @@ class MinSepLosses(Losses):
         ]
         advance = optimize.minimize_scalar(
             lambda a: largest_log_factor(some, self.b, self.p, advance=a, blocks=8, **settings),
-            bounds=(-1.0, 1.0), method="bounded", options={"xatol": 0.01},
-        ).x  # fmt: skip
+            bounds=(-1.0, 1.0),
+            method="bounded",
+            options={"xatol": 0.01},
+        ).x
         return largest_log_factor(
             self.products, self.b, self.p, advance=float(advance), **settings
         ), float(advance)

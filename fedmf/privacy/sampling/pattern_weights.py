@@ -48,8 +48,8 @@ def largest_log_factor(
     advance: float,
     blocks: int = 64,
 ) -> float:
-    """An upper bound on log T, and log T itself for some patterns where there are at most `blocks`
-    rounds.
+    """An upper bound on log T, and log T itself for some patterns where there are at
+    most `blocks` rounds.
 
     Args:
       products: <c_t, c_(t-d)> / sigma^2, float64 (bands, rounds), [d, t], none negative.

@@ -112,16 +112,14 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
         if off:
             found.append(
                 f"{off} separations of two rounds of one client are no multiples of {self.parts}, "
-                "so that those clients left their "
-                "part of the population"
+                "so that those clients left their part of the population"
             )
         part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
         chance = observed.rounds * float(stats.binom.sf(largest - 1, part, self.probability))
         if chance < FALSE_POSITIVE_RATE:
             found.append(
                 f"a round has {largest} clients, which one of {self.positions} places drawn by "
-                f"{part} clients gives with probability at "
-                f"most {max(chance, 1e-300):.2g}"
+                f"{part} clients gives with probability at most {max(chance, 1e-300):.2g}"
             )
         return found
 
@@ -129,16 +127,13 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
         """Sentences for the privacy statement."""
         return {
             "adjacency": "The accountant of random allocation speaks of zeroing a client out: the "
-            "places of other clients are drawn "
-            "independently of its own, and the divisor is fixed.",
+            "places of other clients are drawn independently of its own, and the divisor is fixed.",
             "accounting": "Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for "
-            "(epsilon, delta), for a client's place "
-            f"among {self.positions} rounds of an epoch (Choquette-Choo et al. 2023, Corollary "
-            "F.2, with places drawn independently), "
+            f"(epsilon, delta), for a client's place among {self.positions} rounds of an epoch "
+            "(Choquette-Choo et al. 2023, Corollary F.2, with places drawn independently), "
             f"{self.epochs(mechanism.rounds)} epochs composed, each query a Gaussian mechanism "
-            "with noise multiplier "
-            f"{down(noise / column_norm(mechanism))}; computed without simulation and rounded to "
-            "the safe side",
+            f"with noise multiplier {down(noise / column_norm(mechanism))}; computed without "
+            "simulation and rounded to the safe side",
             "drawing": f"{self._in_words()}: in every epoch of {self.epoch} rounds each client "
             f"draws one of its {self.positions}, "
             "uniformly and independently of all others and of other epochs.",

@@ -58,8 +58,8 @@ class Simulated(Sampling):
         )
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """About `epsilon`, in seconds, by random numbers that are independent of those of
-        `epsilon`.
+        """About `epsilon`, in seconds, by random numbers that are independent
+        of those of `epsilon`.
         """
         if noise == 0:
             return math.inf
@@ -99,13 +99,11 @@ class Simulated(Sampling):
         )
         return (
             f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and "
-            f"{found.samples[1]} for adding a client. The "
-            f"bound at delta = {delta} is epsilon = {bound}, and the point estimate is {estimate}. "
-            "The bound is wrong with probability at "
-            f"most {FAILURE:g}, over the coins of the simulation and not of the run; after "
-            f"calibration, which may try {MAX_ATTEMPTS} "
-            "times, so many times that; after a choice among several calibrations, the sum of "
-            f"theirs.{more}"
+            f"{found.samples[1]} for adding a client. The bound at delta = {delta} is epsilon = "
+            f"{bound}, and the point estimate is {estimate}. The bound is wrong with probability "
+            f"at most {FAILURE:g}, over the coins of the simulation and not of the run; after "
+            f"calibration, which may try {MAX_ATTEMPTS} times, so many times that; after a choice "
+            f"among several calibrations, the sum of theirs.{more}"
         )
 
     def _simulated(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:
@@ -123,27 +121,24 @@ class Simulated(Sampling):
         if least < 0:
             raise ValueError(
                 f"the {mechanism.family} encoder has a negative entry, {least:.3g}, and for those "
-                "no pair of distributions is proven to be "
-                f"the worst for {type(self).__name__} (Choquette-Choo et al. 2024, Lemma 3.2): use "
-                "banded, toeplitz or blt"
+                f"no pair of distributions is proven to be the worst for {type(self).__name__} "
+                "(Choquette-Choo et al. 2024, Lemma 3.2): use banded, toeplitz or blt"
             )
 
     def _accounting(self, pair: str, mechanism: Mechanism, noise: float) -> str:
         return (
             f"Simulated privacy losses for (epsilon, delta), of {pair} (Choquette-Choo et al. "
-            "2024, arXiv:2410.06266, Lemma 3.2) with "
-            f"noise multiplier {down(noise / column_norm(mechanism))} for the largest column: by "
-            "importance sampling with bounded weights "
-            "and an empirical Bernstein inequality for removing a client, and by Ehrhard's "
-            "inequality for adding one"
+            "2024, arXiv:2410.06266, Lemma 3.2) with noise multiplier "
+            f"{down(noise / column_norm(mechanism))} for the largest column: by importance "
+            "sampling with bounded weights and an empirical Bernstein inequality for removing a "
+            "client, and by Ehrhard's inequality for adding one"
         )
 
 
 ADJACENCY = (
     "The pair of distributions is that of adding or removing a client. That is the same here: "
-    "clients are drawn independently "
-    "of each other and the divisor is fixed, so that zeroing a client out and removing it give the "
-    "same two distributions of the output."
+    "clients are drawn independently of each other and the divisor is fixed, so that zeroing a "
+    "client out and removing it give the same two distributions of the output."
 )
 
 
@@ -217,8 +212,8 @@ class BallsInBins(Simulated, name="balls-in-bins"):
         return {"sampling": self.name(), **sizes, "partitions": self.bins}
 
     def resized(self, **sizes: int) -> Self:
-        """The scheme of another population or cohort_size, in as many bins as give cohorts of that
-        size.
+        """The scheme of another population or cohort_size, in as many bins as give
+        cohorts of that size.
         """
         wanted = {"population": self.population, "cohort_size": self.cohort_size} | sizes
         if wanted["cohort_size"] == self.cohort_size and wanted["population"] == self.population:
@@ -345,9 +340,8 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
         if B * (b or 1) > m:
             raise ValueError(
                 f"cohort_size={B} * min_sep={b or 1} exceeds population={m}, and clients that rest "
-                "cannot come: "
-                f"lower cohort_size to at most {m // (b or 1)}, min_sep to at most {m // B}, or "
-                f"raise the population to {B * (b or 1)}"
+                f"cannot come: lower cohort_size to at most {m // (b or 1)}, min_sep to at most "
+                f"{m // B}, or raise the population to {B * (b or 1)}"
             )
 
     @property
@@ -379,9 +373,8 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
         if self.min_sep < bands:
             raise ValueError(
                 f"sampling has min_sep={self.min_sep} but the mechanism has {bands} bands, and two "
-                "rounds of one client would meet in a "
-                "row of C x: use BallsInBins, which needs no bands, or fit a mechanism of fewer "
-                "bands, or leave min_sep out"
+                "rounds of one client would meet in a row of C x: use BallsInBins, which needs no "
+                "bands, or fit a mechanism of fewer bands, or leave min_sep out"
             )
         return self
 

@@ -129,8 +129,8 @@ def test_without_updates_the_debiased_moment_is_0_on_average(rule, monkeypatch):
     """Coordinates are samples of sum_t a_t (n_t^2 - Var n_t), n the noise of the rounds: a
     quadratic form of mean 0 and variance 2 |D S D|^2, where D^2 = diag(a) and S is the covariance
     of n. Their mean is normal to first order (its skewness is below 0.05). There are enough to see
-    a bias of 3% of what noise adds to v. The scales stay at 1: see docs/adaptive.md for those that
-    move.
+    a bias of 3% of what noise adds to v. The scales stay at 1:
+    see docs/adaptive.md for those that move.
     """
     plan = query_of(None).plan
     weights = 0.1 * 0.9 ** np.arange(ROUNDS)[::-1] if rule == "adam" else np.ones(ROUNDS)
@@ -173,8 +173,8 @@ def test_scales_that_move_leave_little_of_the_bias(rule):
     """They follow the noise, and with it that of later rounds.
 
     The mean over coordinates of what noise alone leaves in v, in parts of what it would have added:
-    0.046 with Adam and -0.034 with Adagrad when this was written, with a standard error below
-    0.006.
+    0.046 with Adam and -0.034 with Adagrad when this was written, with a standard
+    error below 0.006.
     """
     rounds, size = 128, 20_000
     plan = plan_of(MECHANISMS["toeplitz, square root"](rounds))
@@ -225,8 +225,8 @@ def test_a_large_epsilon_is_the_plain_mean_bit_for_bit():
 
 
 def test_a_state_of_another_scaling_is_refused():
-    """Rounds done again with other scales have the same noise: their difference would be free of
-    it.
+    """Rounds done again with other scales have the same noise:
+    their difference would be free of it.
     """
     state = query_of(Scaling(rule="adam")).initial_global_state()
     others = [
@@ -255,7 +255,7 @@ def test_constant_scales_are_a_rescaled_problem():
 
 
 class FromTheCurrentRound(Scaling):
-    """Negative control: the scales of a round are those that this round's own exact sum leads to."""
+    """Negative control: a round's scales are those that its own exact sum leads to."""
 
     def peek(self, query, state, sample):
         mean = [tf.cast(leaf / query.divisor, tf.float32) for leaf in sample.record]

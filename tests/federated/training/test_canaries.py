@@ -36,7 +36,8 @@ def wide_task():
         )
 
     return federated.Task.from_arrays(
-        name="wide", x=x, y=y, client_ids=np.arange(CLIENTS), model=model, validation=(x, y), test=(x, y), batch_size=1,
+        name="wide", x=x, y=y, client_ids=np.arange(CLIENTS), model=model, validation=(x, y),
+        test=(x, y), batch_size=1,
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
     )  # fmt: skip
@@ -44,8 +45,10 @@ def wide_task():
 
 def config(**changes):
     values = {
-        "rounds": 8, "cohort_size": 20, "min_sep": 4, "family": "banded", "epsilon": 8.0, "clip_norm": 0.5, "seed": 3,
-        "client_learning_rate": 0.1, "evaluate_every": 8, "checkpoint_every": 2, "canaries": CANARIES,
+        "rounds": 8, "cohort_size": 20, "min_sep": 4, "family": "banded", "epsilon": 8.0,
+        "clip_norm": 0.5, "seed": 3,
+        "client_learning_rate": 0.1, "evaluate_every": 8, "checkpoint_every": 2,
+        "canaries": CANARIES,
     }  # fmt: skip
     return fedmf.TrainConfig(**(values | changes))
 
@@ -100,9 +103,8 @@ def test_canaries_are_clients_under_the_schema(run):
     assert rounds.sum(axis=0).max() == 2
     assert all(np.diff(np.flatnonzero(column)).min(initial=4) >= 4 for column in rounds.T)
     assert [row["clients"] for row in run.metrics] == [20] * 8
-    assert {row["examples"] for row in run.metrics} < set(
-        range(20)
-    )  # canaries stand where clients would
+    # Canaries stand where clients would
+    assert {row["examples"] for row in run.metrics} < set(range(20))
     audit = audit_run(run)
     assert not audit.contradictions
     assert audit.observed.clients == CLIENTS + CANARIES

@@ -70,9 +70,8 @@ def noisy(losses, seed=0):
     [
         np.linspace(6, 2, 400),
         np.full(400, 6.0),  # learns nothing
-        np.r_[
-            np.linspace(6, 3, 100), np.linspace(3, 5, 300)
-        ],  # worse than it was, better than nothing
+        # Worse than it was, better than nothing
+        np.r_[np.linspace(6, 3, 100), np.linspace(3, 5, 300)],
         np.r_[np.linspace(6, 3, 50), np.full(10, 30.0), np.linspace(3, 2, 50)],  # some bad rounds
     ],
 )
@@ -101,8 +100,8 @@ def test_a_loss_that_is_not_finite_is_told_at_once(plan, loss):
     said = told(watch(plan), [5.0, loss, loss])
     assert [*said] == [1]
     assert (
-        f"loss of round 1 is {loss}: start again with a smaller client_learning_rate, or "
-        "server_learning_rate" in said[1]
+        f"loss of round 1 is {loss}: start again with a smaller client_learning_rate, "
+        "or server_learning_rate" in said[1]
     )
 
 
@@ -117,10 +116,12 @@ def test_rounds_without_examples_do_not_count(plan):
 
 def test_the_rate_is_that_of_the_command(plan, tmp_path):
     plan.mechanism.save(tmp_path / "identity.npz")
-    options = "--rounds 64 --min-sep 16 --noise-multiplier 3 --clip-norm 0.5 --cohort-size 20 --json".split()
-    rate = json.loads(command("plan", "learning-rate", tmp_path / "identity.npz", *options).stdout)[
-        "learning_rate"
-    ]
+    options = (
+        "--rounds 64 --min-sep 16 --noise-multiplier 3 --clip-norm 0.5 --cohort-size 20 --json"
+    )
+    rate = json.loads(
+        command("plan", "learning-rate", tmp_path / "identity.npz", *options.split()).stdout
+    )["learning_rate"]
     assert f"such as {rate:.2g}, which" in told(watch(plan), [np.nan])[0]
     # A smaller rate than the run has is no rule's.
     assert told(watch(plan, rate / 2), [np.nan])[0].endswith(
@@ -141,8 +142,8 @@ def test_the_rule_is_for_a_server_of_sgd(plan):
     assert rate_of(plan, server_optimizer="adam") is None
     # Without momentum a step counts once, and not 1 / (1 - 0.95) = 20 times.
     assert rate_of(plan, server_momentum=0.0) == pytest.approx(20 * rate_of(plan))
-    # The claimed cohort divides the noise of a simulation as its own size does that of the run
-    # itself.
+    # The claimed cohort divides the noise of a simulation as its own size does
+    # that of the run itself.
     claimed = plan.simulating(simulated=20, claimed=60)
     assert rate_of(claimed, claimed_cohort=60) > 2 * rate_of(plan)
 
@@ -152,8 +153,8 @@ def test_a_rate_far_above_the_noise_is_warned_of(plan):
     assert rate_warning(rate, config(server_learning_rate=FACTOR * rate)) is None
     said = rate_warning(rate, config(server_learning_rate=20 * rate))
     assert (
-        f"is 20 times the {rate:.2g} that the rule of `fedmf plan learning-rate` takes for this "
-        "noise and momentum: " in said
+        f"is 20 times the {rate:.2g} that the rule of `fedmf plan learning-rate` takes for "
+        "this noise and momentum: " in said
     )
     assert said.startswith(f"server_learning_rate={20 * rate:g} is")
     assert rate_warning(None, config(server_learning_rate=1e6)) is None

@@ -1,5 +1,5 @@
-"""A run goes on only as what it was begun with: nothing else gets the noise of rounds that are done
-again.
+"""A run goes on only as what it was begun with: nothing else gets the noise of rounds
+that are done again.
 """
 
 import dataclasses
@@ -166,8 +166,8 @@ def test_a_file_that_changed_is_refused_before_the_first_checkpoint(tmp_path, na
     else:
         path.write_text("10\n")
     said = (
-        f"{name} changed since the run was begun|its plan.json or mechanism.npz differs|on other "
-        "data: description="
+        f"{name} changed since the run was begun|its plan.json or mechanism.npz differs|on "
+        "other data: description="
     )
     with pytest.raises(ValueError, match=said):
         go_on(folder, settings=settings)
@@ -218,8 +218,8 @@ def test_functions_that_are_not_pure_are_refused_before_anything_is_written(begu
 
 
 def test_examples_that_depend_on_who_was_read_before_are_refused_at_the_resume(tmp_path):
-    """A generator that goes on from client to client, behind a cache: one process always sees the
-    same.
+    """A generator that goes on from client to client, behind a cache:
+    one process always sees the same.
     """
 
     def task():

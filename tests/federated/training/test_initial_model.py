@@ -136,8 +136,8 @@ def test_what_does_not_fit_is_refused(first, tmp_path):
     infinite.set_weights([weight * np.inf for weight in infinite.get_weights()])
     infinite.save(tmp_path / "infinite.keras")
     for name, words in {
-        "other.keras": r"the weights have the shapes \[\(3, 2\), \(2,\)\] and the model of task "
-        r"'small'",
+        "other.keras": r"the weights have the shapes \[\(3, 2\), \(2,\)\] and the "
+        r"model of task 'small'",
         "text.keras": "Keras cannot load it",
         "infinite.keras": "not all finite",
         ".": "holds no run",

@@ -1,5 +1,5 @@
-"""The loop: reproducible, resumable, the same on both execution paths, and careful with what is on
-disk.
+"""The loop: reproducible, resumable, the same on both execution paths,
+and careful with what is on disk.
 """
 
 import dataclasses

@@ -261,8 +261,8 @@ def cast_to(dtype, policy=None):
 def test_weights_that_are_not_float32(tmp_path, dtype, said):
     with pytest.raises(
         ValueError,
-        match=rf"(?s)build_model of task 'small' .* not all float32 \({said}.*: build it with "
-        r"float32",
+        match=rf"(?s)build_model of task 'small' .* not all float32 \({said}.*: "
+        r"build it with float32",
     ):
         federated.train(
             cast_to(dtype), config(), folder=tmp_path / "run", noise_seed=9, progress=False

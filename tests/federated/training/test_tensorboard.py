@@ -39,9 +39,8 @@ def expected(run):
 
 def assert_same(found, wanted):
     assert [point[:2] for point in found] == [point[:2] for point in wanted]
-    assert [point[2] for point in found] == pytest.approx(
-        [point[2] for point in wanted], rel=1e-6
-    )  # float32
+    # Float32
+    assert [point[2] for point in found] == pytest.approx([point[2] for point in wanted], rel=1e-6)
 
 
 def test_each_point_once_also_after_a_resume(tmp_path):
