@@ -42,11 +42,6 @@ def test_the_published_sizes():
     assert preprocessor.ids.classes == 10_004
 
 
-def test_fewer_words_than_ids_leave_ids_unused():
-    x, _ = Preprocessor(WORDS, 10, 4).encode(["cat dog"])
-    assert x.tolist() == [[12, 2, 11, 13]]
-
-
 def test_no_sentences():
     x, y = Preprocessor(WORDS, 3, 4).encode([])
     assert x.shape == y.shape == (0, 4)

@@ -86,22 +86,6 @@ def test_effective_dimension():
     assert data.effective_dimension(RegressionOptions(features=2, decay=1)) == 1.5
 
 
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"kind": "ridge"}, ValueError),
-        ({"shift": 1.0}, ValueError),
-        ({"decay": -1}, ValueError),
-        ({"noise": 0}, ValueError),
-        ({"features": 2.0}, TypeError),
-        ({"seed": -1}, ValueError),
-    ],
-)
-def test_options_are_checked(changes, error):
-    with pytest.raises(error, match=f"{next(iter(changes))}="):
-        RegressionOptions(**changes)
-
-
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
 def test_the_task_is_learnt(kind):
