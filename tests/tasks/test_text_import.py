@@ -236,17 +236,6 @@ def test_bad_arguments_are_named(table, out, options, words):
     assert sorted(os.listdir(table.parent)) == ["corpus.sqlite", "posts.csv"]
 
 
-def test_names_that_are_patterns_or_sql(tmp_path):
-    column, rows = 'a "text" / ~1\'s', crowd()
-    path = write_csv(tmp_path / "it's [ab]*.csv", rows, header='user,"a ""text"" / ~1\'s"')
-    write_csv(tmp_path / "it's a.csv", [("wrong", "file")])
-    lines = path.with_name("it's.jsonl")
-    lines.write_text("".join(json.dumps({"user": u, column: t}) + "\n" for u, t in rows))
-    found = [run(each, overwrite=True, text_column=column)[0] for each in (path, lines)]
-    assert found[0].rows == 20
-    assert found[0].sentences == found[1].sentences
-
-
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt, MemoryError, OSError(28, "No space left on device")]
 )
