@@ -136,8 +136,9 @@ def log(
 
     \b
     Example:
-      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8 fedmf audit log
-      log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 --clip-norm 0.5 \\
+      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8
+      fedmf audit log log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 \\
+        --clip-norm 0.5 \\
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
     from fedmf.audits.guarantee import audit_log

@@ -72,8 +72,8 @@ def bands(
     \b
     Example:
       fedmf plan bands --rounds 128 --population 2560 --cohort-size 40 --epsilon 4 --out bands.png
-      fedmf plan bands --rounds 2052 --population 342000 --cohort-size 1000 --epsilon 8 --bands
-      32,64,342
+      fedmf plan bands --rounds 2052 --population 342000 --cohort-size 1000 --epsilon 8 \\
+        --bands 32,64,342
     """
     from fedmf.files import write_atomically
     from fedmf.privacy.bands import BandChoice, BandSearch

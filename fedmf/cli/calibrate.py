@@ -65,10 +65,11 @@ def calibrate(
 
     \b
     Example:
-      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement fedmf calibrate
-      banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain fedmf calibrate banded.npz --rounds
-      256 --min-sep 64 --epsilon 8 --table fedmf calibrate banded.npz --rounds 256 --epsilon 8
-      --sampling poisson --population 64000 --cohort-size 1000
+      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --statement
+      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --explain
+      fedmf calibrate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --table
+      fedmf calibrate banded.npz --rounds 256 --epsilon 8 --sampling poisson --population 64000 \\
+        --cohort-size 1000
     """
     import fedmf
     from fedmf import checks

@@ -104,9 +104,10 @@ def fit(
 
     \b
     Example:
-      fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz --show fedmf fit --rounds
-      2000 --schema fixed_epoch --min-sep 100 --family tree --decoder full --out tree.npz fedmf fit
-      --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
+      fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz --show
+      fedmf fit --rounds 2000 --schema fixed_epoch --min-sep 100 --family tree --decoder full \\
+        --out tree.npz
+      fedmf fit --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
     """
     import fedmf
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown

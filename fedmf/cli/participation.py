@@ -102,10 +102,12 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
 
     \b
     Example:
-      fedmf plan participation --population 10000000 --cohort-size 6500 --rounds 2000 --min-sep 300
-      --availability diurnal --out who.png fedmf plan participation --population 342000
-      --cohort-size 1000 --rounds 2052 --sampling poisson --partitions 9 fedmf plan participation
-      --population 20000 --cohort-size 50 --rounds 2052 --schema budget --min-sep 342 \
+      fedmf plan participation --population 10000000 --cohort-size 6500 --rounds 2000 \\
+        --min-sep 300 --availability diurnal --out who.png
+      fedmf plan participation --population 342000 --cohort-size 1000 --rounds 2052 \\
+        --sampling poisson --partitions 9
+      fedmf plan participation --population 20000 --cohort-size 50 --rounds 2052 \\
+        --schema budget --min-sep 342 \\
         --mechanism toeplitz.npz --availability independent:0.0025
     """
     from fedmf.cohorts.availability import availability_from_text

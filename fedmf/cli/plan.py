@@ -51,8 +51,8 @@ def learning_rate(
     \b
     Example:
       fedmf plan learning-rate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --cohort-size 100
-      fedmf plan learning-rate banded.npz --rounds 256 --epsilon 8 --cohort-size 100 --sampling
-      poisson --population 100000
+      fedmf plan learning-rate banded.npz --rounds 256 --epsilon 8 --cohort-size 100 \\
+        --sampling poisson --population 100000
     """
     import fedmf
     from fedmf.privacy import learning_rate as rule

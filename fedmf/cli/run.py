@@ -99,12 +99,15 @@ def train(
 
     \b
     Example:
-      fedmf data synth --clients 4000 --out corpus.sqlite fedmf train --data corpus.sqlite --out
-      runs/first --rounds 100 --cohort-size 20 --min-sep 20 \\
+      fedmf data synth --clients 4000 --out corpus.sqlite
+      fedmf train --data corpus.sqlite --out runs/first --rounds 100 --cohort-size 20 \\
+        --min-sep 20 \\
         -o vocabulary-size=1000 -o lstm-size=64 --epsilon 8 --noise-seed os
-      fedmf train --out runs/first --resume --tensorboard fedmf train --data mine.sqlite --out
-      runs/tuned --initial-model runs/first -o vocabulary-data=corpus.sqlite \\
-        -o vocabulary-size=1000 -o lstm-size=64 --rounds 50 --cohort-size 20 --min-sep 20 --epsilon 4 --noise-seed os
+      fedmf train --out runs/first --resume --tensorboard
+      fedmf train --data mine.sqlite --out runs/tuned \\
+        --initial-model runs/first -o vocabulary-data=corpus.sqlite \\
+        -o vocabulary-size=1000 -o lstm-size=64 --rounds 50 --cohort-size 20 --min-sep 20 \\
+        --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
     from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
@@ -263,7 +266,7 @@ def report(
     \b
     Example:
       fedmf report runs/first runs/second --out report
-      fedmf report runs/first --csv first.csv      # round,clients,examples,train_loss,...,validation_accuracy
+      fedmf report runs/first --csv first.csv      # round,clients,examples,train_loss,...
     """
     from fedmf.files import write_atomically
     from fedmf.reports import write_report

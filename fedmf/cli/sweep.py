@@ -84,9 +84,11 @@ def sweep(
 
     \b
     Example:
-      fedmf data synth --clients 400 --out corpus.sqlite fedmf sweep --data corpus.sqlite --out
-      sweeps/first --vary family=none,banded,identity --vary server-learning-rate=0.5,1,2 \\
-        --epsilon 8 --rounds 20 --cohort-size 20 --min-sep 10 -o loss=masked -o vocabulary-size=500 \\
+      fedmf data synth --clients 400 --out corpus.sqlite
+      fedmf sweep --data corpus.sqlite --out sweeps/first --vary family=none,banded,identity \\
+        --vary server-learning-rate=0.5,1,2 \\
+        --epsilon 8 --rounds 20 --cohort-size 20 \\
+        --min-sep 10 -o loss=masked -o vocabulary-size=500 \\
         -o lstm-size=32 -o max-sentences=16 --noise-seed os --jobs 2
     """
     from fedmf.experiments import sweep as driver
