@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
-from fedmf import fields
+from fedmf import checks, fields
 from fedmf.checks import meant
 from fedmf.cohorts.availability import availability_from_text
-from fedmf.cohorts.devices import probability
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.budget import Budget
@@ -98,7 +97,7 @@ class TrainConfig:
         "(docs/participation.md).",
     )
     dropout: float = fields.option(
-        0.0, "Probability that a selected client fails to report.", probability
+        0.0, "Probability that a selected client fails to report.", checks.probability
     )
 
     # Privacy

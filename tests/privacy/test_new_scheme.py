@@ -17,6 +17,7 @@ from fedmf.privacy.sampling import SCHEMES, Sampling
 from fedmf.privacy.sampling.base import column_norm
 from fedmf.privacy.sampling.draws import Draws, draw_generator
 from tests.cli import program
+from tests.cohorts.controllers import WhoComes
 
 ROUNDS, POPULATION, COHORT = 12, 60, 6
 
@@ -96,7 +97,7 @@ def test_calibrate_controller_audit_and_statement(plan):
     assert plan.group_epsilon(2) > 4.0
     controller = fedmf.ParticipationController(
         plan.participation, population=POPULATION, cohort_size=COHORT, seed=3, sampling=plan.sampling,
-        availability=lambda t: np.arange(POPULATION) > 0,
+        availability=WhoComes(lambda t, clients: clients > 0),
     )  # fmt: skip
     cohorts = [controller.cohort(t) for t in range(ROUNDS)]
     assert len({len(cohort) for cohort in cohorts}) > 1
