@@ -3,6 +3,7 @@ check of a value.
 """
 
 import dataclasses
+import functools
 import math
 import os
 import typing
@@ -76,6 +77,11 @@ def checked(check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING
 def derived(check: Callable[[str, Any], Any], default: Callable[[Any], Any]) -> Any:
     """A field that is `default(the object)`, of the fields before it, where it is None."""
     return dataclasses.field(default=None, metadata={"check": check, "default": default})
+
+
+def array(ndim: int, default: Any = dataclasses.MISSING) -> Any:
+    """A float64 array of finite numbers, kept as a read-only copy."""
+    return checked(functools.partial(checks.array, ndim=ndim), default)
 
 
 def instance(kind: type) -> Callable[[str, Any], Any]:
