@@ -142,16 +142,21 @@ def log(
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
     from fedmf.audits.guarantee import audit_log
+    from fedmf.audits.log import LogForm
 
-    reading = ("client_column", "round_column", "first_round", "rounds_run", "duplicates")
-    read = {name: options[name] for name in reading}
+    columns = ("client_column", "round_column", "first_round", "duplicates")
+    written = {name: options[name] for name in columns}
+    place = {name: options[name] for name in ("rounds_run", "memory", "folder")}
     with arguments_checked():
         plan = plan_from(mechanism_file, options)
-        result = audit_log(
-            log_file, plan, memory=options["memory"], folder=options["folder"], **read
-        )
+        result = audit_log(log_file, plan, form=LogForm(**written), **place)
     if statement is not None:
-        again = read | {"pretraining": pretraining, "statement": statement.name}
+        again = {
+            **written,
+            "rounds_run": options["rounds_run"],
+            "pretraining": pretraining,
+            "statement": statement.name,
+        }
         flags = [
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
             for name, value in again.items()

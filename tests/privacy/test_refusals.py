@@ -7,7 +7,7 @@ import pytest
 
 import fedmf
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
-from fedmf.audits.log import sorted_log
+from fedmf.audits.log import LogForm, sorted_log
 from fedmf.audits.noise import audit_noise, causal_factor, whiten
 from fedmf.cohorts.availability import (
     Always,
@@ -95,7 +95,8 @@ def game(trials=9, **changes):
 
 
 def log(**changes):
-    with sorted_log("absent", **{"rounds": 8, **changes}):
+    given = {"rounds": 8} | {name: changes.pop(name) for name in ("rounds", "memory") if name in changes}
+    with sorted_log("absent", form=LogForm(**changes), **given):
         pass
 
 

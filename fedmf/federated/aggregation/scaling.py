@@ -10,12 +10,13 @@ has the proof.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from fedmf import checks
+from fedmf import checks, fields
 
 RULES = ("adam", "adagrad")
 # float32 holds the ratio of two numbers between the first and the second, and the squares below the
@@ -38,7 +39,7 @@ class ScalingState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scaling:
+class Scaling(fields.Checked):
     """How s_t follows from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) + epsilon), entry by
     entry.
 
@@ -71,21 +72,18 @@ class Scaling:
     (array([0.75, 3.  ], dtype=float32), array([0.   , 1.099], dtype=float32))
     """
 
-    rule: str
-    epsilon: float = 1e-3
-    decay: float = 0.999
-    every: int = 1
+    rule: str = fields.checked(functools.partial(checks.one_of, choices=RULES))
+    epsilon: float = fields.real(1e-3, "")
+    decay: float = fields.real(0.999, "", zero=True, below=1)
+    every: int = fields.whole(1, "")
 
     def __post_init__(self) -> None:
-        checks.one_of("rule", self.rule, RULES)
-        hint = "use a number such as 1e-3 that is small beside the entries of a mean update"
-        if not _LEAST_EPSILON <= checks.positive("epsilon", self.epsilon, hint) <= _LARGEST_ROOT:
+        super().__post_init__()
+        if not _LEAST_EPSILON <= self.epsilon <= _LARGEST_ROOT:
             raise ValueError(
                 f"epsilon={self.epsilon} must be between {_LEAST_EPSILON} and {_LARGEST_ROOT:g}: "
-                f"{hint}"
+                "use a number such as 1e-3 that is small beside the entries of a mean update"
             )
-        checks.positive("decay", self.decay, "use a number such as 0.999", below=1, zero=True)
-        checks.integer("every", self.every, low=1, hint="use 1 to change the scales in every round")
 
     def initial_state(self, specs: Sequence[Any]) -> ScalingState:
         """State before round 0: all scales are 1."""
