@@ -8,6 +8,7 @@ Importing this package does not import TensorFlow; `from fedmf import federated`
 """
 
 from fedmf.audits.guarantee import Audit, audit_ledger, audit_log
+from fedmf.audits.log import LogForm
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
 from fedmf.mechanisms.budget import Budget
@@ -44,6 +45,7 @@ __all__ = [
     "CyclicFixedSize",
     "CyclicPoisson",
     "CyclicShuffle",
+    "LogForm",
     "Mechanism",
     "MinSepPoisson",
     "Participation",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.log import ParticipationLog, sorted_log
+from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
 from fedmf.audits.offenders import Tally
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.ledger import ParticipationLedger
@@ -191,22 +191,9 @@ class Audit:
             return None
         return min(self.planned.epsilon, self.epsilon)
 
-    def statement(
-        self,
-        *,
-        subject: str = "run",
-        cohort_size: int | None = None,
-        population: int | None = None,
-        pretraining: str | None = None,
-    ) -> str:
-        """The privacy statement of what was run, as Markdown; arguments of `statement_values`."""
-        values = self.statement_values(
-            subject=subject,
-            cohort_size=cohort_size,
-            population=population,
-            pretraining=pretraining,
-        )
-        return markdown(values)
+    def statement(self, *, cohort_size: int | None = None, population: int | None = None) -> str:
+        """The privacy statement of what was run, as Markdown; see `statement_values`."""
+        return markdown(self.statement_values(cohort_size=cohort_size, population=population))
 
     def statement_values(
         self,
@@ -217,6 +204,7 @@ class Audit:
         pretraining: str | None = None,
         canaries: int = 0,
         commands: Sequence[str] | None = None,
+        versions: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """The statement of what was planned, run and observed, in plain JSON types
         and at full precision.
@@ -227,14 +215,14 @@ class Audit:
         Args:
           subject: "run" of fedmf, or "log" of another system.
           cohort_size, population: of the run, where they are known.
-          pretraining, canaries, commands: as of `fedmf.privacy.describe.statement_values`.
+          pretraining, canaries, commands, versions: as of `Plan.statement_values`.
         """
-        values = statement_values(
-            self.planned,
-            population=population,
+        values = self.planned.statement_values(
             pretraining=pretraining,
+            population=population,
             canaries=canaries,
             commands=commands,
+            versions=versions,
         )
         observed, log, sampling = self.observed, self.log, self.planned.sampling
         achieved = self._achieved_values()
@@ -390,7 +378,13 @@ def audit_ledger(
 
 
 def audit_log(
-    path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | None = None, **options: Any
+    path: str | os.PathLike[str],
+    plan: Plan,
+    *,
+    form: LogForm = LogForm(),  # noqa: B008  (frozen)
+    rounds_run: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    folder: str | os.PathLike[str] | None = None,
 ) -> Audit:
     """The same for a CSV, JSON lines or Parquet file of clients and rounds,
     of any length: see `fedmf.audits.log.sorted_log`.
@@ -398,12 +392,13 @@ def audit_log(
     Args:
       path: the file.
       plan: what the run was planned with.
+      form: how the log is written.
       rounds_run: rounds after which the run ended; None for all of the plan's. Rounds after the
         last one in the log count as much as the plan allows.
-      **options: client_column, round_column, first_round, duplicates, memory, folder of `read_log`.
+      memory, folder: for sorting, as of `sorted_log`.
 
     Raises:
-      TypeError, ValueError, OSError: those of `read_log`.
+      TypeError, ValueError, OSError: those of `sorted_log`.
 
     Example:
       >>> import pathlib, tempfile
@@ -422,7 +417,7 @@ def audit_log(
     if rounds_run is not None:
         hint = "pass the number of rounds that were run"
         rounds = checks.integer("rounds_run", rounds_run, low=1, high=rounds, hint=hint)
-    with sorted_log(path, rounds=rounds, **options) as log:
+    with sorted_log(path, rounds=rounds, memory=memory, folder=folder, form=form) as log:
         missing = range(log.rounds, rounds)
         tally = Tally(plan, missing)
         stats = ParticipationStats.of_clients(

@@ -141,18 +141,22 @@ def log(
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
     from fedmf.audits.guarantee import audit_log
-    from fedmf.privacy.flat_config import OF_THE_FIT
+    from fedmf.audits.log import LogForm
 
-    names = ("client_column", "round_column", "first_round", "rounds_run", "duplicates")
-    read = {name: options.pop(name) for name in names}
+    columns = ("client_column", "round_column", "first_round", "duplicates")
+    written = {name: options[name] for name in columns}
+    place = {name: options[name] for name in ("rounds_run", "memory", "folder")}
     with arguments_checked():
-        config = plan_config(mechanism_file, options)
-        plan = config.plan()
-        result = audit_log(log_file, plan, memory=memory, folder=folder, **read)
+        plan = plan_from(mechanism_file, options)
+        result = audit_log(log_file, plan, form=LogForm(**written), **place)
     if statement is not None:
-        flags = config.stating(plan).flags(leave_out=OF_THE_FIT)
-        again = read | {"pretraining": pretraining, "statement": statement.name}
-        flags += [
+        again = {
+            **written,
+            "rounds_run": options["rounds_run"],
+            "pretraining": pretraining,
+            "statement": statement.name,
+        }
+        flags = [
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
             for name, value in again.items()
             if value is not None

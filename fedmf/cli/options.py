@@ -1,5 +1,6 @@
 """Options that several commands have, and the values they turn into."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -112,20 +113,23 @@ class Gigabytes(click.FloatRange):
 
 
 class _NoiseSeed(click.ParamType[int | str]):
-    name = "integer|os"
+    name = "integer|os|@FILE"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
         if value == "os":
             return "os"
+        shown = value[:60]
+        if value.startswith("@"):  # what the file holds is not shown
+            with contextlib.suppress(OSError, ValueError):
+                value = pathlib.Path(value[1:]).read_text(encoding="ascii").strip()
         if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_SEED_DIGITS):
             self.fail(
-                f"{value[:60]!r} must be a non-negative whole number of at most "
-                f"{_MAX_SEED_DIGITS} digits, or os to draw one",
-                param,
-                ctx,
-            )
+                f"{shown!r} must be a non-negative whole number of at most "
+                f"{_MAX_SEED_DIGITS} digits, @FILE that holds one, or os to draw one",
+                param, ctx,
+            )  # fmt: skip
         return int(value)
 
 
@@ -167,7 +171,8 @@ def together(*options: Decorator) -> Decorator:
 noise_seed_option = click.option(
     "--noise-seed",
     type=_NoiseSeed(),
-    help="Secret whole number, or os to draw one. Needed for a new run with noise.",
+    help="Secret whole number, @FILE that holds it, or os to draw one. Needed for a new run with "
+    "noise.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")

@@ -40,9 +40,13 @@ def parquet(path, query):
     return path
 
 
+FORM = {"client_column", "round_column", "first_round", "duplicates"}
+
+
 def read_log(path, **options):
     """The description of a log and the counts of its rounds."""
-    with log.sorted_log(path, **options) as found:
+    form = log.LogForm(**{name: options.pop(name) for name in FORM & {*options}})
+    with log.sorted_log(path, form=form, **options) as found:
         stats = ParticipationStats.of_clients(found.clients(), cohort_sizes=found.cohort_sizes())
         return found.description, stats
 

@@ -19,6 +19,7 @@ from fedmf.privacy.sampling import SCHEMES, Sampling
 from fedmf.privacy.sampling.base import column_norm
 from fedmf.privacy.sampling.draws import Draws, draw_generator
 from tests.cli import program
+from tests.cohorts.controllers import WhoComes
 
 ROUNDS, POPULATION, COHORT = 12, 60, 6
 
@@ -97,13 +98,9 @@ def test_calibrate_controller_audit_and_statement(plan):
     assert plan.event.noise_multiplier == plan.noise_multiplier
     assert plan.group_epsilon(2) > 4.0
     controller = fedmf.ParticipationController(
-        plan.participation,
-        population=POPULATION,
-        cohort_size=COHORT,
-        seed=3,
-        sampling=plan.sampling,
-        availability=lambda t: np.arange(POPULATION) > 0,
-    )
+        plan.participation, population=POPULATION, cohort_size=COHORT, seed=3, sampling=plan.sampling,
+        availability=WhoComes(lambda t, clients: clients > 0),
+    )  # fmt: skip
     cohorts = [controller.cohort(t) for t in range(ROUNDS)]
     assert len({len(cohort) for cohort in cohorts}) > 1
     assert not any(0 in cohort for cohort in cohorts)

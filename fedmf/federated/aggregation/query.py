@@ -18,8 +18,7 @@ from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
 from fedmf.federated.noise.rows import NoiseRows
 from fedmf.federated.noise.source import LARGEST, RunSeeds
 from fedmf.federated.tff import tfp
-from fedmf.mechanisms.error import noise_row_norms
-from fedmf.privacy.plan import Plan, bit_stddev, noise_size
+from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import MOST_CHANGE
 from fedmf.server.state import NoiseState, check_tail, mark_of, plan_mark
 
@@ -230,7 +229,6 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
-        self._row_norms = np.zeros(1)  # of N, for a scaling that subtracts the noise's variance
         self._seeds = RunSeeds(noise_seed)
         self._entry_rounding = 0.0
         size = noise_size(plan, sum(self._sizes))
@@ -267,8 +265,6 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         query = copy.copy(self)
         query._scaling = scaling
-        if scaling is not None and scaling.debiased:
-            query._row_norms = noise_row_norms(self.plan.mechanism)
         return query
 
     def initial_global_state(self) -> QueryState:
@@ -397,9 +393,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         scaling = global_state.scaling
         if self._scaling is not None:
             means = unscaled(means, scaling.scales)
-            norms = tf.constant(self._row_norms / self.divisor, tf.float32)
-            deviation = norms[tf.minimum(t, len(self._row_norms) - 1)] * stddev
-            scaling = self._scaling.after(scaling, means, t, deviation)
+            scaling = self._scaling.after(scaling, means, t)
         means = [
             tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
         ]
