@@ -209,8 +209,8 @@ CLAIMED, LONG = config(claimed_cohort=40), config(rounds=40, min_sep=3)
         (config(), {"plan": "x"}, "plan='x'"),
         (
             CLAIMED,
-            {"plan": dataclasses.replace(CLAIMED.plan(), simulated_cohort=5)},
-            "simulated_cohort=5 .* cohort_size=4",
+            {"plan": CLAIMED.plan().simulating(simulated=5, claimed=40)},
+            "cohort_size=5 .the config has 4",
         ),
         (config(), {"noise_memory": 0}, "noise_memory=0"),
         (LONG, {"plan": dataclasses.replace(LONG.plan(), mechanism=GROWS)}, "float32"),
