@@ -68,16 +68,6 @@ def test_the_source_is_what_the_document_says(seed):
             )
 
 
-def test_neighbouring_counters_are_not_taken_for_one_another():
-    drawn = source_of_key(noise_key(7), 16)(3).numpy()
-    assert all(
-        abs(drawn[5] - entry(7, row, c)) > 1e-3
-        for row in range(6)
-        for c in range(16)
-        if (row, c) != (3, 5)
-    )
-
-
 def test_the_tail_is_there_and_nothing_is_zero():
     """Words from 0 to the last: radii from 9.5 down to that of the uniform nearest to 1."""
     rng = np.random.default_rng(0)
