@@ -113,8 +113,8 @@ class TestTheMemoryMap:
 
     @pytest.mark.slow
     def test_kill_9_in_the_middle_of_a_block(self, tmp_path, name):
-        """The next process makes the same rows, from the source: nothing half written is there to
-        read.
+        """The next process makes the same rows, from the source:
+        nothing half written is there to read.
         """
         program = f"""
 import os, signal
@@ -135,8 +135,8 @@ dying.row(39)
 
     @pytest.mark.parametrize("mapped", [False, True])
     def test_an_interrupted_block_is_made_again(self, name, mapped, monkeypatch):
-        """Ctrl-C in the middle of a block leaves it half written: none of it is taken for a round's
-        noise.
+        """Ctrl-C in the middle of a block leaves it half written: none of it is taken
+        for a round's noise.
         """
         whole = [noise_of(banded(), name, mapped).row(t) for t in (39, 0)]
         noise, fill = noise_of(banded(), name, mapped), GaussianSource.fill

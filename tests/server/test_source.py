@@ -96,8 +96,8 @@ def test_an_entry_is_a_function_of_seed_row_and_coordinate_alone(size):
 
 
 def stream_of(first, second, more=None):
-    """A key stream that gives these words to the pairs of a chunk, and `more` to those that ask for
-    more.
+    """A key stream that gives these words to the pairs of a chunk, and `more` to those
+    that ask for more.
     """
 
     def bits(out, high, low):
@@ -140,9 +140,8 @@ def test_the_tail_is_there_as_far_as_doubles_count():
         exact.append(np.sqrt(-2 * np.log(uniform / 2**40)))
     # float32 has 24 bits: between its own numbers near 1 a radius is off by so much.
     np.testing.assert_allclose(radius, exact, rtol=1e-5, atol=2e-6)
-    assert radius[0] == pytest.approx(
-        np.sqrt(2 * 105 * np.log(2)), rel=1e-6
-    )  # 12.06: the largest there is
+    # 12.06: the largest there is
+    assert radius[0] == pytest.approx(np.sqrt(2 * 105 * np.log(2)), rel=1e-6)
     assert radius[length // 2] > 0  # of the uniform nearest to 1
 
 

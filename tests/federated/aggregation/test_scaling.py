@@ -117,8 +117,8 @@ def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positi
 
 
 def test_a_state_of_another_scaling_is_refused():
-    """Rounds done again with other scales have the same noise: their difference would be free of
-    it.
+    """Rounds done again with other scales have the same noise:
+    their difference would be free of it.
     """
     state = query_of(Scaling(rule="adam")).initial_global_state()
     for change in ({"rule": "yogi"}, {"epsilon": 0.5}, {"every": 2}, {"debiased": True}):
@@ -128,7 +128,7 @@ def test_a_state_of_another_scaling_is_refused():
 
 
 class FromTheCurrentRound(Scaling):
-    """Negative control: the scales of a round are those that this round's own exact sum leads to."""
+    """Negative control: a round's scales are those that its own exact sum leads to."""
 
     def peek(self, query, state, sample):
         mean = [tf.cast(leaf / query.divisor, tf.float32) for leaf in sample.record]
@@ -173,7 +173,7 @@ def game(scaling):
     return plan, audit_distinguishing(plan, case, s[present], s[~present])
 
 
-@pytest.mark.parametrize("rule", ["adam", "adagrad", "yogi"])
+@pytest.mark.parametrize("rule", ["adam", "adagrad"])
 def test_scales_that_react_to_outputs_tell_no_more_than_the_plan_claims(rule):
     plan, found = game(Scaling(rule=rule, epsilon=EPSILON, decay=0.9))
     assert found.snr_expected == pytest.approx(1 / plan.noise_multiplier, rel=1e-6)
@@ -204,12 +204,11 @@ def test_half_precision_and_float64_records_are_scaled_in_the_precision_of_the_s
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"rule": "sgd"}, "rule='sgd'"),
+        ({"rule": "yogi"}, "rule='yogi'"),
         ({"rule": "adam", "epsilon": 0.0}, "epsilon=0.0"),
         ({"rule": "adam", "epsilon": 1e-30}, "epsilon=1e-30"),
         ({"rule": "adam", "decay": 1.0}, "decay=1.0"),
         ({"rule": "adam", "every": 0}, "every=0"),
-        ({"rule": "yogi", "debiased": True}, "debiased=True with rule='yogi'"),
     ],
 )
 def test_refusals(options, named):

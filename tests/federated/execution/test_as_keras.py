@@ -102,8 +102,11 @@ KINDS = {
 
 def task_of(x, y, model, loss, **changes):
     attributes = {
-        "name": "as Keras", "x": x, "y": y, "client_ids": OWNERS, "validation": (x, y), "test": (x, y), "model": model,
-        "loss": loss(), "metrics": lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")], "batch_size": BATCH,
+        "name": "as Keras", "x": x, "y": y, "client_ids": OWNERS, "validation": (x, y),
+        "test": (x, y), "model": model,
+        "loss": loss(),
+        "metrics": lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        "batch_size": BATCH,
     }  # fmt: skip
     return federated.Task.from_arrays(**(attributes | changes))
 

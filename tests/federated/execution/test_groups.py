@@ -1,5 +1,5 @@
-"""What a group returns is taken for its sum only if it can be that; a worker that is wrong is
-named.
+"""What a group returns is taken for its sum only if it can be that;
+a worker that is wrong is named.
 """
 
 import pickle

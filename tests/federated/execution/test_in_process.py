@@ -186,8 +186,8 @@ def test_so_many_clients_train_side_by_side(task, threads):
     not pathlib.Path("/proc/self/statm").exists(), reason="Linux tells how much memory is in use"
 )
 def test_memory_does_not_grow(task, tmp_path):
-    """Of `federated.train`, whatever other tests have taken before: what is in use, and not the
-    peak.
+    """Of `federated.train`, whatever other tests have taken before: what is in use,
+    and not the peak.
     """
     in_use = []
 

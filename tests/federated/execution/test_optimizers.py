@@ -1,4 +1,4 @@
-"""Client work and server optimizers: each trains the same model in our loop and in TFF's process."""
+"""Client work and server optimizers train the same model in our loop and in TFF's process."""
 
 import dataclasses
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedmf.federated.training.optimizers import scaling_of
+from fedmf import federated
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_same_model, assert_same_run, start_of, train
@@ -22,11 +22,7 @@ ADAM = {
     "scale_every": 2,
 }
 QUANTILE = {"clip_quantile": 0.5, "clip_every": 2, "clip_norm": 0.2}
-WAYS = {
-    "scaled": ADAM,
-    "quantile": QUANTILE,
-    "both": ADAM | QUANTILE | {"scale_moment": "debiased"},
-}
+WAYS = {"scaled": ADAM, "quantile": QUANTILE, "both": ADAM | QUANTILE}
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +84,11 @@ def test_canaries_are_released_along_their_directions(way, tmp_path):
     assert audit_run_canaries(made.path).bounds
 
 
-def test_the_moment_of_the_config_is_that_of_the_scales():
-    assert [scaling_of(config(**WAYS[way])).debiased for way in ("scaled", "both")] == [False, True]
+def test_what_sets_the_scales_belongs_to_optimizers_that_have_them():
+    with pytest.raises(
+        ValueError, match="scale_every=2 belongs to a scaled server_optimizer, not to adam"
+    ):
+        config(server_optimizer="adam", scale_every=2)
 
 
 def test_a_plan_of_another_clipping_is_refused(tmp_path):

@@ -35,7 +35,8 @@ def wide_task():
         )
 
     return federated.Task.from_arrays(
-        name="wide", x=x, y=y, client_ids=np.arange(CLIENTS), model=model, validation=(x, y), test=(x, y), batch_size=1,
+        name="wide", x=x, y=y, client_ids=np.arange(CLIENTS), model=model, validation=(x, y),
+        test=(x, y), batch_size=1,
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
     )  # fmt: skip
@@ -43,8 +44,10 @@ def wide_task():
 
 def config(**changes):
     values = {
-        "rounds": 8, "cohort_size": 20, "min_sep": 4, "family": "banded", "epsilon": 8.0, "clip_norm": 0.5, "seed": 3,
-        "client_learning_rate": 0.1, "evaluate_every": 8, "checkpoint_every": 2, "canaries": CANARIES,
+        "rounds": 8, "cohort_size": 20, "min_sep": 4, "family": "banded", "epsilon": 8.0,
+        "clip_norm": 0.5, "seed": 3,
+        "client_learning_rate": 0.1, "evaluate_every": 8, "checkpoint_every": 2,
+        "canaries": CANARIES,
     }  # fmt: skip
     return fedmf.TrainConfig(**(values | changes))
 

@@ -55,9 +55,8 @@ def noisy(losses, seed=0):
     [
         np.linspace(6, 2, 400),
         np.full(400, 6.0),  # learns nothing
-        np.r_[
-            np.linspace(6, 3, 100), np.linspace(3, 5, 300)
-        ],  # worse than it was, better than nothing
+        # Worse than it was, better than nothing
+        np.r_[np.linspace(6, 3, 100), np.linspace(3, 5, 300)],
         np.r_[np.linspace(6, 3, 50), np.full(10, 30.0), np.linspace(3, 2, 50)],  # some bad rounds
     ],
 )
@@ -117,8 +116,8 @@ def test_the_rule_is_for_a_server_of_sgd(plan):
     assert rate_of(plan, server_optimizer="adam") is None
     # Without momentum a step counts once, and not 1 / (1 - 0.95) = 20 times.
     assert rate_of(plan, server_momentum=0.0) == pytest.approx(20 * rate_of(plan))
-    # The claimed cohort divides the noise of a simulation as its own size does that of the run
-    # itself.
+    # The claimed cohort divides the noise of a simulation as its own size does
+    # that of the run itself.
     claimed = plan.simulating(simulated=20, claimed=60)
     assert rate_of(claimed, claimed_cohort=60) > 2 * rate_of(plan)
 

@@ -1,5 +1,5 @@
-"""A run goes on only as what it was begun with: nothing else gets the noise of rounds that are done
-again.
+"""A run goes on only as what it was begun with: nothing else gets the noise of rounds
+that are done again.
 """
 
 import dataclasses
@@ -211,8 +211,8 @@ def test_functions_that_are_not_pure_are_refused_before_anything_is_written(begu
 
 
 def test_examples_that_depend_on_who_was_read_before_are_refused_at_the_resume(tmp_path):
-    """A generator that goes on from client to client, behind a cache: one process always sees the
-    same.
+    """A generator that goes on from client to client, behind a cache:
+    one process always sees the same.
     """
 
     def task():

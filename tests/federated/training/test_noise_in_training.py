@@ -1,5 +1,5 @@
-"""The noise of a run: any strategy, also another one after a resume, and what the metrics say of
-it.
+"""The noise of a run: any strategy, also another one after a resume,
+and what the metrics say of it.
 """
 
 import itertools

@@ -35,8 +35,8 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     assert audit.contradictions == ()
     said = " ".join(audit.statement().split())
     made_for = (
-        f"The noise was made for {settings.rounds} rounds, and this is about the first {rounds} of "
-        "them"
+        f"The noise was made for {settings.rounds} rounds, and this is about the "
+        f"first {rounds} of them"
     )
     assert made_for in said
     assert made_for in " ".join((run.path / "final_statement.md").read_text().split())

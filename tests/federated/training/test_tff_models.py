@@ -1,5 +1,5 @@
-"""Tasks whose model is a VariableModel or a FunctionalModel of TFF, with loss and metrics of its
-own.
+"""Tasks whose model is a VariableModel or a FunctionalModel of TFF,
+with loss and metrics of its own.
 """
 
 import collections
@@ -146,8 +146,8 @@ def test_trains_the_model_that_keras_trains_in_both_executions(name, tmp_path):
 
 
 class Remembers(ByHand):
-    """A loss that depends on what was seen in earlier batches: a client's data in the next client's
-    update.
+    """A loss that depends on what was seen in earlier batches: a client's data
+    in the next client's update.
     """
 
     def forward_pass(self, batch_input, training=True):
