@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf import federated
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.batches import batches, steps
 from fedmf.federated.execution.choice import build_execution
@@ -15,6 +14,7 @@ from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_close
+from tests.federated.small_task import task_of_arrays
 
 pytestmark = pytest.mark.tensorflow
 layers, losses = tf.keras.layers, tf.keras.losses
@@ -101,21 +101,15 @@ KINDS = {
 
 
 def task_of(x, y, model, loss, **changes):
-    attributes = {
-        "name": "as Keras", "x": x, "y": y, "client_ids": OWNERS, "validation": (x, y),
-        "test": (x, y), "model": model,
-        "loss": loss(),
-        "metrics": lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
-        "batch_size": BATCH,
-    }  # fmt: skip
-    return federated.Task.from_arrays(**(attributes | changes))
+    return task_of_arrays(x, y, model, loss=loss(), client_ids=OWNERS, **changes)
 
 
 def settings(execution="fast"):
     """One round without noise, zeroing and clipping; the server adds the mean."""
     values = {
-        "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None, "clip_norm": 1e6,
-        "cohort_size": len(SIZES), "client_learning_rate": RATE, "client_epochs": 2,
+        "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None,
+        "clip_norm": 1e6, "cohort_size": len(SIZES), "client_learning_rate": RATE,
+        "client_epochs": 2,
         "server_learning_rate": 1.0, "server_momentum": 0.0, "warmup": 0.0, "cooldown": 0.0,
     }  # fmt: skip
     return config(execution, **values)
@@ -231,8 +225,8 @@ def test_labels_of_tff_s_rank_are_taken():
     ("model", "loss", "said"),
     [
         (dense, lambda: crossentropy(reduction="none"), "reduction is 'none'"),
-        (dense, lambda: losses.sparse_categorical_crossentropy, "loss of task 'as Keras' is"),
-        (dense, lambda: losses.MeanSquaredError, "loss of task 'as Keras' is"),
+        (dense, lambda: losses.sparse_categorical_crossentropy, "loss of task 'arrays' is"),
+        (dense, lambda: losses.MeanSquaredError, "loss of task 'arrays' is"),
         (two_outputs, crossentropy, "other structures"),
         (dense, Weighted, "read a variable that is no weight of the model"),
     ],

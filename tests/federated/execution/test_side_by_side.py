@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf import federated
 from fedmf.federated.execution import client_work
 from fedmf.federated.execution.stateless_model import dense_rows
 from tests.federated.run_small import config
+from tests.federated.small_task import task_of_arrays
 
 pytestmark = pytest.mark.tensorflow
 layers = tf.keras.layers
@@ -46,13 +46,10 @@ def together_and_alone(sums_of):
     """layer -> the sum of the cohort's updates, and the sum of those of each client by itself."""
 
     def of(layer):
-        x, y = COHORT[0][0]
-        task = federated.Task.from_arrays(
-            name="mixing", x=x, y=y, client_ids=[0, 1], validation=(x, y), test=(x, y), batch_size=2,
-            model=lambda: tf.keras.Sequential([tf.keras.Input((4,)), layer(), layers.Dense(2)]),
-            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
-        )  # fmt: skip
+        def model():
+            return tf.keras.Sequential([tf.keras.Input((4,)), layer(), layers.Dense(2)])
+
+        task = task_of_arrays(*COHORT[0][0], model, batch_size=2)
 
         def summed(small, cohorts):
             sums = sums_of(task, config(), small)

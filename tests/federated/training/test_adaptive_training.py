@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 
-from fedmf import federated
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_same_model, assert_same_run, start_of, train
@@ -82,13 +81,6 @@ def test_canaries_are_released_along_their_directions(way, tmp_path):
     assert included.any()
     assert np.all(releases[:, included].max(axis=0) > 0.7 * settings.clip_norm)
     assert audit_run_canaries(made.path).bounds
-
-
-def test_what_sets_the_scales_belongs_to_optimizers_that_have_them():
-    with pytest.raises(
-        ValueError, match="scale_every=2 belongs to a scaled server_optimizer, not to adam"
-    ):
-        config(server_optimizer="adam", scale_every=2)
 
 
 def test_a_plan_of_another_clipping_is_refused(tmp_path):
