@@ -28,7 +28,7 @@ from fedmf.privacy.monte_carlo import (
     add_sample,
     remove_sample,
 )
-from fedmf.privacy.plan import unamplified_epsilon, unit_noise
+from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_chi_square
