@@ -35,7 +35,7 @@ from tests.power import (
     trials_that_see,
 )
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 ROUNDS, COORDINATES = 10, 7_000
 LEAVES = [math.prod(shape) for shape in model_of(COORDINATES).values()]

@@ -18,7 +18,7 @@ from tests.federated.linear_regression import client_data, fed_avg
 from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 ROUNDS, POPULATION, COHORT = 6, 12, 3
 

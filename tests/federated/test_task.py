@@ -21,7 +21,7 @@ from tests.federated.run_small import config
 from tests.federated.small_runs import train
 from tests.federated.small_task import task_of_arrays
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 layers, metrics = tf.keras.layers, tf.keras.metrics
 
 # Nine clients of 1 to 9 examples.

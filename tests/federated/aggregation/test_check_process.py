@@ -10,8 +10,6 @@ from fedmf.mechanisms import IdentityMechanism
 from tests.federated.linear_regression import fed_avg, model_fn
 from tests.federated.plans import plan_of
 
-pytestmark = pytest.mark.tensorflow
-
 SGD = tff.learning.optimizers.build_sgdm
 BUILD = tff.learning.algorithms
 EXACT = "reaches its state or result without clipping and noise"

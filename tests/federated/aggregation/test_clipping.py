@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from fedmf.federated.aggregation import clipping
 from fedmf.federated.aggregation.clipping import ROUNDING_MARGIN, clip_dtype, zero_and_clip
 
-pytestmark = pytest.mark.tensorflow
-
 TINY = float(np.finfo(np.float32).tiny)
 
 

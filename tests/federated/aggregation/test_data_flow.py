@@ -14,8 +14,6 @@ from fedmf.federated.tff import tff, tfp
 from fedmf.mechanisms import IdentityMechanism
 from tests.federated.plans import plan_of
 
-pytestmark = pytest.mark.tensorflow
-
 PLAN = plan_of(IdentityMechanism(rounds=4))
 RECORD = tff.TensorType(np.float32, [3])
 EXACT = "reaches its state or result without clipping and noise"

@@ -12,7 +12,6 @@ from fedmf import QuantileClipping, federated
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
 
-pytestmark = pytest.mark.tensorflow
 ROUNDS = 5
 
 

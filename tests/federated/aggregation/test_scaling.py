@@ -16,7 +16,6 @@ from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
 from tests.power import missed_by_game, trials_that_see
 
-pytestmark = pytest.mark.tensorflow
 ROUNDS, SIZE, CLIENTS, EPSILON = 6, 5, 4, 0.05
 SPECS = [tf.TensorSpec([SIZE])]
 
@@ -166,22 +165,6 @@ def test_scales_that_react_to_outputs_tell_no_more_than_the_plan_claims(rule):
 def test_scales_from_the_current_round_are_caught():
     _, found = game(FromTheCurrentRound(rule="adagrad", epsilon=EPSILON))
     assert not NoiseAudit(findings=found.findings).consistent
-
-
-def test_half_precision_and_float64_records_are_scaled_in_the_precision_of_the_sum():
-    specs = {"a": tf.TensorSpec([2], tf.float16), "b": tf.TensorSpec([], tf.float64)}
-    plan = plan_of(MECHANISMS["identity"](2), noise_multiplier=0.0, clip_norm=1e3)
-    query = mean_query(plan, specs, clients_per_round=1, noise_seed=1, zeroing_norm=None)
-    query = query.with_scaling(Scaling(rule="adagrad"))
-    state = query.initial_global_state()
-    record = {"a": tf.constant([3.0, 0.5], tf.float16), "b": tf.constant(2.0, tf.float64)}
-    for _ in range(2):
-        params, zero = query.derive_sample_params(state), query.initial_sample_state()
-        sample = query.accumulate_record(params, zero, record)
-        result, state, _ = query.get_noised_result(sample, state)
-        assert (result["a"].dtype, result["b"].dtype) == (tf.float16, tf.float64)
-        np.testing.assert_allclose(result["a"].numpy().astype(float), [3.0, 0.5], rtol=1e-3)
-        assert float(result["b"]) == pytest.approx(2.0, rel=1e-6)
 
 
 @pytest.mark.parametrize(

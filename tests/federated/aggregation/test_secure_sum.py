@@ -10,7 +10,6 @@ from fedmf import QuantileClipping, federated
 from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS
 
-pytestmark = pytest.mark.tensorflow
 _KEPT: list[object] = []
 
 

@@ -16,7 +16,6 @@ from tests.federated.run_small import config
 from tests.federated.small_runs import assert_close
 from tests.federated.small_task import task_of_arrays
 
-pytestmark = pytest.mark.tensorflow
 layers, losses = tf.keras.layers, tf.keras.losses
 
 BATCH, RATE = 4, 0.05
@@ -241,28 +240,18 @@ def test_few_steps_have_all_batches_in_each_client_s_order():
     rng = np.random.default_rng(2)
     for _ in range(20):
         sizes = rng.integers(0, 12, (rng.integers(1, 8), 3))
-        cohort = [[(np.zeros(n), np.zeros(n)) for n in epochs] for epochs in sizes]
-        found = batches(cohort, 4)
-        order = steps(found)
-        size, begin, seen, place = (
-            dict(zip(found.start, found.size, strict=True)),
-            0,
-            [[] for _ in cohort],
-            [],
-        )
-        for end, rows in zip(order.end, order.size, strict=True):
-            clients, starts = order.client[begin:end], order.start[begin:end]
-            assert len(set(clients)) == len(clients) > 0
-            assert all(size[start] == rows for start in starts)
-            for client, start in zip(clients, starts, strict=True):
-                place.append((len(seen[client]) == 0, len(place)))
-                seen[client].append(start)
-            begin = end
-        assert seen == [
-            found.start[found.client == client].tolist() for client in range(len(cohort))
-        ]
+        found = batches([[(np.zeros(n), np.zeros(n)) for n in epochs] for epochs in sizes], 4)
+        order, seen, size = steps(found), [], dict(zip(found.start, found.size, strict=True))
+        for begin, end, rows in zip([0, *order.end[:-1]], order.end, order.size, strict=True):
+            together = [*zip(order.client[begin:end], order.start[begin:end], strict=True)]
+            assert len(dict(together)) == len(together) > 0
+            assert all(size[start] == rows for _, start in together)
+            seen += together
+        for client in range(len(sizes)):
+            starts = [start for each, start in seen if each == client]
+            assert starts == found.start[found.client == client].tolist()
         firsts = order.end[order.first - 1] if order.first else 0
-        assert [first for first, _ in place] == [True] * firsts + [False] * (len(place) - firsts)
+        assert len(dict(seen[:firsts])) == firsts == len(dict(seen))
 
 
 def test_clients_of_equal_epochs_need_few_steps():

@@ -20,8 +20,6 @@ from fedmf.terminal import interrupts
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_close, start_of, train
 
-pytestmark = pytest.mark.tensorflow
-
 SIZES = {
     "vocabulary_size": 30, "sequence_length": 5, "embedding_size": 6, "lstm_size": 10,
     "batch_size": 4, "validation_sentences": 20, "test_sentences": 20, "max_sentences": 10,
@@ -102,7 +100,10 @@ def test_updates_are_summed_in_the_cohort_s_order(task):
     rng = np.random.default_rng(1)
     shift = {count: float(10.0 ** rng.uniform(-6, 0)) for count in range(1, 9)}
 
+    running = []
+
     def epoch(weights, x, y, rate, update, slow):
+        running.append(threading.get_ident())
         time.sleep(0.05 * (len(x) % 3 if slow else 0))
         for part in update:
             part[...] = shift[len(x)]
@@ -114,6 +115,7 @@ def test_updates_are_summed_in_the_cohort_s_order(task):
         execution, state = execution_of(task, functools.partial(epoch, slow=slow), threads=threads)
         sums.append(execution.weights(execution.next(state, cohort)[0]))
     np.testing.assert_equal(*sums)
+    assert len(set(running)) == 5
 
 
 def test_ctrl_c_stops_between_clients_and_waits_for_those_that_train(task):
@@ -159,27 +161,6 @@ def test_without_a_compiler_the_keras_model_trains(task):
         assert not build_execution(quiet, settings.plan(), settings, 9, options=autodiff).slow
     with pytest.raises(ValueError, match="it needs a C compiler"):
         build_execution(without, settings.plan(), settings, 9, options=compiled)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_so_many_clients_train_side_by_side(task, threads):
-    lock, running, most = threading.Lock(), 0, 0
-
-    def epoch(weights, x, y, rate, update):
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.1)
-        for part in update:
-            part[...] = 0.0
-        with lock:
-            running -= 1
-        return 0.0
-
-    execution, state = execution_of(task, epoch, threads=threads)
-    execution.next(state, [[task.client_examples(name)] for name in task.client_ids[:9]])
-    assert most == threads
 
 
 @pytest.mark.slow

@@ -13,8 +13,6 @@ from tests.federated.small_runs import assert_same_model, start_of, train
 from tests.federated.small_task import small_task
 from tests.federated.training.test_tff_models import functional_task
 
-pytestmark = pytest.mark.tensorflow
-
 # Every optimizer on each side, FedProx, several epochs and a limit on batches.
 WORK = [
     {

@@ -9,7 +9,6 @@ from fedmf.federated.execution.stateless_model import dense_rows
 from tests.federated.run_small import config
 from tests.federated.small_task import task_of_arrays
 
-pytestmark = pytest.mark.tensorflow
 layers = tf.keras.layers
 
 # Clients of two examples of small whole numbers. A column names their segment: that of the second

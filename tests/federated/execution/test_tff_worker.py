@@ -8,8 +8,6 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.tensorflow
-
 PROGRAM = """
 import os, signal, sys
 import numpy as np

@@ -11,8 +11,6 @@ import tensorflow as tf
 from fedmf.federated.noise.source import box_muller, source_of_key
 from fedmf.server.source import noise_key
 
-pytestmark = pytest.mark.tensorflow
-
 MASK = 2**32 - 1
 
 

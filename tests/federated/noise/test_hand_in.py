@@ -13,7 +13,6 @@ from fedmf.server.state import NoiseState
 from tests.federated.plans import plan_of
 from tests.server.test_rows import banded
 
-pytestmark = pytest.mark.tensorflow
 SIZE, SEED = 37, 5
 ZERO = [np.zeros([5, 7], np.float32), np.zeros(2, np.float32)]
 PLAN, NARROW = (plan_of(banded(rounds=5, bands=bands)) for bands in (3, 2))

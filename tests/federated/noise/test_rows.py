@@ -17,7 +17,6 @@ from fedmf.server.source import noise_key
 from tests.mechanisms.registry import every_form
 from tests.power import distributed, unrelated
 
-pytestmark = pytest.mark.tensorflow
 KEY = noise_key(5)
 
 

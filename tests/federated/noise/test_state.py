@@ -13,7 +13,6 @@ from fedmf.noise.blocks import block_form
 from fedmf.noise.strategies import GRAPH_STRATEGIES
 from tests.federated.plans import plan_of
 
-pytestmark = pytest.mark.tensorflow
 SIZE = 9
 
 

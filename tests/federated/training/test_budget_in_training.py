@@ -10,7 +10,7 @@ from fedmf.runs.audit import recorded_plan
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_same_run, train
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 @pytest.mark.slow

@@ -19,8 +19,6 @@ from tests.cli.program import refused
 from tests.federated import run_small, small_runs
 from tests.federated.small_task import task_of_arrays
 
-pytestmark = pytest.mark.tensorflow
-
 CLIENTS, CANARIES, FEATURES = 20, 60, 3000
 
 

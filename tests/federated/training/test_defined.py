@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from fedmf.federated.training.defined import is_defined
 
-pytestmark = pytest.mark.tensorflow
 metrics = tf.keras.metrics
 # Labels and predictions of a client.
 CLIENTS = {

@@ -15,7 +15,7 @@ from fedmf.federated.training.divergence import (
     rate_warning,
 )
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from fedmf.noise.strategies import HOST_STRATEGIES
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_close, broken_off, train
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 SETTINGS, ROUNDING = config(min_sep=3), {"rtol": 0, "atol": 2e-6}  # float32, six rounds
 
 

@@ -12,7 +12,7 @@ from tests.federated.run_small import config
 from tests.federated.small_runs import broken_off, train
 from tests.federated.small_task import small_task
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 def sampled(**changes):

@@ -12,7 +12,7 @@ from fedmf.runs.folder import Run
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_same_run, broken_off, train
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 @pytest.mark.slow
