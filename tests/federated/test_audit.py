@@ -92,8 +92,13 @@ def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
     assert not judged(claim, run(claim)).consistent
 
 
+@pytest.fixture(scope="module")
+def resumed(claim):
+    return judged(claim, run(claim, resume_at=5))
+
+
 @pytest.mark.parametrize("lost", ["all", "round", "rows"])
-def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, lost):
+def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, lost):
     """All of the state lost, or only its round number, or only its rows.
 
     The first is a control of audits.controls, of known power.
@@ -113,12 +118,10 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, lost):
                 state = tf.nest.map_structure(tf.constant, state._replace(noise=losses[lost]))
         return honest(self, state, *clients)
 
-    audit = judged(claim, run(claim, resume_at=5))
-    assert audit.consistent
-    M = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))[
-        "noise not advanced by a resume"
-    ]
-    assert missed_by_noise_audit(M @ M.T, COORDINATES, audit.threshold) <= MISS_RATE
+    assert resumed.consistent
+    mistakes = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))
+    M = mistakes["noise not advanced by a resume"]
+    assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed.threshold) <= MISS_RATE
     monkeypatch.setattr(audits._Query, "release", forgetful)
     assert not judged(claim, run(claim, resume_at=5)).consistent
     assert len(made) == 2

@@ -268,7 +268,7 @@ def test_a_client_s_examples_that_do_not_do_lose_no_round(tmp_path):
     np.testing.assert_equal(resumed.weights, whole.weights)
 
 
-@pytest.mark.parametrize("execution", ["fast", "tff"])
+@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, execution):
     task, said = (
         task_of(

@@ -139,7 +139,7 @@ def trained_by_keras(task, loss):
 @pytest.mark.parametrize(
     "kind",
     [
-        kind if "sum" in kind or "own" in kind else pytest.param(kind, marks=pytest.mark.slow)
+        kind if "sum" in kind or "rows" in kind else pytest.param(kind, marks=pytest.mark.slow)
         for kind in KINDS
     ],
 )

@@ -53,7 +53,7 @@ def test_fast_and_tff_train_the_same_model(work, tmp_path, monkeypatch):
 def test_the_groups_that_clients_train_in_change_no_bit(tmp_path, monkeypatch):
     weights = []
     monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
-    for products in (1, 2000, 10**8):
+    for products in (1, 10**8):
         monkeypatch.setattr(client_work, "GROUP_PRODUCTS", products)
         run = train(tmp_path / str(products), config(client_epochs=2, rounds=2))
         weights.append(b"".join(weight.tobytes() for weight in run.weights))
