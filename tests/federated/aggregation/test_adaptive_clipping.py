@@ -1,4 +1,4 @@
-"""A clip norm that follows a quantile: what is released, how well it tracks, and that both streams
+"""A clip norm that follows a quantile: what is released, and that both streams
 tell no more than is claimed.
 """
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf import Participation, QuantileClipping
+from fedmf import QuantileClipping
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import NoiseAudit, causal_factor
 from fedmf.federated.aggregation import query as queries
@@ -56,34 +56,6 @@ def test_what_is_released_by_brute_force(every):
             zeta *= np.exp(-0.8 * (np.clip(np.mean(within), 0, 1) - 0.7))
             within = []
     assert zeta != pytest.approx(plan.clip_norm, rel=0.1)
-
-
-@pytest.mark.parametrize("first", [0.05, 20.0])
-def test_a_lognormal_is_tracked_to_its_median(first):
-    """Within 5% after 150 rounds.
-
-    The clients' part has a standard deviation of 0.0022 over five rounds of 10,000 clients, and the
-    bits' noise less. Each step takes 0.4 of the distance, so that the logarithm of zeta is within
-    0.003 of its place: 5% is sixteen times that.
-    """
-    rounds, clients = 150, 10_000
-    plan = plan_of(
-        MECHANISMS["tree full"](rounds),
-        participation=Participation(rounds=rounds, schema="single"),
-        noise_multiplier=1.19352,
-        clip_norm=first,
-        quantile_clipping=QuantileClipping(quantile=0.5, every=5, learning_rate=1.0),
-    )
-    query = mean_query(
-        plan, [tf.TensorSpec([1])], clients_per_round=clients, noise_seed=8, zeroing_norm=None
-    )
-    step = tf.function(lambda sample, state: query.get_noised_result(sample, state)[1])
-    state, rng = query.initial_global_state(), np.random.default_rng(4)
-    for _ in range(rounds):
-        clipped = int((rng.lognormal(0.3, 1.0, clients) > float(state.clip.norm)).sum())
-        counts = {"clients": tf.constant(clients), "clipped": tf.constant(clipped)}
-        state = step(query.initial_sample_state()._replace(**counts), state)
-    assert float(state.clip.norm) == pytest.approx(np.exp(0.3), rel=0.05)
 
 
 def joint_game(clipping, sent, *, departure):
