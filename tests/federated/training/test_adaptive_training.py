@@ -85,5 +85,5 @@ def test_canaries_are_released_along_their_directions(tmp_path):
 def test_a_plan_of_another_clipping_is_refused(tmp_path):
     plan = config(**QUANTILE).plan()
     for other in ({}, *(QUANTILE | {name: 3} for name in ("clip_every", "clip_learning_rate"))):
-        with pytest.raises(ValueError, match="plan has quantile_clipping=QuantileClipping"):
+        with pytest.raises(ValueError, match="plan has .*clip_"):
             train(tmp_path / "run", config(**other), plan=plan)

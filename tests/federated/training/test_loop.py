@@ -188,7 +188,7 @@ def test_resume_refuses_damaged_and_foreign_checkpoints(parts, tmp_path):
 
 
 GROWS = BandedMechanism(diagonals=np.array([[1.0, 0.0]] + [[1.0, 2.0]] * 39))
-CLAIMED, LONG = config(claimed_cohort=40), config(rounds=40, min_sep=3)
+CLAIMED, LONG = config(claimed_cohort=40, cohort_size=5), config(rounds=40, min_sep=3)
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,10 @@ CLAIMED, LONG = config(claimed_cohort=40), config(rounds=40, min_sep=3)
         (config(cohort_size=7), {}, "cohort_size=7"),
         (config(schema="single", min_sep=None), {}, "population"),
         (config(), {"noise_seed": None}, "noise_seed=None"),
-        (config(), {"plan": config(min_sep=3).plan()}, "min_sep=3"),
+        (config(), {"plan": config(min_sep=3).plan()}, "plan has min_sep=3"),
         (config(), {"plan": "x"}, "plan='x'"),
-        (
-            CLAIMED,
-            {"plan": dataclasses.replace(CLAIMED.plan(), simulated_cohort=5)},
-            "simulated_cohort=5 .* cohort_size=4",
-        ),
-        (config(), {"noise_memory": 0}, "noise_memory=0"),
+        (config(claimed_cohort=40), {"plan": CLAIMED.plan()}, "cohort_size=5 .*4"),
+        (config(), {"noise_memory": 0}, "memory"),
         (LONG, {"plan": dataclasses.replace(LONG.plan(), mechanism=GROWS)}, "float32"),
         (config(), {"resume": True}, "holds no run to resume"),
     ],

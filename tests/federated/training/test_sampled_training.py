@@ -91,7 +91,7 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
     with pytest.raises(ValueError, match="population=24 .* 12 clients"):
         train(tmp_path / "run", sampled(population=24))
     plan = dataclasses.replace(sampled().plan(), sampling=None)
-    with pytest.raises(ValueError, match="plan has sampling=None but .*CyclicPoisson"):
+    with pytest.raises(ValueError, match="plan has .*sampling=None"):
         train(tmp_path / "run", sampled(), plan=plan)
     assert not (tmp_path / "run").exists()
 
