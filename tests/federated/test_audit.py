@@ -55,6 +55,7 @@ def judged(claim, *runs):
     return audit_noise([whiten(L, np.stack(list(rows)), scale) for rows in runs], leaves=LEAVES)
 
 
+@pytest.mark.slow
 @every_form
 def test_every_form_is_what_is_claimed(build):
     plan = plan_of(build(ROUNDS))

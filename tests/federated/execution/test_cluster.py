@@ -193,8 +193,6 @@ def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
     assert not [secret for secret in secrets for blob in sent if secret in blob]
     for leak in ({"seed": SEED}, {"key": key}):  # the control
         assert any(secret in ray.cloudpickle.dumps(leak) for secret in secrets)
-    jobs = ray._private.worker.global_worker.gcs_client.get_all_job_info()
-    assert not [job for job in jobs.values() if str(SEED) in job.entrypoint]
 
 
 @pytest.mark.parametrize("seed", ["--noise-seed 71", "--noise-seed=71", "noise_seed=71"])

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedmf.runs.audit import audit_run, audit_run_canaries
+from fedmf.runs.audit import audit_run_canaries
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_same_model, assert_same_run, start_of, train
 from tests.federated.small_task import small_task
@@ -27,9 +27,7 @@ WAYS = {"scaled": ADAM, "quantile": QUANTILE, "both": ADAM | QUANTILE}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adaptive")
-    return {
-        name: train(folder / name, config(**way)) for name, way in (WAYS | {"plain": {}}).items()
-    }
+    return {name: train(folder / name, config(**way)) for name, way in WAYS.items()}
 
 
 def test_what_adapts_is_a_metric_of_each_round(runs):
@@ -47,7 +45,7 @@ def test_a_stopped_run_resumes_bit_for_bit(runs, tmp_path):
     assert_same_run(train(tmp_path / "parts", settings, resume=True), runs["both"])
 
 
-def test_the_statement_names_what_adapts_and_guarantees_the_same(runs):
+def test_the_statement_names_what_adapts(runs):
     for name in ("statement.md", "final_statement.md"):
         texts = {way: " ".join((run.path / name).read_text().split()) for way, run in runs.items()}
         for words, ways in {
@@ -55,10 +53,6 @@ def test_the_statement_names_what_adapts_and_guarantees_the_same(runs):
             "0.5 quantile": ["quantile", "both"],
         }.items():
             assert [way for way, text in texts.items() if words in text] == ways
-    assert len({run.plan["epsilon"] for run in runs.values()}) == 1
-    epsilons = [audit_run(run.path).epsilon for run in runs.values()]
-    assert epsilons == pytest.approx([epsilons[0]] * 4)
-    assert runs["scaled"].plan["stddev"] == runs["plain"].plan["stddev"]
 
 
 @pytest.mark.slow
