@@ -110,7 +110,7 @@ def joint_game(clipping, sent, *, departure):
     return NoiseAudit(findings=found.findings)
 
 
-@pytest.mark.parametrize("sent", [3.0, 0.999])
+@pytest.mark.parametrize("sent", [pytest.param(3.0, marks=pytest.mark.slow), 0.999])
 def test_both_streams_together_tell_as_much_as_the_plan_claims(sent):
     verdict = joint_game(QuantileClipping(share=0.5, every=1), sent, departure=1.2)
     assert verdict.consistent, verdict.contradictions
@@ -133,9 +133,10 @@ def test_a_bit_that_is_not_centred_is_caught(monkeypatch):
     assert not verdict.consistent
 
 
+@pytest.mark.slow
 def test_the_audit_of_a_mechanism_sees_both_streams(monkeypatch):
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=QuantileClipping(every=1))
-    assert audit_mechanism(plan, seed=3, trials=400).verdict.consistent
+    assert audit_mechanism(plan, seed=3, trials=4000).verdict.consistent
     # Negative control: the bits have the noise of an update's entry, and not their own.
     honest = queries.NoiseRows.next
 

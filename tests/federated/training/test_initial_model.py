@@ -49,7 +49,7 @@ def test_a_file_and_the_run_that_wrote_it_start_the_same_run(first, keras_file, 
             assert "The data used for it is not covered." in text
 
 
-@pytest.mark.parametrize("execution", ["fast", "tff"])
+@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_the_first_round_starts_from_the_weights(first, tmp_path, execution):
     """Without noise, zeroed updates leave the model as it was."""
     start = {"rounds": 2, "min_sep": 1, "initial_model": str(first.path)}

@@ -276,6 +276,7 @@ def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
     assert sum("server_learning_rate than 0.5" in str(warning.message) for warning in caught) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     """Saved, without a result, and at every resume again, until that is without the option."""
     with pytest.raises(federated.DivergedRun, match="server_learning_rate than 0.5") as stop:
@@ -294,6 +295,7 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     assert len(train(tmp_path, DIVERGING, resume=True).metrics) == 40
 
 
+@pytest.mark.slow
 def test_a_rate_that_the_noise_hardly_allows_is_warned_of_once(tmp_path):
     settings = config(server_learning_rate=50.0, server_momentum=0.95)
     with pytest.warns(UserWarning, match=r"server_learning_rate=50 is \S+ times the 0\.\d+ that"):
@@ -305,6 +307,7 @@ def test_a_rate_that_the_noise_hardly_allows_is_warned_of_once(tmp_path):
         train(tmp_path / "silent", silent, stop_after=1)
 
 
+@pytest.mark.slow
 def test_a_run_without_noise_needs_no_noise_seed(tmp_path):
     silent = [config(family="none", noise_multiplier=None), config(noise_multiplier=0.0)]
     for number, settings in enumerate(silent):
