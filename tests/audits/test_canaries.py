@@ -72,9 +72,8 @@ def test_the_gaussian_bound_is_the_sharper_one():
 def test_scores_that_say_nothing_prove_nothing(bound):
     scores, included = np.arange(200.0), np.arange(200) % 2 == 0
     assert bound(scores, included, 1e-6, SIGNIFICANCE) == 0
-    assert (
-        bound(scores, included.sum() > np.arange(200), 1e-6, SIGNIFICANCE) == 0
-    )  # wrong way round
+    # Wrong way round
+    assert bound(scores, included.sum() > np.arange(200), 1e-6, SIGNIFICANCE) == 0
     assert bound(scores, included.sum() <= np.arange(200), 1e-6, SIGNIFICANCE) > 2
     assert bound(np.ones(1), np.ones(1, bool), 1e-6, SIGNIFICANCE) == 0
 
@@ -188,8 +187,8 @@ RUNS = trials_that_see(lambda runs: missed_by_count(runs, SIGNIFICANCE, 0.25), s
 
 @pytest.mark.slow
 def test_honest_runs_are_above_their_claim_as_rarely_as_stated():
-    """A claim that is refuted in a quarter of runs would be seen; at 5% the test fails once in a
-    million.
+    """A claim that is refuted in a quarter of runs would be seen; at 5% the test fails
+    once in a million.
     """
     plan, rng = plan_of(epsilon=2.0), np.random.default_rng(3)
     above = sum(
@@ -220,21 +219,21 @@ def test_departures_are_above_the_claim(name, family):
 
 
 def test_what_is_claimed_of_whom():
-    """Bounds that know who was drawn, or assume a Gaussian, are held against the guarantee without
-    amplification.
+    """Bounds that know who was drawn, or assume a Gaussian, are held against
+    the guarantee without amplification.
     """
     scheme = fedmf.CyclicPoisson(population=400, cohort_size=10)
     participation = fedmf.Participation(rounds=ROUNDS, schema="fixed_epoch", min_sep=4)
     mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), participation, family="banded", bands=2)
     plan = fedmf.calibrate(mechanism, None, epsilon=4.0, delta=1e-6, sampling=scheme)
-    assert plan.epsilon < plan.unamplified_epsilon
+    assert plan.epsilon < unamplified_epsilon(plan)
     evidence = Departure().evidence(plan, 50, np.random.default_rng(5))
     evidence.rounds[:, 10:20] = False
     result = audit_canaries(plan, evidence)
     assert (result.canaries, result.took_part) == (50, 40)
     claims = {(bound.score, bound.assumes): bound.epsilon_claimed for bound in result.bounds}
     assert claims.pop(("final model", "nothing")) == plan.epsilon
-    assert set(claims.values()) == {plan.unamplified_epsilon}
+    assert set(claims.values()) == {unamplified_epsilon(plan)}
     assert len(claims) == 5
 
 

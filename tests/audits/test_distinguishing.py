@@ -119,8 +119,8 @@ def test_an_honest_game_has_the_ratio_of_the_plan(family, epsilon):
     trials = trials_that_see(
         lambda trials: missed_by_game(trials, 1.25 * case.snr, case.snr, FALSE_POSITIVE_RATE / 2)
     )
-    # The confidence is that of the test, so that interval and bound are wrong as rarely as a
-    # finding.
+    # The confidence is that of the test, so that interval and bound are wrong
+    # as rarely as a finding.
     statistics = play(plan, case, trials)
     result = audit_distinguishing(plan, case, *statistics, confidence=1 - FALSE_POSITIVE_RATE)
     assert all(finding.p_value > FALSE_POSITIVE_RATE for finding in result.findings)
@@ -140,8 +140,8 @@ GAMES = trials_that_see(lambda games: max(missed_by_count(games, 0.05, 0.25), 0.
 )
 def test_bounds_are_as_often_right_as_they_say(epsilon, trials):
     """The interval misses in at most 5% of games, the bound exceeds the truth in at most 5%, and
-    0.8 of the expected bound is missed in at most 15% of games of so few trials (2.5% to 10.5% were
-    measured).
+    0.8 of the expected bound is missed in at most 15% of games of so few trials (2.5%
+    to 10.5% were measured).
     """
     plan = small_plan(epsilon)
     case, rng = worst_case(plan), np.random.default_rng(1)

@@ -11,6 +11,7 @@ from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
+from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE
 from tests.privacy.plans import ledger_of, plan, two_bands
@@ -125,10 +126,10 @@ class TestWithSampling:
         plan = sampled_plan()
         audit = audit_ledger(ledger_of(poisson_cohorts(plan, 1)), plan)
         assert audit.contradictions == ()
-        assert audit.amplified_epsilon == plan.epsilon < 0.6 * plan.unamplified_epsilon
+        assert audit.amplified_epsilon == plan.epsilon < 0.6 * unamplified_epsilon(plan)
         # Nobody was drawn as often as could be, so that less than the unamplified epsilon is
         # achieved without trusting the draw.
-        assert plan.epsilon < audit.epsilon <= plan.unamplified_epsilon
+        assert plan.epsilon < audit.epsilon <= unamplified_epsilon(plan)
 
     def test_honest_runs_are_not_accused(self):
         # 60 runs of two schemes at a false-positive rate of 1e-6 each: one accusation has
@@ -197,8 +198,8 @@ def audit_contradictions(cohorts, plan):
 
 
 def test_a_reshuffled_client_stays_in_its_part():
-    """Rounds of one client are multiples of the groups apart also where every epoch has a new
-    order.
+    """Rounds of one client are multiples of the groups apart also where every epoch
+    has a new order.
     """
     plan = plan_of(
         IdentityMechanism(rounds=40),

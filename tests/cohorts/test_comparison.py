@@ -10,7 +10,8 @@ from tests.cli.program import refused
 from tests.mechanisms.schemas import separated
 
 APART = separated(200, 40)
-ASK = "plan participation --rounds 200 --population 800 --cohort-size 20 --schema budget --min-sep 40 --json".split()
+ASK = """plan participation --rounds 200 --population 800 --cohort-size 20 --schema budget
+    --min-sep 40 --json""".split()
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,9 @@ from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from tests.cohorts.controllers import (
-    available_to,
+    WhoComes,
     controllers_that_work,
     min_sep_controller,
-    population_of,
     refusal,
     run,
     settings_of_controllers,
@@ -27,13 +26,11 @@ from tests.oracles import allowed_sets
 class TestCohorts:
     @given(controllers_that_work(), st.sampled_from([None, 0.9, 0.4, 0.0]))
     def test_nothing_the_participation_forbids(self, given, probability):
-        population_of[0] = given["population"]
-        availability = None if probability is None else available_to(probability)
+        availability = None if probability is None else Independent(probability=probability)
         controller = ParticipationController(**given, availability=availability)
         cohorts = run(controller)
-        allowed = set(
-            allowed_sets(given["participation"])
-        )  # from the words of the schema, not from `allows`
+        # From the words of the schema, not from `allows`
+        allowed = set(allowed_sets(given["participation"]))
         for client in range(given["population"]):
             rounds = tuple(t for t, cohort in enumerate(cohorts) if client in cohort)
             assert not rounds or rounds in allowed
@@ -42,7 +39,7 @@ class TestCohorts:
             assert len(set(cohort)) == len(cohort) <= given["cohort_size"]
             assert all(0 <= client < given["population"] for client in cohort)
             if availability is not None:
-                assert availability(t)[cohort].all()
+                assert availability.available(t, np.array(cohort, np.int64)).all()
 
     @given(controllers_that_work())
     def test_the_full_cohort_always_where_only_separation_binds(self, given):
@@ -74,11 +71,7 @@ class TestCohorts:
         everyone = run(min_sep_controller(participation=fixed))
         away = everyone[2][0]
 
-        def availability(t):
-            mask = np.ones(30, bool)
-            mask[away] = t != 7
-            return mask
-
+        availability = WhoComes(lambda t, clients: (clients != away) | (t != 7))
         cohorts = run(min_sep_controller(participation=fixed, availability=availability))
         assert [t for t, cohort in enumerate(cohorts) if away in cohort] == [2, 12]
         assert len(cohorts[7]) == 3  # nobody out of turn replaces it
@@ -87,8 +80,7 @@ class TestCohorts:
 class TestPurity:
     @given(controllers_that_work(), st.integers(0, 10), st.booleans())
     def test_a_new_controller_continues_from_the_ledger(self, given, stop, some_away):
-        population_of[0] = given["population"]
-        availability = available_to(0.7) if some_away else None
+        availability = Independent(probability=0.7) if some_away else None
         whole = run(ParticipationController(**given, availability=availability))
         stop = min(stop, len(whole))
         first = ParticipationController(**given, availability=availability)
@@ -143,7 +135,7 @@ def test_ten_million_clients_take_three_bytes_each_and_are_not_listed():
 class TestDryPool:
     def test_warns_and_returns_fewer(self):
         controller = min_sep_controller(
-            availability=lambda t: np.arange(30) < {1: 2, 3: 0}.get(t, 30)
+            availability=WhoComes(lambda t, clients: clients < {1: 2, 3: 0}.get(t, 30))
         )
         assert len(controller.cohort(0)) == 4
         with pytest.warns(PoolRanDryWarning, match="round 1: only [012] of cohort_size=4"):
@@ -183,8 +175,8 @@ class TestRefusals:
                 changed["participation"] = Participation(rounds=int(number), schema="single")
             second = refusal(changed)
             if second:
-                # One change can bring up the other limit, max_participations, which was given on
-                # purpose.
+                # One change can bring up the other limit, max_participations,
+                # which was given on purpose.
                 assert p.max_participations < -(-p.rounds // p.min_sep), (
                     message,
                     name,
@@ -214,9 +206,8 @@ class TestRefusals:
     def test_a_ledger_is_taken_over_whole_or_not_at_all(self):
         controller, whole = min_sep_controller(), run(min_sep_controller())
         ledger = controller.ledger
-        cohorts = [
-            np.array(cohort) for cohort in (*whole[:2], whole[1])
-        ]  # clients of round 1 come back at once
+        # Clients of round 1 come back at once
+        cohorts = [np.array(cohort) for cohort in (*whole[:2], whole[1])]
         with pytest.raises(ValueError, match="ledger's round 2 has client"):
             controller.go_on_from(ParticipationLedger(cohort_size=4, cohorts=cohorts))
         assert controller.ledger is ledger

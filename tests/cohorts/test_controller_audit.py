@@ -6,14 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.audits.guarantee import audit_ledger
+from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.gaussian import gaussian_epsilon
 from tests.cohorts.controllers import (
-    available_to,
     controllers_that_work,
-    population_of,
     rounds_of_clients,
     run,
 )
@@ -54,9 +53,10 @@ class TestAudit:
         st.sampled_from([1.0, 0.6]),
     )
     def test_obeyed_is_never_worse_than_planned(self, given, family, probability):
-        population_of[0] = given["population"]
         plan = plan_of(family(rounds=given["participation"].rounds), given["participation"])
-        controller = ParticipationController(**given, availability=available_to(probability))
+        controller = ParticipationController(
+            **given, availability=Independent(probability=probability)
+        )
         run(controller)
         audit = controller.audit(plan)
         assert audit.planned is plan

@@ -140,7 +140,7 @@ class TestPoisson:
 
     @staticmethod
     def p_values(came, q):
-        """Of clients' frequencies, of cohort sizes, and of the dependence of clients and of rounds."""
+        """Of clients' frequencies, cohort sizes, and the dependence of clients and of rounds."""
         rounds, clients = came.shape
         variance = q * (1 - q)
         frequencies = ((came.sum(axis=0) - rounds * q) ** 2).sum() / (rounds * variance)

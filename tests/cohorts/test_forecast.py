@@ -77,10 +77,12 @@ class TestForecast:
 
     @pytest.mark.parametrize(
         "scheme",
-        [CyclicPoisson(population=10**6, cohort_size=1000, partitions=9),
-         CyclicShuffle(population=10**6 + 3, cohort_size=1000, partitions=8)],
+        [
+            CyclicPoisson(population=10**6, cohort_size=1000, partitions=9),
+            CyclicShuffle(population=10**6 + 3, cohort_size=1000, partitions=8),
+        ],
         ids=["poisson", "shuffle"],
-    )  # fmt: skip
+    )
     def test_a_scheme_in_a_smaller_population(self, scheme):
         size = Size(population=scheme.population, cohort_size=1000, simulated_cohort=10)
         run = forecast(scheme.participation(40), size, sampling=scheme)

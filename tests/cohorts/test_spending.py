@@ -19,7 +19,7 @@ from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
-from tests.cohorts.controllers import rounds_of_clients, run
+from tests.cohorts.controllers import WhoComes, rounds_of_clients, run
 from tests.mechanisms.schemas import separated
 from tests.privacy.plans import ledger_of, plan
 
@@ -140,7 +140,7 @@ def budgeted_controller(**changes):
         "population": 60,
         "cohort_size": 5,
         "seed": 3,
-        "availability": lambda t: np.arange(60) % 4 != t % 4,
+        "availability": WhoComes(lambda t, clients: clients % 4 != t % 4),
     }
     return ParticipationController(Budget.of(mechanism, apart), **{**given, **changes}), mechanism
 

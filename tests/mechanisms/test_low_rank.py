@@ -69,9 +69,8 @@ def test_more_rank_and_more_bands_come_closer():
     assert losses == sorted(losses, reverse=True)
     optimum = fit(prefix_sum(64), single(64), family="dense", tolerance=1e-6).certificate.loss
     np.testing.assert_allclose(losses[-1], optimum, rtol=1e-3)
-    np.testing.assert_allclose(
-        fitted(64, 64, 1).certificate.loss, optimum, rtol=1e-3
-    )  # all bands: B is the optimum
+    # All bands: B is the optimum
+    np.testing.assert_allclose(fitted(64, 64, 1).certificate.loss, optimum, rtol=1e-3)
 
 
 def test_the_unit_of_the_workload_does_not_matter():

@@ -43,9 +43,8 @@ def test_sound_for_vectors_and_exact_when_it_says_so(data):
     attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
-        if attained < claimed.value * (
-            1.0 - 1e-5
-        ):  # the ascent is slow where columns are nearly orthogonal
+        # The ascent is slow where columns are nearly orthogonal
+        if attained < claimed.value * (1.0 - 1e-5):
             attained = attained_sensitivity(
                 C, participation, np.random.default_rng(0), starts=3, sweeps=20_000
             )

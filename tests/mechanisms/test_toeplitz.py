@@ -94,9 +94,8 @@ def test_long_mechanisms_are_saved_and_checked_when_read(tmp_path):
     mechanism = ToeplitzMechanism(rounds=50_000, coefficients=[1.0, 0.5])
     mechanism.save(tmp_path / "good")
     assert np.array_equal(load_mechanism(tmp_path / "good").coefficients, mechanism.coefficients)
-    ToeplitzMechanism(rounds=50_000, coefficients=[1.0, -9.0]).save(
-        tmp_path / "unstable"
-    )  # N grows to 9^50000
+    # N grows to 9^50000
+    ToeplitzMechanism(rounds=50_000, coefficients=[1.0, -9.0]).save(tmp_path / "unstable")
     with pytest.raises(ValueError, match="not an inverse"):
         load_mechanism(tmp_path / "unstable")
 

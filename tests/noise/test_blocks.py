@@ -1,5 +1,5 @@
-"""Block forms write the causal noising matrix, in few rows of state where the mechanism has
-structure.
+"""Block forms write the causal noising matrix, in few rows of state where
+the mechanism has structure.
 """
 
 import numpy as np

@@ -70,12 +70,12 @@ def test_it_is_the_form_that_is_tried(form):
     [(2.0, 20, "0"), (2.0, 24, "[0-9]"), (2.0, 48, "[0-9]"), (1e3, 48, "inf|nan")],
 )
 def test_noise_that_grows_out_of_float32_is_refused(form, below, rounds, wrong):
-    """Of signs and whole coefficients below 2^24 float32 would lose nothing; of real draws it does."""
+    """Float32 loses digits of real draws; of signs and whole coefficients it would not."""
     check_float32(of_two_bands(form, 0.9, rounds))
     with pytest.raises(
         ValueError,
-        match="too ill-conditioned for float32, in which its noise is made: it is wrong by "
-        f"({wrong})",
+        match="too ill-conditioned for float32, in which its noise is made: it "
+        f"is wrong by ({wrong})",
     ):
         check_float32(of_two_bands(form, below, rounds))
 

@@ -12,7 +12,9 @@ from fedmf.cli import main
 from fedmf.privacy import bands
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.bands import choose_bands
+from fedmf.privacy.describe import summary
 from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 
 ASK = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6}
@@ -81,7 +83,7 @@ def test_the_chance_of_a_choice_is_that_of_all_its_calibrations(choice):
     )
     search = dataclasses.replace(choice.search, sampling="min-sep-poisson")
     simulated = dataclasses.replace(choice, search=search, rows=rows)
-    assert simulated.failure == simulated.summary()["failure"] == pytest.approx(3 * 10 * 1e-10)
+    assert simulated.failure == summary(simulated)["failure"] == pytest.approx(3 * 10 * 1e-10)
     assert choice.failure == choice.summary()["failure"] == 0
 
 
@@ -147,14 +149,17 @@ def test_less_than_an_epoch_is_amplified_with_any_bands():
     [
         ({"rounds": 65}, ValueError, "rounds=65 but workload 'prefix_sum' has rounds=64"),
         ({"workload": np.eye(4)}, TypeError, "pass a fedmf.Workload"),
-        ({"population": 10}, ValueError, "cohort_size=20 must be in 1..10: a round draws at most "
-                                         "all of population=10 clients"),
+        (
+            {"population": 10},
+            ValueError,
+            "cohort_size=20 must be in 1..10: a round draws at most all of population=10 clients",
+        ),
         ({"epsilon": 0.0}, ValueError, "epsilon=0.0 must be positive"),
         ({"delta": 1e-11, "bands": [4]}, ValueError, "ask for a larger epsilon or delta"),
         ({"bands": [65]}, ValueError, "bands=65 must be in 1..64"),
         ({"bands": [2.0]}, TypeError, "bands=2.0 is a float"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(change, kind, sentence):
     with pytest.raises(kind, match=sentence):
         choose_bands(**{"workload": fedmf.prefix_sum(64), **ASK, **change})

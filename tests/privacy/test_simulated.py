@@ -18,6 +18,7 @@ import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
+from fedmf.privacy.describe import statement
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta, gaussian_epsilon
 from fedmf.privacy.monte_carlo import (
     PROOF,
@@ -27,6 +28,7 @@ from fedmf.privacy.monte_carlo import (
     add_sample,
     remove_sample,
 )
+from fedmf.privacy.plan import unamplified_epsilon, unit_noise
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_chi_square
@@ -386,9 +388,9 @@ class TestEpsilon:
         mechanism = banded(24, 0.8, 0.6)
         scheme = fedmf.MinSepPoisson(population=600, cohort_size=30)
         plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-4, sampling=scheme)
-        assert 1.9 < plan.epsilon <= 2.0 < plan.unamplified_epsilon
+        assert 1.9 < plan.epsilon <= 2.0 < unamplified_epsilon(plan)
         assert plan.sampling.min_sep == 2
-        text = " ".join(plan.statement().split())
+        text = " ".join(statement(plan).split())
         for words in (
             "It is a Monte-Carlo bound from",
             "the point estimate is",
@@ -403,19 +405,48 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("call", "words"),
         [
-            (lambda: fedmf.BallsInBins(population=10, bins=11), "bins=11.*population / cohort_size"),
-            (lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4), "cohort_size=30.*at most 25.*at most 3.*to 120"),
+            (
+                lambda: fedmf.BallsInBins(population=10, bins=11),
+                "bins=11.*population / cohort_size",
+            ),
+            (
+                lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4),
+                "cohort_size=30.*at most 25.*at most 3.*to 120",
+            ),
             (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3, warm=1), "warm=1"),
             (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3).probability, "min_sep=None"),
-            (lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(banded(8, 1, 1, 1)),
-             "min_sep=2.*3 bands.*BallsInBins"),
-            (lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(DenseMechanism(matrix=np.array([[1.0, 0], [-0.5, 1]]))),
-             "negative entry, -0.5.*use banded, toeplitz or blt"),
-            (lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(TreeMechanism(rounds=4)), "family=tree"),
-            (lambda: fedmf.privacy.sampling.scheme_from("balls-in-bins", population=10, cohort_size=4), "cohort_size=4.*use 5"),
-            (lambda: fedmf.privacy.sampling.scheme_from("min-sep-poisson", population=10, cohort_size=4, partitions=2), "give min_sep"),
+            (
+                lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(
+                    banded(8, 1, 1, 1)
+                ),
+                "min_sep=2.*3 bands.*BallsInBins",
+            ),
+            (
+                lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(
+                    DenseMechanism(matrix=np.array([[1.0, 0], [-0.5, 1]]))
+                ),
+                "negative entry, -0.5.*use banded, toeplitz or blt",
+            ),
+            (
+                lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(
+                    TreeMechanism(rounds=4)
+                ),
+                "family=tree",
+            ),
+            (
+                lambda: fedmf.privacy.sampling.scheme_from(
+                    "balls-in-bins", population=10, cohort_size=4
+                ),
+                "cohort_size=4.*use 5",
+            ),
+            (
+                lambda: fedmf.privacy.sampling.scheme_from(
+                    "min-sep-poisson", population=10, cohort_size=4, partitions=2
+                ),
+                "give min_sep",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_are_one_sentence(self, call, words):
         with pytest.raises((TypeError, ValueError), match=words):
             call()
@@ -530,7 +561,7 @@ class TestDraws:
             delta=1e-6,
             sampling=fedmf.MinSepPoisson(population=4, cohort_size=4, min_sep=1),
         )
-        said = " ".join(plan.statement().split())
-        assert plan.epsilon == plan.unamplified_epsilon
+        said = " ".join(statement(plan).split())
+        assert plan.epsilon == unamplified_epsilon(plan)
         assert "without amplification is what is stated" in said
         assert "the point estimate is" not in said

@@ -1,5 +1,5 @@
-"""Runs that end before their plan: what their first rounds are released from, and what that
-guarantees.
+"""Runs that end before their plan: what their first rounds are released from,
+and what that guarantees.
 """
 
 import dataclasses
@@ -18,6 +18,8 @@ from fedmf.mechanisms import (
     IdentityMechanism,
     ToeplitzMechanism,
 )
+from fedmf.privacy.describe import statement
+from fedmf.privacy.plan import unit_noise
 from fedmf.privacy.stopping import leading_block, rounds_within, stopped_after, stopping_table
 from tests.cli.program import fedmf as command
 from tests.cli.program import refused
@@ -71,7 +73,7 @@ def test_no_contributions_to_the_first_rounds_exceed_what_is_stated(participatio
     C = whole.mechanism.encoder()[: min(rounds, n), : min(rounds, n)]
     attained = attained_sensitivity(C, stopped.participation, np.random.default_rng(0), starts=2)
     # stddev / noise_multiplier is the sensitivity that is accounted.
-    assert stopped.unit_noise / stopped.noise_multiplier >= attained * (1 - 1e-9)
+    assert unit_noise(stopped) / stopped.noise_multiplier >= attained * (1 - 1e-9)
     assert stopped.stddev == pytest.approx(whole.stddev, rel=1e-12)
 
 
@@ -83,11 +85,11 @@ def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
     short = dataclasses.replace(blt, rounds=20, certificate=None, certificate_reason="shorter")
     value = fedmf.sensitivity(short, separated(20, 16)).value
     assert stopped.stddev == pytest.approx(whole.stddev, rel=1e-12)
-    assert stopped.noise_multiplier == pytest.approx(whole.unit_noise / value, rel=1e-12)
-    text = " ".join(stopped.statement().split())
+    assert stopped.noise_multiplier == pytest.approx(unit_noise(whole) / value, rel=1e-12)
+    text = " ".join(statement(stopped).split())
     assert "The noise was made for 64 rounds, and this is about the first 20 of them." in text
     assert "guarantee of all 64 rounds" in text
-    assert "The noise was made for" not in whole.statement()
+    assert "The noise was made for" not in statement(whole)
 
 
 def test_the_longer_run_is_stated_for_the_same_delta():

@@ -75,9 +75,8 @@ def test_page_is_well_formed_and_loads_nothing(demo):
     assert "http://" not in page.source
     assert "https://" not in page.source
     assert "url(" not in page.source
-    (script,) = re.findall(
-        r"<script>(.*?)</script>", page.source, re.S
-    )  # sorts tables, and knows no network
+    # Sorts tables, and knows no network
+    (script,) = re.findall(r"<script>(.*?)</script>", page.source, re.S)
     assert not re.search(r"fetch|XMLHttp|import|src|href|WebSocket|Beacon|eval|innerHTML", script)
     for tag, name, value in page.attributes:
         assert name not in ("href", "srcset", "onclick"), (tag, name, value)
@@ -135,8 +134,8 @@ def test_simulation_is_said_everywhere(make_run, tmp_path, figures):
     )
     assert len(figures) == 5
     said = (
-        "Simulation: 5 clients a round were simulated to estimate a cohort of 1,000 (noise scaled "
-        "by 5/1,000)."
+        "Simulation: 5 clients a round were simulated to estimate a cohort of 1,000 "
+        "(noise scaled by 5/1,000)."
     )
     assert "simulation" in page.ids
     assert "The models trained here do not have the epsilon shown." in page.text
@@ -158,8 +157,8 @@ def test_neither_simulation_nor_a_broken_promise_is_said_elsewhere(demo):
 
 
 def test_simulation_of_some_runs_is_said_where_they_are_shown(make_run, tmp_path):
-    # The simulated run is the one without noise, so that the plots of the noise show no simulated
-    # run.
+    # The simulated run is the one without noise, so that the plots of the noise show
+    # no simulated run.
     page = report([make_run("none", claimed_cohort=1000), make_run("banded")], tmp_path)
     assert "Some of the models trained here" in page.text
     assert all("Simulation in 1 of 2 runs" in caption for caption in page.captions)

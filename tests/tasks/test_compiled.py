@@ -1,5 +1,5 @@
-"""The compiled epoch of the next-word model against SGD by automatic differentiation of the Keras
-model.
+"""The compiled epoch of the next-word model against SGD by automatic differentiation
+of the Keras model.
 """
 
 import concurrent.futures
@@ -144,8 +144,8 @@ def test_the_same_bits_again_and_on_another_thread(case):
 
 
 def test_a_client_that_diverges_says_so(case):
-    """An update that is not finite counts as zero, on both paths: it must not come back as a
-    number.
+    """An update that is not finite counts as zero, on both paths: it must not come
+    back as a number.
     """
     sizes, weights, x, y = case
     weights = [w.copy() for w in weights]

@@ -183,7 +183,8 @@ def test_a_file_that_is_not_ours_is_not_called_synthetic(corpus_copy):
     )
     found = describe_file(corpus_copy)
     assert found["origin"] == "StackOverflow file"
+    # A split may be without clients
     assert found["splits"]["heldout"] == {
         "clients": 0,
         "examples": 0,
-    }  # a split may be without clients
+    }

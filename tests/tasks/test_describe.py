@@ -1,5 +1,5 @@
-"""`fedmf data info`: each task's file is told by its content and described, anything else is one
-sentence.
+"""`fedmf data info`: each task's file is told by its content and described,
+anything else is one sentence.
 """
 
 import gzip

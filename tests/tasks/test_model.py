@@ -39,7 +39,8 @@ def test_the_published_size():
     built = model.build_model(0)
     assert built.count_params() == 4_050_748
     assert [tuple(weight.shape) for weight in built.trainable_variables] == [
-        (10_004, 96), (96, 2_680), (670, 2_680), (2_680,), (670, 96), (96,), (96, 10_004), (10_004,),
+        (10_004, 96), (96, 2_680), (670, 2_680), (2_680,), (670, 96), (96,), (96, 10_004),
+        (10_004,),
     ]  # fmt: skip
     assert built.output_shape == (None, 20, 10_004)
     assert not built.non_trainable_variables

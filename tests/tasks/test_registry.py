@@ -31,7 +31,8 @@ class TinyOptions:
             raise ValueError(f"batch_size={self.batch_size} must be positive")
 
 def tiny(options: TinyOptions, *, progress):
-    return dataclasses.replace(small_task(), name=options.label or "nameless", batch_size=options.batch_size)
+    name = options.label or "nameless"
+    return dataclasses.replace(small_task(), name=name, batch_size=options.batch_size)
 
 def broken(options: TinyOptions):
     raise KeyError("lost")
@@ -133,8 +134,8 @@ def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
 
 @pytest.mark.slow
 def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path):
-    """Packages of these names in the working folder shadowed ours, and killed train, demo and data
-    synth.
+    """Packages of these names in the working folder shadowed ours, and killed train,
+    demo and data synth.
     """
     for name in ("tasks", "experiments"):
         (tmp_path / name).mkdir()
@@ -154,8 +155,8 @@ def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path
     # As `python -m` does it: the working folder comes first. All in one process, which imports
     # TensorFlow once.
     program = (
-        "import sys; sys.path.insert(0, ''); from fedmf.cli import main\nfor line in sys.argv[1:]: "
-        "main(line.split())"
+        "import sys; sys.path.insert(0, ''); from fedmf.cli import main\n"
+        "for line in sys.argv[1:]: main(line.split())"
     )
     command = [sys.executable, "-c", program, *commands]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Generated regression: the covariance has the spectrum asked for, and the labels follow the model."""
+"""Generated regression: the covariance has the given spectrum, and labels follow the model."""
 
 import dataclasses
 

@@ -29,8 +29,8 @@ def plain_sentences(path, split):
     result = {}
     with sqlite3.connect(path) as connection:
         query = (
-            "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? ORDER "
-            "BY rowid"
+            "SELECT client_id, serialized_example_proto FROM examples WHERE "
+            "split_name = ? ORDER BY rowid"
         )
         for client, record in connection.execute(query, (split,)):
             result.setdefault(client, []).append(example_proto.decode_example(record)["tokens"])

@@ -1,5 +1,5 @@
-"""Text of one's own as a data file: what becomes of rows, users and sentences, and what a failure
-leaves.
+"""Text of one's own as a data file: what becomes of rows, users and sentences,
+and what a failure leaves.
 """
 
 import json

@@ -206,8 +206,8 @@ def test_refusals():
 
 def test_toeplitz_start():
     assert len(toeplitz_start(prefix_sum(60), 1)) == 1
-    # Without structure, or where the typical row's recurrence explodes: the square root of prefix
-    # sums.
+    # Without structure, or where the typical row's recurrence explodes:
+    # the square root of prefix sums.
     wild = Workload.from_inverse("wild", outside_cleared(np.tile([1.0, 900.0, 3.0], (200, 1))))
     for workload in (Workload("dense", np.tri(60)), wild):
         np.testing.assert_allclose(toeplitz_start(workload, 3), [1.0, 0.5, 0.375])

@@ -28,8 +28,8 @@ def test_sums_over_the_grid(count, rate):
             np.arange(count) @ decay ** np.arange(count),
             rtol=1e-11,
         )
-    # At most three panels, the first two and a short last one, have up to 64 rounds taken one by
-    # one.
+    # At most three panels, the first two and a short last one, have up to 64 rounds
+    # taken one by one.
     assert len(times) <= 192 + 24 * max(0.0, np.log2(max(count, 1) / 64))
 
 
@@ -58,9 +58,8 @@ def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
             measure(blt(workload, single(n), buffers=d, objective=objective), workload, single(n))
             for d in (1, 2, 4)
         ]
-        assert errors[2] <= errors[1] * (
-            1.0 + 1e-6
-        )  # equal at the tolerance of the fits, for momentum
+        # Equal at the tolerance of the fits, for momentum
+        assert errors[2] <= errors[1] * (1.0 + 1e-6)
         assert errors[1] < errors[0]
         assert best * (1.0 - 1e-5) <= errors[-1] <= 1.003 * best
 

@@ -1,5 +1,5 @@
-"""The dense fits: optima against independent solvers and printed figures, bounds against feasible
-encoders.
+"""The dense fits: optima against independent solvers and printed figures,
+bounds against feasible encoders.
 """
 
 import itertools
@@ -104,8 +104,8 @@ def test_optimum_is_that_of_an_independent_solver(n, b, equal_norms):
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 7), data=st.data())
 @settings(deadline=None, max_examples=40)
 def test_no_encoder_beats_any_bound(seed, n, data):
-    # At multipliers far from the optimum, and against encoders of any signs under vector
-    # contributions.
+    # At multipliers far from the optimum, and against encoders of any signs
+    # under vector contributions.
     b = data.draw(st.integers(1, n))
     workload, rng = random_workload(n, seed), np.random.default_rng(seed)
     classes = Classes(n, b)

@@ -66,9 +66,8 @@ def test_no_feasible_encoder_beats_the_lower_bound(seed, n, data):
     dense = fit(workload, single(n), family="dense", tolerance=1e-4).certificate
     assert banded.lower_bound <= banded.loss
     assert dense.lower_bound <= dense.loss
-    assert dense.lower_bound <= banded.loss * (
-        1.0 + 1e-12
-    )  # banded encoders are feasible for the dense problem
+    # Banded encoders are feasible for the dense problem
+    assert dense.lower_bound <= banded.loss * (1.0 + 1e-12)
     for _ in range(5):
         C = random_banded_unit_encoder(n, bands, rng)
         value = np.sum((workload.matrix @ np.linalg.inv(C)) ** 2)

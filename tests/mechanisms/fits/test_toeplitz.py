@@ -30,9 +30,8 @@ def test_the_optimum_is_that_of_another_solver(make, objective, participation):
         AN = workload.matrix @ np.linalg.inv(C)
         rows = np.square(AN).sum(axis=1)
         rounds = range(0, 8, participation.min_sep)
-        squared = sum(
-            C[:, t] @ C[:, t] for t in rounds
-        )  # four bands: columns four rounds apart are disjoint
+        # Four bands: columns four rounds apart are disjoint
+        squared = sum(C[:, t] @ C[:, t] for t in rounds)
         return np.sqrt(squared * (rows.mean() if objective == "mean" else rows.max()))
 
     found = scipy.optimize.minimize(
@@ -48,8 +47,8 @@ def test_more_bands_help_and_beyond_min_sep_sensitivity_stays_exact():
     assert errors == sorted(errors, reverse=True)
     beyond = toeplitz(prefix_sum(n), participation, bands=30)
     assert sensitivity(beyond, participation).exact
-    # The steps down start from 10 bands' worth at least; the optimum has next to nothing beyond
-    # min_sep.
+    # The steps down start from 10 bands' worth at least; the optimum has next
+    # to nothing beyond min_sep.
     assert rmse(beyond, prefix_sum(n), participation) <= errors[-1] * 1.001
 
 
@@ -96,8 +95,8 @@ def test_closed_forms():
     )
     assert np.array_equal(fit(**options, coefficients="nu", nu=0.0).coefficients, root.coefficients)
     damped = fit(**options, coefficients="nu", nu=0.1).noising_coefficients()
-    # (1 - 0.9 x)^(1/2): minus binomial(1/2, t) damped, of the order of t^(-3/2) 0.9^t / (2
-    # sqrt(pi)).
+    # (1 - 0.9 x)^(1/2): minus binomial(1/2, t) damped, of the order of t^(-3/2)
+    # 0.9^t / (2 sqrt(pi)).
     t = np.arange(1, n)
     np.testing.assert_allclose(damped[1:], root.noising_coefficients()[1:] * 0.9**t, atol=1e-15)
     assert abs(-damped[-1] * 11**1.5 / 0.9**11 * 2.0 * np.sqrt(np.pi) - 1.0) < 0.05
