@@ -5,7 +5,6 @@ import json
 import pytest
 
 from fedmf.cohorts.availability import Diurnal, Independent
-from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast, largest_min_sep
 from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import CyclicPoisson, CyclicShuffle
@@ -53,17 +52,6 @@ class TestForecast:
         assert 0 < run["dry_rounds"] < 60
         assert min(run["dry"]) >= 4
 
-    def test_histogram_of_all_clients(self):
-        run = forecast(
-            Participation(rounds=7, schema="min_sep", min_sep=5),
-            Size(population=60, cohort_size=10),
-        )
-        assert sum(run["histogram"].values()) == pytest.approx(1)
-        assert sum(times * share for times, share in run["histogram"].items()) == pytest.approx(
-            70 / 60
-        )
-        assert run["max_participations_observed"] == max(run["histogram"]) == 2
-
     def test_poisson_rounds_are_never_dry(self):
         scheme = CyclicPoisson(population=2000, cohort_size=20, partitions=4)
         run = forecast(
@@ -87,14 +75,6 @@ class TestForecast:
         size = Size(population=scheme.population, cohort_size=1000, simulated_cohort=10)
         run = forecast(scheme.participation(40), size, sampling=scheme)
         assert sum(run["cohorts"]) == pytest.approx(40, rel=0.2)
-
-    def test_the_well_behaved(self):
-        run = forecast(
-            Participation(rounds=60, schema="min_sep", min_sep=8),
-            Size(population=400, cohort_size=10),
-            behavior=DeviceBehavior(noncompliant_fraction=0.1),
-        )
-        assert run["min_separation_observed"] < run["min_separation_of_the_well_behaved"] == 8
 
 
 class TestSearch:

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from fedmf.mechanisms import BLTMechanism, load_mechanism
 from fedmf.mechanisms.error import per_round_error
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.noise.float32_check import check_float32
 from fedmf.workloads import prefix_sum
-from tests.mechanisms.schemas import separated, single
+from tests.mechanisms.schemas import single
 
 
 @st.composite
@@ -59,23 +58,6 @@ def test_coefficients_are_those_of_the_product(data):
     np.testing.assert_allclose(
         np.convolve(c, mechanism.noising_coefficients())[:12], np.eye(1, 12)[0], atol=1e-9
     )
-
-
-def test_a_last_zero_below_0_is_a_mechanism_like_any_other():
-    # Given by its decays and scales: the zeros are the roots of what is over
-    # their common denominator.
-    decays, scales = np.array([0.9, 0.5, 0.001]), np.array([0.1, 0.2, 0.5])
-    above = np.poly(decays)
-    for i, scale in enumerate(scales):
-        above[1:] += scale * np.poly(np.delete(decays, i))
-    mechanism = BLTMechanism(
-        rounds=12, decays=decays, inverse_decays=np.sort(np.roots(above))[::-1]
-    )
-    assert mechanism.inverse_decays[-1] < -0.1
-    np.testing.assert_allclose(mechanism.scales, scales, rtol=1e-9)
-    np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(12), atol=1e-12)
-    check_float32(mechanism.stream())
-    assert sensitivity(mechanism, separated(12, 3)).exact
 
 
 @given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 3))

@@ -106,20 +106,12 @@ def test_few_bands_are_no_reason_to_warn():
     [
         ({"left": np.ones((2, 1))}, "left has 2 rows and diagonals has 3"),
         ({"left": np.ones((3, 2))}, "pass the same rank"),
-        ({"diagonals": [[1.0, 1.0], [1.0, 0.5], [1.0, 0.5]]}, r"diagonals\[0, 1\]=1.0"),
-        (
-            {"diagonals": [[1.0], [-1.0], [1.0]]},
-            r"diagonals\[1, 0\]=-1.0 and inverse_workload\[1, 0\]=1.0",
-        ),
-        ({"right": [[np.nan], [1.0], [1.0]]}, "not finite"),
+        ({"diagonals": np.ones((3, 2))}, r"diagonals\[0, 1\]=1.0"),
+        ({"diagonals": -np.ones((3, 1))}, r"diagonals\[0, 0\]=-1.0"),
+        ({"right": np.full((3, 1), np.nan)}, "not finite"),
     ],
 )
 def test_bad_arrays(change, says):
-    good = {
-        "diagonals": np.ones((3, 1)),
-        "left": np.ones((3, 1)),
-        "right": np.ones((3, 1)),
-        "inverse_workload": np.ones((3, 1)),
-    }
+    names = ("diagonals", "left", "right", "inverse_workload")
     with pytest.raises(ValueError, match=says):
-        LowRankMechanism(**{**good, **change})
+        LowRankMechanism(**dict.fromkeys(names, np.ones((3, 1))) | change)

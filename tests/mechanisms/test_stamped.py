@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 
 from fedmf.mechanisms import (
-    BandedMechanism,
-    DenseMechanism,
     FFTMechanism,
     TreeMechanism,
     stamp,
@@ -22,7 +20,6 @@ RECTANGULAR = [
 RECTANGULAR_PARTS = pytest.mark.parametrize(
     "part", RECTANGULAR, ids=["tree", "completed tree", "fft"]
 )
-BANDED = BandedMechanism(diagonals=[[1.0, 0.0], [1.5, 0.5], [1.0, 0.25]])
 
 
 @RECTANGULAR_PARTS
@@ -47,14 +44,6 @@ def test_optimal_decoder_is_the_pseudoinverse_of_the_whole(part):
     for workload in (prefix_sum(15), momentum_sgd(15)):
         restarted = stamp(part, 3, decoder="restarted")
         assert loss(mechanism, workload, participation) < loss(restarted, workload, participation)
-
-
-@pytest.mark.parametrize(
-    "part", [BANDED, DenseMechanism(matrix=[[1.0, 0.0], [0.5, 2.0]])], ids=["banded", "dense"]
-)
-def test_decoders_of_a_square_part_are_the_same(part):
-    optimal, restarted = stamp(part, 2), stamp(part, 2, decoder="restarted")
-    assert np.array_equal(optimal.noising(), restarted.noising())
 
 
 @every_mechanism

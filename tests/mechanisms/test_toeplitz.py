@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
+import scipy.signal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.mechanisms import ToeplitzMechanism, load_mechanism
 from fedmf.mechanisms.error import per_round_error
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.mechanisms.toeplitz import mechanism
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.workloads import prefix_sum
 from tests.mechanisms.schemas import separated, single
@@ -46,24 +46,13 @@ def test_bad_arguments(arguments, error, words):
         ToeplitzMechanism(**arguments)
 
 
-def test_series_divided_by_fft_agree_with_division_term_by_term(monkeypatch):
-    c = np.cumprod(np.concatenate([[1.0], (2 * np.arange(1, 5000) - 1) / (2 * np.arange(1, 5000))]))
-    direct = inverse_series(c, 5000)
-    short = inverse_series(c[:3], 1000)
-    monkeypatch.setattr(mechanism, "_MAX_DIRECT_MULTIPLICATIONS", 0)
-    np.testing.assert_allclose(inverse_series(c[:3], 1000), short, atol=1e-14)
-    np.testing.assert_allclose(inverse_series(c, 5000), direct, atol=1e-14)
-    np.testing.assert_allclose(inverse_series(2.0 * c[:1], 3), [0.5, 0.0, 0.0], atol=1e-16)
-
-
-def test_each_form_has_the_stream_that_costs_least():
-    banded = ToeplitzMechanism(rounds=6, coefficients=[1.0, 0.5]).stream()
-    assert banded.recurrence.shape == (6, 2)
-    mixing = ToeplitzMechanism(rounds=6, noising_window=[1.0, -0.5, 0.1]).stream()
-    assert mixing.buffers.window.shape == (6, 3)
-    assert mixing.buffers.decay.shape == (0,)
-    assert ToeplitzMechanism(rounds=2, coefficients=[1.0, 0.5]).stream().contraction is not None
-    assert ToeplitzMechanism(rounds=1, coefficients=[1.0]).stream().recurrence is not None
+@pytest.mark.parametrize(("n", "bands"), [(1000, 3), (1000, 1000), (40_000, 30_000)])
+def test_series_are_divided(n, bands):
+    """The last by FFT: term by term it would take more than 1e9 multiplications."""
+    t = np.arange(1, bands)
+    c = np.cumprod(np.append(1.0, (2 * t - 1) / (2 * t)))
+    product = scipy.signal.fftconvolve(c, inverse_series(c, n))[:n]
+    np.testing.assert_allclose(product, np.eye(1, n)[0], atol=1e-12)
 
 
 def test_a_million_rounds_never_make_a_matrix():

@@ -7,7 +7,6 @@ from fedmf.mechanisms import IdentityMechanism, StampedMechanism, TreeMechanism
 from fedmf.mechanisms.error import loss, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, separated, single
 from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
@@ -112,25 +111,6 @@ def test_banded_table_2_tree_against_identity():
     )
 
 
-@pytest.mark.parametrize("completion", ["virtual", "optimal"])
-@pytest.mark.parametrize("rounds", range(1, 20))
-def test_completed_trees_keep_what_touches_a_round(rounds, completion):
-    leaves = 1 << (rounds - 1).bit_length()
-    expected = {
-        (level, tuple(range(first, min(first + 2**level, rounds))))
-        for level in range(leaves.bit_length())
-        for first in range(0, rounds, 2**level)
-    }
-    # A node over one real round and virtual ones has the same row as that round's leaf: rows are
-    # counted, too.
-    rows = [
-        tuple(np.flatnonzero(row))
-        for row in TreeMechanism(rounds=rounds, completion=completion).encoder()
-    ]
-    assert sorted(rows) == sorted(of_rounds for _, of_rounds in expected)
-    assert [row[-1] for row in rows] == sorted(row[-1] for row in rows)
-
-
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5, 6, 8, 11, 13])
 def test_virtual_completion_is_that_of_the_multi_epoch_paper(rounds):
     # App. D.3: S = (P_j B_Hon Pi) (Pi C_tree E), of a complete tree over all leaves, with its last
@@ -148,45 +128,30 @@ def test_virtual_completion_is_that_of_the_multi_epoch_paper(rounds):
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5, 6, 8, 11, 13])
 def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(rounds):
-    mechanism = TreeMechanism(rounds=rounds, completion="optimal")
-    C, S = mechanism.encoder(), np.tri(rounds)
-    leaves = 1 << (rounds - 1).bit_length()
-    ends = [
-        np.flatnonzero(row)[-1]
-        for row in TreeMechanism(rounds=leaves).encoder()[:, :rounds]
-        if row.any()
-    ]
-    whole = TreeMechanism(rounds=leaves).encoder()
-    true_ends = np.array([np.flatnonzero(row)[-1] for row in whole if row[:rounds].any()])
+    optimal, virtual = (
+        TreeMechanism(rounds=rounds, completion=name) for name in ("optimal", "virtual")
+    )
+    C, S = optimal.encoder(), np.tri(rounds)
+    assert np.array_equal(C, virtual.encoder())
+    whole = TreeMechanism(rounds=1 << (rounds - 1).bit_length()).encoder()
+    ends = np.array([np.flatnonzero(row)[-1] for row in whole if row[:rounds].any()])
+    ends[ends >= rounds] = rounds - 1  # known when the last round is
     B = np.zeros((rounds, len(C)))
     for t in range(rounds):
-        finished = true_ends <= t if t < rounds - 1 else np.ones(len(C), dtype=bool)
-        B[t, finished] = S[t] @ np.linalg.pinv(C[finished])
-    assert len(ends) == len(C)
-    np.testing.assert_allclose(S @ mechanism.noising(), B, atol=1e-12)
+        B[t, ends <= t] = S[t] @ np.linalg.pinv(C[ends <= t])
+    np.testing.assert_allclose(S @ optimal.noising(), B, atol=1e-12)
 
 
-@pytest.mark.parametrize("restarts", [1, 2, 3])
-@pytest.mark.parametrize("decoder", ["online", "full"])
-@pytest.mark.parametrize(
-    ("schema", "min_sep"), [("single", None), ("fixed_epoch", 6), ("min_sep", 2)]
-)
-def test_fit_takes_the_completion_with_the_smallest_loss(restarts, decoder, schema, min_sep):
-    workload, participation = (
-        momentum_sgd(42),
-        Participation(rounds=42, schema=schema, min_sep=min_sep),
-    )
-    options = {"family": "tree", "decoder": decoder, "restarts": restarts}
-    losses = {
-        name: loss(
-            fit(workload, participation, completion=name, **options), workload, participation
-        )
-        for name in ("none", "virtual", "optimal")
-    }
-    chosen = fit(workload, participation, **options)
-    np.testing.assert_allclose(
-        loss(chosen, workload, participation), min(losses.values()), rtol=1e-12
-    )
+@pytest.mark.parametrize(("restarts", "decoder"), [(1, "online"), (2, "full"), (3, "online")])
+@pytest.mark.parametrize("participation", [single(42), epochs(42, 6), separated(42, 2)], ids=str)
+def test_fit_takes_the_completion_with_the_smallest_loss(restarts, decoder, participation):
+    def loss_of(**completion):
+        options = {"decoder": decoder, "restarts": restarts, **completion}
+        mechanism = fit(momentum_sgd(42), participation, family="tree", **options)
+        return loss(mechanism, momentum_sgd(42), participation)
+
+    least = min(loss_of(completion=name) for name in ("none", "virtual", "optimal"))
+    np.testing.assert_allclose(loss_of(), least, rtol=1e-12)
 
 
 def test_restarts_are_stamps():

@@ -95,7 +95,9 @@ def game(trials=9, **changes):
 
 
 def log(**changes):
-    given = {"rounds": 8} | {name: changes.pop(name) for name in ("rounds", "memory") if name in changes}
+    given = {"rounds": 8} | {
+        name: changes.pop(name) for name in ("rounds", "memory") if name in changes
+    }
     with sorted_log("absent", form=LogForm(**changes), **given):
         pass
 
@@ -237,12 +239,18 @@ VALUE_ERRORS = [
     ),
     (lambda: controller().cohort(-1), "t=-1"),
     (lambda: controller().cohort(1), "round t=1 cannot be drawn: the next round is 0 of 20"),
-    (lambda: first_cohort(Answers(np.ones(31, bool))), "availability gave .* for 30 clients of "
-                                                       "round 0: it must give a bool for each"),
-    (lambda: first_cohort(Answers(np.ones(30))), "availability gave .* for 30 clients of round "
-                                                 "0: it must give a bool for each"),
-    (lambda: first_cohort(Answers(True)), "availability gave .* for 30 clients of round 0: it "
-                                          "must give a bool for each"),
+    (
+        lambda: first_cohort(Answers(np.ones(31, bool))),
+        "availability gave .* for 30 clients of round 0: it must give a bool for each",
+    ),
+    (
+        lambda: first_cohort(Answers(np.ones(30))),
+        "availability gave .* for 30 clients of round 0: it must give a bool for each",
+    ),
+    (
+        lambda: first_cohort(Answers(True)),
+        "availability gave .* for 30 clients of round 0: it must give a bool for each",
+    ),
     (lambda: controller(population=0), "population=0.*number of clients"),
     (lambda: controller(cohort_size=0), "cohort_size=0.*clients a round"),
     (lambda: controller(cohort_size=31), "cohort_size=31.*population=30.*at most 30"),
@@ -271,10 +279,22 @@ VALUE_ERRORS = [
     (lambda: drawn_by(cohort_size=5), "cohort_size=5 but the sampling has cohort_size=6"),
     (lambda: drawn_by(UNPARTED, EVERY), "partitions=None.*pass partitions"),
     (lambda: drawn_by(participation=EVERY), r"min_sep=5.*use sampling\.participation\(40\)"),
-    (lambda: drawn_by(behavior=DeviceBehavior(noncompliant_fraction=0.1)), "leaves no choice.*noncompliant_fraction"),
-    (lambda: drawn_by(FIXED_SIZE, availability=Independent(probability=0.5)), "likelier than its guarantee.*CyclicPoisson"),
-    (lambda: drawn_by(SHUFFLE, availability=Answers(True)), "likelier than its guarantee.*CyclicPoisson"),
-    (lambda: drawn_by(SHUFFLE, behavior=DeviceBehavior(dropout=0.5)), "likelier than its guarantee.*CyclicPoisson"),
+    (
+        lambda: drawn_by(behavior=DeviceBehavior(noncompliant_fraction=0.1)),
+        "leaves no choice.*noncompliant_fraction",
+    ),
+    (
+        lambda: drawn_by(FIXED_SIZE, availability=Independent(probability=0.5)),
+        "likelier than its guarantee.*CyclicPoisson",
+    ),
+    (
+        lambda: drawn_by(SHUFFLE, availability=Answers(True)),
+        "likelier than its guarantee.*CyclicPoisson",
+    ),
+    (
+        lambda: drawn_by(SHUFFLE, behavior=DeviceBehavior(dropout=0.5)),
+        "likelier than its guarantee.*CyclicPoisson",
+    ),
     (lambda: DeviceBehavior(dropout=1.5), "dropout=1.5 is not a probability"),
     (lambda: DeviceBehavior(noncompliant_fraction=NAN), "noncompliant_fraction=nan is not finite"),
     (lambda: DeviceBehavior(timer_jitter=-1), "timer_jitter=-1"),

@@ -28,7 +28,7 @@ from fedmf.privacy.monte_carlo import (
     add_sample,
     remove_sample,
 )
-from fedmf.privacy.plan import unamplified_epsilon, unit_noise
+from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_chi_square
@@ -73,16 +73,6 @@ class TestLosses:
     )
     def test_are_the_log_likelihood_ratios(self, losses, entries, y, expected):
         assert loss_of(losses, entries, len(y), y) == pytest.approx(expected, abs=1e-12)
-
-    @pytest.mark.parametrize("b", [3, 5])
-    def test_of_a_client_that_comes_whenever_it_may_are_those_of_bins(self, b):
-        rng, entries = np.random.default_rng(0), (1.0, 0.6, 0.3)
-        for rounds in (4, 9):
-            y = rng.standard_normal(rounds)
-            expected = loss_of(bins(entries, rounds, b), entries, rounds, y)
-            assert loss_of(min_sep(entries, rounds, b, 1.0), entries, rounds, y) == pytest.approx(
-                expected, abs=1e-11
-            )
 
     def test_without_separation_are_those_of_poisson_sampling(self):
         y, p = np.random.default_rng(0).standard_normal(7), 0.2

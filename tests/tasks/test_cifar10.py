@@ -186,22 +186,6 @@ def test_archives_of_another_kind(archive, tmp_path, damage, words):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "examples", "words"),
-    [
-        ("shapes.tar.gz", 10, "exists already"),
-        ("no/file", 10, "cannot write .*choose a folder"),
-        ("file", 9, "examples=9"),
-    ],
-)
-def test_what_cannot_be_written(archive, name, examples, words):
-    before = archive.read_bytes()
-    with pytest.raises(ValueError, match=words):
-        write_synthetic(archive.parent / name, examples=examples, progress=False)
-    assert archive.read_bytes() == before
-    assert [path.name for path in archive.parent.iterdir()] == [archive.name]
-
-
 @TENSORFLOW
 @pytest.mark.parametrize(
     ("validation", "sizes"), [("train", (90, 10, 20)), ("test", (100, 10, 10))]

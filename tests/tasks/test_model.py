@@ -119,10 +119,3 @@ def test_the_lstm_is_keras_s(length):
         results.append([outputs, *tape.gradient(total, [inputs, *layer.trainable_variables])])
     for left, right in zip(*results, strict=True):
         np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-6)
-
-
-def test_padding_behind_the_words_does_not_reach_them():
-    built = model.build_model(1, **SMALL)
-    words = np.array([[9, 3, 4, 10, 0], [9, 3, 4, 1, 2]], np.int32)
-    logits = built(words).numpy()
-    np.testing.assert_array_equal(logits[0, :3], logits[1, :3])

@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.mechanisms.certificate import certify
 from fedmf.mechanisms.error import loss
 from fedmf.mechanisms.fit import fit
@@ -24,15 +23,11 @@ def random_banded_unit_encoder(n, bands, rng):
     return C / np.linalg.norm(C, axis=0)
 
 
-def test_families():
-    participation = separated(8, 4)
-    assert type(fit(prefix_sum(8), participation, family="identity")) is IdentityMechanism
-    tree = fit(prefix_sum(8), participation, family="tree", decoder="full", restarts=1)
-    assert (type(tree), tree.decoder) == (TreeMechanism, "full")
-    assert type(fit(prefix_sum(8), single(8), family="dense")) is DenseMechanism
-    assert fit(prefix_sum(8), participation, family="banded").bands == 4
-    assert fit(prefix_sum(8), single(8), family="banded").bands == 8
-    assert fit(prefix_sum(8), participation, family="banded", bands=np.int64(2)).bands == 2
+def test_bands_by_default():
+    banded = {"family": "banded"}
+    assert fit(prefix_sum(8), separated(8, 4), **banded).bands == 4
+    assert fit(prefix_sum(8), single(8), **banded).bands == 8
+    assert fit(prefix_sum(8), single(8), **banded, bands=np.int64(2)).bands == 2
 
 
 @pytest.mark.parametrize("n", [256, 512])

@@ -131,19 +131,6 @@ def test_no_neighbour_of_a_fit_is_better(name, participation, measure, workload)
         assert measure(neighbour, workload, participation) >= least * (1 - slack)
 
 
-@pytest.mark.parametrize(
-    "name", ["banded", "dense", "toeplitz", "blt", "low_rank", "identity", "tree"]
-)
-def test_one_round(name):
-    for schema in ("single", "every_round"):
-        once = fedmf.Participation(rounds=1, schema=schema)
-        mechanism = fedmf.fit(fedmf.prefix_sum(1), once, family=name)
-        assert np.array_equal(mechanism.encoder() @ mechanism.noising(), [[1.0]])
-        np.testing.assert_allclose(
-            fedmf.loss(mechanism, fedmf.prefix_sum(1), once), 1.0, rtol=1e-12
-        )
-
-
 class TestNobodyGoesOnWithHalfAnAnswer:
     """Ctrl-C in a fit whose answer something goes on with, a run, a choice of bands, a table, ends
     that too.
