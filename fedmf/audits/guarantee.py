@@ -204,7 +204,6 @@ class Audit:
         pretraining: str | None = None,
         canaries: int = 0,
         commands: Sequence[str] | None = None,
-        versions: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """The statement of what was planned, run and observed, in plain JSON types
         and at full precision.
@@ -215,14 +214,14 @@ class Audit:
         Args:
           subject: "run" of fedmf, or "log" of another system.
           cohort_size, population: of the run, where they are known.
-          pretraining, canaries, commands, versions: as of `Plan.statement_values`.
+          pretraining, canaries, commands: as of `fedmf.privacy.describe.statement_values`.
         """
-        values = self.planned.statement_values(
+        values = statement_values(
+            self.planned,
             pretraining=pretraining,
             population=population,
             canaries=canaries,
             commands=commands,
-            versions=versions,
         )
         observed, log, sampling = self.observed, self.log, self.planned.sampling
         achieved = self._achieved_values()

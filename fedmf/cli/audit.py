@@ -122,6 +122,7 @@ def log(
     mechanism_file: pathlib.Path,
     statement: pathlib.Path | None,
     pretraining: str | None,
+    rounds_run: int | None,
     memory: int,
     folder: pathlib.Path | None,
     as_json: bool,
@@ -142,23 +143,29 @@ def log(
     """
     from fedmf.audits.guarantee import audit_log
     from fedmf.audits.log import LogForm
+    from fedmf.privacy.flat_config import OF_THE_FIT
 
-    columns = ("client_column", "round_column", "first_round", "duplicates")
-    written = {name: options[name] for name in columns}
-    place = {name: options[name] for name in ("rounds_run", "memory", "folder")}
+    written = {
+        name: options.pop(name)
+        for name in ("client_column", "round_column", "first_round", "duplicates")
+    }
     with arguments_checked():
-        plan = plan_from(mechanism_file, options)
-        result = audit_log(log_file, plan, form=LogForm(**written), **place)
+        config = plan_config(mechanism_file, options)
+        plan = config.plan()
+        result = audit_log(
+            log_file,
+            plan,
+            form=LogForm(**written),
+            rounds_run=rounds_run,
+            memory=memory,
+            folder=folder,
+        )
     if statement is not None:
-        again = {
-            **written,
-            "rounds_run": options["rounds_run"],
-            "pretraining": pretraining,
-            "statement": statement.name,
-        }
-        flags = [
+        flags = config.stating(plan).flags(leave_out=OF_THE_FIT)
+        more = {"rounds_run": rounds_run, "pretraining": pretraining, "statement": statement.name}
+        flags += [
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-            for name, value in again.items()
+            for name, value in (written | more).items()
             if value is not None
         ]
         files = shlex.join([log_file.name, mechanism_file.name])

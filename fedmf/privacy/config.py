@@ -192,7 +192,7 @@ class PlanConfig:
             if value is not None and value != known[name].default:
                 # One mechanism has one configuration.
                 chosen[name] = fields.of_kind(name, value, known[name].kind)
-        object.__setattr__(self, "mechanism_options", chosen)
+        fields.set_fields(self, {"mechanism_options": chosen})
 
     def _check_target(self) -> None:
         if self.epsilon is not None and self.noise_multiplier is not None:

@@ -7,33 +7,9 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from fedmf import checks, fields
-from fedmf.checks import meant
 from fedmf.cohorts.availability import availability_from_text
-from fedmf.mechanisms import load_mechanism
-from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.budget import Budget
-from fedmf.mechanisms.family import FAMILIES, fitted_families
-from fedmf.mechanisms.fit import fit
-from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
-from fedmf.participation.schema import SCHEMAS, Participation
-from fedmf.privacy.calibrate import calibrate
-from fedmf.privacy.gaussian import check_delta, check_epsilon
-from fedmf.privacy.plan import Plan
-from fedmf.privacy.quantile_clipping import QuantileClipping
-from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_from, takes
-from fedmf.runs.config_values import (
-    LINEAR,
-    OPTIMIZERS,
-    SCALED,
-    SERVER_OPTIMIZERS,
-    belongs,
-    families,
-    families_taking,
-    task_options,
-)
+from fedmf.privacy.config import PlanConfig
 from fedmf.schedule import WarmupCooldown
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")

@@ -21,6 +21,7 @@ from fedmf.audits.canaries import (
     release_scores,
 )
 from fedmf.audits.noise import causal_factor
+from fedmf.privacy.plan import unamplified_epsilon
 from tests.power import FALSE_POSITIVE_RATE, counted, missed_by_count, trials_that_see
 
 ROUNDS, MIN_SEP, SIGNIFICANCE = 16, 4, 0.05

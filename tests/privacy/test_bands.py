@@ -57,7 +57,7 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     noise = workload.matrix @ mechanism.noising() * plan.stddev
     assert row.rmse == pytest.approx(np.sqrt((noise**2).sum() / 64), rel=1e-4)
     assert row.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-4)
-    each = plan.per_query_noise_multiplier
+    each = per_query_noise_multiplier(plan)
     assert row.per_query_noise_multiplier == pytest.approx(each, rel=1e-4)
     assert row.effective_rmse == row.rmse / 20
 

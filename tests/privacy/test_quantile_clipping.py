@@ -11,6 +11,8 @@ import pytest
 
 import fedmf
 from fedmf import QuantileClipping
+from fedmf.privacy.describe import statement
+from fedmf.privacy.plan import bit_stddev, noise_size, unamplified_epsilon, unit_noise
 from tests.mechanisms.registry import MECHANISMS
 
 ROUNDS = 6

@@ -18,7 +18,7 @@ from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
 from fedmf.federated.noise.rows import NoiseRows
 from fedmf.federated.noise.source import LARGEST, RunSeeds
 from fedmf.federated.tff import tfp
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.privacy.quantile_clipping import MOST_CHANGE
 from fedmf.server.state import NoiseState, check_tail, mark_of, plan_mark
 

@@ -115,8 +115,7 @@ def test_a_state_of_another_scaling_is_refused():
     """
     state = query_of(Scaling(rule="adam")).initial_global_state()
     others = [
-        Scaling(rule="adam", **{name: value})
-        for name, value in (("epsilon", 0.5), ("every", 2))
+        Scaling(rule="adam", **{name: value}) for name, value in (("epsilon", 0.5), ("every", 2))
     ]
     for other in (Scaling(rule="adagrad"), *others):
         with pytest.raises(

@@ -102,9 +102,7 @@ def test_clients_of_one_example_train_side_by_side(
         client_examples=lambda name: (x[int(name) : int(name) + 1], y[int(name) : int(name) + 1]),
     )
     settings = {"proximal_strength": 0.1, "clip_norm": 0.05}
-    runs = [
-        train(tmp_path / name, config(name, **settings), one_each) for name in ("fast", "tff")
-    ]
+    runs = [train(tmp_path / name, config(name, **settings), one_each) for name in ("fast", "tff")]
     # A trace, in the fast execution; for several batches there would be two.
     assert len(vectorised) == 1
     assert_same_model(runs, start, least=1e-3)

@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 
-from fedmf import federated
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_same_model, assert_same_run, start_of, train

@@ -15,7 +15,6 @@ from fedmf.federated.training.divergence import (
     rate_warning,
 )
 
-
 pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 

@@ -129,7 +129,6 @@ def refused(task, words, settings=None):
     [
         (layers.BatchNormalization, "writes a variable"),
         (lambda: layers.LSTM(4, return_sequences=True, stateful=True), "writes a variable"),
-
         (Seen, "writes a variable or a table"),
         (PartOfVariable, "writes a variable"),
         (Backwards, "writes a variable"),

@@ -97,5 +97,3 @@ def test_export_replaces_a_file_and_refuses_a_full_folder(run, tmp_path):
         with pytest.raises(ValueError, match=words):
             run.export(tmp_path / name)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
