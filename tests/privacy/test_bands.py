@@ -14,6 +14,7 @@ from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.describe import summary
 from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 
 ASK = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6}

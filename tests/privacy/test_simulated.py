@@ -43,11 +43,11 @@ def bins(entries, rounds, b, sigma=1.0):
     return fedmf.BallsInBins(population=max(b, 100), bins=b).losses(mechanism, sigma)
 
 
-def min_sep(entries, rounds, b, p, *, warm=True, sigma=1.0):
+def min_sep(entries, rounds, b, p, *, sigma=1.0):
     padded = np.array(
         [[e if t + j < rounds else 0.0 for j, e in enumerate(entries)] for t in range(rounds)]
     )
-    return MinSepLosses(padded / sigma, b, p, warm)
+    return MinSepLosses(padded / sigma, b, p)
 
 
 def loss_of(losses, entries, rounds, y):
@@ -66,8 +66,6 @@ class TestLosses:
             (bins((1,), 4, 2), (1,), (1, 0, 1, 0), 0.4337808304830272),
             (bins((1, 0.5), 4, 2), (1, 0.5), (1, 0.5, 1, 0.5), 0.9052974004451105),
             (bins((1, 1, 0.5, 0.5), 4, 2), (1, 1, 0.5, 0.5), (1, 1, 1, 1), 1.5799760835798948),
-            (min_sep((1,), 3, 2, 0.5, warm=False), (1,), (1, 1, 1), 0.6070560625306676),
-            (min_sep((1, 0.5), 3, 2, 0.5, warm=False), (1, 0.5), (1, 1, 1), 0.9239798890121712),
             (min_sep((1, 0.5), 3, 2, 0.5), (1, 0.5), (1, 1, 1), 0.8329398380809252),
         ],
     )
@@ -88,9 +86,7 @@ class TestLosses:
         if data.draw(st.booleans()):
             losses = bins(entries, rounds, b)
         else:
-            losses = min_sep(
-                entries, rounds, b, data.draw(st.floats(0.02, 1)), warm=data.draw(st.booleans())
-            )
+            losses = min_sep(entries, rounds, b, data.draw(st.floats(0.02, 1)))
         log_factor, loss = losses.sample(order, 4096, np.random.default_rng(0))
         assert log_factor.max() <= losses.log_factor_bound(order) + 1e-9
         # T exp(-K L) times the density is that of Q; so is its product with a bounded function of
@@ -109,11 +105,7 @@ EXACT = {  # losses, epsilon -> delta of (remove, add), by quadrature in two dim
         lambda: bins((1,), 2, 2),
         {0.5: (0.14918, 0.14269), 1.0: (0.05921, 0.05020)},
     ),
-    "cold": (
-        lambda: min_sep((1, 0.5), 2, 2, 0.5, warm=False),
-        {0.5: (0.14391, 0.09302), 1.0: (0.06434, 0.00632)},
-    ),
-    "warm": (
+    "min-sep": (
         lambda: min_sep((1, 0.5), 2, 2, 0.5),
         {0.5: (0.10961, 0.05298), 1.0: (0.04228, 5.3e-5)},
     ),
@@ -180,11 +172,11 @@ class TestBounds:
         assert sum(sample.moments(1.0)[0] < 0.05921 for sample in self.removed(order)) > self.limit
 
     def test_of_one_direction_do_not_hold_for_the_other(self):
-        """The control: a bound for adding a client is below the delta of removing it, .06434, with
+        """The control: a bound for adding a client is below the delta of removing it, .04228, with
         twice the room of its error.
         """
-        added = add_sample(EXACT["cold"][0](), 2**16, SEARCH)
-        assert added.bound(1.0, (0.0, -1.0), self.failure) < 0.06434 / 2
+        added = add_sample(EXACT["min-sep"][0](), 2**16, SEARCH)
+        assert added.bound(1.0, (0.0, -1.0), self.failure) < 0.04228 / 2
 
     @pytest.mark.parametrize("epsilon", [2.0, 4.0])
     def test_of_addition_cover_the_truth_where_no_sample_is(self, epsilon):
@@ -403,7 +395,6 @@ class TestRefusals:
                 lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4),
                 "cohort_size=30.*at most 25.*at most 3.*to 120",
             ),
-            (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3, warm=1), "warm=1"),
             (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3).probability, "min_sep=None"),
             (
                 lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(
@@ -473,27 +464,12 @@ class TestDraws:
 
     clients = 200_000
 
-    @pytest.mark.parametrize(
-        ("warm", "p", "law"),
-        [
-            (False, 1 / 2, {"101": 1 / 4, "100": 1 / 4, "010": 1 / 4, "001": 1 / 8, "000": 1 / 8}),
-            (
-                False,
-                1 / 4,
-                {"101": 1 / 16, "100": 3 / 16, "010": 3 / 16, "001": 9 / 64, "000": 27 / 64},
-            ),
-            (True, 1 / 2, {"101": 1 / 6, "100": 1 / 6, "010": 1 / 3, "001": 1 / 6, "000": 1 / 6}),
-        ],
-    )
-    def test_of_min_sep_poisson(self, warm, p, law):
+    def test_of_min_sep_poisson(self):
         scheme = fedmf.MinSepPoisson(
-            population=self.clients,
-            cohort_size=round(self.clients * p / (1 + p)),
-            min_sep=2,
-            warm=warm,
+            population=self.clients, cohort_size=round(self.clients / 3), min_sep=2
         )
-        assert scheme.probability == pytest.approx(p, abs=1e-4)
-        self.check(scheme, law)
+        assert scheme.probability == pytest.approx(1 / 2, abs=1e-4)
+        self.check(scheme, {"101": 1 / 6, "100": 1 / 6, "010": 1 / 3, "001": 1 / 6, "000": 1 / 6})
 
     def test_of_balls_in_bins(self):
         self.check(fedmf.BallsInBins(population=self.clients, bins=2), {"101": 1 / 2, "010": 1 / 2})
