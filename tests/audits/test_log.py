@@ -134,19 +134,6 @@ class TestReading:
         )
         assert read_log(path, rounds=4)[1].histogram == {1: 2, 2: 1}
 
-    def test_a_client_of_more_rows_than_a_block(self, tmp_path, monkeypatch):
-        rows = (
-            [("ann", t) for t in range(3)]
-            + [("bob", t) for t in range(9)]
-            + [("cem", t) for t in range(0, 9, 4)]
-        )
-        path = write(tmp_path / "log.csv", rows)
-        expected = read_log(path, rounds=9)[1]
-        for block in (1, 2, 4, 11):
-            monkeypatch.setattr(log, "_BLOCK_ROWS", block)
-            assert same(read_log(path, rounds=9)[1], expected)
-        assert expected.histogram == {3: 2, 9: 1}
-
     def test_duplicates_counted_once(self, tmp_path):
         path = write(tmp_path / "log.csv", [*ROWS, ("bob", 3), ("bob", 3), ("cem", 1)])
         log, stats = read_log(path, rounds=8, duplicates="once")

@@ -1,7 +1,5 @@
 """fedmf.cohorts.forecast, and `fedmf plan participation` run in this process."""
 
-import json
-
 import pytest
 
 from fedmf.cohorts.availability import Diurnal, Independent
@@ -103,16 +101,6 @@ class TestSearch:
 
 
 class TestCommand:
-    def test_json(self):
-        found = json.loads(
-            call(*SMALL, "--min-sep", 97, "--availability", "independent:0.2", "--json")
-        )
-        assert (found["population"], found["cohort_size"], found["rounds"]) == (2000, 20, 120)
-        assert found["dry_rounds"] == len(found["dry"]) > 0
-        assert found["largest_min_sep"] < 97
-        assert found["tried"][str(found["largest_min_sep"])] is None
-        assert sum(found["histogram"].values()) == pytest.approx(1)
-
     def test_what_a_smaller_population_showed_is_marked(self):
         ask = "--population 20000 --cohort-size 40 --rounds 30 --min-sep 20 --no-search".split()
         text = call(*ask, "--simulated-cohort", 20)

@@ -3,7 +3,6 @@ than min_sep.
 """
 
 import dataclasses
-import warnings
 
 import numpy as np
 import pytest
@@ -189,15 +188,6 @@ class TestController:
         planned = controller.ledger.planned()
         assert audit_ledger(planned, of_plan).contradictions  # all clients together
         assert audit_ledger(planned.well_behaved(), of_plan).contradictions == ()
-
-    def test_as_many_rounds_as_min_sep_fills(self):
-        # Everybody always there: the pools of both last.
-        apart = separated(40, 8)
-        controller, _ = budgeted_controller(population=40, availability=None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert all(len(controller.cohort(t)) == 5 for t in range(40))
-        assert controller.ledger.observed().max_participations >= apart.max_participations
 
 
 def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee(tmp_path):

@@ -144,27 +144,6 @@ def test_less_than_an_epoch_is_amplified_with_any_bands():
     assert few.participation.max_participations == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "sentence"),
-    [
-        ({"rounds": 65}, ValueError, "rounds=65 but workload 'prefix_sum' has rounds=64"),
-        ({"workload": np.eye(4)}, TypeError, "pass a fedmf.Workload"),
-        (
-            {"population": 10},
-            ValueError,
-            "cohort_size=20 must be in 1..10: a round draws at most all of population=10 clients",
-        ),
-        ({"epsilon": 0.0}, ValueError, "epsilon=0.0 must be positive"),
-        ({"delta": 1e-11, "bands": [4]}, ValueError, "ask for a larger epsilon or delta"),
-        ({"bands": [65]}, ValueError, "bands=65 must be in 1..64"),
-        ({"bands": [2.0]}, TypeError, "bands=2.0 is a float"),
-    ],
-)
-def test_bad_arguments_are_refused(change, kind, sentence):
-    with pytest.raises(kind, match=sentence):
-        choose_bands(**{"workload": fedmf.prefix_sum(64), **ASK, **change})
-
-
 def test_command(tmp_path, capfd):
     out, sizes = tmp_path / "curve.png", "--rounds 16 --population 80 --cohort-size 10".split()
     main(["plan", "bands", *sizes, "--epsilon", "4", "--out", str(out), "--dense", "--json"])

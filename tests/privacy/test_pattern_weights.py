@@ -83,21 +83,3 @@ def test_is_the_largest_weight_of_all_patterns(data):
     products = MinSepLosses(columns, b, p).products
     bound = largest_log_factor(products, b, p, order=K, advance=advance)
     assert largest == pytest.approx(bound, abs=1e-7)
-
-
-@pytest.mark.parametrize("order", [2, 3])
-def test_rounds_in_blocks_are_bounded_closely(order):
-    """Of a hundred rounds two share their largest products: columns that shrink slowly have a bound
-    a little above that of each round.
-    """
-    shrinking = np.linspace(1.2, 0.8, 100)[:, None] * np.array([0.8, 0.5, 0.3])
-    losses = MinSepLosses(shrinking, 5, 0.1)
-    options = {"order": order, "advance": 0.1}
-    blocks = largest_log_factor(losses.products, 5, 0.1, **options)
-    alone = sum(
-        largest_log_factor(losses.products[:, t : t + 50], 5, 0.1, **options) for t in (0, 50)
-    )
-    log_factor, _ = losses.sample(order, 4096, np.random.default_rng(0))
-    assert log_factor.max() <= losses.log_factor_bound(order) <= blocks
-    # What is exact for each half bounds the whole, since any ages may begin the second one.
-    assert blocks < 1.05 * alone

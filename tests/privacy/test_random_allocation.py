@@ -121,23 +121,6 @@ def test_the_law_is_one(sigma, positions, epochs):
     assert law.mass_under_p.sum() + law.infinite == pytest.approx(1, abs=1e-12)
 
 
-@settings(max_examples=8, deadline=None)
-@given(st.floats(0.3, 8), st.integers(1, 60), st.integers(1, 6), st.floats(-12, -3))
-def test_more_places_or_noise_or_fewer_epochs_never_raise_epsilon(
-    sigma, positions, epochs, exponent
-):
-    delta, rounding = 10**exponent, 1 + 5e-4
-
-    def epsilon(noise, places, times):
-        return random_allocation_epsilon(noise, delta, positions=places, epochs=times)
-
-    here = epsilon(sigma, positions, epochs)
-    assert here <= gaussian_epsilon(sigma / math.sqrt(epochs), delta)
-    assert epsilon(1.05 * sigma, positions, epochs) <= here * rounding
-    assert epsilon(sigma, positions + 1, epochs) <= here * rounding
-    assert here <= epsilon(sigma, positions, epochs + 1) * rounding
-
-
 def test_the_ends_of_its_range():
     def epsilon(sigma, delta=1e-6, positions=8):
         return random_allocation_epsilon(sigma, delta, positions=positions)

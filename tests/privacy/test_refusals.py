@@ -27,7 +27,7 @@ from fedmf.privacy.learning_rate import predicted_learning_rate
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.statement import as_text
 from tests.privacy import plans
-from tests.privacy.plans import ledger_of
+from tests.privacy.plans import banded, ledger_of
 
 NAN, INF = float("nan"), float("inf")
 ONE = IdentityMechanism(rounds=4)
@@ -75,6 +75,11 @@ def appended(*cohort, **more):
     ParticipationLedger(cohort_size=3).append(np.array(cohort), **more)
 
 
+def choose_bands(**changes):
+    given = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6, **changes}
+    return fedmf.choose_bands(fedmf.prefix_sum(64), **given)
+
+
 class Answers:
     """A model of availability that answers what it is told."""
 
@@ -104,6 +109,8 @@ def log(**changes):
 
 
 W = np.ones((3, 4))
+BINS = fedmf.BallsInBins(population=90, bins=3)
+NEGATIVE = DenseMechanism(matrix=np.array([[1.0, 0.0], [-0.5, 1.0]]))
 
 
 def named(kind, call, **values):
@@ -143,6 +150,7 @@ NAMED = [
     *named(ValueError, calibrate, epsilon=[0, 5000, NAN]),
     *named(ValueError, sampled, delta=[1e-11]),
     *named(TypeError, poisson, cohort_size=[1.5]),
+    *named(ValueError, choose_bands, rounds=[65], population=[10], epsilon=[0.0]),
     *named(ValueError, poisson, partitions=[0], cohort_size=[101]),
     *named(ValueError, game, confidence=[1.5]),
     *named(ValueError, log, rounds=[0], first_round=[-1], duplicates=["sum"], memory=[1000]),
@@ -190,6 +198,21 @@ MISMATCHES = [
         "partitions=3 does not divide.*100 rounds",
     ),
     (lambda: poisson(partitions=4), "at most 25.*at most 3 bands"),
+    (lambda: fedmf.BallsInBins(population=10, bins=11), "bins=11.*population / cohort_size"),
+    (lambda: BINS.for_mechanism(TreeMechanism(rounds=4)), "family=tree"),
+    (lambda: BINS.for_mechanism(NEGATIVE), "negative entry, -0.5.*use banded, toeplitz or blt"),
+    (
+        lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4),
+        "cohort_size=30.*at most 25.*at most 3.*to 120",
+    ),
+    (
+        lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(
+            banded(8, 1, 1, 1)
+        ),
+        "min_sep=2.*3 bands.*BallsInBins",
+    ),
+    (lambda: choose_bands(bands=[65]), "bands=65 must be in 1..64"),
+    (lambda: choose_bands(delta=1e-11, bands=[4]), "ask for a larger epsilon or delta"),
     (lambda: UNPARTED.probability, "partitions=None"),
     (lambda: game(trials=3), "present has 3 trials"),
     (lambda: worst_case(plan(noise_multiplier=0.0)), "guarantees nothing of what runs"),

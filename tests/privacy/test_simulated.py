@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmf
-from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms import DenseMechanism, IdentityMechanism
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.describe import statement
@@ -381,56 +381,6 @@ class TestEpsilon:
             assert words in text
         assert "how many are in any round" in text
         assert plan.group_epsilon(2) == gaussian_epsilon(plan.noise_multiplier / 2, 1e-4)
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("call", "words"),
-        [
-            (
-                lambda: fedmf.BallsInBins(population=10, bins=11),
-                "bins=11.*population / cohort_size",
-            ),
-            (
-                lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4),
-                "cohort_size=30.*at most 25.*at most 3.*to 120",
-            ),
-            (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3).probability, "min_sep=None"),
-            (
-                lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(
-                    banded(8, 1, 1, 1)
-                ),
-                "min_sep=2.*3 bands.*BallsInBins",
-            ),
-            (
-                lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(
-                    DenseMechanism(matrix=np.array([[1.0, 0], [-0.5, 1]]))
-                ),
-                "negative entry, -0.5.*use banded, toeplitz or blt",
-            ),
-            (
-                lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(
-                    TreeMechanism(rounds=4)
-                ),
-                "family=tree",
-            ),
-            (
-                lambda: fedmf.privacy.sampling.scheme_from(
-                    "balls-in-bins", population=10, cohort_size=4
-                ),
-                "cohort_size=4.*use 5",
-            ),
-            (
-                lambda: fedmf.privacy.sampling.scheme_from(
-                    "min-sep-poisson", population=10, cohort_size=4, partitions=2
-                ),
-                "give min_sep",
-            ),
-        ],
-    )
-    def test_are_one_sentence(self, call, words):
-        with pytest.raises((TypeError, ValueError), match=words):
-            call()
 
 
 def controller_of(scheme, rounds, population):

@@ -8,19 +8,6 @@ import pytest
 from fedmf.reports import groups, heat_map, noise, plots, tables, text
 
 
-def test_the_axis_of_a_share_does_not_run_below_0(make_run, figures):
-    learned_nothing = make_run("none")
-    for row in learned_nothing.metrics:
-        if "validation" in row:
-            row["validation"]["accuracy"] = 0.0
-    for run in (learned_nothing, make_run("none", seed=1)):
-        plots.accuracy_plot(groups.group_runs([run]))
-    limits = [figure.axes[0].get_ylim() for figure in figures]
-    assert limits[0][0] == 0.0
-    assert limits[0][1] > 0.0
-    assert 0.0 < limits[1][0] < 0.1  # an axis of other values begins near them
-
-
 def test_mean_curve_uses_rounds_that_all_seeds_have(make_run):
     group = groups.group_runs([make_run("banded", seed=0), make_run("banded", seed=1, stop=10)])[0]
     rounds, values = groups.mean_curve(group)
@@ -83,19 +70,6 @@ def test_seeds_that_took_part_alike_share_a_row(demo_runs):
     table = tables.participation_table(groups.group_runs([run, twin]))
     assert len(table.rows) == 1
     assert table.rows[0][0].details == ["seeds 0 and 7"]
-
-
-def test_a_legend_does_not_lie_under_the_note(make_run, figures):
-    rates = [0.1 * i for i in range(1, 13)]
-    runs = [make_run("banded", server_learning_rate=rate, claimed_cohort=1000) for rate in rates]
-    plots.accuracy_plot(groups.group_runs(runs))
-    (figure,) = figures
-    (legend,) = figure.legends
-    (note,) = figure.texts
-    box = legend.get_window_extent()
-    assert not box.overlaps(note.get_window_extent())
-    assert box.x1 <= figure.bbox.x1
-    assert figure.axes[0].bbox.height > 0.3 * figure.bbox.height
 
 
 def test_a_legend_of_very_many_runs_names_the_mechanisms(make_run, figures):

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from fedmf.mechanisms import IdentityMechanism
-from fedmf.reports import bands, groups, noise, participation, plots
+from fedmf.reports import bands, participation, plots
 
 
 def _shown(axis):
@@ -79,21 +78,6 @@ def test_ticks_of_bands_are_whole_and_differ(figures, errors):
     assert set(map(int, _shown(ax.xaxis))) & set(errors)
     rmse = _shown(ax.yaxis)
     assert len(rmse) == len(set(rmse)) > 1
-
-
-@pytest.mark.parametrize("rounds", [20, 100])
-def test_the_last_round_has_a_tick(make_run, figures, rounds):
-    run = make_run("banded")
-    shorter = dataclasses.replace(
-        run,
-        config=dataclasses.replace(run.config, rounds=rounds),
-        metrics=run.metrics[:rounds],
-        mechanism=IdentityMechanism(rounds=rounds),
-    )
-    plots.accuracy_plot(groups.group_runs([shorter]))
-    noise.levels_plot(groups.group_runs([shorter]))
-    assert str(rounds) in _shown(figures[0].axes[0].xaxis)
-    assert str(rounds) in _shown(figures[1].axes[0].xaxis)
 
 
 def _counted(run, population, **config):

@@ -4,11 +4,9 @@ and what a failure leaves.
 
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 
 import duckdb
@@ -263,21 +261,6 @@ def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
     assert len(os.listdir(tmp_path)) == 3  # its database, and the folder of its sort
     run(write_csv(tmp_path / "few.csv", crowd()))
     assert sorted(os.listdir(tmp_path)) == ["corpus.sqlite", "few.csv", "rows.csv"]
-
-
-def test_ctrl_c_while_duckdb_sorts_leaves_nothing(tmp_path):
-    path = rows_of(tmp_path / "rows.csv", 300_000)
-    main = threading.get_ident()
-
-    def interrupt():
-        while not any(tmp_path.glob(".*scratch*/table.duckdb")):
-            time.sleep(0.005)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        run(path)
-    assert os.listdir(tmp_path) == ["rows.csv"]
 
 
 def test_the_command(table):

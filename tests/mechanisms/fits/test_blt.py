@@ -84,14 +84,3 @@ def test_fewer_rounds_than_buffers(n, objective):
         assert mechanism.rounds == n
         assert mechanism.buffers <= max(1, n // 2)
         np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(n), atol=1e-12)
-
-
-def test_a_million_rounds():
-    n = 10**6
-    participation = separated(n, n // 6)
-    mechanism = blt(momentum_sgd(n), participation, buffers=4)
-    root = fit(momentum_sgd(n), participation, family="toeplitz", coefficients="sqrt", cache=False)
-    assert sensitivity(mechanism, participation).exact
-    assert rmse(mechanism, momentum_sgd(n), participation) < 0.9 * rmse(
-        root, momentum_sgd(n), participation
-    )
