@@ -60,7 +60,7 @@ def same(one, other):
 
 
 class TestReading:
-    @settings(deadline=None, max_examples=15)
+    @settings(max_examples=15)
     @given(
         st.sets(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=40),
         st.booleans(),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import (
@@ -46,7 +47,7 @@ def sums(C, rounds):
 
 
 @every_mechanism
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(taken=records, participation=participations)
 def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, participation):
     mechanism, rng = build(N), np.random.default_rng(0)
@@ -103,7 +104,7 @@ def test_the_diagonals_of_the_gram_matrix(build):
     expected = np.zeros((N, N))
     for d in range(N):
         expected[d, : N - d] = np.diagonal(X, d)
-    np.testing.assert_allclose(diagonals, expected[: len(diagonals)], rtol=1e-12, atol=1e-13)
+    assert_allclose(diagonals, expected[: len(diagonals)], rtol=1e-12, atol=1e-13)
     assert np.abs(expected[len(diagonals) :]).max(initial=0.0) == 0.0
 
 
@@ -113,7 +114,7 @@ def test_the_diagonals_of_a_banded_encoder_of_many_rounds():
     rows[:, 0] = 2.0
     few, many = (gram_diagonals(BandedMechanism(diagonals=rows[:n])) for n in (1000, 5000))
     # Of the shorter run the last columns lack entries.
-    np.testing.assert_allclose(many[:, :990], few[:, :990], rtol=1e-12, atol=1e-14)
+    assert_allclose(many[:, :990], few[:, :990], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 36, np.inf], ids=["products", "both", "pairs"])
@@ -138,7 +139,7 @@ def test_what_clients_spend_is_the_sum_over_their_rounds(monkeypatch, bands, sha
     expected = [X[np.ix_(rounds, rounds)].sum() for rounds in taken]
     diagonals = np.abs(gram_diagonals(mechanism))
     assert len(diagonals) == bands
-    np.testing.assert_allclose(spent_squared(diagonals, clients), expected, rtol=1e-13)
+    assert_allclose(spent_squared(diagonals, clients), expected, rtol=1e-13)
     nobody = ClientRounds(rounds=np.zeros(0, int), starts=np.zeros(0, int))
     assert len(spent_squared(diagonals, nobody)) == 0
 
@@ -159,7 +160,7 @@ class TestToeplitzEncodersOfManyRounds:
         assert (bounds >= exact * (1 - 1e-12)).all()
         # The first client has the very rounds that are worst of its counts; the second has not the
         # number of the first.
-        np.testing.assert_allclose(bounds[0], exact[0], rtol=1e-12)
+        assert_allclose(bounds[0], exact[0], rtol=1e-12)
         assert bounds[1] < 1.1 * exact[1]
         assert (
             OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, bounds) >= with_others

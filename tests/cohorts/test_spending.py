@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.audits.guarantee import audit_ledger, audit_log
@@ -98,7 +99,7 @@ def budgets(draw, monotone=False):
 
 
 @given(budgets(), st.integers(0, 2**32 - 1), st.floats(0.05, 1.0))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_devices_follow_the_rule_and_never_overspend(given_budget, seed, rate):
     budget, _ = given_budget
     checks_in = np.random.default_rng(seed).random((6, budget.participation.rounds)) < rate
@@ -108,7 +109,7 @@ def test_devices_follow_the_rule_and_never_overspend(given_budget, seed, rate):
 
 
 @given(budgets(monotone=True), st.integers(0, 2**32 - 1), st.floats(0.05, 1.0))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_each_participation_comes_no_later_than_under_min_sep(given_budget, seed, rate):
     # For every device and every way to check in, as docs/budget.md proves.
     budget, apart = given_budget
@@ -156,7 +157,7 @@ class TestController:
             np.linalg.norm(C[:, rounds].sum(axis=1))
             for rounds in rounds_of_clients(controller.ledger).values()
         )
-        np.testing.assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
+        assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
         assert audit.epsilon <= audit.planned.epsilon
         shares = audit.values()["clients_by_share_spent"]
         assert sum(shares.values()) == audit.observed.clients
@@ -199,7 +200,7 @@ def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee(tmp_path):
     for audit in (audit_ledger(ledger, budget), audit_log(tmp_path / "log.csv", budget)):
         (contradiction,) = audit.contradictions
         assert f"cost a sensitivity of {worst:.6g} where a budget" in contradiction
-        np.testing.assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
+        assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
         (bad,) = audit.offenders.first
         assert (str(bad.client), bad.rounds) == ("1", (0, 1, 2))
         assert audit.epsilon > audit.planned.epsilon

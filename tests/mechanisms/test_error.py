@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf import checks
@@ -40,18 +41,10 @@ def test_every_path_gives_the_error_of_the_definition(build, workload):
     AN = workload.matrix @ mechanism.noising()
     sensitivity = fedmf.sensitivity(mechanism, single(23)).value
     expected = sensitivity * np.linalg.norm(AN, axis=1)
-    np.testing.assert_allclose(
-        per_round_error(mechanism, workload, single(23)), expected, rtol=1e-9
-    )
-    np.testing.assert_allclose(
-        max_error(mechanism, workload, single(23)), expected.max(), rtol=1e-9
-    )
-    np.testing.assert_allclose(
-        loss(mechanism, workload, single(23)), np.sum(expected**2), rtol=1e-9
-    )
-    np.testing.assert_allclose(
-        rmse(mechanism, workload, single(23)), np.sqrt(np.mean(expected**2)), rtol=1e-9
-    )
+    assert_allclose(per_round_error(mechanism, workload, single(23)), expected, rtol=1e-9)
+    assert_allclose(max_error(mechanism, workload, single(23)), expected.max(), rtol=1e-9)
+    assert_allclose(loss(mechanism, workload, single(23)), np.sum(expected**2), rtol=1e-9)
+    assert_allclose(rmse(mechanism, workload, single(23)), np.sqrt(np.mean(expected**2)), rtol=1e-9)
 
 
 def restarts(n, floor, period=16):
@@ -93,9 +86,7 @@ def test_workloads_in_which_the_recursion_loses_digits(workload, bands):
     rows = banded_rows(96, bands, 0)
     mechanism = BandedMechanism(diagonals=rows)
     expected = exact_rows(workload, rows) * fedmf.sensitivity(mechanism, single(96)).value
-    np.testing.assert_allclose(
-        per_round_error(mechanism, workload, single(96)), expected, rtol=3e-6
-    )
+    assert_allclose(per_round_error(mechanism, workload, single(96)), expected, rtol=3e-6)
 
 
 @pytest.mark.parametrize("bands", [2, 16])
@@ -145,4 +136,4 @@ def test_many_rounds_need_no_dense_matrix():
         for m, p in ((mechanism, separated(n, 400)), (few, single(200)))
     )
     assert np.isfinite(errors).all()
-    np.testing.assert_allclose(errors[:200], expected, rtol=1e-9)
+    assert_allclose(errors[:200], expected, rtol=1e-9)

@@ -3,6 +3,7 @@ import pytest
 import scipy.signal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from fedmf.mechanisms import ToeplitzMechanism, load_mechanism
 from fedmf.mechanisms.error import per_round_error
@@ -52,7 +53,7 @@ def test_series_are_divided(n, bands):
     t = np.arange(1, bands)
     c = np.cumprod(np.append(1.0, (2 * t - 1) / (2 * t)))
     product = scipy.signal.fftconvolve(c, inverse_series(c, n))[:n]
-    np.testing.assert_allclose(product, np.eye(1, n)[0], atol=1e-12)
+    assert_allclose(product, np.eye(1, n)[0], atol=1e-12)
 
 
 def test_a_million_rounds_never_make_a_matrix():
@@ -68,12 +69,10 @@ def test_a_million_rounds_never_make_a_matrix():
     participation = separated(n, 1000)
     found = sensitivity(mechanism, participation)
     assert found.exact
-    np.testing.assert_allclose(found.value**2, 1000 * 1.3125)
+    assert_allclose(found.value**2, 1000 * 1.3125)
     errors = per_round_error(mechanism, prefix_sum(n), participation)
     # 1 / ((1 - x) (1 + x / 2 + x^2 / 4)) settles at 1 / 1.75.
-    np.testing.assert_allclose(
-        (errors[-1] ** 2 - errors[-2] ** 2) / found.value**2, 1.75**-2, rtol=1e-6
-    )
+    assert_allclose((errors[-1] ** 2 - errors[-2] ** 2) / found.value**2, 1.75**-2, rtol=1e-6)
     assert mechanism.stream().recurrence.shape == (n, 3)
     with pytest.raises(ValueError, match="1000000 columns but participation has rounds=5"):
         sensitivity(mechanism, single(5))
@@ -90,7 +89,7 @@ def test_long_mechanisms_are_saved_and_checked_when_read(tmp_path):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_sensitivity_is_never_below_the_truth(data):
     participation = data.draw(participations(most_rounds=8))
     n = participation.rounds
@@ -101,19 +100,19 @@ def test_sensitivity_is_never_below_the_truth(data):
     )
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
-        np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
+        assert_allclose(claimed.value, attained, rtol=1e-5)
     # No worse than what is known of the matrix.
     assert claimed.value <= sensitivity(mechanism.encoder(), participation).value * (1.0 + 1e-9)
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_sensitivity_of_decreasing_coefficients_is_exact(data):
     participation = data.draw(participations(most_rounds=10))
     n = participation.rounds
     mechanism = ToeplitzMechanism(rounds=n, coefficients=data.draw(columns(n, decreasing=True)))
     claimed = sensitivity(mechanism, participation)
     assert claimed.exact
-    np.testing.assert_allclose(
+    assert_allclose(
         claimed.value, sensitivity_of_nonnegative(mechanism.encoder(), participation), rtol=1e-12
     )

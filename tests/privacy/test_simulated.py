@@ -77,7 +77,7 @@ class TestLosses:
         expected = np.log(1 - p + p * np.exp(2 * y - 2)).sum()
         assert loss_of(min_sep((2,), 7, 1, p), (2,), 7, y) == pytest.approx(expected, abs=1e-12)
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(st.data())
     def test_factors_stay_below_their_bound_and_undo_the_tilt(self, data):
         b = data.draw(st.integers(1, 4))

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from fedmf.reports import groups, heat_map, noise, plots, tables, text
 
@@ -19,8 +20,8 @@ def test_noise_levels_are_those_of_the_noise_itself(make_run):
     run = make_run("banded")
     on_round, on_sum = noise.noise_levels(groups.group_runs([run])[0])
     N = run.noising * run.plan["stddev"] / run.config.cohort_size
-    np.testing.assert_allclose(on_round, np.linalg.norm(N, axis=1), rtol=1e-9)
-    np.testing.assert_allclose(on_sum, np.linalg.norm(np.cumsum(N, axis=0), axis=1), rtol=1e-9)
+    assert_allclose(on_round, np.linalg.norm(N, axis=1), rtol=1e-9)
+    assert_allclose(on_sum, np.linalg.norm(np.cumsum(N, axis=0), axis=1), rtol=1e-9)
     # A claimed cohort has that of its own average.
     simulated, _ = noise.noise_levels(groups.group_runs([make_run("banded", claimed_cohort=50)])[0])
     assert np.allclose(simulated, on_round * 5 / 50)

@@ -72,7 +72,7 @@ def draw(seed, sizes, sentences, length, scale=0.5):
     return weights, np.ascontiguousarray(words[:, :-1]), np.ascontiguousarray(words[:, 1:])
 
 
-@hypothesis.settings(max_examples=5, deadline=None)
+@hypothesis.settings(max_examples=5)
 @hypothesis.given(
     kind=st.sampled_from(model.LOSSES),
     vocabulary=st.integers(1, 60),

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from fedmf.mechanisms.certificate import certify
 from fedmf.mechanisms.error import loss
@@ -33,9 +34,9 @@ def test_more_bands_help_and_all_bands_are_the_dense_optimum():
         for bands in (1, 2, 8, n)
     ]
     assert losses == sorted(losses, reverse=True)
-    np.testing.assert_allclose(losses[0], n * (n + 1) / 2)  # one band is the identity
+    assert_allclose(losses[0], n * (n + 1) / 2)  # one band is the identity
     dense = fit(prefix_sum(n), single(n), family="dense", tolerance=1e-10)
-    np.testing.assert_allclose(losses[-1], dense.certificate.loss, rtol=1e-7)
+    assert_allclose(losses[-1], dense.certificate.loss, rtol=1e-7)
 
 
 def test_a_bound_above_the_loss_is_no_certificate():

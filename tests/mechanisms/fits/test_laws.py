@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.experiments import table_cells
@@ -70,7 +71,7 @@ def test_an_interrupted_fit_keeps_the_best_so_far(name, at):
         mechanism = fit(name, progress=interrupt)
     assert len(taken) == at
     workload, participation, _ = FITS[name]
-    np.testing.assert_allclose(
+    assert_allclose(
         fedmf.loss(mechanism, workload, participation), mechanism.certificate.loss, rtol=1e-9
     )
     assert mechanism.certificate.gap > 1e-9
@@ -89,7 +90,7 @@ def test_steps_are_counted_on_and_a_fit_that_stops_short_warns(name):
     assert mechanism.certificate.iterations == len(steps)
     losses = [loss for _, loss, _ in steps[-4:]]
     assert losses == sorted(losses, reverse=True)
-    np.testing.assert_allclose(losses[-1], mechanism.certificate.loss, rtol=1e-9)
+    assert_allclose(losses[-1], mechanism.certificate.loss, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", FITS)

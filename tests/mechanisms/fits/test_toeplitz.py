@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import scipy.optimize
+from numpy.testing import assert_allclose
 
 from fedmf.mechanisms.error import loss, max_error, rmse
 from fedmf.mechanisms.fit import fit
@@ -33,7 +34,7 @@ def test_the_optimum_is_that_of_another_solver(make, objective, participation):
     found = scipy.optimize.minimize(
         of_matrices, [0.4, 0.3, 0.2], method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12}
     )
-    np.testing.assert_allclose(measure(mechanism, workload, participation), found.fun, rtol=1e-7)
+    assert_allclose(measure(mechanism, workload, participation), found.fun, rtol=1e-7)
 
 
 @pytest.mark.parametrize("power", [4, 8, 12, 16, pytest.param(20, marks=pytest.mark.slow)])
@@ -56,13 +57,13 @@ def test_closed_forms():
     root = fit(prefix_sum(n), **options, coefficients="sqrt")
     for workload in (prefix_sum(n), momentum_sgd(n)):
         C = fit(workload, **options, coefficients="sqrt").encoder()
-        np.testing.assert_allclose(C @ C, workload.matrix, atol=1e-10)
+        assert_allclose(C @ C, workload.matrix, atol=1e-10)
     three = fit(prefix_sum(n), **options, coefficients="sqrt", bands=3)
     assert three.coefficients.tolist() == [1.0, 0.5, 0.375]
     # (1 - 0.9 x)^(1/2): minus binomial(1/2, t) damped.
     damped, same = (fit(prefix_sum(n), **options, coefficients="nu", nu=nu) for nu in (0.1, 0.0))
     assert np.array_equal(same.coefficients, root.coefficients)
-    np.testing.assert_allclose(
+    assert_allclose(
         damped.noising_coefficients(), root.noising_coefficients() * 0.9 ** np.arange(n), atol=1e-15
     )
     assert root.certificate is None
@@ -72,37 +73,30 @@ def test_closed_forms():
 @pytest.mark.parametrize("n", [1, 2, 7, 64])
 def test_bounds_of_every_factorization_of_prefix_sums(n):
     singular = np.linalg.svd(prefix_sum(n).matrix, compute_uv=False)
-    np.testing.assert_allclose(prefix_sum_bound(n), singular.sum() ** 2 / n, rtol=1e-12)
+    assert_allclose(prefix_sum_bound(n), singular.sum() ** 2 / n, rtol=1e-12)
     dense = fit(prefix_sum(n), single(n), family="dense", cache=False).certificate
     assert prefix_sum_bound(n) <= dense.loss * (1.0 + 1e-12)
 
 
 def test_certificates_are_given_where_a_bound_is_known():
-    mechanism = toeplitz(prefix_sum(64), single(64), bands=64)
-    certificate = mechanism.certificate
-    np.testing.assert_allclose(
-        certificate.loss, loss(mechanism, prefix_sum(64), single(64)), rtol=1e-12
-    )
-    np.testing.assert_allclose(certificate.lower_bound, prefix_sum_bound(64), rtol=1e-12)
+    once, bounded = single(64), toeplitz(prefix_sum(64), single(64), bands=64)
+    certificate = bounded.certificate
+    assert_allclose(certificate.loss, loss(bounded, prefix_sum(64), once), rtol=1e-12)
+    assert_allclose(certificate.lower_bound, prefix_sum_bound(64), rtol=1e-12)
     assert 0.0 < certificate.gap < 0.15
-    for workload, participation, objective, words in (
-        (prefix_sum(64), single(64), "max", "largest error"),
-        (prefix_sum(64), separated(64, 8), "mean", "several participations"),
-        (momentum_sgd(64), single(64), "mean", "prefix sums only"),
+    for without, words in (
+        (toeplitz(prefix_sum(64), once, bands=8, objective="max"), "largest error"),
+        (toeplitz(prefix_sum(64), separated(64, 8), bands=8), "several participations"),
+        (toeplitz(momentum_sgd(64), once, bands=8), "prefix sums only"),
     ):
-        without = toeplitz(workload, participation, bands=8, objective=objective)
         assert without.certificate is None
         assert words in without.certificate_reason
 
 
 @pytest.mark.parametrize("coefficients", ["optimized", "sqrt", "inverse_sqrt", "optimized_inverse"])
 def test_uneven_workloads_are_refused_with_the_way_out(coefficients):
-    for workload in (momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8)), Workload("dense", np.tri(8))):
+    uneven = momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8))
+    for workload in (uneven, Workload("dense", np.tri(8))):
         with pytest.raises(ValueError, match="without its learning rates"):
             toeplitz(workload, single(8), coefficients=coefficients)
-    assert (
-        toeplitz(
-            momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8)), single(8), coefficients="nu", nu=0.1
-        ).bands
-        == 8
-    )
+    assert toeplitz(uneven, single(8), coefficients="nu", nu=0.1).bands == 8
