@@ -218,4 +218,3 @@ def test_without_noise_the_empirical_epsilon_itself_breaks_the_claim():
     result = audit_distinguishing(plan, case, *play(plan, case, 4_000, noise=0.02))
     assert result.epsilon_lower > plan.epsilon
     assert result.findings[3].p_value < FALSE_POSITIVE_RATE
-
