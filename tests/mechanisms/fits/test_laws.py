@@ -107,11 +107,11 @@ SCHEMAS = {
     "epochs": fedmf.Participation(rounds=40, schema="fixed_epoch", min_sep=7, max_participations=3),
     "every_round": fedmf.Participation(rounds=40, schema="every_round"),
 }
-# How much better a neighbour may be, what it changes, and the fit: a buffer more than is of use
-# leaves it a little beside the optimum. Stopped after three steps, neighbours are 5e-4 better.
+# What a neighbour changes, and the fit: bands beyond min_sep, and no more buffers than are of use.
+# It may be a little better, as fits end at a tolerance; 5e-4 after three steps, or more.
 NUMBERS = {
-    "toeplitz": (1e-6, ["coefficients"], {}),
-    "blt": (1e-4, ["decays", "inverse_decays"], {"buffers": 2}),
+    "toeplitz": (["coefficients"], {"bands": 20}),
+    "blt": (["decays", "inverse_decays"], {"buffers": 2}),
 }
 
 
@@ -121,7 +121,7 @@ NUMBERS = {
 @pytest.mark.parametrize("name", NUMBERS)
 def test_no_neighbour_of_a_fit_is_better(name, participation, measure, workload):
     objective = "mean" if measure is fedmf.rmse else "max"
-    slack, changed, few = NUMBERS[name]
+    changed, few = NUMBERS[name]
     mechanism = fedmf.fit(workload, participation, family=name, objective=objective, **few)
     least, rng = measure(mechanism, workload, participation), np.random.default_rng(0)
     unknown = {"certificate": None, "certificate_reason": "a neighbour"}
@@ -132,7 +132,7 @@ def test_no_neighbour_of_a_fit_is_better(name, participation, measure, workload)
             for field in changed
         }
         neighbour = dataclasses.replace(mechanism, **moved, **unknown)
-        assert measure(neighbour, workload, participation) >= least * (1 - slack)
+        assert measure(neighbour, workload, participation) >= least * (1 - 1e-4)
 
 
 class TestNobodyGoesOnWithHalfAnAnswer:
