@@ -50,6 +50,7 @@ class TestDropout:
         for rounds in rounds_of_clients(planned).values():
             assert PARTICIPATION.allows(rounds)
 
+
 class TestDisobedience:
     behavior = DeviceBehavior(noncompliant_fraction=0.1, seed=7)
 

@@ -280,4 +280,4 @@ def test_refused_in_one_sentence(call, kind, words):
     with pytest.raises(kind, match=words) as caught:
         call()
     assert type(caught.value) is kind
-    assert ". " not in str(caught.value)
+    assert ". " not in str(caught.value).replace("et al. ", "")
