@@ -138,13 +138,17 @@ def poisson(**changes):
     return CyclicPoisson(**{"population": 100, "cohort_size": 30, **changes})
 
 
+def shuffle(**changes):
+    return CyclicShuffle(**{"population": 1000, "cohort_size": 10, **changes})
+
+
 def size(**changes):
     return Size(**{"population": 2000, "cohort_size": 20, **changes})
 
 
 NAMED = [
     *named(TypeError, plan, participation=[4], sampling=["poisson"], noise_multiplier=[True]),
-    *named(TypeError, plan, longer=["x"], quantile_clipping=[0.5]),
+    *named(TypeError, plan, longer=["x"], quantile_clipping=[0.5], simulation=[(1, 9)]),
     *named(ValueError, plan, noise_multiplier=[-1.0], clip_norm=[0.0, INF], delta=[1.0, 5e-16]),
     *named(TypeError, calibrate, epsilon=["8"]),
     *named(ValueError, calibrate, epsilon=[0, 5000, NAN]),
@@ -152,6 +156,7 @@ NAMED = [
     *named(TypeError, poisson, cohort_size=[1.5]),
     *named(ValueError, choose_bands, rounds=[65], population=[10], epsilon=[0.0]),
     *named(ValueError, poisson, partitions=[0], cohort_size=[101]),
+    *named(ValueError, shuffle, reshuffle=[False], partitions=[3]),
     *named(ValueError, game, confidence=[1.5]),
     *named(ValueError, log, rounds=[0], first_round=[-1], duplicates=["sum"], memory=[1000]),
     *named(TypeError, controller, participation=[5], seed=[1.5], availability=[0.5, Always]),
@@ -192,10 +197,6 @@ MISMATCHES = [
             sampling=CyclicPoisson(population=9, cohort_size=1, partitions=2),
         ),
         "partitions=2.*3 bands",
-    ),
-    (
-        lambda: CyclicShuffle(population=1000, cohort_size=10, partitions=3),
-        "partitions=3 does not divide.*100 rounds",
     ),
     (lambda: poisson(partitions=4), "at most 25.*at most 3 bands"),
     (lambda: fedmf.BallsInBins(population=10, bins=11), "bins=11.*population / cohort_size"),
