@@ -84,20 +84,20 @@ class TestLosses:
         entries = tuple(data.draw(st.lists(st.floats(0.1, 1), min_size=1, max_size=b)))
         rounds, order = data.draw(st.integers(len(entries), 12)), data.draw(st.integers(1, 5))
         # So much noise that the tilt is at most 1.5 standard deviations of any pattern, of which
-        # 4096 samples have enough.
+        # so many samples have enough.
         sigma = order * math.sqrt(rounds) * sum(entries) / 1.5
         if data.draw(st.booleans()):
             losses = bins(entries, rounds, b, sigma)
         else:
             losses = min_sep(entries, rounds, b, data.draw(st.floats(0.02, 1)), sigma=sigma)
-        log_factor, loss = losses.sample(order, 4096, np.random.default_rng(0))
+        log_factor, loss = losses.sample(order, 2**16, np.random.default_rng(0))
         assert log_factor.max() <= losses.log_factor_bound(order) + 1e-9
         # T exp(-K L) times the density is that of Q; so is its product with a bounded function of
         # L, here one of high losses.
         undone = np.exp(log_factor - order * loss) / (1 + np.exp(-loss))
-        _, plain = losses.sample(0, 4096, np.random.default_rng(1))
+        _, plain = losses.sample(0, 2**16, np.random.default_rng(1))
         expected = 1 / (1 + np.exp(-plain))
-        error = math.hypot(undone.std(), expected.std()) / 64
+        error = math.hypot(undone.std(), expected.std()) / 256
         assert abs(undone.mean() - expected.mean()) <= FAR * error + 1e-12
 
 
