@@ -188,13 +188,14 @@ class TestController:
         assert controller.audit(of_plan).contradictions == ()
         planned = controller.ledger.planned()
         assert audit_ledger(planned, of_plan).contradictions  # all clients together
-        assert audit_ledger(planned.well_behaved(), of_plan).contradictions == ()
+        well_behaved = controller.ledger.well_behaved().planned()
+        assert audit_ledger(well_behaved, of_plan).contradictions == ()
 
 
 def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee(tmp_path):
     mechanism = ToeplitzMechanism(rounds=8, coefficients=0.7 ** np.arange(8))
     budget = plan(Budget.of(mechanism, separated(8, 4)).participation, mechanism)
-    ledger = ledger_of([[1], [1, 2], [1], [], [], [2], [], []], None)
+    ledger = ledger_of([[1], [1, 2], [1], [], [], [2], [], [3]], None)
     (tmp_path / "log.csv").write_text(ledger.to_csv())
     worst = np.linalg.norm(mechanism.encoder()[:, :3].sum(axis=1))
     for audit in (audit_ledger(ledger, budget), audit_log(tmp_path / "log.csv", budget)):
