@@ -298,7 +298,7 @@ def _shards(
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     shown = sys.stderr.isatty()
     with progress_bar.bar(
-        total=number, desc="privacy losses", leave=False, delay=2, disable=not shown
+        total=number, desc="privacy losses", delay=2, disable=not shown
     ) as bar:
         try:
             parts = []

@@ -3,7 +3,6 @@
 import collections
 import copy
 import math
-import reprlib
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -20,7 +19,7 @@ from fedmf.federated.noise.source import LARGEST, RunSeeds
 from fedmf.federated.tff import tfp
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import MOST_CHANGE
-from fedmf.server.state import NoiseState, check_tail, mark_of, plan_mark
+from fedmf.server.state import NoiseState, check_plan, check_tail, mark_of, plan_mark
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 # TensorFlow may take numbers below 2^-126 for 0, so that it cannot measure records of such norms.
@@ -192,10 +191,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         divisor: float = 1.0,
         count_metrics: bool = True,
     ) -> None:
-        if not isinstance(plan, Plan):
-            raise TypeError(
-                f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
-            )
+        check_plan(plan)
         self.plan = plan
         self._specs = _check_specs(record_specs)
         self._flat_specs = tf.nest.flatten(self._specs)
