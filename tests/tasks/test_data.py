@@ -13,7 +13,7 @@ import pytest
 
 from fedmf.tasks.stackoverflow import data, describe_file
 
-CHECKS = (data.check_file, describe_file)
+CHECKS = (data.open_corpus, describe_file)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def execute(path, *statements):
 
 
 def test_whole_files_pass(corpus_file):
-    assert data.check_file(str(corpus_file)) == corpus_file
+    assert data.open_corpus(str(corpus_file)).path == corpus_file
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_found_in_tff_s_cache(corpus_file, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".tff").mkdir()
     shutil.copy(corpus_file, tmp_path / ".tff" / "stackoverflow.sqlite")
-    assert data.check_file(None) == tmp_path / ".tff" / "stackoverflow.sqlite"
+    assert data.open_corpus(None).path == tmp_path / ".tff" / "stackoverflow.sqlite"
 
 
 @pytest.mark.parametrize("kept", [10, 100, 4_096, 20_000, -1])
@@ -97,7 +97,7 @@ def test_damaged_inside(damaged):
     content = bytearray(damaged.read_bytes())
     content[100:4096] = b"\xff" * 3996
     damaged.write_bytes(content)
-    refused(damaged, ValueError, "cannot be read as StackOverflow data", "fedmf data synth")
+    refused(damaged, ValueError, "cannot be read", "fedmf data synth")
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def updated_but_open(path):
 
 
 def test_changes_in_a_log_beside_the_file_are_refused(in_wal_mode, tmp_path):
-    before = data.Corpus(in_wal_mode).version
+    before = data.version_of(in_wal_mode)
     with contextlib.closing(updated_but_open(in_wal_mode)) as writer:
-        assert data.Corpus(in_wal_mode).version == before  # which is why
+        assert data.version_of(in_wal_mode) == before  # which is why
         refused(
             in_wal_mode,
             ValueError,
@@ -131,7 +131,7 @@ def test_changes_in_a_log_beside_the_file_are_refused(in_wal_mode, tmp_path):
         refused(link, ValueError, "file.sqlite-wal")
         # Written back they still do not show in the header, so that this is not enough.
         writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        assert data.Corpus(in_wal_mode).version == before
+        assert data.version_of(in_wal_mode) == before
         refused(in_wal_mode, ValueError, "write-ahead mode", "`PRAGMA journal_mode=DELETE`")
 
 
@@ -139,8 +139,8 @@ def test_the_way_out_of_write_ahead_mode(in_wal_mode, corpus_file):
     updated_but_open(in_wal_mode).close()
     refused(in_wal_mode, ValueError, "write-ahead mode")
     execute(in_wal_mode, "PRAGMA journal_mode=DELETE")
-    assert data.check_file(in_wal_mode) == in_wal_mode
-    assert data.Corpus(in_wal_mode).version != data.Corpus(corpus_file).version
+    assert data.open_corpus(in_wal_mode).path == in_wal_mode
+    assert data.version_of(in_wal_mode) != data.version_of(corpus_file)
 
 
 def test_a_log_that_was_left_beside_another_file_is_refused(in_wal_mode, corpus_file):
@@ -150,7 +150,7 @@ def test_a_log_that_was_left_beside_another_file_is_refused(in_wal_mode, corpus_
     other = in_wal_mode.with_name("other.sqlite")
     shutil.copy(corpus_file, other)
     other.with_name("other.sqlite-wal").touch()
-    assert data.check_file(other) == other  # an empty log says nothing
+    assert data.open_corpus(other).path == other  # an empty log says nothing
     other.with_name("other.sqlite-wal").write_bytes(log)
     refused(other, ValueError, "other.sqlite-wal")
 
@@ -159,11 +159,11 @@ def test_a_log_that_was_left_beside_another_file_is_refused(in_wal_mode, corpus_
     ("statement", "words"),
     [
         ("DELETE FROM client_metadata WHERE split_name = 'train'", "has no train split"),
-        ("DROP TABLE examples", "has no table 'examples'"),
-        ("DROP TABLE client_metadata", "has no table 'client_metadata'"),
+        ("DROP TABLE examples", "in a table 'examples'"),
+        ("DROP TABLE client_metadata", "in a table 'client_metadata'"),
         (
             "ALTER TABLE examples RENAME COLUMN serialized_example_proto TO other",
-            "lacks the column 'serialized_example_proto'",
+            "has no column 'serialized_example_proto'",
         ),
         ("DELETE FROM examples", "holds no tf.train.Example"),
     ],

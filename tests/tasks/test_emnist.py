@@ -148,7 +148,7 @@ def test_a_split_that_is_not_there_is_named(digits_file):
         ValueError,
         match=r"sqlite has no split 'all_train' \(but digits_only_test, digits_only_train\)",
     ):
-        data.open_file(digits_file).client_sizes("all_train")
+        data.client_sizes(data.open_file(digits_file), "all_train")
 
 
 def execute(path, *statements):

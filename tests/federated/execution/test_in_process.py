@@ -21,7 +21,11 @@ from tests.federated.run_small import config
 
 pytestmark = pytest.mark.tensorflow
 
-from fedmf.tasks.stackoverflow import stackoverflow_task, write_synthetic_corpus  # noqa: E402
+from fedmf.tasks.stackoverflow import (  # noqa: E402
+    StackOverflowOptions,
+    stackoverflow_nwp,
+    write_synthetic_corpus,
+)
 
 SIZES = {
     "vocabulary_size": 30,
@@ -40,13 +44,15 @@ def tasks(tmp_path_factory):
         corpus, clients=12, seed=0, sentences_per_client=9.0, vocabulary_size=259
     )
     made = {
-        loss: stackoverflow_task(
-            corpus,
-            **SIZES,
-            loss=loss,
-            validation_sentences=20,
-            test_sentences=20,
-            max_sentences=10,
+        loss: stackoverflow_nwp(
+            StackOverflowOptions(
+                data=corpus,
+                **SIZES,
+                loss=loss,
+                validation_sentences=20,
+                test_sentences=20,
+                max_sentences=10,
+            ),
             progress=False,
         )
         for loss in ("masked", "published")
