@@ -439,14 +439,8 @@ class TrainConfig:
         """Field -> value, with task_option.NAME for each option of the task, in the order of the
         fields.
         """
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == "task_options":
-                values |= {f"task_option.{name}": setting for name, setting in value.items()}
-            else:
-                values[field.name] = value
-        return values
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields.flat({name.replace("options", "option"): each for name, each in named.items()})
 
     def to_json(self) -> str:
         """The fields as indented JSON, the form in which a run folder keeps them."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmf.tasks.client_database import ClientDatabase, quantiles
 from fedmf.tasks.data_file import ORIGINS, SPLITS
-from fedmf.tasks.example_proto import Feature, decode_example
+from fedmf.tasks.example_proto import Feature, decode_example, text_of
 
 FILE_NAME = "stackoverflow.sqlite"
 TFF_FILE = "StackOverflow file"
@@ -67,7 +67,11 @@ class Corpus(ClientDatabase):
 
     def sentences(self, split: str, client_id: str, limit: int = -1) -> list[bytes]:
         """The first `limit` sentences of a client in file order."""
-        return [_bytes(example, "tokens") for example in self.examples(split, client_id, limit)]
+        records = self.records(split, client_id, limit)
+        try:
+            return [text_of(record, "tokens") for record in records]
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}; {self.hint}") from None
 
     def _features(self, record: object) -> dict[str, Feature]:
         try:

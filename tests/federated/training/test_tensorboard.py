@@ -6,7 +6,7 @@ import tensorflow as tf
 pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 from fedmf import federated  # noqa: E402
-from fedmf.runs.metric_table import flat  # noqa: E402
+from fedmf.fields import flat  # noqa: E402
 from tests.federated.run_small import config  # noqa: E402
 from tests.federated.small_task import small_task  # noqa: E402
 
@@ -25,16 +25,14 @@ def points(folder):
 
 
 def expected(run):
-    rows = [flat(row) for row in run.metrics]
+    rows = [flat(row, "/") for row in run.metrics]
     named = [
         (row["round"], name, value)
         for row in rows
         for name, value in row.items()
         if name != "round"
     ]
-    return sorted(
-        (t, name.replace("validation_", "validation/"), value) for t, name, value in named
-    )
+    return sorted(named)
 
 
 def assert_same(found, wanted):

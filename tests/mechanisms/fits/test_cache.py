@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from fedmf import disk_cache
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting import cache as fits
 from fedmf.participation.schema import Participation
@@ -69,7 +70,7 @@ def test_whatever_decides_a_fit_is_part_of_its_name(tmp_path):
 
 def test_other_code_asks_anew(tmp_path, monkeypatch):
     steps_of(tmp_path)
-    monkeypatch.setattr(fits, "_code", lambda: "the next version")
+    monkeypatch.setattr(disk_cache, "code_digest", lambda *_: "the next version")
     assert steps_of(tmp_path)[1] > 0
 
 
@@ -146,12 +147,13 @@ def test_two_processes_at_once(tmp_path):
 
 def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path, monkeypatch):
     # Fits are scaled by their sensitivity: one made before a change of it must not be read after.
-    package = pathlib.Path(fits.__file__).parents[2]
+    package = pathlib.Path(disk_cache.__file__).parent
     copy = tmp_path / "fedmf"
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(fits, "__file__", str(copy / "mechanisms" / "fitting" / "cache.py"))
-    digests = {fits._code.__wrapped__()}
-    assert digests == {fits._code()}
+    digest = disk_cache.code_digest.__wrapped__
+    digests = {digest(*fits.SOURCES)}
+    monkeypatch.setattr(disk_cache, "__file__", str(copy / "disk_cache.py"))
+    assert digests == {digest(*fits.SOURCES)}
     for name in (
         "mechanisms/sensitivity.py",
         "participation/schema.py",
@@ -159,5 +161,5 @@ def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path, monkeypatch):
         "mechanisms/dense/fit.py",
     ):
         (copy / name).write_text((copy / name).read_text() + "# changed\n")
-        digests.add(fits._code.__wrapped__())
+        digests.add(digest(*fits.SOURCES))
     assert len(digests) == 5
