@@ -34,8 +34,8 @@ form = fedmf.LogForm(client_column="device", round_column="t")
 audit = fedmf.audit_log("log.csv", plan, form=form)
 print(f"planned: at least {MIN_SEP} rounds apart, epsilon {plan.epsilon:.3f}")
 print(
-    f"observed: {audit.observed.min_separation} rounds apart, {audit.observed.max_participations} "
-    "times at most"
+    f"observed: {audit.observed.min_separation} rounds apart, "
+    f"{audit.observed.max_participations} times at most"
 )
 print(
     f"achieved: epsilon {audit.epsilon:.3f}, the same noise with the sensitivity of what happened"

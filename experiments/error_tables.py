@@ -14,9 +14,13 @@ from fedmf.experiments.table_cells import Cell, fit, one_participation
 # Rows that take seconds.
 _QUICK_ROUNDS = 1024
 _QUICK_STAMPED = {
-    "(Online) Honaker(n=400)x5", "(Online) Honaker(n=200)x10", "Optimal Decoder Honaker(n=400)x5", "MF(k=1, n=100)x20", "FFT(n=200)x10",
+    "(Online) Honaker(n=400)x5",
+    "(Online) Honaker(n=200)x10",
+    "Optimal Decoder Honaker(n=400)x5",
+    "MF(k=1, n=100)x20",
+    "FFT(n=200)x10",
     "FFT Optimal Decoder(n=1000)x2",
-}  # fmt: skip
+}
 
 
 def denisov_table_2(quick: bool = False) -> Iterator[Cell]:

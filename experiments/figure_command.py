@@ -44,8 +44,8 @@ def asked(
     options = parser.parse_args(arguments)
     if options.out.suffix != ".png" or not options.out.parent.is_dir() or options.out.is_dir():
         parser.error(
-            f"--out {options.out} is no .png file in a folder that exists: create the folder, or "
-            "choose another"
+            f"--out {options.out} is no .png file in a folder that exists: create the "
+            "folder, or choose another"
         )
     began = time.perf_counter()
 

@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         for cell in TABLES[name](options.quick):
             seconds = time.perf_counter() - began
             line = (
-                f"  {cell.row:34s} {cell.column:16s} {cell.printed:>8s} {cell.ours:>12.6g}  "
-                f"{cell.verdict(name)}"
+                f"  {cell.row:34s} {cell.column:16s} {cell.printed:>8s} "
+                f"{cell.ours:>12.6g}  {cell.verdict(name)}"
             )
             print(f"{line}   [{seconds:.1f} s]", flush=True)
             count["as printed" if cell.as_printed else "nearly" if cell.agrees else "not"] += 1
@@ -59,9 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
             )
             began = time.perf_counter()
     print(
-        f"\n{count['as printed']} figures as printed, {count['nearly']} nearly, {count['not']} "
-        "not, "
-        f"{count['unexplained']} against what is known of them"
+        f"\n{count['as printed']} figures as printed, {count['nearly']} nearly, "
+        f"{count['not']} not, {count['unexplained']} against what is known of them"
     )
     return int(count["unexplained"] > 0)
 

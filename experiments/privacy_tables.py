@@ -1,4 +1,4 @@
-"""Tables of noise multipliers, epsilons and numbers of bands; rows of `experiments.paper_tables`."""
+"""Tables of noise multipliers, epsilons and numbers of bands, for `experiments.paper_tables`."""
 
 import math
 import sys
@@ -81,8 +81,8 @@ def amplified_noise(bands: int, epsilon: float) -> float:
     """Noise multiplier of StackOverflow with Poisson sampling in `bands` partitions, for a
     sensitivity of 1 under (k = 6, b = 342).
 
-    Each event is one participation of a column-normalised encoder, whose columns then have norm 1 /
-    sqrt(6).
+    Each event is one participation of a column-normalised encoder, whose columns then have
+    norm 1 / sqrt(6).
     """
     q, events = _event(bands)
     per_event = sampled_gaussian_noise_multiplier(

@@ -8,7 +8,8 @@ sweep's folder, for its owner alone:
   logs/NAME.txt  what the run said on standard error
   private/       noise seeds of the runs
   results.csv    a row for every finished run
-  figure.png     validation over a rate or a privacy target; best.png: the best settings over what was compared
+  figure.png     validation over a rate or a privacy target
+  best.png       the best settings over what was compared
   report/        `fedmf report` of the finished runs
 """
 
@@ -38,7 +39,7 @@ from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
 from fedmf.reports.labels import field_names
-from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
@@ -77,15 +78,15 @@ def _rounds_done(folder: pathlib.Path) -> int:
 
 
 def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """The runs of a sweep, by the names that they have in its folder; where the data lies may have
-    changed.
+    """The runs of a sweep, by the names that they have in its folder; where the data lies
+    may have changed.
 
     Raises:
       ValueError: the folder holds a run that differs in what neither name says, or whose mechanism
         was another in a file of the same name.
     """
     present = {
-        path.parent.name: config_from_mapping(read_config_file(path), str(path))
+        path.parent.name: TrainConfig.from_mapping(read_config_file(path), str(path))
         for path in sorted((out / "runs").glob("*/config.json"))
     }
     names = {}
@@ -115,9 +116,9 @@ def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: T
         mine, theirs = config.flat().get(field), there.flat().get(field)
         if field not in may_differ and mine != theirs and sweep_grid.taken(field, config, there):
             raise ValueError(
-                f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: "
-                "name another folder, "
-                f"or give the options of the sweep that is there, or vary {field}"
+                f"{folder} holds a run with {field}={theirs}, and this sweep has "
+                f"{field}={mine}: name another folder, or give the options of the sweep that is "
+                f"there, or vary {field}"
             )
     files = (
         []
@@ -348,8 +349,8 @@ def _said(out: pathlib.Path, name: str, failure: Failure | None) -> str:
 
 
 def _seed_of(noise_seed: int | str, config: TrainConfig) -> int | str:
-    """A noise seed, never the same for two configurations: runs on the same data must not share
-    noise.
+    """A noise seed, never the same for two configurations: runs on the same data must
+    not share noise.
     """
     if noise_seed == "os":
         return "os"

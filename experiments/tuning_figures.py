@@ -21,8 +21,8 @@ class NoiseRow(NamedTuple):
       epsilon: at delta = 1e-6.
       noise_multiplier: sigma, for matrices of sensitivity 1 under (k = 6, b = 342).
       learning_rate: the best server rate.
-      bands: of the encoder where it is banded or, for DP-SGD, diagonal and sampled; None for
-        others.
+      bands: of the encoder where it is banded or, for DP-SGD, diagonal and sampled;
+        None for others.
       amplified: by Poisson sampling.
     """
 
@@ -62,9 +62,11 @@ BANDED_TABLE_4 = tuple(
 BANDED_TABLE_5 = tuple(
     NoiseRow(mechanism, *row, amplified=row[-1] is not None and row[-1] < 342)
     for mechanism, sigmas, rates, bands in (
-        ("DP-SGD", "0.37313 0.30481 0.25136 0.20567 0.16876", "0.3460 0.3460 0.3460 0.5882 0.5882", (1,) * 5),
+        ("DP-SGD", "0.37313 0.30481 0.25136 0.20567 0.16876", "0.3460 0.3460 0.3460 0.5882 0.5882",
+         (1,) * 5),
         ("Multi-epoch MF", _PLAIN, "0.2035 0.3460 0.5882 1.0000 1.7000", _NONE),
-        ("Band MF", "0.79118 0.64708 0.52224 0.43490 0.36861", "0.3460 0.5882 1.0000 1.7000 1.7000", (9, 18, 32, 64, 2052)),
+        ("Band MF", "0.79118 0.64708 0.52224 0.43490 0.36861",
+         "0.3460 0.5882 1.0000 1.7000 1.7000", (9, 18, 32, 64, 2052)),
     )
     for row in zip(EPSILONS, sigmas.split(), rates.split(), bands, strict=True)
 )  # fmt: skip
@@ -89,8 +91,8 @@ class TunedRow(NamedTuple):
 
 
 def _tuned(table: str) -> tuple[TunedRow, ...]:
-    """Rows of "mechanism[/bands] | epsilon | the first rate tried | accuracies from there on |
-    optimum".
+    """Rows of "mechanism[/bands] | epsilon | the first rate tried | accuracies from
+    there on | optimum".
     """
     rows = []
     for line in table.strip().splitlines():

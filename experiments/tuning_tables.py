@@ -29,8 +29,8 @@ _FITS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @functools.cache
 def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -> float:
-    """rmse at sensitivity 1 under (k = 6, b = 342), or a single participation where the table has
-    one.
+    """rmse at sensitivity 1 under (k = 6, b = 342), or a single participation where
+    the table has one.
 
     All are made for prefix sums; `measured` is that workload, or "identity".
     """
@@ -55,9 +55,8 @@ def effective_rmse(row: TunedRow, *, amplified: bool, workload: str = "prefix_su
     sigma = gaussian_noise_multiplier(row.epsilon, 1e-6)
     if amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS:
         sigma = amplified_noise(row.bands, row.epsilon)
-    elif (
-        row.mechanism == "Multi-epoch MF" and not amplified
-    ):  # for a sensitivity under b-min-sep of 1.1269
+    # For a sensitivity under b-min-sep of 1.1269
+    elif row.mechanism == "Multi-epoch MF" and not amplified:
         rows = {(r.mechanism, r.epsilon): r.noise_multiplier for r in tuning_figures.BANDED_TABLE_4}
         sigma = float(rows[row.mechanism, row.epsilon])
     cohort = _SINGLE_EPOCH_COHORT if row.mechanism == "Single-epoch MF" else COHORT
@@ -75,8 +74,8 @@ def _cells(rows: tuple[TunedRow, ...], *, amplified: bool, quick: bool) -> Itera
             measured = "not measured there"
             if nearest in row.accuracies:
                 measured = (
-                    f"{row.accuracies[row.optimum]}% at the optimum, {row.accuracies[nearest]}% "
-                    "there"
+                    f"{row.accuracies[row.optimum]}% at the optimum, "
+                    f"{row.accuracies[nearest]}% there"
                 )
             nearly = f"beside the optimum; {measured}"
         bands = f", {row.bands} bands" if row.mechanism == "Band MF" else ""

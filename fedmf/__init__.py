@@ -19,6 +19,8 @@ from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.calibrate import calibrate
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.describe import statement
 from fedmf.privacy.learning_rate import effective_rmse, predicted_learning_rate
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
@@ -50,6 +52,7 @@ __all__ = [
     "ParticipationController",
     "ParticipationLedger",
     "Plan",
+    "PlanConfig",
     "PoolRanDryWarning",
     "QuantileClipping",
     "Run",
@@ -78,4 +81,5 @@ __all__ = [
     "sensitivity",
     "sgd",
     "stamp",
+    "statement",
 ]

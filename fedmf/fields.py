@@ -139,3 +139,30 @@ def set_fields(options: Any, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         is_array = isinstance(value, np.ndarray)
         object.__setattr__(options, name, checks.frozen(value) if is_array else value)
+
+
+def belongs(options: Any, name: str, *, to: str, there: bool) -> None:
+    """Refuses a field that was set although the option that it depends on was not.
+
+    Raises:
+      ValueError: naming the field and what it belongs to.
+    """
+    value = getattr(options, name)
+    if not there and value != type(options).__dataclass_fields__[name].default:
+        raise ValueError(f"{name}={value} belongs to {to}: leave it out, or give that")
+
+
+def of_kind(name: str, value: Any, kind: type) -> Any:
+    """Returns `value` as an int, float, str or bool.
+
+    Raises:
+      TypeError, ValueError: naming the option, its value and what to do instead.
+    """
+    if kind is int:
+        return checks.integer(name, value, low=0, hint="pass a whole number")
+    if kind is float:
+        return checks.real(name, value, hint="pass a number")
+    if not isinstance(value, kind):
+        hint = "pass True or False" if kind is bool else "pass a text"
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: {hint}")
+    return value

@@ -1,4 +1,4 @@
-"""Every table and figure of the five sources, by name: `fedmf paper list`, `fedmf paper run NAME`."""
+"""Tables and figures of the five sources by name: `fedmf paper list`, `fedmf paper run NAME`."""
 
 from fedmf.experiments.papers import (
     banded,

@@ -53,8 +53,8 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """That one line is above another: the mean difference, seed by seed, over the targets that both
-    have.
+    """That one line is above another: the mean difference, seed by seed, over the targets
+    that both have.
 
     Attributes:
       better, worse: the lines, as the paper orders them.
@@ -87,8 +87,8 @@ class Order:
 
 
 def order(scores: Iterable[Score], better: str, worse: str, *, from_epsilon: float = 0.0) -> Order:
-    """Compares two lines at their common targets; those with an epsilon below `from_epsilon` do not
-    count.
+    """Compares two lines at their common targets; those with an epsilon below
+    `from_epsilon` do not count.
 
     Seeds have the same initial model, cohorts and order of examples in both lines, and noise of
     their own.
@@ -118,8 +118,10 @@ def verdict(orders: Sequence[Order]) -> tuple[str, bool]:
 
 
 COLUMNS = (
-    "line", "epsilon", "noise multiplier", "settings tried", "server rate", "client rate", "momentum", "bands", "seeds",
-    "test mean", "test low", "test high", "test std", "test min", "test max", "validation mean", "zeroed updates", "diverged runs",
+    "line", "epsilon", "noise multiplier", "settings tried", "server rate", "client rate",
+    "momentum", "bands", "seeds",
+    "test mean", "test low", "test high", "test std", "test min", "test max", "validation mean",
+    "zeroed updates", "diverged runs",
 )  # fmt: skip
 
 
@@ -135,9 +137,12 @@ def rows(scores: Sequence[Score]) -> list[tuple[Any, ...]]:
         ]
         found.append(
             (
-                score.line, score.epsilon, score.runs[0].plan["noise_multiplier"], len(score.tried) or 1,
-                config.server_learning_rate, config.client_learning_rate, config.server_momentum, config.bands, len(test),
-                *interval(test), float(test.std(ddof=1)) if len(test) > 1 else 0.0, test.min(), test.max(),
+                score.line, score.epsilon, score.runs[0].plan["noise_multiplier"],
+                len(score.tried) or 1,
+                config.server_learning_rate, config.client_learning_rate, config.server_momentum,
+                config.bands, len(test),
+                *interval(test), float(test.std(ddof=1)) if len(test) > 1 else 0.0, test.min(),
+                test.max(),
                 float(np.mean(validation)) if validation else math.nan,
                 sum(map(zeroed, score.runs)), sum(map(diverged, score.runs)),
             )
@@ -241,8 +246,8 @@ def levels(scores: Sequence[Score]) -> bytes:
 
 
 def by_round(scores: Sequence[Score], *, first: int = 0, decay: int | None = None) -> bytes:
-    """Validation accuracy by round, the mean over the seeds with its interval; a panel for each
-    target.
+    """Validation accuracy by round, the mean over the seeds with its interval;
+    a panel for each target.
 
     Args:
       scores: of the lines.

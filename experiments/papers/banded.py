@@ -114,8 +114,7 @@ def _decomposed(rounds: int) -> Outcome:
         ],
         figure=figure,
         verdict=f"With {PARTS} bands the rows that two participations of one client touch have "
-        f"{'nothing' if disjoint else 'rows'} "
-        "in common.",
+        f"{'nothing' if disjoint else 'rows'} in common.",
         holds=disjoint,
     )
 
@@ -154,8 +153,7 @@ def figure_4(request: Request) -> Outcome:
         rows=rows,
         figure=band_figure.picture(found),
         verdict=f"BandMF has {_span(over_sgd)} times the rmse of DP-SGD and {_span(over_mf)} times "
-        "that of multi-epoch MF, which has "
-        f"{_span(between)} times that of DP-SGD.",
+        f"that of multi-epoch MF, which has {_span(between)} times that of DP-SGD.",
         holds=bool((found.banded <= found.dp_sgd).all())
         and over_mf.max() < 1.15
         and between.min() < 1 < between.max(),
@@ -212,9 +210,8 @@ def figure_6(request: Request) -> Outcome:
         rows=rows,
         figure=heat_maps(panels, 4, height=1.75),
         verdict=f"For 4 epochs the least rmse is {rmse[best]:.3f}, of the factorisation for "
-        f"{best}; 16 bands with equal norms have "
-        f"{rmse['EN, 16 bands']:.3f}, without {rmse['16 bands']:.3f}, and DP-SGD "
-        f"{rmse['DP-SGD']:.3f}.",
+        f"{best}; 16 bands with equal norms have {rmse['EN, 16 bands']:.3f}, without "
+        f"{rmse['16 bands']:.3f}, and DP-SGD {rmse['DP-SGD']:.3f}.",
         holds=right and best == "4 epochs",
     )
 
@@ -240,8 +237,7 @@ def figure_7(request: Request) -> Outcome:
             shared=False,
         ),
         verdict=f"The encoder has {len(C)} nodes, of {', '.join(map(str, levels))} rounds each; "
-        "the full decoder is its pseudo-inverse "
-        f"to {error:.0e}.",
+        f"the full decoder is its pseudo-inverse to {error:.0e}.",
         holds=len(C) == 2 * n - 1 and error < 1e-9,
     )
 
@@ -365,9 +361,8 @@ def figure_11(request: Request) -> Outcome:
         ],
         figure=figure,
         verdict=f"For prefix sums the regression is log(rate) = {slope:.2f} log(rmse) "
-        f"{intercept:+.2f} (printed: -0.95 and -4.64), "
-        f"with correlation {correlation:.3f}; for single gradients the correlation is "
-        f"{lines['single gradients'][2]:.3f}.",
+        f"{intercept:+.2f} (printed: -0.95 and -4.64), with correlation {correlation:.3f}; for "
+        f"single gradients the correlation is {lines['single gradients'][2]:.3f}.",
         holds=request.scale == "tiny"
         or (
             abs(slope + 0.95) < 0.03
@@ -416,15 +411,15 @@ ITEMS = (
         figure_9,
         120,
         300,
-        "For CIFAR-10 BandMF is never worse than DP-SGD, and better than multi-epoch MF up to "
-        "epsilon 5.",
+        "For CIFAR-10 BandMF is never worse than DP-SGD, and better than "
+        "multi-epoch MF up to epsilon 5.",
     ),
     _item(
         "Figure 11",
         figure_11,
         120,
         120,
-        "The best server rate is a power of the error of the sums, and not of that of single "
-        "gradients.",
+        "The best server rate is a power of the error of the sums, and not of "
+        "that of single gradients.",
     ),
 )

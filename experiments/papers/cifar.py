@@ -29,8 +29,8 @@ DELTA = 1e-5  # multi-epoch paper, Fig. 4
 # sampling for the same epsilons.
 NOISE = (0.3, 0.4, 0.5, 0.75, 1.0, 2.0)
 NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
-# Rates 1, 2, 5 times 10^i: i in -2, -1 (multi-epoch paper, App. E), or -2 to 3 (banded paper, App.
-# H.1).
+# Rates 1, 2, 5 times 10^i: i in -2, -1 (multi-epoch paper, App. E), or -2 to 3 (banded
+# paper, App. H.1).
 RATES = tuple(float(f"{c}e{i}") for i in (-2, -1) for c in (1, 2, 5))
 RATES_BANDED = tuple(float(f"{c}e{i}") for i in range(-2, 4) for c in (1, 2, 5))
 HONAKER, FFT, ONE, BANDED = "Honaker", "FFT", "MF(k=1)", "BandMF"
@@ -84,18 +84,21 @@ class Size:
 SIZES: Mapping[str, Size] = {
     "full": Size(),
     "small": Size(
-        images=800, cohort=80, epochs=10, model="small", momentum=0.9, epsilons=(16.0,), epsilons_banded=(4.0,),
-        rates=(0.1, 0.2, 0.5), rates_sgd=(0.5, 1.0, 2.0), rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5,
+        images=800, cohort=80, epochs=10, model="small", momentum=0.9, epsilons=(16.0,),
+        epsilons_banded=(4.0,),
+        rates=(0.1, 0.2, 0.5), rates_sgd=(0.5, 1.0, 2.0), rates_banded=(0.1, 0.2, 0.5),
+        stamps=(1, 2, 5, 10), repeats=5,
     ),
     "tiny": Size(
-        images=20, cohort=5, epochs=2, model="small", epsilons=(16.0,), epsilons_banded=(16.0,), rates=(0.1,), rates_banded=(0.1,),
+        images=20, cohort=5, epochs=2, model="small", epsilons=(16.0,), epsilons_banded=(16.0,),
+        rates=(0.1,), rates_banded=(0.1,),
         stamps=(1, 2), repeats=1,
     ),
 }  # fmt: skip
 # What scale "small" takes for three studies: 140 steps, with which 1, 7 and 70 stamps differ; for
 # banded matrices two epochs, since with many they have little room; and 28 epochs, with which the
-# optimum for one is a quarter worse used once than five times, and that for all another quarter
-# better.
+# optimum for one is a quarter worse used once than five times, and that for all
+# another quarter better.
 STAMPS = dataclasses.replace(
     SIZES["small"], images=560, simulated=24, epochs=20, stamps=(1, 7, 70), repeats=8
 )
@@ -112,10 +115,8 @@ _MANY_EPOCHS = dataclasses.replace(
 )
 _REDUCED = (
     "pictures of ten shapes for CIFAR-10, {size.images} of them, steps of {size.cohort}, for which "
-    "{simulated} stand, "
-    "{size.epochs} epochs, {steps} steps, a network of 39,000 parameters, momentum "
-    "{size.momentum}, {size.repeats} seeds, "
-    "fewer rates and epsilons"
+    "{simulated} stand, {size.epochs} epochs, {steps} steps, a network of 39,000 parameters, "
+    "momentum {size.momentum}, {size.repeats} seeds, fewer rates and epsilons"
 )
 
 
@@ -157,10 +158,13 @@ def label(kind: str, stamps: int) -> str:
 
 def _fixed(size: Size) -> dict[str, Any]:
     return {
-        "task": "cifar10", "task_option.model": size.model, "task_option.validation": "test", "rounds": size.participation.rounds,
-        "cohort_size": size.simulated or size.cohort, "claimed_cohort": size.cohort if size.simulated else None,
+        "task": "cifar10", "task_option.model": size.model, "task_option.validation": "test",
+        "rounds": size.participation.rounds,
+        "cohort_size": size.simulated or size.cohort,
+        "claimed_cohort": size.cohort if size.simulated else None,
         "delta": DELTA, "client_learning_rate": 1.0, "warmup": 0.0, "cooldown": 0.25,
-        "zeroing_norm": None, "evaluate_every": max(1, size.participation.rounds // 5), "checkpoint_every": size.participation.rounds,
+        "zeroing_norm": None, "evaluate_every": max(1, size.participation.rounds // 5),
+        "checkpoint_every": size.participation.rounds,
     }  # fmt: skip
 
 
@@ -194,8 +198,8 @@ def _study(name: str, size: Size, parts: Sequence[Part]) -> Study:
 
 
 def multi_epoch(size: Size) -> Study:
-    """Multi-epoch Figs. 1 and 9: no sampling but DP-SGD's, which the paper calls incorrect, though
-    standard.
+    """Multi-epoch Figs. 1 and 9: no sampling but DP-SGD's, which the paper calls
+    incorrect, though standard.
     """
     sgd = {
         "epsilon": size.epsilons,
@@ -318,9 +322,8 @@ def figure_1(request: Request) -> Outcome:
     size = _size(multi_epoch, request.scale)
     best = {kind: label(kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE)}
     scores = run_study(multi_epoch(size), request)
-    above = (
-        size.epsilons[0] if request.scale != "full" else 4.0
-    )  # the paper: "as low as epsilon of about 4"
+    # The paper: "as low as epsilon of about 4"
+    above = size.epsilons[0] if request.scale != "full" else 4.0
     orders = [accuracy.order(scores, size.optimal, best[kind]) for kind in (ONE, FFT, HONAKER)]
     orders += [
         accuracy.order(scores, best[FFT], best[HONAKER]),
@@ -344,7 +347,7 @@ def figure_7(request: Request) -> Outcome:
 
 
 def figure_8(request: Request) -> Outcome:
-    """Multi-epoch Fig. 8: the optimum for one epoch, used once or stamped, and that for all epochs."""
+    """Multi-epoch Fig. 8: the optimum for one epoch, once or stamped, and that for all epochs."""
     size = _size(optima, request.scale)
     scores = run_study(optima(size), request)
     lines = dict.fromkeys(score.line for score in scores)

@@ -66,12 +66,11 @@ def figure_1(request: Request) -> Outcome:
         ),
         figure=figure,
         verdict=f"The roots of the summed errors are {left['Honaker online']:.1f} for Honaker's "
-        "online tree and "
-        f"{left['optimal for prefix sums']:.1f} for the optimum (Table 2: {row.honaker} and "
-        f"{row.optimum}). On momentum the "
-        f"optimum made for it has {right['optimal for momentum']:.0f}, that of prefix sums "
-        f"{right['optimal for prefix sums']:.0f}, "
-        f"the trees {right['Honaker full']:.0f} and {right['Honaker online']:.0f}.",
+        f"online tree and {left['optimal for prefix sums']:.1f} for the optimum (Table 2: "
+        f"{row.honaker} and {row.optimum}). On momentum the optimum made for it has "
+        f"{right['optimal for momentum']:.0f}, that of prefix sums "
+        f"{right['optimal for prefix sums']:.0f}, the trees {right['Honaker full']:.0f} and "
+        f"{right['Honaker online']:.0f}.",
         holds=as_printed and smallest == "optimal for momentum",
     )
 
@@ -207,8 +206,8 @@ ITEMS = (
         figure_4,
         50,
         2400,
-        "The fixed point finds the optimum up to a hundred times faster than gradient and Newton "
-        "directions.",
+        "The fixed point finds the optimum up to a hundred times faster than gradient "
+        "and Newton directions.",
     ),
     _item(
         "Figure 5",

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from fedmf.reports.canvas import blank, marker
 from fedmf.reports.heat_map import draw_color_bar, draw_heat_map, shared_norm, without_specks
 
-# Okabe and Ito's colours, which readers with protanopia and deuteranopia tell apart, and dashes
-# besides.
+# Okabe and Ito's colours, which readers with protanopia and deuteranopia tell apart,
+# and dashes besides.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), "-", (0, (3, 3)), "-")
 
@@ -42,8 +42,8 @@ def table(
 def heat_maps(
     panels: Sequence[tuple[str, np.ndarray]], columns: int, *, height: float, shared: bool = True
 ) -> Figure:
-    """Matrices in rows of so many, each of this height in inches, on one colour scale or on one
-    each.
+    """Matrices in rows of so many, each of this height in inches, on one colour scale
+    or on one each.
 
     Zeros are white. The scale is logarithmic in both directions.
     """

@@ -6,10 +6,11 @@ from fedmf.experiments.papers.item import Item, State
 _LISTED: dict[tuple[State, str], str] = {
     (
         "needs the real file",
-        "It trains on CIFAR-10 and StackOverflow: `fedmf sweep` takes the family, coefficients "
-        "`nu`, from a file.",
+        "It trains on CIFAR-10 and StackOverflow: `fedmf sweep` takes the family, "
+        "coefficients `nu`, from a file.",
     ): """
-        slides | Accuracy of nu-DP-FTRL | On CIFAR-10 and StackOverflow nu-DP-FTRL is as accurate as the best matrices.
+        slides | Accuracy of nu-DP-FTRL | \
+            On CIFAR-10 and StackOverflow nu-DP-FTRL is as accurate as the best matrices.
     """,
     (
         "not reproducible",
@@ -22,10 +23,12 @@ _LISTED: dict[tuple[State, str], str] = {
         banded | Table 1 | Notation.
     """,
     ("not reproducible", "It is pseudocode: `make bench-noise` measures what it costs."): """
-        banded | Figure 13 | Multiplying by a banded matrix, or by its inverse, costs its bands a row.
+        banded | Figure 13 | \
+            Multiplying by a banded matrix, or by its inverse, costs its bands a row.
     """,
     ("not reproducible", "Its data are a company's and not public."): """
-        slides | Production model | BLT noise is as good as the dense optimum's in a production keyboard.
+        slides | Production model | \
+            BLT noise is as good as the dense optimum's in a production keyboard.
     """,
 }
 
@@ -39,5 +42,7 @@ ITEMS = tuple(
         claim=claim,
     )
     for (state, why), lines in _LISTED.items()
-    for source, number, claim in (line.strip().split(" | ") for line in lines.strip().splitlines())
+    for source, number, claim in (
+        " ".join(line.split()).split(" | ") for line in lines.strip().splitlines()
+    )
 )

@@ -16,17 +16,18 @@ from fedmf.reports.text import duration
 _WIDTH, _COLORS = 560, 256  # of a thumbnail; fewer colours make lines alike
 _HEAD = """# The papers' tables and figures
 
-Made by `fedmf paper report`: do not edit it. `fedmf paper run NAME` makes one again, with its numbers as CSV and its picture in full size.
-"Exact" is computed, without training. What is trained at reduced scale trains small models on data made up for it; `--scale full` with the
-real file in `--data` has the paper's size. "Holds" is decided by the numbers, as the sentence beside it says.
+Made by `fedmf paper report`: do not edit it. `fedmf paper run NAME` makes one again, with its
+numbers as CSV and its picture in full size. "Exact" is computed, without training. What is trained
+at reduced scale trains small models on data made up for it; `--scale full` with the real file in
+`--data` has the paper's size. "Holds" is decided by the numbers, as the sentence beside it says.
 "Not shown": the intervals of small training runs leave it open, or contradict it.
 
 """
 
 
 def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path) -> dict[str, int]:
-    """Writes `page`, and beside it a folder of its name with a thumbnail and the result of each
-    item.
+    """Writes `page`, and beside it a folder of its name with a thumbnail
+    and the result of each item.
 
     Args:
       items: all there are, by name.

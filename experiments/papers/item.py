@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 State = Literal["exact", "trained at reduced scale", "needs the real file", "not reproducible"]
 Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests
-# Short names of the five sources; the slides of 2025 are one, Denisov's paper and its appendix
-# another.
+# Short names of the five sources; the slides of 2025 are one,
+# Denisov's paper and its appendix another.
 SOURCES = {
     "denisov": "Denisov et al. 2022, and its appendix",
     "multi-epoch": "Choquette-Choo et al. 2022, multi-epoch matrix factorization",
@@ -102,8 +102,8 @@ class Item:
             )
         if (self.state == "exact") == bool(self.why):
             raise ValueError(
-                f"{self.name}: why={self.why!r} does not suit state={self.state!r}: say why it is "
-                "not exact"
+                f"{self.name}: why={self.why!r} does not suit state={self.state!r}: "
+                "say why it is not exact"
             )
         if (self.make is None) != (not self.seconds) or (
             self.make is None and self.state == "exact"

@@ -1,4 +1,4 @@
-"""Figures of Choquette-Choo et al. 2022, multi-epoch matrix factorization, that need no training."""
+"""Figures without training of Choquette-Choo et al. 2022, multi-epoch matrix factorization."""
 
 import functools
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ CIFAR = fedmf.Participation(rounds=2000, schema="fixed_epoch", min_sep=100)  # (
 
 
 def stackoverflow(request: Request) -> tuple[fedmf.Workload, fedmf.Participation]:
-    """Momentum 0.95 and a cool-down over the last quarter, and (k, b) = (6, 342); fewer rounds for
-    tests.
+    """Momentum 0.95 and a cool-down over the last quarter, and (k, b) = (6, 342);
+    fewer rounds for tests.
     """
     n = request.pick(tiny=48, small=2052, full=2052)
     rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, warmup=0.0).learning_rates()
@@ -47,16 +47,20 @@ def figure_2(request: Request) -> Outcome:
     )
     return Outcome(
         columns=("quantity", "value"),
-        rows=[("rounds", n), ("min_sep", b), ("largest |X| of two rounds of one client, "
-                                              "over the diagonal's mean", largest),
-              ("median |X| of other pairs, over the diagonal's mean", typical), ("gap", mechanism.certificate.gap)],
+        rows=[
+            ("rounds", n),
+            ("min_sep", b),
+            ("largest |X| of two rounds of one client, over the diagonal's mean", largest),
+            ("median |X| of other pairs, over the diagonal's mean", typical),
+            ("gap", mechanism.certificate.gap),
+        ],
         figure=figure,
         verdict=f"Columns of C for two rounds of one client (every {b}th diagonal of X) have "
-                f"products of at most {largest:.1e} of the "
+        f"products of at most {largest:.1e} of the "
         f"diagonal's mean, where the median of the others is {typical:.1e}.",
         holds=largest < 0.1 * typical,
         reduced="" if n == 2052 else f"{n} rounds in place of 2052",
-    )  # fmt: skip
+    )
 
 
 def _by_round(
@@ -84,7 +88,8 @@ def figure_4(request: Request) -> Outcome:
     """Variance by round of prefix sums, at (4.38, 1e-5) for (k, b) = (20, 100)."""
     wanted = request.pick(
         tiny=("(Online) Honaker(n=200)x10", "FFT(n=200)x10"),
-        small=(order := ("(Online) Honaker(n=2000)", "(Online) Honaker(n=200)x10", "Optimal Decoder Honaker(n=400)x5",
+        small=(order := ("(Online) Honaker(n=2000)", "(Online) Honaker(n=200)x10",
+                         "Optimal Decoder Honaker(n=400)x5",
                          "FFT Optimal Decoder(n=400)x5", "MF(k=1, n=1000)x2", "MF(k=20, n=2000)")),
         full=order,
     )  # fmt: skip
@@ -100,10 +105,13 @@ def figure_4(request: Request) -> Outcome:
         rows=table(np.arange(1, 2001), series),
         figure=_variance_figure(series, "variance"),
         verdict=f"At one sigma of {sigma:.4f} the totals over sigma squared are "
-        + ", ".join(f"{losses[name]:.2e} for {name} (Table 1: {rows[name].printed})" for name in wanted) + ".",
+        + ", ".join(
+            f"{losses[name]:.2e} for {name} (Table 1: {rows[name].printed})" for name in wanted
+        )
+        + ".",
         holds=len(agree) == len(wanted),
         reduced="" if len(wanted) > 2 else "two of the mechanisms",
-    )  # fmt: skip
+    )
 
 
 def figure_5(request: Request) -> Outcome:
@@ -127,10 +135,13 @@ def figure_5(request: Request) -> Outcome:
         rows=table(np.arange(1, n + 1), series),
         figure=_variance_figure(series, "variance at noise multiplier 1"),
         verdict="Total variances, in units of the optimum for six epochs: "
-        + ", ".join(f"{total / totals['MF for six epochs']:.2f} {name}" for name, total in totals.items()) + ".",
+        + ", ".join(
+            f"{total / totals['MF for six epochs']:.2f} {name}" for name, total in totals.items()
+        )
+        + ".",
         holds=best == "MF for six epochs" and totals["MF for one epoch"] < totals["Honaker online"],
         reduced="" if n == 2052 else f"{n} rounds in place of 2052",
-    )  # fmt: skip
+    )
 
 
 def figure_6(request: Request) -> Outcome:
@@ -172,12 +183,11 @@ def figure_6(request: Request) -> Outcome:
         columns=("stamps", *series),
         rows=table(times, series),
         figure=figure,
-        verdict=f"{len(rows) - len(wrong)} of {len(rows)} losses are as printed. The least is at "
-        f"{times[int(np.argmin(online))]} stamps "
-        f"with the online decoder and at {times[int(np.argmin(full))]} with the optimal one, whose "
-        "loss is "
-        f"{float((full / online).min()):.2f} to {float((full / online).max()):.2f} times the "
-        "other's.",
+        verdict=f"{len(rows) - len(wrong)} of {len(rows)} losses are as printed. "
+        f"The least is at {times[int(np.argmin(online))]} stamps with the online "
+        f"decoder and at {times[int(np.argmin(full))]} with the optimal one, whose "
+        f"loss is {float((full / online).min()):.2f} to "
+        f"{float((full / online).max()):.2f} times the other's.",
         holds=not wrong and bool((full < online).all()),
         reduced="losses in place of accuracies: training needs CIFAR-10"
         + ("; two numbers of stamps" if len(times) < 5 else ""),
@@ -224,9 +234,8 @@ def figure_14(request: Request) -> Outcome:
         rows=table(n, series),
         figure=figure,
         verdict=f"At n = {n[-1]} the FFT's rmse is {plain**0.5:.2f} times the bound's (printed: "
-        f"within 1.2; its square is {plain:.2f}), "
-        f"with the optimal decoder {optimal**0.5:.2f} times. Corollary J.1 is {analytic:.1f} "
-        "times the bound's square (printed: about 6).",
+        f"within 1.2; its square is {plain:.2f}), with the optimal decoder {optimal**0.5:.2f} "
+        f"times. Corollary J.1 is {analytic:.1f} times the bound's square (printed: about 6).",
         holds=printed.agrees(plain**0.5, "≤1.2")
         and 5 <= analytic <= 7
         and all(bool((series[name] >= bound).all()) for name in series),
@@ -270,7 +279,7 @@ ITEMS = (
         figure_14,
         20,
         60,
-        "The error of the FFT mechanism is within a factor of 1.2 of the lower bound for all "
-        "mechanisms.",
+        "The error of the FFT mechanism is within a factor of 1.2 of the lower "
+        "bound for all mechanisms.",
     ),
 )

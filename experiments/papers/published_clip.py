@@ -2,8 +2,8 @@
 NaN, and the model with it.
 
 The library clips otherwise: it bounds every update. Here a model of NaN tells that some client's
-update was huge, which no noise hides. Runs with this clip have no guarantee, and their folders say
-so.
+update was huge, which no noise hides. Runs with this clip have no guarantee,
+and their folders say so.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ PROGRAM = (
 
 
 def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> Any:
-    """In place of `clipping.zero_and_clip`: what TFF and TensorFlow Privacy made of a client's
-    update.
+    """In place of `clipping.zero_and_clip`: what TFF and TensorFlow Privacy made
+    of a client's update.
 
     TFF's client work sends zeros for an update that is not finite. Its zeroing_factory replaces one
     with an entry above the norm, too. TensorFlow Privacy's queries then clip by
@@ -58,8 +58,7 @@ def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
     from fedmf.federated.training import loop, run_setup
 
     patch(query, "zero_and_clip", zero_and_clip)
-    patch(
-        in_process, "checked", lambda parts, sizes, **bounds: parts
-    )  # NaN is what these runs are about
+    # NaN is what these runs are about
+    patch(in_process, "checked", lambda parts, sizes, **bounds: parts)
     patch(run_setup, "markdown", lambda values: NO_GUARANTEE)
     patch(loop, "write_final_statement", lambda folder, audit: None)

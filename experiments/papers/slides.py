@@ -51,9 +51,8 @@ def max_error(request: Request) -> Outcome:
         rows=table(n, series),
         figure=figure,
         verdict=f"The optimum is log(n) / pi + 1.0663 to within {off[-1]:.1e} at n = {n[-1]} and "
-        f"{off[0]:.1e} at n = {n[0]}; independent "
-        f"noise is the root of n to {root:.0e}; four buffers have at most {100 * excess:.2f}% "
-        "more than the optimum.",
+        f"{off[0]:.1e} at n = {n[0]}; independent noise is the root of n to {root:.0e}; four "
+        f"buffers have at most {100 * excess:.2f}% more than the optimum.",
         # The next term of the expansion of Landau's constants is 1 / (4 pi n).
         holds=bool((np.abs(4 * np.pi * n * off - 1) < 0.1).all())
         and root < 1e-12
@@ -107,9 +106,8 @@ def noise_time(request: Request) -> Outcome:
         rows=table(rounds + 1, series),
         figure=figure,
         verdict=f"From iteration {rounds[len(rounds) // 2] + 1} to {rounds[-1] + 1}, {factor:.0f} "
-        "times as far, the optimum's noise takes "
-        f"{growth['optimal']:.1f} times as long, that of bands and buffers at most {others:.1f} "
-        "times.",
+        f"times as far, the optimum's noise takes {growth['optimal']:.1f} times as long, that of "
+        f"bands and buffers at most {others:.1f} times.",
         holds=growth["optimal"] > 0.4 * factor and others < 2,
         seeds=(0,),
     )
@@ -123,8 +121,8 @@ def circle(n: int) -> np.ndarray:
 
 
 def approximation(request: Request) -> Outcome:
-    """Largest error of rational and polynomial generating functions on the circle abs(x) = 1 - 1 /
-    n.
+    """Largest error of rational and polynomial generating functions on the circle
+    abs(x) = 1 - 1 / n.
     """
     n, most = request.pick(tiny=(64, 3), small=(2048, 8), full=(16384, 10))
     x = circle(n)
@@ -177,9 +175,8 @@ def approximation(request: Request) -> Outcome:
         rows=table(degrees, series | {"inverse": inverse}),
         figure=figure,
         verdict=f"On abs(x) = 1 - 1/{n} the error falls from {rational[0]:.2g} with one buffer to "
-        f"{rational[-1]:.1g} with {most}; "
-        f"3 exp(-sqrt d) at that degree is {3 * np.exp(-(most**0.5)):.2g}. On 1 / sqrt(1 - x) it "
-        "takes a polynomial "
+        f"{rational[-1]:.1g} with {most}; 3 exp(-sqrt d) at that degree is "
+        f"{3 * np.exp(-(most**0.5)):.2g}. On 1 / sqrt(1 - x) it takes a polynomial "
         f"{as_good or f'more than {n}'} bands to come to what {most} buffers have.",
         holds=bool((rational <= 3 * np.exp(-np.sqrt(degrees))).all())
         and (as_good is None or as_good > 4 * most),
@@ -205,8 +202,8 @@ ITEMS = (
         max_error,
         10,
         60,
-        "The optimal Toeplitz mechanism has max error log(n) / pi + constant, independent noise "
-        "sqrt(n).",
+        "The optimal Toeplitz mechanism has max error log(n) / pi + constant, "
+        "independent noise sqrt(n).",
     ),
     slides_item(
         "noise-time",
@@ -214,8 +211,8 @@ ITEMS = (
         noise_time,
         10,
         60,
-        "The noise of iteration t costs the optimum t vectors, bands and buffers a constant "
-        "number.",
+        "The noise of iteration t costs the optimum t vectors, bands and "
+        "buffers a constant number.",
     ),
     slides_item(
         "approximation",

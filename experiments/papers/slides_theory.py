@@ -57,8 +57,8 @@ def _point(
 
 
 def _drawn(rows: Sequence[Row], xlabel: str, names: Sequence[str]) -> Any:
-    """Lines of the formula, with the simulation and two of its standard errors on them; a panel
-    each.
+    """Lines of the formula, with the simulation and two of its standard errors on
+    them; a panel each.
     """
     panels = list(dict.fromkeys(row[0] for row in rows))
     figure = blank(3.2)
@@ -158,9 +158,8 @@ def mean_estimation(request: Request) -> Outcome:
             rows, "eta (left), nu (right)", ("independent", "damped anti-PGD", "nu-FTRL")
         ),
         verdict=f"{words} Error grows as eta to the {slopes[0]:.2f}, {slopes[1]:.2f} and "
-        f"{slopes[2]:.2f} for independent noise, "
-        f"anti-PGD and nu-FTRL; nu = eta is the optimum to {closed:.0e}, and at eta = 0.05 the "
-        f"best nu tried is {least:g}.",
+        f"{slopes[2]:.2f} for independent noise, anti-PGD and nu-FTRL; nu = eta is the optimum to "
+        f"{closed:.0e}, and at eta = 0.05 the best nu tried is {least:g}.",
         holds=agree and closed < 1e-6 and least == 0.05 and slopes[0] < 1.2 < slopes[1] < slopes[2],
         seeds=tuple(range(len(rows))),
         reduced="stationary from round to round; no clipping, as in the slides",
@@ -266,7 +265,7 @@ def learning_rate(request: Request) -> Outcome:
         holds=agree and ordered,
         seeds=tuple(range(len(rows))),
         reduced="no clipping, as in the slides",
-    )  # fmt: skip
+    )
 
 
 RHO, CLIP_NORM = 0.1, 1.0
@@ -389,10 +388,9 @@ def finite_time(request: Request) -> Outcome:
         rows=rows,
         figure=figure,
         verdict=f"With rho = {RHO:g}, clip norm 1 and d = {d} the error falls as T to the "
-        f"{sgd[0]:.2f} with independent noise and to the "
-        f"{ftrl[0]:.2f} with correlated; the formula without clipping has {sgd[1]:.2f} and "
-        f"{ftrl[1]:.2f}, since its logarithms count at "
-        f"these T. At T = {lengths[-1]} the errors are {last['DP-SGD']:.2g} and "
+        f"{sgd[0]:.2f} with independent noise and to the {ftrl[0]:.2f} with correlated; the "
+        f"formula without clipping has {sgd[1]:.2f} and {ftrl[1]:.2f}, since its logarithms count "
+        f"at these T. At T = {lengths[-1]} the errors are {last['DP-SGD']:.2g} and "
         f"{last['nu-DP-FTRL']:.2g}.",
         holds=ftrl[0] < sgd[0] - 0.2 and last["nu-DP-FTRL"] < last["DP-SGD"],
         seeds=(data.seed, *range(len(rows))),
@@ -405,8 +403,8 @@ ITEMS = (
           "The stationary error is of order eta with independent noise and eta² log²(1 / eta) "
           "with the best, which is nu = eta."),
     slides_item("linear-regression", "Linear regression", linear_regression, 60, 900,
-          "Noisy SGD's error grows with the dimension, that of nu-Noisy-FTRL with the effective "
-          "dimension."),
+          "Noisy SGD's error grows with the dimension, that of nu-Noisy-FTRL with "
+          "the effective dimension."),
     slides_item("learning-rate", "Learning rate dependence", learning_rate, 90, 900,
           "Noisy SGD's error goes as eta, nu-Noisy-FTRL's as eta², damped anti-PGD's as eta^1.5."),
     slides_item("finite-time", "Finite-time rates", finite_time, 90, 900,

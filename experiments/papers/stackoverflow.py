@@ -81,9 +81,13 @@ def _study(
 ) -> Study:
     options = {f"task_option.{option}": value for option, value in size.options.items()}
     common = {
-        "rounds": size.rounds, "delta": DELTA, "evaluate_every": 20 if size.rounds > 200 else max(1, size.rounds // 8),
-        "checkpoint_every": size.rounds if size.rounds < 200 else 100, "client_learning_rate": size.client_rate, "warmup": 0.0,
-    }  # fmt: skip
+        "rounds": size.rounds,
+        "delta": DELTA,
+        "evaluate_every": 20 if size.rounds > 200 else max(1, size.rounds // 8),
+        "checkpoint_every": size.rounds if size.rounds < 200 else 100,
+        "client_learning_rate": size.client_rate,
+        "warmup": 0.0,
+    }
     names = {"prefix": 0.0} | {
         f"momentum-{beta:g}": beta for beta in (*size.momentums, size.momentum) if beta
     }
@@ -185,9 +189,13 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
         M_MORE: both | {"cooldown": [0.25]},
     }
     fixed: Fields = {
-        "rounds": size.rounds_once, "schema": "single", "noise_multiplier": size.noise[0], "server_momentum": beta, "zeroing_norm": None,
+        "rounds": size.rounds_once,
+        "schema": "single",
+        "noise_multiplier": size.noise[0],
+        "server_momentum": beta,
+        "zeroing_norm": None,
         "server_learning_rate": size.server_rate,
-    }  # fmt: skip
+    }
     parts = [
         Part(
             line=line,
@@ -311,7 +319,7 @@ def phones(size: Size) -> Study:
         SGD: apart | {"family": ["identity"]},
         SINGLE: {"rounds": [size.rounds_once], "schema": ["single"], "family": ["dense"]},
         TREE: apart | {"family": ["tree"], "decoder": ["full"]},
-        MULTI: apart | {"family": ["dense"], "column_norms": ["equal"]},
+        MULTI: apart | {"family": ["dense"], "equal_norms": [True]},
         BANDED: apart | {"family": ["banded"], "bands": [size.epoch]},
     }
     parts = []
@@ -341,7 +349,7 @@ def centre(size: Size) -> Study:
         bands = best_bands(size, epsilon)
         lines: dict[str, Fields] = {
             SGD: sampled | {"family": ["identity"]},
-            MULTI: order | {"family": ["dense"], "column_norms": ["equal"]},
+            MULTI: order | {"family": ["dense"], "equal_norms": [True]},
             BANDED: (sampled if bands < size.epoch else order)
             | {"family": ["banded"], "bands": [bands]},
         }
@@ -367,8 +375,8 @@ def _bands(rounds: int, population: int, cohort: int, epsilon: float) -> int:
 
 
 def best_bands(size: Size, epsilon: float) -> int:
-    """The number of bands of the least error; at the paper's size what it prints, which is that
-    (docs/fidelity.md).
+    """The number of bands of the least error; at the paper's size what it prints,
+    which is that (docs/fidelity.md).
     """
     if size.rates_banded is None:
         return next(

@@ -91,8 +91,8 @@ def denisov_2(request: Request) -> Outcome:
 
 
 def denisov_table_4(request: Request) -> Outcome:
-    """The best settings beside the printed ones, and whether rates and momentum fall as the noise
-    grows.
+    """The best settings beside the printed ones, and whether rates and momentum fall
+    as the noise grows.
     """
     scores, reduced = _scores(request, grids.denisov)
     table = []
@@ -207,8 +207,8 @@ def _curves(scores: Sequence[Score]) -> tuple[Sequence[str], list[tuple[Any, ...
 
 
 def multi_epoch_3(request: Request) -> Outcome:
-    """Test accuracy over epsilon; Figure 12 and Tables 4 and 5 are the same runs, and in
-    numbers.csv.
+    """Test accuracy over epsilon; Figure 12 and Tables 4 and 5 are the same runs,
+    and in numbers.csv.
     """
     pairs = [
         (grids.MF_6_6, grids.MF_1_6),
@@ -283,8 +283,8 @@ def _rate(run: Run) -> float:
 
 
 def multi_epoch_11(request: Request) -> Outcome:
-    """Updates that were zeroed, by round, in the runs of Figure 3: more with more noise and larger
-    rates.
+    """Updates that were zeroed, by round, in the runs of Figure 3: more with more noise
+    and larger rates.
     """
     scores, reduced = _scores(request, grids.epochs)
     private = [score for score in scores if score.line == grids.MF_6_6]
@@ -375,8 +375,8 @@ def multi_epoch_table_2(request: Request) -> Outcome:
         without: sum(row[4] for row in table if row[1] == without) for without in (False, True)
     }
     runs = sum(row[5] for row in table) // 2
-    # Fisher's exact test: how often as many more or more diverge without zeroing where it does
-    # nothing.
+    # Fisher's exact test: how often as many more or more diverge without zeroing where
+    # it does nothing.
     cells = [[n, runs - n] for n in (count[True], count[False])]
     _, p = scipy.stats.fisher_exact(cells, alternative="greater")
     verdict = (
@@ -438,31 +438,52 @@ def banded_1(request: Request) -> Outcome:
 
 
 _WHY = (
-    "At scale small it trains a small LSTM on a synthetic corpus; scale full takes StackOverflow's "
-    "file in --data."
+    "At scale small it trains a small LSTM on a synthetic corpus; scale full takes "
+    "StackOverflow's file in --data."
 )
 _MAKERS: Mapping[str, Callable[[Request], Outcome]] = {
-    "denisov | Figure 2": denisov_2, "denisov | Table 4": denisov_table_4, "denisov | Figure 3": denisov_3, "denisov | Figure 6": denisov_6,
-    "multi-epoch | Figure 3": multi_epoch_3, "multi-epoch | Figure 12": multi_epoch_12, "multi-epoch | Table 4": multi_epoch_3,
-    "multi-epoch | Table 5": multi_epoch_3, "multi-epoch | Figure 11": multi_epoch_11, "multi-epoch | Table 2": multi_epoch_table_2,
-    "multi-epoch | Figure 10": multi_epoch_10, "banded | Figure 5": banded_5, "banded | Figure 12": banded_12,
+    "denisov | Figure 2": denisov_2,
+    "denisov | Table 4": denisov_table_4,
+    "denisov | Figure 3": denisov_3,
+    "denisov | Figure 6": denisov_6,
+    "multi-epoch | Figure 3": multi_epoch_3,
+    "multi-epoch | Figure 12": multi_epoch_12,
+    "multi-epoch | Table 4": multi_epoch_3,
+    "multi-epoch | Table 5": multi_epoch_3,
+    "multi-epoch | Figure 11": multi_epoch_11,
+    "multi-epoch | Table 2": multi_epoch_table_2,
+    "multi-epoch | Figure 10": multi_epoch_10,
+    "banded | Figure 5": banded_5,
+    "banded | Figure 12": banded_12,
     "banded | Figure 1": banded_1,
-}  # fmt: skip
+}
 # The grid, and seconds at scale small; figures of the same runs train them once.
 _LISTED = """
-    denisov | Figure 2 | denisov | 1100 | The optimum of the momentum matrix, then of prefix sums, is above both trees at every epsilon.
-    denisov | Table 4 | denisov | 1100 | The best settings of Table 3's grid: rates and momentum fall with noise.
-    denisov | Figure 3 | schedules | 1150 | A fall of the rate helps, most inside the mechanism; more clients help again.
-    denisov | Figure 6 | decays | 1100 | Momentum and fall inside the mechanism are behind at first and ahead at the end.
-    multi-epoch | Figure 3 | epochs | 900 | The optimum for six epochs is ahead of all, at epsilon 8.8 within 2% of no noise.
-    multi-epoch | Figure 12 | epochs | 900 | Figure 3 with all learning rates: matrix factorisation tolerates larger ones.
-    multi-epoch | Table 4 | epochs | 900 | Accuracies of DP-SGDM and DP-GDM (with those of Table 5 in one CSV).
+    denisov | Figure 2 | denisov | 1100 | \
+        The optimum of the momentum matrix, then of prefix sums, is above both trees at every \
+        epsilon.
+    denisov | Table 4 | denisov | 1100 | \
+        The best settings of Table 3's grid: rates and momentum fall with noise.
+    denisov | Figure 3 | schedules | 1150 | \
+        A fall of the rate helps, most inside the mechanism; more clients help again.
+    denisov | Figure 6 | decays | 1100 | \
+        Momentum and fall inside the mechanism are behind at first and ahead at the end.
+    multi-epoch | Figure 3 | epochs | 900 | \
+        The optimum for six epochs is ahead of all, at epsilon 8.8 within 2% of no noise.
+    multi-epoch | Figure 12 | epochs | 900 | \
+        Figure 3 with all learning rates: matrix factorisation tolerates larger ones.
+    multi-epoch | Table 4 | epochs | 900 | \
+        Accuracies of DP-SGDM and DP-GDM (with those of Table 5 in one CSV).
     multi-epoch | Table 5 | epochs | 900 | Accuracies of the factorisations.
-    multi-epoch | Figure 11 | epochs | 900 | More updates of huge magnitude are zeroed with more noise and larger rates.
+    multi-epoch | Figure 11 | epochs | 900 | \
+        More updates of huge magnitude are zeroed with more noise and larger rates.
     multi-epoch | Table 2 | divergence | 300 | Zeroing huge updates prevents most divergences.
-    multi-epoch | Figure 10 | unnoised | 400 | Without noise more clients a round and a larger rate help.
-    banded | Figure 1 | centre | 500 | With sampling banded matrices beat DP-SGD and the multi-epoch optimum (b; a is Figure 10).
-    banded | Figure 5 | phones | 700 | For phones banded matrices are the most accurate (a; the data of b are not public).
+    multi-epoch | Figure 10 | unnoised | 400 | \
+        Without noise more clients a round and a larger rate help.
+    banded | Figure 1 | centre | 500 | \
+        With sampling banded matrices beat DP-SGD and the multi-epoch optimum (b; a is Figure 10).
+    banded | Figure 5 | phones | 700 | \
+        For phones banded matrices are the most accurate (a; the data of b are not public).
     banded | Figure 12 | phones | 700 | Convergence of all runs of Figure 5 (a).
 """
 ITEMS = tuple(
@@ -478,6 +499,6 @@ ITEMS = tuple(
         seconds={"small": float(seconds)},
     )
     for source, number, grid, seconds, claim in (
-        line.strip().split(" | ") for line in _LISTED.strip().splitlines()
+        " ".join(line.split()).split(" | ") for line in _LISTED.strip().splitlines()
     )
 )

@@ -100,11 +100,14 @@ _SMALL_MODEL = {
 SIZES = {
     "full": Size(),
     "small": Size(
-        rounds=96, cohort=150, epoch=16, rounds_once=96, single=25, denisov=15, unnoised=(3, 10, 40),
+        rounds=96, cohort=150, epoch=16, rounds_once=96, single=25, denisov=15,
+        unnoised=(3, 10, 40),
         simulated=12, simulates_all=True, population=2400,
         options=_SMALL_MODEL | {"validation_sentences": 500, "test_sentences": 2000},
-        client_rate=4.0, client_rates=(4.0,), server_rates=(0.25, 0.5, 1.0), momentums=(0.9,), momentum=0.9, noise=(0.341, 1.364),
-        epsilons=(2.0, 4.0), rates=(0.25, 0.5, 1.0), epsilons_banded=(2.0, 4.0), rates_banded=(0.25, 0.5, 1.0),
+        client_rate=4.0, client_rates=(4.0,), server_rates=(0.25, 0.5, 1.0), momentums=(0.9,),
+        momentum=0.9, noise=(0.341, 1.364),
+        epsilons=(2.0, 4.0), rates=(0.25, 0.5, 1.0), epsilons_banded=(2.0, 4.0),
+        rates_banded=(0.25, 0.5, 1.0),
         repeats=5, repeats_denisov=5,
         corpus={"clients": 2400, "sentences_per_client": 12.0, "vocabulary_size": 300},
     ),
@@ -112,63 +115,84 @@ SIZES = {
         rounds=4, cohort=4, epoch=2, rounds_once=4, single=3, denisov=2, unnoised=(1, 2, 4),
         simulated=2, simulates_all=True, population=12,
         options=_TINY_MODEL | {"validation_sentences": 20, "test_sentences": 20},
-        client_rates=(1.0,), server_rates=(0.5,), momentums=(0.9,), momentum=0.9, noise=(0.341,), epsilons=(16.0,), rates=(0.5,),
+        client_rates=(1.0,), server_rates=(0.5,), momentums=(0.9,), momentum=0.9, noise=(0.341,),
+        epsilons=(16.0,), rates=(0.5,),
         epsilons_banded=(16.0,), rates_banded=(0.5,), repeats=1, repeats_denisov=1,
         corpus={"clients": 12, "sentences_per_client": 6.0, "vocabulary_size": 260},
     ),
 }  # fmt: skip
 _LONG: Fields = {
-    "rounds": 512, "rounds_once": 512, "momentum": 0.95, "momentums": (0.95,), "population": 12800,
+    "rounds": 512,
+    "rounds_once": 512,
+    "momentum": 0.95,
+    "momentums": (0.95,),
+    "population": 12800,
     "corpus": {"clients": 12800, "sentences_per_client": 12.0, "vocabulary_size": 300},
-}  # fmt: skip
+}
 # What scale "small" takes for one study, by the name of its function.
 _OWN: Mapping[str, Fields] = {
     # The paper's epsilons are noise that counts for fewer clients only; a rate of 8 makes models
     # that diverge, and huge updates.
     "epochs": {
-        "cohort": 40, "single": 6, "population": 640, "epsilons": (8.841, 17.648), "rates": (0.25, 0.5, 1.0, 8.0),
-        "corpus": {"clients": 640, "sentences_per_client": 12.0, "vocabulary_size": 300}, "differs": ", and a server rate of 8",
+        "cohort": 40,
+        "single": 6,
+        "population": 640,
+        "epsilons": (8.841, 17.648),
+        "rates": (0.25, 0.5, 1.0, 8.0),
+        "corpus": {"clients": 640, "sentences_per_client": 12.0, "vocabulary_size": 300},
+        "differs": ", and a server rate of 8",
     },
     # The paper's clients train on up to 16 batches. With a single one no update is huge.
     "divergence": {
-        "client_rate": 3.0, "options": {**SIZES["small"].options, "batch_size": 2, "max_sentences": 128},
-        "corpus": {"clients": 2400, "sentences_per_client": 24.0, "vocabulary_size": 300}, "differs": ", and batches of 2 sentences",
+        "client_rate": 3.0,
+        "options": {**SIZES["small"].options, "batch_size": 2, "max_sentences": 128},
+        "corpus": {"clients": 2400, "sentences_per_client": 24.0, "vocabulary_size": 300},
+        "differs": ", and batches of 2 sentences",
     },
     # In few rounds, or at large rates, noise that was made for the last model harms the models
     # before it (docs/fidelity.md).
     "denisov": _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)},
     # Noise decides at the end, not the pace of learning, and rates are small enough that the sum of
-    # its steps counts more than single ones (docs/fidelity.md): twice the most noise of the paper's
-    # grid.
-    "schedules": _LONG | {
-        "simulated": 6, "server_rate": 0.015625, "noise": (10.912,), "repeats_denisov": 12,
-        "differs": ", and a noise multiplier of 10.912 and a server rate of 0.015625 in place of "
-                   "0.341 and 0.5",
+    # its steps counts more than single ones (docs/fidelity.md): twice the most noise
+    # of the paper's grid.
+    "schedules": _LONG
+    | {
+        "simulated": 6,
+        "server_rate": 0.015625,
+        "noise": (10.912,),
+        "repeats_denisov": 12,
+        "differs": ", and a noise multiplier of 10.912 and a server rate of 0.015625 in "
+        "place of 0.341 and 0.5",
     },
     # The most noise of the paper's grid. At the rates of Figure 3 single steps count too little to
     # show in the body of training.
-    "decays": _LONG | {
-        "simulated": 6, "server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 32,
-        "differs": ", and a noise multiplier of 5.456 and a server rate of 0.03125 in place of "
-                   "0.341 and 0.5",
+    "decays": _LONG
+    | {
+        "simulated": 6,
+        "server_rate": 0.03125,
+        "noise": (5.456,),
+        "repeats_denisov": 32,
+        "differs": ", and a noise multiplier of 5.456 and a server rate of 0.03125 in "
+        "place of 0.341 and 0.5",
     },
     # With many short epochs banded matrices have little room between the two others.
     "centre": {
-        "cohort": 40, "epoch": 48, "population": 1920, "epsilons_banded": (2.0, 16.0),
+        "cohort": 40,
+        "epoch": 48,
+        "population": 1920,
+        "epsilons_banded": (2.0, 16.0),
         "corpus": {"clients": 1920, "sentences_per_client": 12.0, "vocabulary_size": 300},
     },
     "phones": {"repeats": 12},  # bands and the dense optimum differ by half a point
-}  # fmt: skip
+}
 _REDUCED = (
     "a synthetic corpus of {size.population} clients for StackOverflow, {cohorts}, an LSTM of "
-    "{size.options[lstm_size]} units, momentum "
-    "{size.momentum}, client rate {size.client_rate:g}, {repeats} seeds, fewer rates and "
-    "targets{size.differs}"
+    "{size.options[lstm_size]} units, momentum {size.momentum}, client rate {size.client_rate:g}, "
+    "{repeats} seeds, fewer rates and targets{size.differs}"
 )
 _COHORTS = (
     "{size.rounds} rounds of {size.cohort} clients (one epoch: {size.single}), for which "
-    "{size.simulated} stand, a participation every "
-    "{size.epoch} rounds"
+    "{size.simulated} stand, a participation every {size.epoch} rounds"
 )
 _COHORTS_ONCE = "{size.rounds} rounds of {size.denisov} clients, for which {size.simulated} stand"
 

@@ -25,8 +25,9 @@ from fedmf.experiments.sweep_results import validation_of
 from fedmf.experiments.sweep_runs import run_folder
 from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
+from fedmf.privacy.flat_config import families_taking
 from fedmf.reports.groups import final_metric
-from fedmf.runs.config import TrainConfig, families_taking
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 
 _SEED_0 = "seed=0"  # how the name of a run that tunes ends
@@ -72,8 +73,8 @@ class Study:
     def configs(
         self, data: pathlib.Path, folder: pathlib.Path
     ) -> Iterator[tuple[str, str, TrainConfig]]:
-        """(line, name of the run, its configuration), of every run with seed 0; lines may share a
-        run.
+        """(line, name of the run, its configuration), of every run with seed 0;
+        lines may share a run.
         """
         fixed = {**self.fixed, "data": str(data)}
         for part in self.parts:
@@ -103,8 +104,8 @@ class Score:
 
     Attributes:
       line: its name.
-      target: epsilon or, where that is what the study fixes, the noise multiplier; None without
-        noise.
+      target: epsilon or, where that is what the study fixes, the noise multiplier;
+        None without noise.
       epsilon: of the plan; infinite without noise.
       best: the tuned configuration.
       runs: of seeds 1, 2, ..., in order.
@@ -120,8 +121,8 @@ class Score:
 
     @property
     def test(self) -> np.ndarray:
-        """The task's metric on the test set, float64 (seeds,); 0 of a model that is no longer
-        finite.
+        """The task's metric on the test set, float64 (seeds,); 0 of a model
+        that is no longer finite.
         """
         found = [final_metric(run, "test") for run in self.runs]
         return np.array([0.0 if x is None or not math.isfinite(x) else x for x in found])
@@ -251,8 +252,8 @@ def check_data(request: Request) -> None:
     """Refuses training at the papers' size without the real file: ValueError."""
     if request.scale == "full" and request.data is None:
         raise ValueError(
-            "data is missing: scale full trains on the real file, name it in --data, or take "
-            "--scale small"
+            "data is missing: scale full trains on the real file, name it in "
+            "--data, or take --scale small"
         )
 
 
@@ -293,8 +294,8 @@ def _trained(
     if failures:
         name, failure = next(iter(failures.items()))
         raise ValueError(
-            f"{len(failures)} of {len(configs)} runs in {out} failed, the first, {name}: "
-            f"{failure.reason}"
+            f"{len(failures)} of {len(configs)} runs in {out} failed, the first, "
+            f"{name}: {failure.reason}"
         )
     return {
         name: _without_mechanism(Run.load(run_folder(out, there))) for name, there in names.items()

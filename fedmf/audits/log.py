@@ -74,8 +74,8 @@ class ParticipationLog:
       sha256: of the file's bytes, hexadecimal: says later which log was audited.
       rows: of the file, duplicates included.
       duplicates: rows left out because another has the same client and round.
-      lookalikes: two clients that no reader can tell apart, and count as one; None where there are
-        none.
+      lookalikes: two clients that no reader can tell apart, and count as one;
+        None where there are none.
     """
 
     name: str
@@ -120,7 +120,8 @@ class SortedLog:
         rows, block, begin = int(self._one("SELECT count(*) FROM log")), _BLOCK_ROWS, 0
         while begin < rows:
             read = self._db.execute(
-                f"""SELECT client IS DISTINCT FROM lag(client) OVER () AS other, round - {self.first_round} AS round
+                f"""SELECT client IS DISTINCT FROM lag(client) OVER () AS other,
+                  round - {self.first_round} AS round
                 FROM log WHERE rowid >= {begin} AND rowid < {begin + block}"""
             ).fetchnumpy()
             starts = np.flatnonzero(read["other"])
@@ -161,15 +162,15 @@ def sorted_log(
     Args:
       path: the file; its first bytes decide which of them it is.
       rounds: of the run; the log's rounds lie in first_round .. first_round + rounds - 1.
-      memory: bytes that the sort may take, at least 256 MB; what does not fit goes to temporary
-        files.
+      memory: bytes that the sort may take, at least 256 MB; what does not fit goes
+        to temporary files.
       folder: for the temporary files; None for the system's. They need about as much room as the
         log, text logs more. They are gone when the context ends.
       form: how the log is written.
 
     Raises:
-      TypeError, ValueError: one sentence that names the argument, or the file and where it is
-        wrong.
+      TypeError, ValueError: one sentence that names the argument, or the file
+        and where it is wrong.
       OSError: the file cannot be read, or the temporary files cannot be written.
     """
     hint = "pass the number of rounds of the run"
@@ -194,8 +195,8 @@ def sorted_log(
             rows, lookalikes = source.load(db, scratch)
             # Not while the file is read, which takes memory of its own.
             db.execute(
-                "CREATE TABLE sorted AS SELECT client, spelling, round FROM log ORDER BY client, "
-                "round"
+                "CREATE TABLE sorted AS SELECT client, spelling, round FROM log "
+                "ORDER BY client, round"
             )
             db.execute("DROP TABLE log")
             db.execute("ALTER TABLE sorted RENAME TO log")
@@ -259,8 +260,7 @@ class _Source:
             client, t = read.columns
             db.execute(
                 f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client} AS client, "
-                f"{t}::VARCHAR AS round, "
-                f"{read.fault} AS fault FROM {read.table}"
+                f"{t}::VARCHAR AS round, {read.fault} AS fault FROM {read.table}"
             )
             text = db.execute("DESCRIBE source").fetchall()[1][1] == "VARCHAR"
             client, spelling = (_CLIENT, f"nullif(client, {_SEEN})") if text else ("client", "NULL")
@@ -270,8 +270,8 @@ class _Source:
             t = f"CASE WHEN {number} BETWEEN {first} AND {last} AND fault IS NULL THEN {number} END"
             good = f"{client} IS NOT NULL AND {t} IS NOT NULL"
             db.execute(
-                f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, {t} AS "
-                "round FROM source"
+                f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, "
+                f"{t} AS round FROM source"
             )
         except (duckdb.OutOfMemoryException, duckdb.IOException):
             raise
@@ -283,8 +283,8 @@ class _Source:
         if wrong:
             db.execute("SET preserve_insertion_order = true")
             row = db.execute(
-                f"SELECT row, client, round, fault FROM source WHERE NOT ({good}) ORDER BY row "
-                "LIMIT 1"
+                "SELECT row, client, round, fault FROM source WHERE NOT "
+                f"({good}) ORDER BY row LIMIT 1"
             ).fetchall()[0]
             raise ValueError(self._fault(wrong, *row))
         if not rows:
@@ -293,8 +293,8 @@ class _Source:
             )
         alike = db.execute(
             """
-            SELECT min(coalesce(spelling, client)) AS one, max(coalesce(spelling, client)) AS other FROM log
-            WHERE client IN (SELECT client FROM log WHERE spelling IS NOT NULL)
+            SELECT min(coalesce(spelling, client)) AS one, max(coalesce(spelling, client)) AS other
+            FROM log WHERE client IN (SELECT client FROM log WHERE spelling IS NOT NULL)
             GROUP BY client HAVING one <> other ORDER BY one LIMIT 1"""
         ).fetchone()
         return rows, alike
@@ -310,8 +310,8 @@ class _Source:
         more = f" ({rows} rows are wrong, this is the first)" if rows > 1 else ""
         if fault is not None:
             return (
-                f"{where}, and {fault[:200]}{more}: write each client and round once, as a text or "
-                "a whole number"
+                f"{where}, and {fault[:200]}{more}: write each client and round once, as a "
+                "text or a whole number"
             )
         who = identifiers.client_fault(None if client is None else str(client))
         if who is not None:
@@ -332,8 +332,7 @@ class _Source:
             if not parquet and content.read() not in b"\r\n":
                 raise ValueError(
                     f"the last line of log {self.path} has no line end, so that it may be cut off: "
-                    "write the log again, or end the line if "
-                    "it is whole"
+                    "write the log again, or end the line if it is whole"
                 )
 
     def drop_duplicates(self, db: "duckdb.DuckDBPyConnection") -> int:
@@ -343,21 +342,20 @@ class _Source:
         repeated, client, t = db.execute(
             """
             SELECT count(*), any_value(client), any_value(round) FROM (
-              SELECT client, round, client IS NOT DISTINCT FROM lag(client) OVER () AND round = lag(round) OVER () AS twice FROM log
+              SELECT client, round, client IS NOT DISTINCT FROM lag(client) OVER ()
+                AND round = lag(round) OVER () AS twice FROM log
             ) WHERE twice"""
         ).fetchall()[0]
         if repeated and self.form.duplicates == "refuse":
             raise ValueError(
                 f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!a} "
-                f"in round {t}: two contributions of "
-                "one client to one round are covered by no plan; if every such row is one "
-                "participation written twice, pass "
+                f"in round {t}: two contributions of one client to one round are covered by no "
+                "plan; if every such row is one participation written twice, pass "
                 'duplicates="once"'
             )
         if repeated:
             db.execute(
                 "CREATE OR REPLACE TABLE log AS SELECT client, min(spelling) AS spelling, round "
-                "FROM log GROUP BY client, round "
-                "ORDER BY client, round"
+                "FROM log GROUP BY client, round ORDER BY client, round"
             )
         return int(repeated)

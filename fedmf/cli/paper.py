@@ -107,8 +107,8 @@ def run(
                 raise ValueError(f"NAME {name!r} cannot be made here: {ITEMS[name].why}")
             if dry_run and ITEMS[name].study is None:
                 raise ValueError(
-                    f"NAME {name!r} trains nothing, so that a dry run has nothing to check: leave "
-                    "out --dry-run"
+                    f"NAME {name!r} trains nothing, so that a dry run has nothing to "
+                    "check: leave out --dry-run"
                 )
             if ITEMS[name].study is not None:
                 study.check_data(Request(folder=out / name, scale=scale, **asked))
@@ -137,8 +137,8 @@ def run(
         results[name] = runner.run(item, request)
         if not as_json:
             click.echo(
-                f"{name}: {results[name]['verdict']} [{duration(results[name]['seconds'])}; "
-                f"{out / name}]"
+                f"{name}: {results[name]['verdict']} "
+                f"[{duration(results[name]['seconds'])}; {out / name}]"
             )
     if as_json:
         show(results, True)

@@ -13,10 +13,10 @@ from fedmf.cli.options import (
     PATH,
     TaskCommand,
     chosen_options,
-    config_options,
     config_values,
     json_option,
     noise_seed_option,
+    options_of,
     quiet_option,
     show,
 )
@@ -28,8 +28,8 @@ from fedmf.cli.options import (
     "--vary",
     "varied",
     multiple=True,
-    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; every "
-    "combination is a run.",
+    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; "
+    "every combination is a run.",
 )
 @click.option(
     "--config",
@@ -58,8 +58,8 @@ from fedmf.cli.options import (
 )
 @click.option(
     "--cluster",
-    help="Train on a Ray cluster whose machines share --out: auto, host:port or ray://host:port "
-    "(docs/cluster.md).",
+    help="Train on a Ray cluster whose machines share --out: auto, host:port or "
+    "ray://host:port (docs/cluster.md).",
 )
 @click.option(
     "--cpus-per-job", type=COUNT, default=1, help="With --cluster: processors of one run."
@@ -68,7 +68,7 @@ from fedmf.cli.options import (
     "--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing."
 )
 @quiet_option
-@config_options
+@options_of("TrainConfig")
 @json_option
 def sweep(
     out: pathlib.Path,
@@ -93,12 +93,13 @@ def sweep(
     """
     from fedmf.experiments import sweep as driver
     from fedmf.experiments import sweep_grid as grid
+    from fedmf.privacy.flat_config import flat
 
     names = ("noise_seed", "jobs", "threads", "smoothed_over", "halving", "cluster", "cpus_per_job")
     training = {name: options.pop(name) for name in names}
     training["progress"] = not options.pop("quiet")
     with arguments_checked():
-        fixed = grid.flat(config_values(config_file))
+        fixed = flat(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
         from_vary: dict[str, list[Any]] = {}
         for text in varied:
@@ -107,15 +108,15 @@ def sweep(
                 raise ValueError(f"--vary names {name} twice: give all its values at once")
             from_vary[name] = values
         # The command line wins over the file.
-        single = grid.flat(chosen_options(options))
+        single = flat(chosen_options(options))
         lists = {name: values for name, values in lists.items() if name not in single} | from_vary
         fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
         multipliers = lists.get("noise_multiplier", [fixed.get("noise_multiplier")])
         if training["noise_seed"] is None:
             if not dry_run and ("epsilon" in fixed or "epsilon" in lists or any(multipliers)):
                 raise ValueError(
-                    "noise_seed is missing: give a secret whole number, or os to draw one for "
-                    "every run"
+                    "noise_seed is missing: give a secret whole number, or os to "
+                    "draw one for every run"
                 )
             training["noise_seed"] = "os"
         if not lists:

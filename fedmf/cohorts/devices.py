@@ -20,8 +20,8 @@ class DeviceBehavior(fields.Checked):
       dropout: probability that a selected client contributes nothing. Its timer starts and its
         participation counts all the same, since a device cannot know whether its report arrived.
         The guarantee never gets worse by that.
-      noncompliant_fraction: share of clients that check in whatever their timer and their limit
-        say.
+      noncompliant_fraction: share of clients that check in whatever their timer
+        and their limit say.
       timer_jitter: timers fire early by 0 to so many rounds, drawn anew for every wait of a client.
       seed: of these choices.
 
@@ -58,8 +58,8 @@ class DeviceBehavior(fields.Checked):
         )
 
     def rounds_early(self, clients: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """By how much the timers that were started in rounds `last` fire early: int64 (clients,) in
-        0..timer_jitter.
+        """By how much the timers that were started in rounds `last` fire early:
+        int64 (clients,) in 0..timer_jitter.
         """
         u = keyed_random.uniform(keyed_random.key(self.seed, _EARLY), clients, last)
         return np.floor(u * (self.timer_jitter + 1)).astype(np.int64)

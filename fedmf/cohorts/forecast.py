@@ -146,7 +146,10 @@ def forecast(
     Raises:
       TypeError, ValueError: those of the controller.
 
-    >>> run = forecast(Participation(rounds=20, schema="min_sep", min_sep=5), Size(population=60, cohort_size=10))
+    >>> run = forecast(
+    ...     Participation(rounds=20, schema="min_sep", min_sep=5),
+    ...     Size(population=60, cohort_size=10)
+    ... )
     >>> run["dry_rounds"], run["min_separation_observed"], run["max_participations_observed"]
     (0, 5, 4)
     """

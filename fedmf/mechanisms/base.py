@@ -31,13 +31,13 @@ class Mechanism(fields.Checked, abc.ABC):
     inputs chosen adaptively and for N that is not causal (Denisov et al. 2022, Thm. 2.1;
     multi-epoch paper, Thm. 2.2).
 
-    Mechanisms compare by identity. They claim no sensitivity: `fedmf.sensitivity` computes it from
-    `encoder()`.
+    Mechanisms compare by identity. They claim no sensitivity:
+    `fedmf.sensitivity` computes it from `encoder()`.
 
     Attributes:
       family: what `fedmf.fit` calls the kind of mechanism.
-      uncertified: why a mechanism of this family has no certificate, where its maker gives no
-        reason.
+      uncertified: why a mechanism of this family has no certificate, where its maker
+        gives no reason.
       rounds: n, the number of rounds.
       certificate: how far from the best of its family it can be, or None.
       certificate_reason: why there is no certificate; empty if there is one.
@@ -139,8 +139,8 @@ class Mechanism(fields.Checked, abc.ABC):
         return entries | {f"state_{name}": array for name, array in self.state().items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the mechanism to exactly `path`, whole or not at all; `fedmf.load_mechanism` reads
-        it.
+        """Writes the mechanism to exactly `path`, whole or not at all;
+        `fedmf.load_mechanism` reads it.
 
         Raises:
           ValueError: the folder of path does not exist.
@@ -149,8 +149,8 @@ class Mechanism(fields.Checked, abc.ABC):
         target = pathlib.Path(path)
         if not target.parent.is_dir():
             raise ValueError(
-                f"path={str(target)!r} is in a folder that does not exist: create it, or choose "
-                "another path"
+                f"path={str(target)!r} is in a folder that does not exist: create it, "
+                "or choose another path"
             )
         entries = {
             "format": np.array(FILE_FORMAT),

@@ -38,8 +38,7 @@ class ExplicitMechanism(Mechanism):
         if C.shape != N.shape[::-1] or C.shape[0] < C.shape[1]:
             raise ValueError(
                 f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not "
-                "fit: pass (m, rounds) "
-                f"and (rounds, m) with m at least rounds"
+                "fit: pass (m, rounds) and (rounds, m) with m at least rounds"
             )
         # What runs has the privacy of C (I + E)^-1 for E = N C - I: see check_left_inverse. Column
         # j of C E is at most the sum of |c_i| |E_ij|, so that sums over i must be small: many small
@@ -51,8 +50,7 @@ class ExplicitMechanism(Mechanism):
         if not largest <= 1e-6:
             raise ValueError(
                 f"noising_matrix @ encoder_matrix differs from the identity by {largest:.2g}: pass "
-                "a left inverse, such "
-                f"as the pseudo-inverse of the encoder"
+                "a left inverse, such as the pseudo-inverse of the encoder"
             )
 
     @property

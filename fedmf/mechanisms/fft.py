@@ -77,9 +77,8 @@ def _root_of_circulant(n: int) -> np.ndarray:
     computed DFT has rounding errors of 1e-16, whose roots would spoil half the digits.
     """
     k = np.arange(n + 1)
-    spectrum = np.zeros(
-        n + 1, dtype=np.complex128
-    )  # the frequencies 0..n; the others are their conjugates
+    # The frequencies 0..n; the others are their conjugates
+    spectrum = np.zeros(n + 1, dtype=np.complex128)
     spectrum[0] = n
     spectrum[1::2] = 2.0 / (1.0 - np.exp(-1j * np.pi * k[1::2] / n))
     # Real parts are 1 at odd k, so that the principal branch is never in doubt.

@@ -110,7 +110,7 @@ class StampedMechanism(Mechanism):
         return None if rows is None else np.tile(rows, (self.times, 1))
 
     def state(self) -> dict[str, np.ndarray]:
-        """The decoder's name, the number of parts, and the part as a file of its own would hold it."""
+        """The decoder's name, the number of parts, and the part as its own file would hold it."""
         entries = {f"part_{name}": array for name, array in self.part.entries().items()}
         return {"times": np.array(self.times), "decoder": np.array(self.decoder), **entries}
 

@@ -1,5 +1,5 @@
-"""Noise streams: how a mechanism turns independent Gaussian draws into the correlated noise of each
-round.
+"""Noise streams: how a mechanism turns independent Gaussian draws into the correlated
+noise of each round.
 """
 
 import dataclasses
@@ -58,7 +58,9 @@ class NoiseStream(fields.Checked):
     Raises:
       TypeError, ValueError: several forms or none are given, or shapes and numbers do not fit.
 
-    >>> stream = NoiseStream(rounds=3, sources=3, recurrence=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]))
+    >>> stream = NoiseStream(
+    ...     rounds=3, sources=3, recurrence=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]])
+    ... )
     >>> np.stack(list(stream.rows(lambda i: np.eye(3)[i])))
     array([[ 1.  ,  0.  ,  0.  ],
            [-0.5 ,  1.  ,  0.  ],
@@ -89,9 +91,8 @@ class NoiseStream(fields.Checked):
         if (shape[0], sources) != (self.rounds, self.sources):
             raise ValueError(
                 f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape "
-                f"{shape}: pass a recurrence "
-                "of (rounds, bands) or buffers with sources=rounds, or a contraction of (rounds, "
-                "sources)"
+                f"{shape}: pass a recurrence of (rounds, bands) or buffers with sources=rounds, or "
+                "a contraction of (rounds, sources)"
             )
 
     def as_contraction(self) -> "NoiseStream":
@@ -128,8 +129,7 @@ class NoiseStream(fields.Checked):
         if not largest <= _INVERSE_TOLERANCE:
             raise ValueError(
                 "the noising matrix is too ill-conditioned for float64: its causal square root is "
-                f"wrong by {largest:.2g}; "
-                "use a mechanism whose noise has rows of more similar size"
+                f"wrong by {largest:.2g}; use a mechanism whose noise has rows of more similar size"
             )
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
 
@@ -213,9 +213,8 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     if not largest <= _INVERSE_TOLERANCE:
         raise ValueError(
             "the encoder is too ill-conditioned for float64: N C differs from the identity by "
-            f"{largest:.2g}, so that the "
-            "noise N Z would not have the encoder's privacy: use an encoder whose inverse has "
-            "smaller entries"
+            f"{largest:.2g}, so that the noise N Z would not have the encoder's privacy: use an "
+            "encoder whose inverse has smaller entries"
         )
     return N
 

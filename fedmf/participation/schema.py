@@ -95,8 +95,8 @@ class Participation(fields.Checked):
             most = -(-rounds // min_sep)
             if self.max_participations is not None:
                 hint = (
-                    f"with rounds={rounds} and min_sep={min_sep} one client fits in at most {most} "
-                    "times"
+                    f"with rounds={rounds} and min_sep={min_sep} one client fits "
+                    f"in at most {most} times"
                 )
                 most = checks.integer(
                     "max_participations", self.max_participations, low=1, high=most, hint=hint
@@ -118,7 +118,8 @@ class Participation(fields.Checked):
             fields.set_fields(self, {"budget": budget})
 
     def __repr__(self) -> str:
-        return f"Participation({', '.join(f'{name}={value!r}' for name, value in self.limits().items())})"
+        limits = ", ".join(f"{name}={value!r}" for name, value in self.limits().items())
+        return f"Participation({limits})"
 
     def limits(self) -> dict[str, Any]:
         """The fields in plain JSON types, `budget` only where there is one."""
@@ -130,7 +131,7 @@ class Participation(fields.Checked):
         )
 
     def affords(self, spent_squared: Any) -> Any:
-        """Whether the budget pays for rounds whose |X_st| have this sum: bool, or an array of them."""
+        """Whether the budget pays for rounds whose |X_st| have this sum, a number or an array."""
         assert self.budget is not None
         return spent_squared <= self.budget**2 * (1 + 2 * BUDGET_ROUNDING)
 

@@ -123,9 +123,11 @@ class TestTexts:
             ("independent:0.3,seed=4", Independent(probability=0.3, seed=4)),
             ("independent:probability=1,seed=4", Independent(probability=1.0, seed=4)),
             ("diurnal", Diurnal()),
-            ("diurnal:rounds_per_day=24,phase_hours=2.5,start_hour=6,seed=1",
-             Diurnal(rounds_per_day=24, phase_hours=2.5, start_hour=6, seed=1)),
+            (
+                "diurnal:rounds_per_day=24,phase_hours=2.5,start_hour=6,seed=1",
+                Diurnal(rounds_per_day=24, phase_hours=2.5, start_hour=6, seed=1),
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_read(self, text, model):
         assert availability_from_text(text) == model

@@ -12,8 +12,8 @@ from fedmf.experiments.papers import ITEMS, Request, denisov, runner, tables
 from fedmf.experiments.papers import factorization_race as race
 from fedmf.experiments.papers import stationary as theory
 
-# Those that train are in test_paper_studies.py: at this scale nothing is learned. Tables are in
-# test_paper_tables.py.
+# Those that train are in test_paper_studies.py: at this scale nothing is learned.
+# Tables are in test_paper_tables.py.
 TABLES = {item.name for item in tables.ITEMS}
 MADE = [
     name
@@ -39,11 +39,12 @@ def test_it_runs_and_holds(name, tmp_path):
     ("method", "steps", "gap"),
     [
         (race.fixed_point, 60, 1e-9),
+        # Its inner solves are of five steps
         (
             functools.partial(race.descent, newton=True),
             30,
             1e-9,
-        ),  # its inner solves are of five steps
+        ),
         (functools.partial(race.descent, newton=False), 800, 1e-3),
     ],
 )

@@ -154,9 +154,8 @@ def test_the_banded_grids_are_those_of_tables_6_and_7(name, table):
         tried = of(configs, "epsilon", "server_learning_rate")
         rows = [row for row in table if row.mechanism == line]
         if name == "centre" and line == stackoverflow.BANDED:
-            rows = [
-                row for row in rows if (row.epsilon, row.bands) != (16.0, 64)
-            ]  # printed beside the best
+            # Printed beside the best
+            rows = [row for row in rows if (row.epsilon, row.bands) != (16.0, 64)]
             assert of(configs, "epsilon", "bands") == {(row.epsilon, row.bands) for row in rows}
         assert tried == {(row.epsilon, float(rate)) for row in rows for rate in row.accuracies}
         rounds, claimed = (2048, 167) if line == stackoverflow.SINGLE else (2052, 1000)
@@ -211,7 +210,7 @@ def test_cifars_grid_is_that_of_the_papers():
 @pytest.mark.parametrize("name", STACKOVERFLOW)
 def test_the_data_has_the_clients_that_a_study_draws_or_claims_to(name):
     for config in itertools.chain(*lines(name).values()):
-        scheme, cohort = config.sampling_scheme(), config.claimed_cohort or config.cohort_size
+        scheme, cohort = config.scheme(), config.claimed_cohort or config.cohort_size
         assert scheme is None or scheme.population == 342_477
         assert config.rounds in (2048, 2052)
         fedmf.ParticipationController(
@@ -263,9 +262,13 @@ def score(line, target, test, epsilon=None):
 
 def test_an_order_is_of_the_same_seeds_at_the_targets_that_both_have():
     scores = [
-        score("a", 1.0, [0.5, 0.7]), score("a", 2.0, [0.6, 0.8]), score("b", 2.0, [0.5, 0.7]), score("b", 1.0, [0.1, 0.5]),
-        score("b", 4.0, [0.9, 0.9]), score("none", None, [0.9, 0.9], math.inf),
-    ]  # fmt: skip
+        score("a", 1.0, [0.5, 0.7]),
+        score("a", 2.0, [0.6, 0.8]),
+        score("b", 2.0, [0.5, 0.7]),
+        score("b", 1.0, [0.1, 0.5]),
+        score("b", 4.0, [0.9, 0.9]),
+        score("none", None, [0.9, 0.9], math.inf),
+    ]
     assert accuracy.order(scores, "a", "b").mean == pytest.approx((0.4 + 0.2) / 4 + 0.1 / 2)
     assert accuracy.order(scores, "a", "b", from_epsilon=2.0).mean == pytest.approx(0.1)
     assert accuracy.order(scores, "none", "a").mean == pytest.approx(0.25)
@@ -418,10 +421,11 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_item_is_made(name, results):
     result = runner.run(ITEMS[name], Request(folder=results / name, scale="tiny"))
+    # One seed shows nothing
     assert not result["holds"] or name in (
         "denisov-table-4",
         "multi-epoch-figure-12",
-    )  # one seed shows nothing
+    )
     assert result["reduced"]
     table = list(csv.DictReader((results / name / "numbers.csv").open()))
     assert len(table) > 1

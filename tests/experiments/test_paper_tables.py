@@ -142,12 +142,13 @@ def test_unknown_tables_are_refused(capsys):
 
 
 def test_ctrl_c_is_answered_in_a_line():
+    # A heading, then minutes of work
     command = [
         sys.executable,
         "-m",
         "fedmf.experiments.paper_tables",
         "banded-2",
-    ]  # a heading, then minutes of work
+    ]
     environment = os.environ | {"FEDMF_CACHE": "", "PYTHONUNBUFFERED": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:

@@ -31,11 +31,13 @@ def main(arguments):
     def given(name): return arguments[arguments.index(name) + 1] if name in arguments else None
     folder = pathlib.Path(given("--out"))
     resumed = "--resume" in arguments
-    config = json.loads(pathlib.Path(folder / "config.json" if resumed else given("--config")).read_text())
+    path = pathlib.Path(folder / "config.json" if resumed else given("--config"))
+    config = json.loads(path.read_text())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "process.txt").write_text(str(os.getpid()))
-    with (folder / "began.txt").open("a") as began: began.write(f"{time.time()} {' '.join(arguments)}\\n")
+    with (folder / "began.txt").open("a") as began:
+        began.write(f"{time.time()} {' '.join(arguments)}\\n")
     seed = config["seed"]
     if seed == 2: sys.exit("fedmf: error: no such data")
     rows = folder / "metrics.jsonl"
@@ -249,9 +251,8 @@ def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
 
 COMMAND = (
     "sweep --vary family=none,identity --vary server-learning-rate=0.5,1 --epsilon 8 --rounds 4 "
-    "--cohort-size 4 --min-sep 2 -o lstm-size=8 "
-    "-o embedding-size=8 -o vocabulary-size=50 -o max-sentences=8 -o validation-sentences=40 -o "
-    "test-sentences=40 --quiet"
+    "--cohort-size 4 --min-sep 2 -o lstm-size=8 -o embedding-size=8 -o vocabulary-size=50 -o "
+    "max-sentences=8 -o validation-sentences=40 -o test-sentences=40 --quiet"
 ).split()
 
 
@@ -369,5 +370,8 @@ def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path, capfd):
         [*command, "--dry-run", "--json", "--epsilon", "4", "--vary", "rounds=4,8"], capfd
     )
     assert list(json.loads(states)) == [
-        "family=none,rounds=4", "family=none,rounds=8", "family=tree,rounds=4", "family=tree,rounds=8"
-    ]  # fmt: skip
+        "family=none,rounds=4",
+        "family=none,rounds=8",
+        "family=tree,rounds=4",
+        "family=tree,rounds=8",
+    ]

@@ -19,7 +19,8 @@ from tests.federated.execution.test_cluster import assert_same_files
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 FIXED = {
-    "task": "regression", "task_option.clients": 60, "cohort_size": 4, "min_sep": 5, "evaluate_every": 10, "checkpoint_every": 5,
+    "task": "regression", "task_option.clients": 60, "cohort_size": 4, "min_sep": 5,
+    "evaluate_every": 10, "checkpoint_every": 5,
     "epsilon": 4.0, "family": "banded", "warmup": 0.0,
 }  # fmt: skip
 
@@ -85,8 +86,8 @@ def test_the_command_on_a_cluster_with_halving(machines, tmp_path, capfd):
         if name not in ("task_option.clients", "epsilon")
     )
     rates = (
-        "--vary server-learning-rate=0.2,1000000 --rounds 40 --epsilon 400 --noise-seed os "
-        "--halving"
+        "--vary server-learning-rate=0.2,1000000 --rounds 40 --epsilon 400 "
+        "--noise-seed os --halving"
     )
     main(
         [

@@ -39,9 +39,8 @@ def test_of_everything_compared_the_better_half_goes_on(monkeypatch):
 
 def test_a_setting_without_a_score_is_the_worst(tmp_path):
     configs = sweep_configs(FIXED | {"family": "none"}, {"server_learning_rate": [0.1, 0.2]})
-    assert sweep_halving.kept(tmp_path, configs, 2) == [
-        next(iter(configs))
-    ]  # neither has begun: the first
+    # Neither has begun: the first
+    assert sweep_halving.kept(tmp_path, configs, 2) == [next(iter(configs))]
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,11 @@ class Scaling(fields.Checked):
       TypeError, ValueError: naming the argument, its value and what to do instead.
 
     >>> scaling = Scaling(rule="adagrad", epsilon=1.0)
-    >>> state = scaling.after(scaling.initial_state([tf.TensorSpec([2])]), [tf.constant([7.0, 1.0])], 0)
-    >>> state.scales[0].numpy(), state.drifts.numpy().round(3)  # (sqrt(25) + 1) / (7 + 1), (sqrt(25) + 1) / (1 + 1)
+    >>> state = scaling.after(
+    ...     scaling.initial_state([tf.TensorSpec([2])]), [tf.constant([7.0, 1.0])], 0
+    ... )
+    >>> # (sqrt(25) + 1) / (7 + 1) and (sqrt(25) + 1) / (1 + 1)
+    >>> state.scales[0].numpy(), state.drifts.numpy().round(3)
     (array([0.75, 3.  ], dtype=float32), array([0.   , 1.099], dtype=float32))
     """
 

@@ -94,8 +94,8 @@ class Execution(abc.ABC):
           {"clip_fraction", "zeroed", "noise_stddev"}; with scaled updates {"scale_drift"}, with a
           clip norm that adapts {"clip_norm"}. train_loss is the mean of the batches' losses before
           each step, an example a vote, without the model's own losses. not_finite counts the
-          clients whose examples are not finite: they are among the zeroed, and not among the
-          examples.
+          clients whose examples are not finite: they are among the zeroed,
+          and not among the examples.
         """
 
     @abc.abstractmethod
@@ -109,7 +109,7 @@ class Execution(abc.ABC):
         return {}
 
     def leaves(self, state: Any) -> list[np.ndarray]:
-        """The state as numpy arrays in a fixed order; the model's trainable weights are the first."""
+        """The state as numpy arrays in a fixed order, trainable weights first."""
         return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
 
     def from_leaves(self, leaves: Sequence[np.ndarray]) -> Any:
@@ -122,8 +122,8 @@ class Execution(abc.ABC):
         expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in tf.nest.flatten(template)]
         if expected != [(leaf.shape, leaf.dtype) for leaf in leaves]:
             raise ValueError(
-                "the checkpoint's state does not fit this model and mechanism: resume with the "
-                "version that wrote it"
+                "the checkpoint's state does not fit this model and mechanism: resume with "
+                "the version that wrote it"
             )
         return tf.nest.pack_sequence_as(template, list(leaves))
 

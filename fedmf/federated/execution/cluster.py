@@ -46,8 +46,8 @@ _LONGEST_FOLDER = 30
 # So long a run waits for workers when there are none.
 WAIT_SECONDS = 120.0
 _LOOK_SECONDS = 2.0
-# Groups under way for each processor of the cluster: one in work, and some that wait for their
-# turn.
+# Groups under way for each processor of the cluster: one in work, and some that wait
+# for their turn.
 _GROUPS_AHEAD = 3
 # What a worker holds of the model's size: weights, variables, gradients, update, sum, and the
 # optimizer's state.
@@ -65,8 +65,8 @@ def versions() -> dict[str, str]:
 
 
 def check_address(address: Any, execution: str) -> None:
-    """Raises unless `address` is None, or the address of a cluster and the execution is the one for
-    clusters.
+    """Raises unless `address` is None, or the address of a cluster and the execution
+    is the one for clusters.
     """
     if address is None:
         return
@@ -271,14 +271,14 @@ class Cluster:
             if empty_since is None:
                 empty_since = looked
                 text = (
-                    f"fedmf: no worker is left in cluster {self.address}: waiting {WAIT_SECONDS:g} "
-                    "s for one"
+                    f"fedmf: no worker is left in cluster {self.address}: waiting "
+                    f"{WAIT_SECONDS:g} s for one"
                 )
                 tqdm.tqdm.write(text, file=sys.stderr)
             if looked - empty_since >= WAIT_SECONDS:
                 raise WorkersLost(
-                    f"no worker is left in cluster {self.address}: add machines to it, then go on "
-                    "with resume=True"
+                    f"no worker is left in cluster {self.address}: add machines to it, then "
+                    "go on with resume=True"
                 )
         return self.value(reference)
 
@@ -327,9 +327,8 @@ class ClusterClients(ClientWork):
                 if needed > memory:
                     raise ValueError(
                         f"cluster={self._cluster.address!r}: a group of {len(group)} clients takes "
-                        f"some {needed / 1e9:.2g} GB and machine "
-                        f"{machine} has {memory / 1e9:.2g} for each processor: give it more "
-                        "memory, or Ray fewer processors there"
+                        f"some {needed / 1e9:.2g} GB and machine {machine} has {memory / 1e9:.2g} "
+                        "for each processor: give it more memory, or Ray fewer processors there"
                     )
                 yield self._setup, model, number, group
 

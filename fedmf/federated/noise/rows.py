@@ -1,8 +1,9 @@
 """Rows of N Z on tensors: a pure step from one round to the next, for any TensorFlow graph.
 
 Two strategies keep the state that passes through a graph small:
-  recurrent    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S that the future needs of the past (`fedmf.noise.blocks`).
-  precomputed  row t is made by the host and put in the state before round t; see `fedmf.server.rows`.
+  recurrent    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S that the future needs of the
+               past (`fedmf.noise.blocks`).
+  precomputed  row t is made by the host and put in the state before round t (`fedmf.server.rows`).
 Both write the rows of `NoiseStream.causal`, each of the draws of its own source.
 """
 

@@ -32,8 +32,8 @@ class DenseMechanism(Mechanism):
         read-only copy.
 
     Raises:
-      TypeError, ValueError: matrix is of another kind or shape, not finite, or breaks what is said
-        above.
+      TypeError, ValueError: matrix is of another kind or shape, not finite,
+        or breaks what is said above.
 
     >>> DenseMechanism(matrix=[[2.0, 0.0], [1.0, 1.0]]).noising()
     array([[ 0.5,  0. ],

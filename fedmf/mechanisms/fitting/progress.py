@@ -108,8 +108,7 @@ class Stopping(fields.Checked):
         reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
         warnings.warn(
             f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after "
-            f"{iterations} steps {reached} "
-            f"tolerance={self.tolerance:g}: {hint}",
+            f"{iterations} steps {reached} tolerance={self.tolerance:g}: {hint}",
             RuntimeWarning,
             stacklevel=stacklevel,
         )

@@ -1,5 +1,5 @@
-"""A banded plus low-rank decoder: nearly the optimum's error, at the cost of a few rows of noise a
-round.
+"""A banded plus low-rank decoder: nearly the optimum's error, at the cost of a few rows
+of noise a round.
 """
 
 import dataclasses
@@ -41,7 +41,9 @@ class LowRankMechanism(Mechanism):
         said above.
 
     >>> mechanism = LowRankMechanism(
-    ...     diagonals=[[1.0], [1.0], [1.0]], left=[[0.0], [0.5], [0.25]], right=[[1.0], [2.0], [0.0]],
+    ...     diagonals=[[1.0], [1.0], [1.0]],
+    ...     left=[[0.0], [0.5], [0.25]],
+    ...     right=[[1.0], [2.0], [0.0]],
     ...     inverse_workload=[[1.0], [1.0], [1.0]],
     ... )
     >>> mechanism.noising()
@@ -75,8 +77,8 @@ class LowRankMechanism(Mechanism):
             )
         if self.left.shape != self.right.shape:
             raise ValueError(
-                f"left has shape {self.left.shape} and right has {self.right.shape}: pass the same "
-                "rank"
+                f"left has shape {self.left.shape} and right has "
+                f"{self.right.shape}: pass the same rank"
             )
 
     @property
@@ -119,8 +121,8 @@ class LowRankMechanism(Mechanism):
         if w + self.rank >= n:
             return NoiseStream(rounds=n, sources=n, contraction=self.noising())
         # The first w diagonals of N = P B need the first w of B. Further down, row t of N is P's
-        # combination of rows of L R^T alone, and the sums of R[s] z_s over s <= t - w serve all of
-        # them.
+        # combination of rows of L R^T alone, and the sums of R[s] z_s over s <= t - w
+        # serve all of them.
         near = np.zeros((n, w))
         near[:, :h] = self.diagonals
         for i in range(h, w):

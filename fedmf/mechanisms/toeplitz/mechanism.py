@@ -60,8 +60,8 @@ class ToeplitzMechanism(Mechanism):
         super().__post_init__()
         if (self.coefficients is None) == (self.noising_window is None):
             raise ValueError(
-                "coefficients and noising_window are both given or both missing: pass exactly one "
-                "of them"
+                "coefficients and noising_window are both given or both missing: "
+                "pass exactly one of them"
             )
         for name in ("coefficients", "noising_window"):
             column = getattr(self, name)
@@ -124,8 +124,8 @@ class ToeplitzMechanism(Mechanism):
 
 
 def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
-    """The (n, n) lower-triangular Toeplitz matrix whose first column begins with `column`, (at most
-    n,).
+    """The (n, n) lower-triangular Toeplitz matrix whose first column begins
+    with `column`, (at most n,).
 
     >>> lower_toeplitz(np.array([1.0, 2.0]), 3)
     array([[1., 0., 0.],
@@ -140,8 +140,8 @@ def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
 
 
 def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
-    """The first n coefficients of 1 / p(x), for p(x) given by its coefficients, p(0) not 0; float64
-    (n,).
+    """The first n coefficients of 1 / p(x), for p(x) given by its coefficients, p(0)
+    not 0; float64 (n,).
 
     >>> inverse_series(np.array([1.0, -1.0]), 4)
     array([1., 1., 1., 1.])

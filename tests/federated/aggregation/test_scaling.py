@@ -110,13 +110,12 @@ def test_a_large_epsilon_is_the_plain_mean_bit_for_bit():
 
 
 def test_a_state_of_another_scaling_is_refused():
-    """Rounds done again with other scales have the same noise: their difference would be free of
-    it.
+    """Rounds done again with other scales have the same noise:
+    their difference would be free of it.
     """
     state = query_of(Scaling(rule="adam")).initial_global_state()
     others = [
-        Scaling(rule="adam", **{name: value})
-        for name, value in (("epsilon", 0.5), ("every", 2))
+        Scaling(rule="adam", **{name: value}) for name, value in (("epsilon", 0.5), ("every", 2))
     ]
     for other in (Scaling(rule="adagrad"), *others):
         with pytest.raises(
@@ -140,7 +139,7 @@ def test_constant_scales_are_a_rescaled_problem():
 
 
 class FromTheCurrentRound(Scaling):
-    """Negative control: the scales of a round are those that this round's own exact sum leads to."""
+    """Negative control: a round's scales are those that its own exact sum leads to."""
 
     def peek(self, query, state, sample):
         mean = [tf.cast(leaf / query.divisor, tf.float32) for leaf in sample.record]
