@@ -135,7 +135,7 @@ def flat(values: Mapping[str, Any], between: str = ".") -> dict[str, Any]:
 
 
 def set_fields(options: Any, values: Mapping[str, Any]) -> None:
-    """Sets fields of a frozen dataclass in its `__post_init__`; an array becomes a read-only copy."""
+    """Sets fields of a frozen dataclass in its `__post_init__`; of an array a read-only copy."""
     for name, value in values.items():
         is_array = isinstance(value, np.ndarray)
         object.__setattr__(options, name, checks.frozen(value) if is_array else value)

@@ -9,7 +9,7 @@ what in the record speaks against its sampling scheme.
 import dataclasses
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -253,15 +253,12 @@ def audit_ledger(
         observed, tally = ledger.observed(), Tally(plan, unrecorded)
         for _ in tally.counted([rounds]):
             pass
-        named = tuple(
-            Offender(
-                client=int(clients[np.searchsorted(rounds.starts, found.row)]),
-                rounds=tuple(found.rounds.tolist()),
-                achieved=Achieved(planned=plan, sensitivity=found.sensitivity),
-            )
-            for found in tally.named()
+        return _audited(
+            observed,
+            tally,
+            lambda row: int(clients[np.searchsorted(rounds.starts, row)]),
+            unrecorded=_unrecorded(tally, hint),
         )
-        return _audited(observed, plan, tally, named, _unrecorded(tally, unrecorded, hint))
 
     everyone = audited(ledger)
     if not len(ledger.noncompliant()):
@@ -316,18 +313,16 @@ def audit_log(
         stats = ParticipationStats.of_clients(
             tally.counted(log.clients()), cohort_sizes=log.cohort_sizes()
         )
-        named = tuple(
-            Offender(
-                client=log.client(found.row),
-                rounds=tuple((found.rounds + log.first_round).tolist()),
-                achieved=Achieved(planned=plan, sensitivity=found.sensitivity),
-            )
-            for found in tally.named()
-        )
         hint = (
             f"audit the log of the whole run, or pass rounds_run={missing.start} if it ended there"
         )
-        audit = _audited(stats, plan, tally, named, _unrecorded(tally, missing, hint))
+        audit = _audited(
+            stats,
+            tally,
+            log.client,
+            first_round=log.first_round,
+            unrecorded=_unrecorded(tally, hint),
+        )
     contradictions = audit.contradictions
     if log.description.lookalikes is not None:
         one, other = map(ascii, log.description.lookalikes)
@@ -341,11 +336,14 @@ def audit_log(
 
 def _audited(
     stats: ParticipationStats,
-    plan: Plan,
     tally: Tally,
-    named: tuple[Offender, ...],
+    client_of: Callable[[int], int | str],
+    *,
+    first_round: int = 0,
     unrecorded: str | None,
 ) -> Audit:
+    """The audit of clients that were counted; `client_of` names that of a row of the record."""
+    plan = tally.plan
     kept, broke = tally.kept(), tally.broke()
     found = [sensitivity for sensitivity in (kept, broke) if sensitivity is not None]
     if not found:
@@ -356,7 +354,15 @@ def _audited(
         worst = plan.sensitivity if broke is None else sensitivity(plan.mechanism, always)
     elif broke is not None:
         others = None if kept is None else Achieved(planned=plan, sensitivity=kept)
-        offenders = Offenders(clients=tally.offenders, first=named, others=others)
+        first = tuple(
+            Offender(
+                client=client_of(found.row),
+                rounds=tuple((found.rounds + first_round).tolist()),
+                achieved=Achieved(planned=plan, sensitivity=found.sensitivity),
+            )
+            for found in tally.named()
+        )
+        offenders = Offenders(clients=tally.offenders, first=first, others=others)
     undrawn = []
     if plan.sampling is not None and stats.participations:
         undrawn = plan.sampling.contradictions(stats, plan.mechanism.rounds)
@@ -372,10 +378,9 @@ def _audited(
     )
 
 
-def _unrecorded(tally: Tally, rounds: Sequence[int], hint: str) -> str | None:
-    """What rounds, increasing, that were run without a record are counted as; `hint` says what to
-    do about it.
-    """
+def _unrecorded(tally: Tally, hint: str) -> str | None:
+    """What rounds without a record are counted as; `hint` says what to do about it."""
+    rounds = tally.besides
     if not rounds:
         return None
     assumed = "as much as the plan allows"

@@ -189,10 +189,8 @@ def released_rows(
     state = query.initial_state
     for t in range(plan.mechanism.rounds):
         if t and t == resume_at:
-            state, query = (
-                tf.nest.map_structure(np.array, state),
-                _Query(plan, coordinates, noise_seed),
-            )
+            state = tf.nest.map_structure(np.array, state)
+            query = _Query(plan, coordinates, noise_seed)
         state, row = query.release(state, *(clients(t) if clients else nobody))
         yield row
 

@@ -28,7 +28,9 @@ def metrics_csv(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """
     several = len(runs) > 1
     table = [
-        ({"run": run} if several else {}) | flat(row, "_") for run, rows in runs.items() for row in rows
+        ({"run": run} if several else {}) | flat(row, "_")
+        for run, rows in runs.items()
+        for row in rows
     ]
     out = io.StringIO()
     names = list(dict.fromkeys(name for row in table for name in row)) or ["round"]

@@ -102,31 +102,17 @@ class HostNoise:
             self._maker = _Regenerated(matrix, self._tiles, array)
 
     @classmethod
-    def for_state(
-        cls,
-        plan: Plan,
-        state: Any,
-        *,
-        strategy: str | None = None,
-        memory_bytes: int | None = None,
-        folder: str | pathlib.Path | None = None,
-    ) -> "HostNoise":
+    def for_state(cls, plan: Plan, state: Any) -> "HostNoise":
         """For the run whose state this is: any structure with one NoiseState in it, such as TFF's
         server state.
 
         Args:
-          plan, strategy, memory_bytes, folder: as of `HostNoise`.
+          plan: as of `HostNoise`.
           state: holds size and key.
         """
         noise = _the_noise(state)
-        return cls(
-            plan,
-            int(np.shape(noise.rows)[1]) - noise_size(plan, 0),
-            key=np.asarray(noise.key),
-            strategy=strategy,
-            memory_bytes=memory_bytes,
-            folder=folder,
-        )
+        size = int(np.shape(noise.rows)[1]) - noise_size(plan, 0)
+        return cls(plan, size, key=np.asarray(noise.key))
 
     def show_progress(self) -> None:
         """From now on a bar shows the progress of a block that takes more than some seconds."""
@@ -250,10 +236,8 @@ class _Independent:
         self._form, self._tiles = form, tiles
 
     def row(self, t: int) -> np.ndarray:
-        row, scale = (
-            np.empty((1, self._tiles.size), np.float32),
-            np.float32(self._form.matrix(t)[0, 0]),
-        )
+        row = np.empty((1, self._tiles.size), np.float32)
+        scale = np.float32(self._form.matrix(t)[0, 0])
         self._tiles.source.fill(row, t)
         return row[0] if scale == 1 else row[0] * scale
 

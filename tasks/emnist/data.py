@@ -49,7 +49,8 @@ def client_sizes(file: ClientDatabase, split: str) -> dict[str, int]:
     sizes = file.client_sizes(split)
     if not sizes:
         raise ValueError(
-            f"{file.path} has no split {split!r} (but {', '.join(file.splits()) or 'none'}): {_HINT}"
+            f"{file.path} has no split {split!r} (but {', '.join(file.splits()) or 'none'}): "
+            f"{_HINT}"
         )
     return sizes
 

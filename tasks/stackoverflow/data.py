@@ -19,7 +19,8 @@ from fedmf.tasks.example_proto import Feature, decode_example, text_of
 FILE_NAME = "stackoverflow.sqlite"
 TFF_FILE = "StackOverflow file"
 
-_DESCRIBED_SENTENCES = 64  # of each sampled client
+# Read of a split for words, lengths and dates, and of each of these clients.
+_DESCRIBED_CLIENTS, _DESCRIBED_SENTENCES = 200, 64
 _HINT = (
     f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, import text of your own with "
     "`fedmf data import`, or, offline, write a synthetic corpus with `fedmf data synth --clients N "
@@ -62,7 +63,7 @@ class Corpus(ClientDatabase):
         return version_of(self.path)
 
     def examples(self, split: str, client_id: str, limit: int = -1) -> list[dict[str, Feature]]:
-        """A client's examples in file order, at most `limit` (-1 for all); none of an unknown one."""
+        """A client's examples in file order, at most `limit` (-1: all); none of an unknown one."""
         return [self._features(record) for record in self.records(split, client_id, limit)]
 
     def sentences(self, split: str, client_id: str, limit: int = -1) -> list[bytes]:
@@ -105,15 +106,11 @@ def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
     )
 
 
-def describe_file(
-    path: str | os.PathLike[str] | None = None, *, sample_clients: int = 200, seed: int = 0
-) -> dict[str, Any]:
+def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Describes a data file from its metadata table and a sample of clients; needs no TensorFlow.
 
     Args:
       path: the file, None for TFF's cache.
-      sample_clients: clients read per split for words, lengths and dates.
-      seed: draws the sample.
 
     Returns:
       A JSON-able dict: path, bytes, origin, and for each split clients, examples,
@@ -124,7 +121,7 @@ def describe_file(
       FileNotFoundError, ValueError: as `open_corpus`.
     """
     corpus = open_corpus(path)
-    splits = {split: _describe_split(corpus, split, sample_clients, seed) for split in SPLITS}
+    splits = {split: _describe_split(corpus, split) for split in SPLITS}
     return {
         "path": str(corpus.path),
         "bytes": corpus.path.stat().st_size,
@@ -133,11 +130,11 @@ def describe_file(
     }
 
 
-def _describe_split(corpus: Corpus, split: str, sample_clients: int, seed: int) -> dict[str, Any]:
+def _describe_split(corpus: Corpus, split: str) -> dict[str, Any]:
     sizes = corpus.client_sizes(split)
     if not sizes:
         return {"clients": 0, "examples": 0}
-    sample = random.Random(seed).sample(list(sizes), min(sample_clients, len(sizes)))
+    sample = random.Random(0).sample(list(sizes), min(_DESCRIBED_CLIENTS, len(sizes)))
     words: Counter[bytes] = Counter()
     lengths: list[int] = []
     dates: list[bytes] = []

@@ -325,10 +325,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             leaves = scaled([tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves], scales)
         record = tf.nest.pack_sequence_as(record, leaves)
         clipped = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
-        one, wide = (
-            tf.constant(1, tf.int32),
-            tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float64), clipped.record),
-        )
+        one = tf.constant(1, tf.int32)
+        wide = tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float64), clipped.record)
         return QuerySample(wide, clients=one, clipped=clipped.clipped, zeroed=clipped.zeroed)
 
     @marks.noise
@@ -357,11 +355,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "the state was made with another scaling than here: make the "
                 "aggregator as it was then"
             )
-        t, clip, stddev = (
-            noise.next_round,
-            global_state.clip,
-            tf.constant(self.plan.stddev, tf.float32),
-        )
+        t = noise.next_round
+        clip = global_state.clip
+        stddev = tf.constant(self.plan.stddev, tf.float32)
         row, noise = self._noise.next(noise)
         row = self._checked(row, global_state)
         if self._adaptive is not None:
