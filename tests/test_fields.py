@@ -1,4 +1,4 @@
-"""Fields of frozen dataclasses: each value checked, derived where it is left out, kept read-only."""
+"""Fields of frozen dataclasses: checked, derived where they are left out, kept read-only."""
 
 import dataclasses
 import functools
