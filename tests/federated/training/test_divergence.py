@@ -136,7 +136,7 @@ def test_the_defaults_are_warned_of_on_few_users_and_the_recipe_is_not():
     def said(**settings):
         run = fedmf.TrainConfig(epsilon=8.0, **settings)
         made = run.plan()
-        rmse = fedmf.rmse(made.mechanism, run.workload(), made.participation)
+        rmse = fedmf.rmse(made.mechanism, run.fit_workload(), made.participation)
         return rate_warning(rate_for_noise(made, run, rmse), run)
 
     assert "server_learning_rate=1 is 41 times the 0.024" in said(
