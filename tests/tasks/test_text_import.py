@@ -61,7 +61,9 @@ def table(tmp_path):
 
 def run(path, out=None, **options):
     out = out or path.with_name("corpus.sqlite")
-    return import_text(path, out, progress=False, **options), out
+    overwrite = options.pop("overwrite", False)
+    split = ImportOptions(**options)
+    return import_text(path, out, split, overwrite=overwrite, progress=False), out
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_the_file_is_what_tffs_loader_and_ours_expect(table):
     stated = {
         (split, user): n
         for split in data.SPLITS
-        for user, n in data.client_sizes(out, split).items()
+        for user, n in data.open_corpus(out).client_sizes(split).items()
     }
     assert stated == {key: len(sentences) for key, sentences in read_back(out).items()}
 

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from fedmf import disk_cache
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting import cache as fits
 from fedmf.participation.schema import Participation
@@ -137,7 +138,7 @@ def test_processes_at_once(tmp_path):
 
 def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path):
     # Fits are scaled by their sensitivity: one made before a change of it must not be read after.
-    package = pathlib.Path(fits.__file__).parents[2]
+    package = pathlib.Path(disk_cache.__file__).parent
     copy = tmp_path / "fedmf"
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for count, name in enumerate(("mechanisms/sensitivity.py", None), start=1):

@@ -18,7 +18,7 @@ RUNS = (separated(40, 10), separated(160, 10), single(160), separated(400, 100))
     ],
 )
 def test_the_candidate_with_the_least_worst_regret(family, options):
-    found = fit_range(RUNS, family, **options)
+    found = fit_range(RUNS, family, options=options)
     candidates = [
         fedmf.fit(fedmf.prefix_sum(of.rounds), of, family=family, objective="max", **options)
         for of in RUNS
