@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.mechanisms import (
@@ -18,7 +19,7 @@ from fedmf.mechanisms import (
     IdentityMechanism,
     ToeplitzMechanism,
 )
-from fedmf.privacy.describe import statement
+from fedmf.privacy.describe import statement, statement_values
 from fedmf.privacy.plan import unit_noise
 from fedmf.privacy.stopping import leading_block, rounds_within, stopped_after, stopping_table
 from tests.cli.program import fedmf as command
@@ -59,13 +60,13 @@ def banded(rounds):
 def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, rounds):
     # Not only N: no later draw is in these rounds.
     N, first = mechanism.noising(), leading_block(mechanism, rounds)
-    np.testing.assert_allclose(first.noising(), N[:rounds, :rounds], atol=1e-12)
+    assert_allclose(first.noising(), N[:rounds, :rounds], atol=1e-12)
     assert not N[:rounds, rounds:].any()
-    np.testing.assert_allclose(first.encoder(), mechanism.encoder()[:rounds, :rounds], atol=1e-12)
+    assert_allclose(first.encoder(), mechanism.encoder()[:rounds, :rounds], atol=1e-12)
 
 
 @given(participations(most_rounds=7), st.integers(0, 2**32 - 1), st.integers(1, 7))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_no_contributions_to_the_first_rounds_exceed_what_is_stated(participation, seed, rounds):
     n = participation.rounds
     whole = plan(participation, dense(n, seed))
@@ -94,7 +95,7 @@ def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
 
 def test_the_longer_run_is_stated_for_the_same_delta():
     whole = plan(separated(8, 4))
-    changed = dataclasses.replace(stopped_after(whole, 4), delta=1e-9).statement_values()["longer"]
+    changed = statement_values(dataclasses.replace(stopped_after(whole, 4), delta=1e-9))["longer"]
     assert changed["epsilon"] == dataclasses.replace(whole, delta=1e-9).epsilon > whole.epsilon
 
 
@@ -144,7 +145,7 @@ def test_refusals():
         ("--table --schema budget --min-sep 2", "--schema budget"),
         ("--stop-after 13 --min-sep 2", "--stop-after 13"),
         ("--min-sep 2 --clip-every 3", "--clip-every 3"),
-        ("--min-sep 2 --simulated-cohort 5 --claimed-cohort 4", "--simulated-cohort 5"),
+        ("--min-sep 2 --cohort-size 5 --claimed-cohort 4", "--claimed-cohort 4"),
         ("--min-sep 2 --clip-norm 1e38", "--clip-norm 1e+38"),
     ],
 )

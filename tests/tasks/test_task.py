@@ -6,6 +6,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
@@ -65,17 +66,15 @@ def test_the_corpus_reads_what_is_in_the_file(corpus_file, split):
 
 
 def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
-    task = made(
-        corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL
-    )
+    task = made(corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL)
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
     expected = plain_sentences(corpus_file, "train")
     assert list(task.client_ids) == sorted(expected)
     for client in [*task.client_ids[:5], task.client_ids[0]]:  # the last one again, from memory
         x, y = task.client_examples(client)
         wanted_x, wanted_y = Preprocessor(words, 200, 12).encode(expected[client][:7])
-        np.testing.assert_array_equal(x, wanted_x)
-        np.testing.assert_array_equal(y, wanted_y)
+        assert_array_equal(x, wanted_x)
+        assert_array_equal(y, wanted_y)
         assert x.dtype == y.dtype == np.int32
         x[:] = -1  # must not reach the task's own copy
 
@@ -86,8 +85,8 @@ def test_validation_is_the_beginning_of_the_test_split_and_test_the_rest(corpus_
     everything = [sentence for client in sorted(by_client) for sentence in by_client[client]]
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
     x, y = Preprocessor(words, 200).encode(everything)
-    np.testing.assert_array_equal(np.concatenate([validation[0], test[0]]), x)
-    np.testing.assert_array_equal(np.concatenate([validation[1], test[1]]), y)
+    assert_array_equal(np.concatenate([validation[0], test[0]]), x)
+    assert_array_equal(np.concatenate([validation[1], test[1]]), y)
     assert len(validation[0]) == 100
     assert "100 validation sentences" in task.description
 

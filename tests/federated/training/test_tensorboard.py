@@ -7,7 +7,7 @@ from fedmf.fields import flat
 from tests.federated.run_small import config
 from tests.federated.small_runs import broken_off, train
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 def points(folder):
