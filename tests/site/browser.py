@@ -49,8 +49,8 @@ DARK = """(least) => {
     const [low, high] = [light(above), light(below)].sort((a, b) => a - b);
     const contrast = (high + 0.05) / (low + 0.05);
     if (contrast < least) found.add(
-      `${element.tagName} ${element.className}: "${text.slice(0,
-    30)}" ${contrast.toFixed(2)}` );
+      `${element.tagName} ${element.className}: "${text.slice(0, 30)}" ${contrast.toFixed(2)}`
+    );
   }
   return [...found];
 }"""
