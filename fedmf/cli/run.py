@@ -51,8 +51,8 @@ from fedmf.cli.stopped import training
 )
 @click.option(
     "--cluster",
-    help="Train clients on a Ray cluster: local, auto, host:port or "
-    "ray://host:port (docs/cluster.md).",
+    help="Train clients on a Ray cluster: local, auto, host:port or ray://host:port "
+    "(docs/cluster.md).",
 )
 @click.option(
     "--data-on-workers",
@@ -101,11 +101,13 @@ def train(
     Example:
       fedmf data synth --clients 4000 --out corpus.sqlite
       fedmf train --data corpus.sqlite --out runs/first --rounds 100 --cohort-size 20 \\
-        --min-sep 20 -o vocabulary-size=1000 -o lstm-size=64 --epsilon 8 --noise-seed os
+        --min-sep 20 \\
+        -o vocabulary-size=1000 -o lstm-size=64 --epsilon 8 --noise-seed os
       fedmf train --out runs/first --resume --tensorboard
-      fedmf train --data mine.sqlite --out runs/tuned --initial-model runs/first \\
-        -o vocabulary-data=corpus.sqlite -o vocabulary-size=1000 -o lstm-size=64 --rounds 50 \\
-        --cohort-size 20 --min-sep 20 --epsilon 4 --noise-seed os
+      fedmf train --data mine.sqlite --out runs/tuned \\
+        --initial-model runs/first -o vocabulary-data=corpus.sqlite \\
+        -o vocabulary-size=1000 -o lstm-size=64 --rounds 50 --cohort-size 20 --min-sep 20 \\
+        --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
     from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
@@ -264,7 +266,7 @@ def report(
     \b
     Example:
       fedmf report runs/first runs/second --out report
-      fedmf report runs/first --csv first.csv    # round,clients,examples,...,validation_accuracy
+      fedmf report runs/first --csv first.csv      # round,clients,examples,train_loss,...
     """
     from fedmf.files import write_atomically
     from fedmf.reports import write_report
@@ -274,8 +276,8 @@ def report(
     with arguments_checked():
         if out is None and table is None:
             raise ValueError(
-                "out and csv are both missing: give --out FOLDER for a report, "
-                "--csv FILE for a table"
+                "out and csv are both missing: give --out FOLDER for a report, --csv FILE for a "
+                "table"
             )
         for path in runs:
             RunFolder.open(path)

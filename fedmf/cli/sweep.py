@@ -28,8 +28,8 @@ from fedmf.cli.options import (
     "--vary",
     "varied",
     multiple=True,
-    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; "
-    "every combination is a run.",
+    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; every "
+    "combination is a run.",
 )
 @click.option(
     "--config",
@@ -58,8 +58,8 @@ from fedmf.cli.options import (
 )
 @click.option(
     "--cluster",
-    help="Train on a Ray cluster whose machines share --out: auto, host:port or "
-    "ray://host:port (docs/cluster.md).",
+    help="Train on a Ray cluster whose machines share --out: auto, host:port or ray://host:port "
+    "(docs/cluster.md).",
 )
 @click.option(
     "--cpus-per-job", type=COUNT, default=1, help="With --cluster: processors of one run."
@@ -86,9 +86,10 @@ def sweep(
     Example:
       fedmf data synth --clients 400 --out corpus.sqlite
       fedmf sweep --data corpus.sqlite --out sweeps/first --vary family=none,banded,identity \\
-        --vary server-learning-rate=0.5,1,2 --epsilon 8 --rounds 20 --cohort-size 20 --min-sep 10 \\
-        -o loss=masked -o vocabulary-size=500 -o lstm-size=32 -o max-sentences=16 --noise-seed os \\
-        --jobs 2
+        --vary server-learning-rate=0.5,1,2 \\
+        --epsilon 8 --rounds 20 --cohort-size 20 \\
+        --min-sep 10 -o loss=masked -o vocabulary-size=500 \\
+        -o lstm-size=32 -o max-sentences=16 --noise-seed os --jobs 2
     """
     from fedmf.experiments import sweep as driver
     from fedmf.experiments import sweep_grid as grid
@@ -113,8 +114,8 @@ def sweep(
         if training["noise_seed"] is None:
             if not dry_run and ("epsilon" in fixed or "epsilon" in lists or any(multipliers)):
                 raise ValueError(
-                    "noise_seed is missing: give a secret whole number, or os to "
-                    "draw one for every run"
+                    "noise_seed is missing: give a secret whole number, or os to draw one for "
+                    "every run"
                 )
             training["noise_seed"] = "os"
         if not lists:
