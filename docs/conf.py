@@ -24,6 +24,7 @@ extensions = [
     "extensions.mathml",
     "extensions.public_names",
     "extensions.places",
+    "extensions.charts",
 ]
 # The page of examples shows what is in examples/.
 exclude_patterns = ["extensions", *([] if (HERE.parent / "examples").exists() else ["examples.md"])]
@@ -67,6 +68,7 @@ html_theme = "furo"
 html_title = "fedmf"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "static" / "scorer.js")
 html_show_sourcelink = False
 html_copy_source = False
 # Summaries of search results are fetched by script, which browsers refuse for pages that are opened

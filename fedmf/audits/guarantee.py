@@ -191,7 +191,11 @@ class Audit:
         return min(self.planned.epsilon, self.epsilon)
 
     def statement(self, **options: Any) -> str:
-        """The privacy statement of what was run, as Markdown; options of `statement_values`."""
+        """The privacy statement of what was run, as Markdown.
+
+        Args:
+          **options: those of `statement_values`.
+        """
         return markdown(self.statement_values(**options))
 
     def statement_values(
@@ -330,6 +334,9 @@ def audit_ledger(
         client counts in all of them as well.
       hint: what to do about them.
 
+    Returns:
+      What was planned, observed and achieved.
+
     Raises:
       ValueError: the ledger is longer than the plan, or unrecorded rounds are not after it.
     """
@@ -379,6 +386,9 @@ def audit_log(
       rounds_run: rounds after which the run ended; None for all of the plan's. Rounds after the
         last one in the log count as much as the plan allows.
       **options: client_column, round_column, first_round, duplicates, memory, folder of `read_log`.
+
+    Returns:
+      What was planned, observed and achieved.
 
     Raises:
       TypeError, ValueError, OSError: those of `read_log`.

@@ -41,6 +41,9 @@ class Mechanism(abc.ABC):
       rounds: n, the number of rounds.
       certificate: how far from the best of its family it can be, or None.
       certificate_reason: why there is no certificate; empty if there is one.
+
+    Raises:
+      TypeError, ValueError: fields of the wrong kind or shape, or of no mechanism.
     """
 
     family: ClassVar[str]
@@ -129,8 +132,14 @@ class Mechanism(abc.ABC):
 
     @classmethod
     def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> Self:
-        """Builds and validates a mechanism from `state` and the fields
-        certificate and certificate_reason.
+        """Builds and validates a mechanism.
+
+        Args:
+          state: as `state()` gave it.
+          **certificate: the fields certificate and certificate_reason.
+
+        Raises:
+          TypeError, ValueError: the class refuses these fields.
         """
         fields: dict[str, Any] = {
             name: array if array.ndim else array.item() for name, array in state.items()
@@ -152,6 +161,9 @@ class Mechanism(abc.ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the mechanism to exactly `path`, whole or not at all;
         `fedmf.load_mechanism` reads it.
+
+        Args:
+          path: of the file; its folder exists.
 
         Raises:
           ValueError: the folder of path does not exist.

@@ -69,6 +69,9 @@ def fit(
         nothing: nowhere. Families registered outside fedmf are not stored.
       **options: of that family.
 
+    Returns:
+      The mechanism, with a certificate or the reason for having none.
+
     Raises:
       TypeError: an option that the family does not have, or an argument of the wrong kind.
       ValueError: an unknown family, an option out of range, or rounds that differ.

@@ -1,4 +1,6 @@
-"""The commands of docs/data.md run as printed, on text of as many users as its sizes are for."""
+"""The commands of docs/tasks.md for text of one's own run as printed, on text of as many users as
+its sizes are for.
+"""
 
 import csv
 import pathlib
@@ -15,10 +17,10 @@ from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "data.md").read_text()
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 COMMANDS = [
     shlex.split(line)[1:]
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+    for block in re.findall(r"```sh\n(.*?)```", PAGE.partition("## Text of your own")[2], re.S)
     for line in block.replace("\\\n", " ").splitlines()
 ]
 

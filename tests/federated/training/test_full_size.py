@@ -48,7 +48,7 @@ def full_bands(tmp_path_factory):
 @pytest.fixture(scope="module")
 def moderate_bands(tmp_path_factory):
     """32 bands, whose noise takes the most memory of all that are chosen unasked
-    (docs/noise_cost.md).
+    (docs/costs.md).
 
     The noise of 342 bands takes a quarter of the machine's memory, whatever the client work does.
     """

@@ -128,10 +128,10 @@ def test_export_replaces_a_file_and_refuses_a_full_folder(run, tmp_path):
 
 @pytest.mark.slow
 def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):
-    page = (pathlib.Path(__file__).parents[3] / "docs" / "after_training.md").read_text()
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "run_folder.md").read_text()
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
     monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, "docs/after_training.md", "exec"), {"__name__": "after_training"})
+    exec(compile(snippet, "docs/run_folder.md", "exec"), {"__name__": "run_folder"})
     statement = (tmp_path / "runs" / "tuned" / "final_statement.md").read_text()
     said = (
         "table.keras, which was trained before this run; for clients whose data it was trained on "
