@@ -27,7 +27,10 @@ extensions = [
     "extensions.charts",
 ]
 # The page of examples shows what is in examples/.
-exclude_patterns = ["extensions", *([] if (HERE.parent / "examples").exists() else ["examples.md"])]
+exclude_patterns = [
+    "extensions",
+    *([] if (HERE.parent / "examples").exists() else ["examples.md"]),
+]
 nitpicky = True
 
 myst_enable_extensions = ["dollarmath", "deflist"]
@@ -36,7 +39,9 @@ myst_heading_anchors = 4
 # Pages are executed at every build: no number on them is older than the code. A cell that fails is
 # an error.
 nb_execution_mode = "force"
-nb_execution_raise_on_error = False  # but a warning with the traceback, which is an error here
+nb_execution_raise_on_error = (
+    False  # but a warning with the traceback, which is an error here
+)
 nb_execution_show_tb = True
 # A busy machine is no failure.
 nb_execution_timeout = 1200

@@ -34,7 +34,7 @@ AFFORDABLE = {
 
 
 def test_the_snippets_are_found():
-    assert len(snippets("python")) == 2 + 8
+    assert len(snippets("python")) == 2 + 7
     assert len(snippets("sh")) == 1 + 7
 
 
