@@ -7,12 +7,12 @@ import pathlib
 import tempfile
 from typing import Any
 
-from cycler import cycler
-
 from fedmf.reports import canvas
 
+# In a matplotlibrc # begins a comment.
+_COLORS = [c.lstrip("#") for c in (canvas.BLUE, canvas.RED, canvas.SOFT, canvas.INK)]
 STYLE = canvas.STYLE | {
-    "axes.prop_cycle": cycler(color=[canvas.BLUE, canvas.RED, canvas.SOFT, canvas.INK]),
+    "axes.prop_cycle": f"cycler('color', {_COLORS})",
     "figure.constrained_layout.use": True,
     "figure.dpi": 160,
     "figure.figsize": f"{canvas.WIDTH}, 2.9",
