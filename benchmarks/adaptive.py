@@ -28,10 +28,7 @@ WAYS = (
     "server_optimizer=adam",
     "server_optimizer=scaled-adam",
     "server_optimizer=scaled-adam scale_every=16",
-    "server_optimizer=scaled-adam scale_moment=debiased",
-    "server_optimizer=scaled-yogi",
     "server_optimizer=scaled-adagrad",
-    "server_optimizer=scaled-adagrad scale_moment=debiased",
     "server_optimizer=sgd clip_quantile=0.5",
 )
 REGRESSION = {

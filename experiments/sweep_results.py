@@ -15,7 +15,7 @@ import numpy as np
 from fedmf.experiments.table_cells import aligned
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
-from fedmf.privacy.sampling import scheme_from_facts
+from fedmf.privacy.sampling import SCHEMES
 from fedmf.reports.groups import final_metric, simulation_note, validation_curve
 from fedmf.reports.labels import TUNED, differing
 from fedmf.reports.text import metric_name, plain, smaller_is_better
@@ -245,7 +245,7 @@ def together(runs: Sequence[Run]) -> str:
     shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon
     claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""
     simulated = sum(
-        scheme_from_facts(plan["sampling"]).simulated for plan in private if plan["sampling"]
+        SCHEMES[plan["config"]["sampling"]].simulated for plan in private if plan["sampling"]
     )
     chance = (
         f" (simulated: wrong with probability at most {plain(simulated * FAILURE_OF_CALIBRATION)})"

@@ -202,3 +202,11 @@ def positive(
         upper = "" if math.isinf(below) else f" and below {below:g}"
         raise ValueError(f"{name}={value!r} must be {bounds}{upper}: {hint}")
     return number
+
+
+def probability(name: str, value: Any) -> float:
+    """Returns `value` as a float in [0, 1]."""
+    number = real(name, value, hint="use a probability from 0 to 1")
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name}={number:g} is not a probability: use a number from 0 to 1")
+    return number

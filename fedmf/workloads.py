@@ -12,6 +12,8 @@ import numpy as np
 
 from fedmf import checks
 
+NAMES = ("prefix_sum", "momentum_sgd", "identity")
+
 # Losses are squares of entries, and steps of fits squares of those.
 _MAX_MAGNITUDE = 1e75
 
@@ -209,6 +211,36 @@ def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
             f"learning_rates[{t}]={rates[t]} is not positive: give every round a positive rate"
         )
     return Workload.from_inverse("sgd", _two_bands(1.0 / rates, -1.0 / rates))
+
+
+def named(
+    name: str,
+    n: int,
+    *,
+    momentum: float = 0.95,
+    learning_rates: np.ndarray | None = None,
+) -> Workload:
+    """A workload by its name on the command line and in configs.
+
+    Args:
+      name: of `NAMES`.
+      n: rounds.
+      momentum: of momentum_sgd.
+      learning_rates: float64 (n,), of the server; None for one rate.
+
+    Raises:
+      ValueError: learning rates for the identity, which has none.
+    """
+    if name == "momentum_sgd":
+        return momentum_sgd(n, momentum, learning_rates)
+    if name == "prefix_sum":
+        return prefix_sum(n) if learning_rates is None else sgd(learning_rates)
+    if learning_rates is not None:
+        raise ValueError(
+            "workload=identity has no learning rates: leave out warmup and cooldown, or choose "
+            "another workload"
+        )
+    return identity(n)
 
 
 def momentum_buffer(n: int, momentum: float) -> Workload:

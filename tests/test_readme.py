@@ -50,7 +50,7 @@ def test_python_snippet(snippet, tmp_path, monkeypatch, capfd):
     exec(compile(snippet, "a python snippet", "exec"), {"__name__": "readme"})
     # capfd, not capsys: TFF hands its worker the real file descriptor of standard output.
     printed = capfd.readouterr().out
-    if "plan.statement()" in snippet:
+    if "statement(plan)" in snippet:
         assert "Certificate" in printed
         assert "# Privacy statement" in printed
 

@@ -319,7 +319,7 @@ def phones(size: Size) -> Study:
         SGD: apart | {"family": ["identity"]},
         SINGLE: {"rounds": [size.rounds_once], "schema": ["single"], "family": ["dense"]},
         TREE: apart | {"family": ["tree"], "decoder": ["full"]},
-        MULTI: apart | {"family": ["dense"], "column_norms": ["equal"]},
+        MULTI: apart | {"family": ["dense"], "equal_norms": [True]},
         BANDED: apart | {"family": ["banded"], "bands": [size.epoch]},
     }
     parts = []
@@ -349,7 +349,7 @@ def centre(size: Size) -> Study:
         bands = best_bands(size, epsilon)
         lines: dict[str, Fields] = {
             SGD: sampled | {"family": ["identity"]},
-            MULTI: order | {"family": ["dense"], "column_norms": ["equal"]},
+            MULTI: order | {"family": ["dense"], "equal_norms": [True]},
             BANDED: (sampled if bands < size.epoch else order)
             | {"family": ["banded"], "bands": [bands]},
         }

@@ -25,8 +25,9 @@ from fedmf.experiments.sweep_results import validation_of
 from fedmf.experiments.sweep_runs import run_folder
 from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
+from fedmf.privacy.flat_config import families_taking
 from fedmf.reports.groups import final_metric
-from fedmf.runs.config import TrainConfig, families_taking
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 
 _SEED_0 = "seed=0"  # how the name of a run that tunes ends

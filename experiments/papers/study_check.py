@@ -70,8 +70,8 @@ def check_runs(
             config.family,
             config.mechanism,
             config.bands,
-            config.column_norms,
             config.decoder,
+            tuple(config.mechanism_options.items()),
             config.participation(),
         )
         if key not in fitted:

@@ -22,7 +22,7 @@ import numpy as np
 from fedmf import checks
 from fedmf.audits.noise import causal_factor
 from fedmf.privacy.gaussian import gaussian_epsilon
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, unamplified_epsilon
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -300,10 +300,10 @@ def audit_canaries(
         about the noise of the run; or releases that are not finite, from which nothing follows.
     """
     error = 1 - checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
-    if plan.claimed_cohort is not None:
+    if plan.simulation is not None:
         raise ValueError(
-            f"claimed_cohort={plan.claimed_cohort}: the claim is about the noise of a cohort that "
-            "was not run; audit a run that trains its own cohort"
+            f"claimed_cohort={plan.simulation.claimed}: the claim is about the noise of a cohort "
+            "that was not run; audit a run that trains its own cohort"
         )
     evidence.check_finite()
     took_part = evidence.rounds.any(axis=0)
@@ -322,7 +322,7 @@ def audit_canaries(
             lower = bound(
                 values[of], evidence.included[of], plan.delta, error / (len(scores) * len(BOUNDS))
             )
-            claimed = plan.epsilon if secret else plan.unamplified_epsilon
+            claimed = plan.epsilon if secret else unamplified_epsilon(plan)
             bounds.append(
                 CanaryBound(
                     score=score, assumes=assumes, epsilon_lower=lower, epsilon_claimed=claimed

@@ -23,7 +23,7 @@ from fedmf import checks
 from fedmf.audits.noise import Finding, causal_factor
 from fedmf.mechanisms.budget import block_sums, costs
 from fedmf.participation.schema import Participation
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, cohort_scale
 
 # Patterns of rounds that are all tried; beyond, windows and then better rounds one at a time.
 MAX_PATTERNS = 5_000
@@ -67,10 +67,11 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     """
     import scipy.linalg
 
-    if plan.noise_multiplier == 0 or plan.noise_scale != 1:
+    if plan.noise_multiplier == 0 or cohort_scale(plan) != 1:
         raise ValueError(
-            f"noise_multiplier={plan.noise_multiplier} and claimed_cohort={plan.claimed_cohort}: a "
-            "plan without noise, or that simulates a larger cohort, guarantees nothing of what runs"
+            f"noise_multiplier={plan.noise_multiplier} and simulation={plan.simulation}: a "
+            "plan without noise, or that "
+            "simulates a larger cohort, guarantees nothing of what runs"
         )
     L = causal_factor(plan.mechanism.noising())
     E = scipy.linalg.solve_triangular(L, np.eye(len(L)), lower=True, check_finite=False)

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.log import ParticipationLog, sorted_log
+from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
 from fedmf.audits.offenders import Tally
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.describe import group_values, guarantee_values, statement_values
+from fedmf.privacy.plan import Plan, unamplified_epsilon
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.statement import markdown
 
@@ -58,7 +59,7 @@ class Achieved:
     @property
     def epsilon(self) -> float:
         """At the plan's delta, whoever knows who was drawn."""
-        return self.plan.unamplified_epsilon
+        return unamplified_epsilon(self.plan)
 
     @property
     def rho(self) -> float:
@@ -190,13 +191,13 @@ class Audit:
             return None
         return min(self.planned.epsilon, self.epsilon)
 
-    def statement(self, **options: Any) -> str:
+    def statement(self, *, cohort_size: int | None = None, population: int | None = None) -> str:
         """The privacy statement of what was run, as Markdown.
 
         Args:
-          **options: those of `statement_values`.
+          cohort_size, population: of the run, where they are known.
         """
-        return markdown(self.statement_values(**options))
+        return markdown(self.statement_values(cohort_size=cohort_size, population=population))
 
     def statement_values(
         self,
@@ -204,7 +205,9 @@ class Audit:
         subject: str = "run",
         cohort_size: int | None = None,
         population: int | None = None,
-        **options: Any,
+        pretraining: str | None = None,
+        canaries: int = 0,
+        commands: Sequence[str] | None = None,
     ) -> dict[str, Any]:
         """The statement of what was planned, run and observed, in plain JSON types
         and at full precision.
@@ -215,16 +218,22 @@ class Audit:
         Args:
           subject: "run" of fedmf, or "log" of another system.
           cohort_size, population: of the run, where they are known.
-          **options: those of `Plan.statement_values`.
+          pretraining, canaries, commands: as of `fedmf.privacy.describe.statement_values`.
         """
-        values = self.planned.statement_values(population=population, **options)
+        values = statement_values(
+            self.planned,
+            pretraining=pretraining,
+            population=population,
+            canaries=canaries,
+            commands=commands,
+        )
         observed, log, sampling = self.observed, self.log, self.planned.sampling
         achieved = self._achieved_values()
         if achieved is not None:
             achieved["epsilon_if_sampled_as_planned"] = finite(self.amplified_epsilon)
         if self.contradictions and self.achieved is not None:
             values["group_privacy"] = (
-                [] if self.planned.claimed_cohort else self.achieved.plan.group_values()
+                [] if self.planned.simulation else group_values(self.achieved.plan)
             )
         if self.unrecorded is not None:
             values["unrecorded"] = self.unrecorded
@@ -267,7 +276,7 @@ class Audit:
         }
 
     def _achieved_values(self) -> dict[str, Any] | None:
-        if self.achieved is None or self.planned.claimed_cohort is not None:
+        if self.achieved is None or self.planned.simulation is not None:
             return None
         return self.achieved.values()
 
@@ -282,9 +291,9 @@ class Audit:
         """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that
         a simulation achieves.
         """
-        p, planned = self.planned.participation, self.planned.guarantee_values()
+        p, planned = self.planned.participation, guarantee_values(self.planned)
         achieved = self._achieved_values() or {}
-        simulates, everyone = self.planned.claimed_cohort is not None, self.everyone
+        simulates, everyone = self.planned.simulation is not None, self.everyone
         if not simulates and self.achieved is None:
             achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0}
         of_all = None if everyone is None or simulates else finite(everyone.epsilon)
@@ -311,7 +320,7 @@ class Audit:
             "contradictions": list(self.contradictions),
             "offenders": self._offender_values(),
             "not_in_the_record": self.unrecorded,
-            "claimed_cohort": self.planned.claimed_cohort,
+            "claimed_cohort": self.planned.simulation and self.planned.simulation.claimed,
             "epsilon_achieved_of_all_clients": of_all,
         }
 
@@ -375,7 +384,13 @@ def audit_ledger(
 
 
 def audit_log(
-    path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | None = None, **options: Any
+    path: str | os.PathLike[str],
+    plan: Plan,
+    *,
+    form: LogForm = LogForm(),  # noqa: B008  (frozen)
+    rounds_run: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    folder: str | os.PathLike[str] | None = None,
 ) -> Audit:
     """The same for a CSV, JSON lines or Parquet file of clients and rounds,
     of any length: see `fedmf.audits.log.sorted_log`.
@@ -383,15 +398,16 @@ def audit_log(
     Args:
       path: the file.
       plan: what the run was planned with.
+      form: how the log is written.
       rounds_run: rounds after which the run ended; None for all of the plan's. Rounds after the
         last one in the log count as much as the plan allows.
-      **options: client_column, round_column, first_round, duplicates, memory, folder of `read_log`.
+      memory, folder: for sorting, as of `sorted_log`.
 
     Returns:
       What was planned, observed and achieved.
 
     Raises:
-      TypeError, ValueError, OSError: those of `read_log`.
+      TypeError, ValueError, OSError: those of `sorted_log`.
 
     Example:
       >>> import pathlib, tempfile
@@ -410,7 +426,7 @@ def audit_log(
     if rounds_run is not None:
         hint = "pass the number of rounds that were run"
         rounds = checks.integer("rounds_run", rounds_run, low=1, high=rounds, hint=hint)
-    with sorted_log(path, rounds=rounds, **options) as log:
+    with sorted_log(path, rounds=rounds, memory=memory, folder=folder, form=form) as log:
         missing = range(log.rounds, rounds)
         tally = Tally(plan, missing)
         stats = ParticipationStats.of_clients(
@@ -451,7 +467,7 @@ def _audited(
     if not found:
         return Audit(planned=plan, observed=stats, achieved=None)
     worst, offenders = max(found, key=lambda sensitivity: sensitivity.value), None
-    if plan.claimed_cohort is not None:
+    if plan.simulation is not None:
         always = Participation(rounds=plan.participation.rounds, schema="every_round")
         worst = plan.sensitivity if broke is None else sensitivity(plan.mechanism, always)
     elif broke is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmf import checks, identifiers, tables
+from fedmf import checks, fields, identifiers, tables
 from fedmf.participation.clients import ClientRounds
 
 if TYPE_CHECKING:
@@ -32,6 +32,36 @@ _CLIENT = (
     f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') "
     f"THEN nullif({_SEEN}, '') END"
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogForm(fields.Checked):
+    """How a log is written.
+
+    Attributes:
+      client_column, round_column: names of the columns.
+      first_round: number of the run's first round, 1 where rounds are counted from 1.
+      duplicates: two rows of one client in one round may be one participation written twice, which
+        counts "once", or two contributions, which no plan covers: "refuse".
+
+    Raises:
+      TypeError, ValueError: naming the attribute, its value and what to do instead.
+    """
+
+    client_column: str = fields.text("client", "Column of clients: whole numbers or texts.")
+    round_column: str = fields.text("round", "Column of rounds.")
+    first_round: int = fields.whole(0, "Number of the first round.", low=0)
+    duplicates: str = fields.choice(
+        "refuse", "Rows that are there twice.", lambda: ("refuse", "once")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.client_column == self.round_column:
+            raise ValueError(
+                f"client_column and round_column are both {self.client_column!r}: name the two "
+                "columns of the log"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +150,7 @@ def sorted_log(
     rounds: int,
     memory: int = DEFAULT_MEMORY,
     folder: str | os.PathLike[str] | None = None,
-    **form: Any,
+    form: LogForm = LogForm(),
 ) -> Iterator[SortedLog]:
     """Reads CSV (commas, a header line), JSON lines or Parquet with a row for each participation;
     texts are UTF-8, all lines ended.
@@ -136,18 +166,16 @@ def sorted_log(
         to temporary files.
       folder: for the temporary files; None for the system's. They need about as much room as the
         log, text logs more. They are gone when the context ends.
-      **form: how the log is written. client_column="client" and round_column="round" are the names
-        of the columns; first_round=0 is the number of the run's first round, 1 where rounds are
-        counted from 1; duplicates="refuse" or "once": two rows of one client in one round may be
-        one participation written twice, which counts "once", or two contributions,
-        which no plan covers.
+      form: how the log is written.
 
     Raises:
       TypeError, ValueError: one sentence that names the argument, or the file
         and where it is wrong.
       OSError: the file cannot be read, or the temporary files cannot be written.
     """
-    source = _Source(path=pathlib.Path(path), rounds=rounds, **form)
+    hint = "pass the number of rounds of the run"
+    rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint=hint)
+    source = _Source(path=pathlib.Path(path), rounds=rounds, form=form)
     memory = checks.integer("memory", memory, low=_MIN_MEMORY_BYTES, hint="allow 256 MB or more")
     path = source.path
     if not path.is_file():
@@ -189,7 +217,7 @@ def sorted_log(
                 duplicates=repeated,
                 lookalikes=lookalikes,
             )
-            yield SortedLog(db, description, source.first_round)
+            yield SortedLog(db, description, form.first_round)
     except duckdb.OutOfMemoryException as error:
         raise ValueError(
             f"memory={memory} bytes do not suffice to sort log {path}: allow more"
@@ -207,27 +235,12 @@ class _Source:
 
     path: pathlib.Path
     rounds: int
-    client_column: str = "client"
-    round_column: str = "round"
-    first_round: int = 0
-    duplicates: str = "refuse"
+    form: LogForm
 
-    def __post_init__(self) -> None:
-        checks.integer(
-            "rounds",
-            self.rounds,
-            low=1,
-            high=_MAX_ROUNDS,
-            hint="pass the number of rounds of the run",
-        )
-        hint = "pass the number of the log's first round, 0 or 1"
-        checks.integer("first_round", self.first_round, low=0, high=_MAX_ROUNDS, hint=hint)
-        checks.one_of("duplicates", self.duplicates, ("refuse", "once"))
-        if self.client_column == self.round_column:
-            raise ValueError(
-                f"client_column and round_column are both {self.client_column!r}: name the "
-                "two columns of the log"
-            )
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """The numbers of the run's first and last round."""
+        return self.form.first_round, self.form.first_round + self.rounds - 1
 
     def load(
         self, db: "duckdb.DuckDBPyConnection", scratch: str
@@ -239,8 +252,8 @@ class _Source:
         """
         import duckdb
 
-        columns = {"client_column": self.client_column, "round_column": self.round_column}
-        first, last = self.first_round, self.first_round + self.rounds - 1
+        form, (first, last) = self.form, self._ends
+        columns = {"client_column": form.client_column, "round_column": form.round_column}
         try:
             read = tables.read(db, self.path, columns, scratch, ids=tuple(columns))
             self._check_end()
@@ -288,11 +301,11 @@ class _Source:
 
     def _fault(self, rows: int, row: int, client: Any, t: str | None, fault: str | None) -> str:
         """What is wrong with the first of so many rows."""
-        first, last = self.first_round, self.first_round + self.rounds - 1
+        first, last = self._ends
         shown = [value if value is None else ascii(str(value)[:80]) for value in (client, t)]
         where = (
-            f"row {row} of log {self.path} has {self.client_column} {shown[0]} and "
-            f"{self.round_column} {shown[1]}"
+            f"row {row} of log {self.path} has {self.form.client_column} {shown[0]} and "
+            f"{self.form.round_column} {shown[1]}"
         )
         more = f" ({rows} rows are wrong, this is the first)" if rows > 1 else ""
         if fault is not None:
@@ -333,7 +346,7 @@ class _Source:
                 AND round = lag(round) OVER () AS twice FROM log
             ) WHERE twice"""
         ).fetchall()[0]
-        if repeated and self.duplicates == "refuse":
+        if repeated and self.form.duplicates == "refuse":
             raise ValueError(
                 f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!a} "
                 f"in round {t}: two contributions of one client to one round are covered by no "

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 
 FALSE_POSITIVE_RATE = 1e-6
 # Lags at which rounds are compared all together. The lengths of the blocks in which rows of noise
@@ -47,7 +47,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NoiseAudit:
+class NoiseAudit(fields.Checked):
     """All findings, and the verdict at one false-positive rate.
 
     Attributes:
@@ -56,15 +56,7 @@ class NoiseAudit:
     """
 
     findings: tuple[Finding, ...]
-    false_positive_rate: float = FALSE_POSITIVE_RATE
-
-    def __post_init__(self) -> None:
-        checks.positive(
-            "false_positive_rate",
-            self.false_positive_rate,
-            "use a small number such as 1e-6",
-            below=1,
-        )
+    false_positive_rate: float = fields.real(FALSE_POSITIVE_RATE, "", below=1)
 
     @property
     def threshold(self) -> float:

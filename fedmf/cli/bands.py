@@ -10,10 +10,9 @@ from fedmf.cli.options import (
     COUNT,
     OutputFile,
     json_option,
+    options_of,
     show,
     status_line,
-    workload_from,
-    workload_options,
 )
 
 if TYPE_CHECKING:
@@ -34,13 +33,15 @@ class _Counts(click.ParamType[list[int]]):
 
 
 @click.command(cls=Command)
-@click.option("--rounds", type=COUNT, required=True, help="Rounds of training.")
-@click.option("--population", type=COUNT, required=True, help="Clients in all.")
-@click.option(
-    "--cohort-size", type=COUNT, required=True, help="Clients drawn in a round, on average."
+@options_of(
+    "PlanConfig",
+    names=(
+        *("rounds", "population", "cohort_size", "epsilon", "delta"),
+        *("workload", "workload_momentum"),
+    ),
+    required=("rounds", "population", "cohort_size", "epsilon"),
+    defaults=True,
 )
-@click.option("--epsilon", type=float, required=True, help="Privacy target.")
-@click.option("--delta", type=float, default=1e-6, help="Failure probability.")
 @click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
 @click.option(
     "--sampling",
@@ -52,13 +53,12 @@ class _Counts(click.ParamType[list[int]]):
 @click.option(
     "--dense", is_flag=True, help="Try the best encoder of all without amplification as well."
 )
-@workload_options
 @click.option("--out", type=OutputFile(".png"), help="Draw the curve into this PNG file.")
 @json_option
 def bands(
     rounds: int,
     workload: str,
-    momentum: float | None,
+    workload_momentum: float,
     out: pathlib.Path | None,
     as_json: bool,
     **options: Any,
@@ -75,6 +75,7 @@ def bands(
       fedmf plan bands --rounds 2052 --population 342000 --cohort-size 1000 --epsilon 8 \\
         --bands 32,64,342
     """
+    from fedmf import workloads
     from fedmf.files import write_atomically
     from fedmf.privacy.bands import BandChoice, BandSearch
 
@@ -84,7 +85,9 @@ def bands(
     }
     progress = status_line() or (lambda phrase: None)
     with arguments_checked():
-        search = BandSearch(workload=workload_from(workload, momentum, rounds), **target)
+        search = BandSearch(
+            workload=workloads.named(workload, rounds, momentum=workload_momentum), **target
+        )
         rows = []
         if options["dense"]:  # first: where it is too large that is known at once
             progress("fitting the dense optimum")

@@ -105,8 +105,8 @@ def export(run: pathlib.Path, out: pathlib.Path, as_json: bool, **task: Any) -> 
 
     \b
     Example:
-      fedmf export runs/first --out model.keras    # tf.keras.models.load_model("model.keras")
-      fedmf export runs/first --out saved_model    # tf.saved_model.load, or Keras
+      fedmf export runs/first --out model.keras      # tf.keras.models.load_model("model.keras")
+      fedmf export runs/first --out saved_model      # tf.keras.models.load_model
     """
     from fedmf.runs.export import check_export_path
 

@@ -13,9 +13,7 @@ from fedmf.cli.options import (
     SHARE,
     OutputFile,
     json_option,
-    participation_options,
-    sampling_from,
-    sampling_option,
+    options_of,
     show,
     status_line,
 )
@@ -32,25 +30,14 @@ _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participati
 
 
 @click.command(cls=Command)
-@click.option("--population", type=COUNT, required=True, help="Clients in all.")
-@click.option("--cohort-size", type=COUNT, required=True, help="Clients of a round.")
-@participation_options
-@click.option(
-    "--availability",
-    default="always",
-    help="always, independent:0.3 or diurnal; diurnal:rounds_per_day=24,phase_hours=2 and so on.",
-)
-@sampling_option
-@click.option(
-    "--partitions",
-    type=COUNT,
-    help="Parts of the population with --sampling: the mechanism's bands.",
-)
-@click.option(
-    "--dropout",
-    type=SHARE,
-    default=0.0,
-    help="Probability that a selected client contributes nothing.",
+@options_of(
+    "TrainConfig",
+    names=(
+        *("rounds", "population", "cohort_size", "schema", "min_sep", "max_participations"),
+        *("sampling", "partitions", "availability", "dropout"),
+    ),
+    required=("rounds", "population", "cohort_size"),
+    defaults=True,
 )
 @click.option(
     "--noncompliant-fraction", type=SHARE, default=0.0, help="Clients that ignore timer and limit."
@@ -124,8 +111,7 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
         who: dict[str, Any] = {"availability": availability_from_text(availability)}
         devices = ("dropout", "noncompliant_fraction", "timer_jitter", "seed")
         behavior = DeviceBehavior(**{name: options[name] for name in devices})
-        drawn_from = {} if options["sampling"] else {"population": None, "cohort_size": None}
-        scheme = sampling_from(options | drawn_from)
+        scheme = _scheme(options)
         planned = _planned(scheme, options)
         budget = _budget(planned, options)
         largest: dict[str, Any] = {}
@@ -165,6 +151,22 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
         write_atomically(out, participation_picture(values))
         values["picture"] = str(out)
     show(values if as_json else _for_people(values), as_json)
+
+
+def _scheme(options: dict[str, Any]) -> "Sampling | None":
+    from fedmf.privacy.sampling import SCHEMES, takes
+
+    sampling, partitions = options["sampling"], options["partitions"]
+    if sampling is None:
+        if partitions is not None:
+            raise ValueError(f"partitions={partitions} belongs to sampling: leave it out")
+        return None
+    return SCHEMES[sampling].configured(
+        population=options["population"],
+        cohort_size=options["cohort_size"],
+        partitions=partitions,
+        min_sep=options["min_sep"] if takes(sampling, "min_sep") else None,
+    )
 
 
 def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participation | None":

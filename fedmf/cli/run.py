@@ -20,10 +20,10 @@ from fedmf.cli.options import (
     OutputFile,
     TaskCommand,
     chosen_options,
-    config_options,
     config_values,
     json_option,
     noise_seed_option,
+    options_of,
     over,
     quiet_option,
     show,
@@ -83,7 +83,7 @@ from fedmf.cli.stopped import training
     help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.",
 )
 @quiet_option
-@config_options
+@options_of("TrainConfig")
 @json_option
 def train(
     out: pathlib.Path,
@@ -110,7 +110,7 @@ def train(
         --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
-    from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+    from fedmf.runs.config import TrainConfig, read_config_file
     from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
 
@@ -132,7 +132,7 @@ def train(
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         origin = config_file or stored
         config = tasks.completed(
-            config_from_mapping(values, str(origin)) if origin else TrainConfig(**values)
+            TrainConfig.from_mapping(values, str(origin)) if origin else TrainConfig(**values)
         )
         if data_on_workers:
             if host["cluster"] is None:

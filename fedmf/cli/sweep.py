@@ -13,10 +13,10 @@ from fedmf.cli.options import (
     PATH,
     TaskCommand,
     chosen_options,
-    config_options,
     config_values,
     json_option,
     noise_seed_option,
+    options_of,
     quiet_option,
     show,
 )
@@ -68,7 +68,7 @@ from fedmf.cli.options import (
     "--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing."
 )
 @quiet_option
-@config_options
+@options_of("TrainConfig")
 @json_option
 def sweep(
     out: pathlib.Path,
@@ -93,12 +93,13 @@ def sweep(
     """
     from fedmf.experiments import sweep as driver
     from fedmf.experiments import sweep_grid as grid
+    from fedmf.privacy.flat_config import flat
 
     names = ("noise_seed", "jobs", "threads", "smoothed_over", "halving", "cluster", "cpus_per_job")
     training = {name: options.pop(name) for name in names}
     training["progress"] = not options.pop("quiet")
     with arguments_checked():
-        fixed = grid.flat(config_values(config_file))
+        fixed = flat(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
         from_vary: dict[str, list[Any]] = {}
         for text in varied:
@@ -107,7 +108,7 @@ def sweep(
                 raise ValueError(f"--vary names {name} twice: give all its values at once")
             from_vary[name] = values
         # The command line wins over the file.
-        single = grid.flat(chosen_options(options))
+        single = flat(chosen_options(options))
         lists = {name: values for name, values in lists.items() if name not in single} | from_vary
         fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
         multipliers = lists.get("noise_multiplier", [fixed.get("noise_multiplier")])

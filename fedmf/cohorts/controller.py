@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.audits.guarantee import Audit, audit_ledger
-from fedmf.cohorts.availability import Always, Availability, MaskOfRound, availability_model
+from fedmf.cohorts.availability import Always, Availability
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.draws import Pool
 from fedmf.cohorts.spending import Spending
@@ -48,9 +48,8 @@ class ParticipationController:
         draws them independently.
       seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as
         the noise seed: amplification holds only against those who do not know the sample.
-      availability: a model of `fedmf.cohorts.availability`; or a pure function of the round that
-        returns a boolean mask of shape (population,); None means always available. With sampling it
-        needs a scheme of independent draws: clients that are away are not replaced.
+      availability: a model of `fedmf.cohorts.availability`; None means always available. With
+        sampling it needs a scheme of independent draws: clients that are away are not replaced.
       sampling: a scheme of `fedmf.privacy.sampling` with its partitions set, for a guarantee that
         is amplified by it.
       behavior: a simulation of devices that drop out, deviate, or come early.
@@ -74,7 +73,7 @@ class ParticipationController:
         population: int,
         cohort_size: int,
         seed: int,
-        availability: Availability | MaskOfRound | None = None,
+        availability: Availability | None = None,
         sampling: Sampling | None = None,
         behavior: DeviceBehavior | None = None,
     ) -> None:
@@ -98,7 +97,12 @@ class ParticipationController:
             "cohort_size", cohort_size, low=1, hint="use the number of clients a round"
         )
         self.seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
-        self.availability = availability_model(availability, self.population)
+        self.availability = Always() if availability is None else availability
+        if isinstance(availability, type) or not isinstance(self.availability, Availability):
+            raise TypeError(
+                f"availability={availability!r} must be None or a model of "
+                "fedmf.cohorts.availability"
+            )
         if behavior is not None and not isinstance(behavior, DeviceBehavior):
             raise TypeError(
                 f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None"

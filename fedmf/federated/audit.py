@@ -20,7 +20,7 @@ from fedmf import checks
 from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_distinguishing, worst_case
 from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
 from fedmf.federated.aggregation.aggregator import mean_query
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
 
 # Entries of noise that show a scale off by 3% at one in a million false alarms, and a margin.
 _ENTRIES = 60_000
@@ -105,11 +105,12 @@ def audit_mechanism(
     leaves = [math.prod(shape) for shape in model_of(d).values()]
     if trials != 0:
         checks.integer("trials", trials, low=8, hint="play some thousand, or 0 for no game")
-    plan = plan.without_amplification()  # the game's client takes part in rounds that are known
+    # The game's client takes part in rounds that are known.
+    plan = dataclasses.replace(plan, sampling=None)
     # The game is of the updates' stream, which with quantile_clipping has more noise than the plan
     # claims of both.
     updates = dataclasses.replace(
-        plan, noise_multiplier=plan.update_noise_multiplier, quantile_clipping=None
+        plan, noise_multiplier=update_noise_multiplier(plan), quantile_clipping=None
     )
     case = worst_case(updates)
     total, done = n * (3 if trials else 2), 0
@@ -164,7 +165,7 @@ def model_of(coordinates: int) -> "collections.OrderedDict[str, tuple[int, ...]]
 
 def divisor_of(plan: Plan) -> int:
     """What the sums of `released_rows` are divided by."""
-    return plan.simulated_cohort or _DIVISOR
+    return _DIVISOR if plan.simulation is None else plan.simulation.simulated
 
 
 def released_rows(
@@ -232,7 +233,7 @@ class _Query:
                     - tf.cast(sample.clients, tf.float32) / 2
                     + tf.cast(sample.clipped, tf.float32)
                 )
-                bits = noise * (plan.stddev / divisor_of(plan) / plan.bit_stddev)
+                bits = noise * (plan.stddev / divisor_of(plan) / bit_stddev(plan))
                 row = tf.concat(
                     [row * tf.cast(plan.clip_norm / state.clip.last, tf.float32), [bits]], axis=0
                 )

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.federated import examples as of_examples
 from fedmf.federated.examples import Examples
 from fedmf.federated.tff_models import TffModel, loop_model
@@ -159,7 +159,7 @@ class Task:
             )
         # Everything behind this line sees one kind of model.
         built = functools.partial(loop_model, self.name, self.build_model, self.loss is None)
-        object.__setattr__(self, "build_model", built)
+        fields.set_fields(self, {"build_model": built})
 
     @functools.cached_property
     def headline(self) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import msgspec
 import numpy as np
 
-from fedmf import checks
+from fedmf import fields
 from fedmf.files import write_atomically
 from fedmf.mechanisms.certificate import Certificate, check_certificate
 from fedmf.noise.stream import NoiseStream
@@ -22,7 +22,7 @@ FILE_FORMAT, FILE_VERSION = "fedmf mechanism", 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Mechanism(abc.ABC):
+class Mechanism(fields.Checked, abc.ABC):
     """A matrix-factorization mechanism: an encoder C (m, n) and a noising matrix N (n, m) with N C
     = I.
 
@@ -57,19 +57,10 @@ class Mechanism(abc.ABC):
         def rounds(self) -> int: ...  # noqa: D102
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.certificate is None and not self.certificate_reason:
-            self._set(certificate_reason=self.uncertified)
+            fields.set_fields(self, {"certificate_reason": self.uncertified})
         check_certificate(self.certificate, self.certificate_reason)
-
-    def _set(self, **fields: Any) -> None:
-        """Replaces fields by what `__post_init__` has checked."""
-        for name, value in fields.items():
-            object.__setattr__(
-                self, name, checks.frozen(value) if isinstance(value, np.ndarray) else value
-            )
-
-    def _set_rounds(self) -> None:
-        self._set(rounds=checks.rounds("rounds", self.rounds))
 
     @property
     def bands(self) -> int:
@@ -131,20 +122,18 @@ class Mechanism(abc.ABC):
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> Self:
+    def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:
         """Builds and validates a mechanism.
 
         Args:
           state: as `state()` gave it.
-          **certificate: the fields certificate and certificate_reason.
+          certificate: the fields certificate and certificate_reason.
 
         Raises:
           TypeError, ValueError: the class refuses these fields.
         """
-        fields: dict[str, Any] = {
-            name: array if array.ndim else array.item() for name, array in state.items()
-        }
-        return cls(**fields, **certificate)
+        own = {name: array if array.ndim else array.item() for name, array in state.items()}
+        return cls(**own, **certificate)
 
     def entries(self) -> dict[str, np.ndarray]:
         """Everything that a mechanism file holds, by name; `fedmf.mechanisms.storage.mechanism_of`

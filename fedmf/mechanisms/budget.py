@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
@@ -87,11 +87,9 @@ class Budget:
             "pass the rounds between two participations that a device keeps its budget for; the "
             "number of rounds to keep nothing"
         )
-        object.__setattr__(
-            self,
-            "pace",
-            checks.integer("pace", self.pace, low=1, high=self.participation.rounds, hint=hint),
-        )
+        n = self.participation.rounds
+        pace = checks.integer("pace", self.pace, low=1, high=n, hint=hint)
+        fields.set_fields(self, {"pace": pace})
         check_pays_for_each_round(self.participation, float(np.sqrt(np.diagonal(self.costs).max())))
 
     @staticmethod

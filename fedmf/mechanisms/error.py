@@ -16,7 +16,7 @@ from fedmf.mechanisms.banded.recursion import (
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload, identity
+from fedmf.workloads import Workload
 
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
@@ -96,21 +96,6 @@ def max_error(mechanism: Any, workload: Workload, participation: Participation) 
       TypeError, ValueError: as `loss`.
     """
     return float(np.sqrt(_scaled_rows(mechanism, workload, participation).max()))
-
-
-def noise_row_norms(mechanism: Mechanism) -> np.ndarray:
-    """Norm of each row of N, float64 (rounds,): the standard deviation of a round's noise at that
-    of 1 of Z.
-
-    Raises:
-      ValueError: the noise grows beyond what float64 holds.
-
-    >>> from fedmf.mechanisms.tree import TreeMechanism
-    >>> tree = TreeMechanism(rounds=4)
-    >>> bool(np.allclose(noise_row_norms(tree), np.linalg.norm(tree.noising(), axis=1)))
-    True
-    """
-    return np.sqrt(_finite(_squared_rows(mechanism, identity(mechanism.rounds)), mechanism))
 
 
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:

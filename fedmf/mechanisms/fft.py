@@ -6,7 +6,7 @@ from typing import ClassVar, final
 import numpy as np
 import scipy.linalg
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
@@ -47,13 +47,8 @@ class FFTMechanism(Mechanism):
 
     family: ClassVar[str] = "fft"
     uncertified: ClassVar[str] = "the FFT encoder is a fixed construction, not optimised"
-    rounds: int
-    decoder: str = "optimal"
-
-    def __post_init__(self) -> None:
-        self._set_rounds()
-        checks.one_of("decoder", self.decoder, DECODERS)
-        super().__post_init__()
+    rounds: int = fields.checked(checks.rounds)
+    decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
     def encoder(self) -> np.ndarray:
         """C_F, float64 (2 * rounds, rounds): [i, j] depends on i - j modulo 2 * rounds."""

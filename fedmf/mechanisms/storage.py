@@ -103,7 +103,7 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
         if name.startswith("state_")
     }
     return FAMILIES[name].mechanism.from_state(
-        state, certificate=certificate, certificate_reason=reason
+        state, {"certificate": certificate, "certificate_reason": reason}
     )
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple, final
 import numpy as np
 import scipy.linalg
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import loss
 from fedmf.mechanisms.family import Family, register
@@ -66,15 +66,9 @@ class TreeMechanism(Mechanism):
 
     family: ClassVar[str] = "tree"
     uncertified: ClassVar[str] = "the binary tree is a fixed construction, not optimised"
-    rounds: int
-    decoder: str = "online"
-    completion: str = "none"
-
-    def __post_init__(self) -> None:
-        self._set_rounds()
-        checks.one_of("decoder", self.decoder, DECODERS)
-        checks.one_of("completion", self.completion, COMPLETIONS)
-        super().__post_init__()
+    rounds: int = fields.checked(checks.rounds)
+    decoder: str = fields.choice("online", "", lambda: DECODERS)
+    completion: str = fields.choice("none", "", lambda: COMPLETIONS)
 
     def encoder(self) -> np.ndarray:
         """C, float64 (m, rounds) of zeros and ones; m is 2 * rounds - 1 for a power of two."""

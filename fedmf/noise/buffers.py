@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +64,7 @@ class Buffers:
         for name, value in arrays.items():
             if not np.isfinite(value).all():
                 raise ValueError(f"{name} holds numbers that are not finite: replace them")
-            object.__setattr__(self, name, checks.frozen(value))
+        fields.set_fields(self, arrays)
 
     @property
     def rounds(self) -> int:

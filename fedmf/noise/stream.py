@@ -9,15 +9,28 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import scipy.linalg
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.noise.buffers import Buffers
 
 # How far N C may be from I, seen through so many vectors of signs.
 _INVERSE_TOLERANCE, _PROBES = 1e-6, 4
 
 
+def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
+    """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main
+    diagonal, zero outside C.
+    """
+    coefficients = checks.banded_rows(name, value)
+    if coefficients[:, 0].min() <= 0.0:
+        t = int(np.argmin(coefficients[:, 0]))
+        raise ValueError(
+            f"{name}[{t}, 0]={coefficients[t, 0]} is on the main diagonal of C: make it positive"
+        )
+    return coefficients
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class NoiseStream:
+class NoiseStream(fields.Checked):
     """A recipe for the rows of N Z, where row i of Z is the draw of source i.
 
     It names no array library.
@@ -54,46 +67,28 @@ class NoiseStream:
            [ 0.25, -0.5 ,  1.  ]])
     """
 
-    rounds: int
-    sources: int
-    recurrence: np.ndarray | None = None
-    contraction: np.ndarray | None = None
+    rounds: int = fields.checked(
+        functools.partial(checks.integer, low=1, hint="pass the number of rounds, a positive int")
+    )
+    sources: int = fields.checked(
+        functools.partial(checks.integer, low=1, hint="pass the number of independent draws")
+    )
+    recurrence: np.ndarray | None = fields.checked(check_recurrence, None)
+    contraction: np.ndarray | None = fields.array(2, None)
     buffers: Buffers | None = None
 
     def __post_init__(self) -> None:
-        checks.integer(
-            "rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int"
-        )
-        checks.integer(
-            "sources",
-            self.sources,
-            low=1,
-            hint="pass the number of independent draws, a positive int",
-        )
-        forms = [
-            name
-            for name in ("recurrence", "contraction", "buffers")
-            if getattr(self, name) is not None
-        ]
+        super().__post_init__()
+        names = ("recurrence", "contraction", "buffers")
+        forms = [name for name in names if getattr(self, name) is not None]
         if len(forms) != 1:
             raise ValueError(
                 f"the forms given are {', '.join(forms) or 'none'}: pass exactly one of "
                 "recurrence, contraction, buffers"
             )
-        if self.buffers is not None:
-            shape, fits = (
-                self.buffers.window.shape,
-                self.buffers.rounds == self.rounds == self.sources,
-            )
-        elif self.recurrence is not None:
-            recurrence = check_recurrence("recurrence", self.recurrence)
-            shape, fits = recurrence.shape, recurrence.shape[0] == self.rounds == self.sources
-            object.__setattr__(self, "recurrence", checks.frozen(recurrence))
-        else:
-            contraction = checks.array("contraction", self.contraction, ndim=2)
-            shape, fits = contraction.shape, contraction.shape == (self.rounds, self.sources)
-            object.__setattr__(self, "contraction", checks.frozen(contraction))
-        if not fits:
+        form = getattr(self, forms[0]) if self.buffers is None else self.buffers.window
+        shape, sources = form.shape, self.rounds if self.contraction is None else form.shape[1]
+        if (shape[0], sources) != (self.rounds, self.sources):
             raise ValueError(
                 f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape "
                 f"{shape}: pass a recurrence of (rounds, bands) or buffers with sources=rounds, or "
@@ -179,19 +174,6 @@ class NoiseStream:
         weights = self.recurrence[t]
         x = (z - np.tensordot(weights[1:], S, axes=1)) / weights[0]
         return x, np.concatenate([x[None], S])[: len(S)]  # newest first
-
-
-def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
-    """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main
-    diagonal, zero outside C.
-    """
-    coefficients = checks.banded_rows(name, value)
-    if coefficients[:, 0].min() <= 0.0:
-        t = int(np.argmin(coefficients[:, 0]))
-        raise ValueError(
-            f"{name}[{t}, 0]={coefficients[t, 0]} is on the main diagonal of C: make it positive"
-        )
-    return coefficients
 
 
 def banded_matrix(coefficients: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedmf import checks
 from fedmf.mechanisms.error import rmse
+from fedmf.privacy.plan import update_noise_multiplier
 from fedmf.workloads import Workload
 
 if TYPE_CHECKING:
@@ -54,11 +55,15 @@ def effective_rmse(plan: "Plan", workload: Workload, *, cohort_size: int | None 
     0.282843
     """
     if cohort_size is None:
-        cohort_size = plan.claimed_cohort or getattr(plan.sampling, "cohort_size", None)
+        cohort_size = (
+            getattr(plan.sampling, "cohort_size", None)
+            if plan.simulation is None
+            else plan.simulation.claimed
+        )
     hint = "pass the number of clients that a round's sum is divided by"
     clients = checks.integer("cohort_size", cohort_size, low=1, hint=hint)
     return (
-        plan.update_noise_multiplier * rmse(plan.mechanism, workload, plan.participation) / clients
+        update_noise_multiplier(plan) * rmse(plan.mechanism, workload, plan.participation) / clients
     )
 
 

@@ -22,8 +22,9 @@ from fedmf.mechanisms.dense import DenseMechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from fedmf.participation.schema import Participation
+from fedmf.privacy.describe import guarantee_values
 from fedmf.privacy.gaussian import check_epsilon
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, unit_noise
 
 _ROWS = 16
 
@@ -115,7 +116,7 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
         b = min(p.min_sep, rounds)
         k = min(p.max_participations, -(-rounds // b))
         kept = Participation(rounds=rounds, schema=p.schema, min_sep=b, max_participations=k)
-    multiplier = plan.unit_noise / sensitivity(mechanism, kept).value
+    multiplier = unit_noise(plan) / sensitivity(mechanism, kept).value
     return dataclasses.replace(
         plan,
         mechanism=mechanism,
@@ -136,7 +137,7 @@ def stopping_table(plan: Plan) -> list[dict[str, Any]]:
     stops = np.unique(np.linspace(0, n, min(n, _ROWS) + 1).round().astype(int))[1:].tolist()
     rows = []
     for stop in stops:
-        values = stopped_after(plan, stop).guarantee_values()
+        values = guarantee_values(stopped_after(plan, stop))
         rows.append(
             {"rounds": stop, **{name: values[name] for name in ("sensitivity", "epsilon", "rho")}}
         )

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 
 from fedmf.mechanisms.family import FAMILIES
+from fedmf.privacy.flat_config import families_taking
 from fedmf.reports.text import plain
-from fedmf.runs.config import families_taking
 from fedmf.runs.folder import Run
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from fedmf.audits.guarantee import Audit, audit_ledger, named
 from fedmf.files import write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
-from fedmf.participation.schema import Participation
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.describe import calibrate_command, summary
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.quantile_clipping import QuantileClipping
-from fedmf.privacy.sampling import scheme_from_facts
-from fedmf.privacy.statement import as_text
+from fedmf.privacy.statement import as_text, mechanism_digest
 from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.config import SCALED, TrainConfig
 from fedmf.runs.folder import CANARIES, Run, RunFolder, digests
@@ -107,7 +106,7 @@ def _record(run: Run) -> ParticipationLedger:
         raise ValueError(
             f"{run.path} has no participation.csv yet: it is written with the first checkpoint"
         )
-    scheme = run.config.sampling_scheme()
+    scheme = run.config.scheme()
     cohort_size = None if scheme is not None and scheme.independent else run.config.cohort_size
     try:
         # After a resume from an older checkpoint it may have more rounds than metrics.jsonl.
@@ -164,32 +163,30 @@ def audit_run_canaries(
     return audit_canaries(recorded_plan(run), evidence, confidence=confidence)
 
 
+def plan_record(config: TrainConfig, plan: Plan) -> dict[str, Any]:
+    """The part of plan.json that says what is promised, in plain JSON types.
+
+    "config" and "mechanism_sha256" are what `recorded_plan` reads; the rest follows from them.
+    """
+    return summary(plan) | {
+        "config": dataclasses.asdict(config.stating(plan)),
+        "mechanism_sha256": mechanism_digest(plan.mechanism),
+    }
+
+
 def recorded_plan(run: Run) -> Plan:
-    """The plan that a run was started with: the noise that plan.json records, which need not be
-    what the config asks for.
+    """The plan that a run was started with: that of plan.json, whatever the config asks for.
 
     Raises:
       ValueError: plan.json and mechanism.npz do not belong together.
     """
     recorded = run.plan
     try:
-        sampling = None if recorded["sampling"] is None else scheme_from_facts(recorded["sampling"])
-        adaptive = recorded.get("quantile_clipping")
-        names = [field.name for field in dataclasses.fields(QuantileClipping)]
-        plan = Plan(
-            mechanism=run.mechanism,
-            participation=Participation(**recorded["participation"]),
-            noise_multiplier=recorded["noise_multiplier"],
-            clip_norm=recorded["clip_norm"],
-            delta=recorded["delta"],
-            sampling=sampling,
-            simulated_cohort=recorded["simulated_cohort"],
-            claimed_cohort=recorded["claimed_cohort"],
-            quantile_clipping=adaptive
-            and QuantileClipping(**{name: adaptive[name] for name in names}),
-        )
+        config = PlanConfig.from_mapping(recorded["config"], "plan.json")
+        plan = config.plan_with(run.mechanism, config.noise_multiplier or 0.0)
         # Epsilon may differ where another accountant computed it; what was added may not.
         same = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
+        same = same and mechanism_digest(run.mechanism) == recorded["mechanism_sha256"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{run.path / 'plan.json'} is damaged ({error}): nothing can be said about this run"
@@ -202,29 +199,25 @@ def recorded_plan(run: Run) -> Plan:
     return plan
 
 
-def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, Any]:
+def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
     """The statement of a run and its audit, in plain JSON types.
 
     Args:
       run: the run.
       audit: from `audit_run`, or of the controller that served the run.
-      **options: those of `Plan.statement_values`, in place of what the run says of itself.
     """
-    known: dict[str, Any] = {
-        "cohort_size": run.config.cohort_size,
-        "population": run.plan["task"]["clients"] + run.config.canaries,
-        "canaries": run.config.canaries,
-        "pretraining": pretraining(run.config),
-        "versions": run.plan["versions"],
-        # The config of a run with a plan of its caller's says nothing of its noise.
-        "commands": [
-            audit.planned.calibrate_command("RUN/mechanism.npz")
-            if run.plan.get("given")
-            else "fedmf train --config config.json --out RUN --noise-seed os",
-            "fedmf audit RUN --statement statement.md",
-        ],
-    }
-    return audit.statement_values(**(known | options)) | scaling_values(run.config)
+    # The config of a run with a plan of its caller's says nothing of its noise.
+    made = "fedmf train --config config.json --out RUN --noise-seed os"
+    if run.plan.get("given"):
+        made = calibrate_command(audit.planned, "RUN/mechanism.npz")
+    values = audit.statement_values(
+        cohort_size=run.config.cohort_size,
+        population=run.plan["task"]["clients"] + run.config.canaries,
+        canaries=run.config.canaries,
+        pretraining=pretraining(run.config),
+        commands=[made, "fedmf audit RUN --statement statement.md"],
+    )
+    return values | {"versions": run.plan["versions"]} | scaling_values(run.config)
 
 
 def scaling_values(config: TrainConfig) -> dict[str, str]:

@@ -44,7 +44,7 @@ from fedmf.files import append_privately, check_archive, lock, make_folder, writ
 from fedmf.mechanisms import Mechanism, load_mechanism
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.runs.checkpoint import Checkpoint
-from fedmf.runs.config import TrainConfig, config_from_mapping
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.metric_table import columns, metrics_csv
 
 _KEPT_CHECKPOINTS = 2
@@ -495,7 +495,7 @@ class Run:
             result, clients = folder / "result.json", folder / "clients.json"
             return Run(
                 path=folder,
-                config=config_from_mapping(
+                config=TrainConfig.from_mapping(
                     _read_object(folder / "config.json"), str(folder / "config.json")
                 ),
                 plan=_read_object(folder / "plan.json"),

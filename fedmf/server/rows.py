@@ -21,7 +21,7 @@ import numpy as np
 from fedmf import checks
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, noise_size
 from fedmf.server.source import LARGEST, GaussianSource, check_noise_seed, noise_key
 from fedmf.server.state import NoiseState, check_tail, plan_mark, state_mark
 from fedmf.terminal import progress_bar
@@ -82,8 +82,8 @@ class HostNoise:
                 'noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state'
             )
         stream = plan.mechanism.stream().causal()
-        size = plan.noise_size(
-            checks.integer("size", size, low=0, hint="it is the number of model parameters")
+        size = noise_size(
+            plan, checks.integer("size", size, low=0, hint="it is the number of model parameters")
         )
         self.size = size
         self.rounds = stream.rounds
@@ -116,7 +116,7 @@ class HostNoise:
         noise = _the_noise(state)
         return cls(
             plan,
-            int(np.shape(noise.rows)[1]) - plan.noise_size(0),
+            int(np.shape(noise.rows)[1]) - noise_size(plan, 0),
             key=np.asarray(noise.key),
             **options,
         )

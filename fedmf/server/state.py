@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import scipy.integrate
 import scipy.special
 
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.privacy.statement import mechanism_digest
 
 
@@ -54,7 +54,7 @@ def plan_mark(plan: Plan) -> int:
     """
     text = f"{mechanism_digest(plan.mechanism)} {plan.stddev:.5e} {plan.clip_norm:.5e}"
     if plan.quantile_clipping is not None:
-        text += f" {plan.bit_stddev:.5e} {plan.quantile_clipping}"
+        text += f" {bit_stddev(plan):.5e} {plan.quantile_clipping}"
     return mark_of(text)
 
 

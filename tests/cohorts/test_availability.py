@@ -11,8 +11,6 @@ from fedmf.cohorts.availability import (
     Window,
     availability_from_text,
 )
-from fedmf.cohorts.controller import ParticipationController
-from fedmf.participation.schema import Participation
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
@@ -115,23 +113,6 @@ class TestDiurnal:
         for t in range(0, 96, 7):
             assert whole.available(t, CLIENTS).all()
             assert not none.available(t, CLIENTS).any()
-
-
-class TestMasks:
-    def test_the_same_cohorts_as_a_model(self):
-        model, asked = Independent(probability=0.5, seed=2), []
-        given = {"population": 30_000, "cohort_size": 40, "seed": 1}
-        participation = Participation(rounds=6, schema="min_sep", min_sep=3)
-        by_model = ParticipationController(participation, availability=model, **given)
-
-        def mask(t):
-            asked.append(t)
-            return model.available(t, np.arange(30_000))
-
-        by_mask = ParticipationController(participation, availability=mask, **given)
-        for t in range(6):
-            assert by_model.cohort(t).tolist() == by_mask.cohort(t).tolist()
-        assert asked == list(range(6))
 
 
 class TestTexts:

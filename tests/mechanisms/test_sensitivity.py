@@ -124,15 +124,6 @@ def test_sums_of_magnitudes_that_signs_attain():
     np.testing.assert_allclose(found.value, np.linalg.norm(C @ [-1.0, 1.0, 1.0]))
 
 
-def test_windows_shorter_than_the_epoch_count():
-    # k = 2 of 4 possible participations: the worst window is the last one.
-    C = np.diag([1.0, 1.0, 2.0, 3.0])
-    participation = Participation(rounds=4, schema="fixed_epoch", min_sep=1, max_participations=2)
-    np.testing.assert_allclose(sensitivity(C, participation).value, np.sqrt(13.0))
-    diagonals = BandedMechanism(diagonals=np.diagonal(C)[:, None])
-    np.testing.assert_allclose(sensitivity(diagonals, participation).value, np.sqrt(13.0))
-
-
 def test_spectral_bound_is_used_where_it_is_smaller():
     rng = np.random.default_rng(3)
     C = np.linalg.qr(rng.standard_normal((10, 10)))[0] + 0.01 * rng.standard_normal((10, 10))

@@ -7,7 +7,7 @@ import pytest
 
 import fedmf
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
-from fedmf.audits.log import sorted_log
+from fedmf.audits.log import LogForm, sorted_log
 from fedmf.audits.noise import audit_noise, causal_factor, whiten
 from fedmf.cohorts.availability import (
     Always,
@@ -15,7 +15,6 @@ from fedmf.cohorts.availability import (
     Independent,
     Window,
     availability_from_text,
-    availability_model,
 )
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast
@@ -96,7 +95,10 @@ def game(trials=9, **changes):
 
 
 def log(**changes):
-    with sorted_log("absent", **{"rounds": 8, **changes}):
+    given = {"rounds": 8} | {
+        name: changes.pop(name) for name in ("rounds", "memory") if name in changes
+    }
+    with sorted_log("absent", form=LogForm(**changes), **given):
         pass
 
 
@@ -131,14 +133,8 @@ TYPE_ERRORS = [
     (lambda: DeviceBehavior(timer_jitter=0.5), "timer_jitter=0.5"),
     (lambda: Diurnal(charging=3), "charging=3 must be a fedmf.cohorts.availability.Window"),
     (lambda: availability_from_text(0.3), "availability=0.3 must be a text"),
-    (
-        lambda: availability_model(0.5, 3),
-        "availability=0.5 must be None, a model of fedmf.cohorts.availability",
-    ),
-    (
-        lambda: availability_model(Always, 3),
-        "availability=.* must be None, a model of fedmf.cohorts.availability",
-    ),
+    (lambda: controller(availability=0.5), "availability=0.5 must be None or a model of fedmf"),
+    (lambda: controller(availability=Always), "availability=.* must be None or a model of fedmf"),
 ]
 VALUE_ERRORS = [
     (
@@ -244,18 +240,6 @@ VALUE_ERRORS = [
     (lambda: controller().cohort(-1), "t=-1"),
     (lambda: controller().cohort(1), "round t=1 cannot be drawn: the next round is 0 of 20"),
     (
-        lambda: first_cohort(lambda t: np.ones(29, bool)),
-        r"availability\(0\) gave .* must give a boolean mask of shape \(30,\)",
-    ),
-    (
-        lambda: first_cohort(lambda t: np.ones((30, 1), bool)),
-        r"availability\(0\) gave .* must give a boolean mask of shape \(30,\)",
-    ),
-    (
-        lambda: first_cohort(lambda t: np.ones(30)),
-        r"availability\(0\) gave float64 .* must give a boolean mask of shape \(30,\)",
-    ),
-    (
         lambda: first_cohort(Answers(np.ones(31, bool))),
         "availability gave .* for 30 clients of round 0: it must give a bool for each",
     ),
@@ -304,7 +288,7 @@ VALUE_ERRORS = [
         "likelier than its guarantee.*CyclicPoisson",
     ),
     (
-        lambda: drawn_by(SHUFFLE, availability=lambda t: np.ones(60, bool)),
+        lambda: drawn_by(SHUFFLE, availability=Answers(True)),
         "likelier than its guarantee.*CyclicPoisson",
     ),
     (

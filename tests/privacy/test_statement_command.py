@@ -12,6 +12,7 @@ import pytest
 from fedmf.mechanisms import BandedMechanism
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.schema import Participation
+from fedmf.privacy.describe import calibrate_command, statement, statement_values, summary
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, scheme_from, takes
@@ -53,8 +54,8 @@ def plan(schema="min_sep", **changes):
 def printed_again(made, folder):
     """What the printed command prints as JSON, run in the folder of its mechanism."""
     made.mechanism.save(folder / "mechanism.npz")
-    (command,) = made.statement_values()["commands"]
-    assert command == made.calibrate_command()
+    (command,) = statement_values(made)["commands"]
+    assert command == calibrate_command(made)
     program, *arguments = shlex.split(command)
     assert program == "fedmf"
     return json.loads(fedmf(*arguments, "--json").stdout)
@@ -62,12 +63,12 @@ def printed_again(made, folder):
 
 def check(made, folder):
     shown = printed_again(made, folder)
-    assert shown["epsilon"] == made.summary()["epsilon"]
+    assert shown["epsilon"] == summary(made)["epsilon"]
     assert shown["stddev"] == made.stddev
-    assert shown["statement"] == made.statement()
-    assert shown["statement_values"] == made.statement_values()
-    again = {name: shown[name] for name in made.summary()}
-    assert again == json.loads(json.dumps(made.summary()))
+    assert shown["statement"] == statement(made)
+    assert shown["statement_values"] == statement_values(made)
+    again = {name: shown[name] for name in summary(made)}
+    assert again == json.loads(json.dumps(summary(made)))
 
 
 @pytest.fixture
@@ -107,10 +108,10 @@ def test_a_clip_norm_that_follows_a_quantile(folder, simulated):
 def test_of_a_run_that_ends_early(folder):
     made = stopped_after(plan(), 20)
     made.longer.mechanism.save(folder / "mechanism.npz")
-    _, *arguments = shlex.split(made.calibrate_command())
+    _, *arguments = shlex.split(calibrate_command(made))
     shown = json.loads(fedmf(*arguments, "--json").stdout)
-    assert shown["statement_values"] == json.loads(json.dumps(made.statement_values()))
-    assert "--stop-after 20" in made.calibrate_command()
+    assert shown["statement_values"] == json.loads(json.dumps(statement_values(made)))
+    assert "--stop-after 20" in calibrate_command(made)
 
 
 def test_of_a_budget(folder):
@@ -146,7 +147,7 @@ def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
     (folder / "log.csv").write_text(
         "client,round\n" + "".join(f"{t % 8},{t}\n" for t in range(ROUNDS))
     )
-    options = shlex.split(made.calibrate_command())[3:-1]
+    options = shlex.split(calibrate_command(made))[3:-1]
     fedmf("audit", "log", "log.csv", "mechanism.npz", *options, "--statement", "first.json")
     first = json.loads((folder / "first.json").read_text())
     assert first["guarantee"]["epsilon"] == made.epsilon
@@ -159,9 +160,7 @@ def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
 def test_a_simulation_is_said_in_the_table(folder):
     made = plan().simulating(simulated=7, claimed=90)
     made.mechanism.save(folder / "mechanism.npz")
-    arguments = [
-        word for word in shlex.split(made.calibrate_command())[1:] if word != "--statement"
-    ]
+    arguments = [word for word in shlex.split(calibrate_command(made))[1:] if word != "--statement"]
     rows = dict(line.split(maxsplit=1) for line in fedmf(*arguments).stdout.splitlines())
     assert (rows["simulated_cohort"], rows["claimed_cohort"]) == ("7", "90")
     # Calibrated, the noise of the claimed run is scaled as well.
@@ -204,8 +203,8 @@ def test_refusals_are_one_sentence(folder, options, words):
 def test_the_command_names_the_file_and_the_accounting(tmp_path):
     made = plan()
     made.mechanism.save(tmp_path / "b 1.npz")
-    words = shlex.split(made.calibrate_command(shlex.quote("b 1.npz"), rdp=True))[1:]
+    words = shlex.split(calibrate_command(made, shlex.quote("b 1.npz"), rdp=True))[1:]
     first = fedmf(*[str(tmp_path / word) if word == "b 1.npz" else word for word in words]).stdout
     (line,) = [line for line in first.splitlines() if line.startswith("    fedmf calibrate")]
-    assert line.strip() == made.calibrate_command(shlex.quote("b 1.npz"), rdp=True)
+    assert line.strip() == calibrate_command(made, shlex.quote("b 1.npz"), rdp=True)
     assert "Renyi" in first

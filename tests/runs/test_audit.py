@@ -9,6 +9,7 @@ import pytest
 from fedmf.files import write_atomically
 from fedmf.mechanisms import DenseMechanism
 from fedmf.participation.ledger import ParticipationLedger
+from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.statement import as_text
 from fedmf.runs.audit import audit_run, run_statement_values, write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
@@ -147,7 +148,7 @@ class TestRoundsBeyondTheRecord:
                 tmp_path / "run", config=config, plan=plan, cohorts=cohorts, recorded=6, run=11
             )
         )
-        assert audit.epsilon == plan.unamplified_epsilon
+        assert audit.epsilon == unamplified_epsilon(plan)
         assert audit.amplified_epsilon == plan.epsilon
 
     def test_there_are_none_after_ctrl_c(self, tmp_path):
@@ -341,7 +342,7 @@ class TestRunsThatWereTrained:
         assert audit.contradictions == ()
         if json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[4])["clients"]:
             assert audit.unrecorded.startswith("round 4 is not")
-            assert audit.epsilon == audit.planned.unamplified_epsilon
+            assert audit.epsilon == unamplified_epsilon(audit.planned)
         train(settings, folder=tmp_path / "run", resume=True)
         audit = audit_run(tmp_path / "run")
         assert (audit.contradictions, audit.unrecorded, audit.observed.rounds) == ((), None, 6)

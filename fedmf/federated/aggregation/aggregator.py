@@ -52,11 +52,12 @@ def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
     checks.integer(
         "clients_per_round", clients_per_round, low=1, hint="it is the fixed divisor of the mean"
     )
-    if plan.simulated_cohort not in (None, clients_per_round):
+    cohorts = plan.simulation
+    if cohorts is not None and cohorts.simulated != clients_per_round:
         raise ValueError(
-            f"clients_per_round={clients_per_round} but the plan simulates {plan.simulated_cohort} "
-            f"clients a round for {plan.claimed_cohort}: use "
-            f"clients_per_round={plan.simulated_cohort}"
+            f"clients_per_round={clients_per_round} but the plan simulates {cohorts.simulated} "
+            "clients a round "
+            f"for {cohorts.claimed}: use clients_per_round={cohorts.simulated}"
         )
 
 

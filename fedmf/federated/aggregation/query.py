@@ -18,8 +18,7 @@ from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
 from fedmf.federated.noise.rows import NoiseRows
 from fedmf.federated.noise.source import LARGEST, RunSeeds
 from fedmf.federated.tff import tfp
-from fedmf.mechanisms.error import noise_row_norms
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.privacy.quantile_clipping import MOST_CHANGE
 from fedmf.server.state import NoiseState, check_tail, mark_of, plan_mark
 
@@ -208,11 +207,12 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self.divisor = checks.positive(
             "divisor", divisor, "use the fixed number of records of a round, or 1"
         )
-        if plan.simulated_cohort is not None and self.divisor not in (1, plan.simulated_cohort):
+        cohorts = plan.simulation
+        if cohorts is not None and self.divisor not in (1, cohorts.simulated):
             raise ValueError(
-                f"divisor={divisor:g} but the plan simulates {plan.simulated_cohort} records a "
-                f"round for {plan.claimed_cohort}, and its noise is for a sum of that many: use "
-                f"{plan.simulated_cohort} records a round, or a plan that does not simulate"
+                f"divisor={divisor:g} but the plan simulates {cohorts.simulated} records a round "
+                f"for {cohorts.claimed}, and its noise is for a sum of that many: use "
+                f"{cohorts.simulated} records a round, or a plan that does not simulate"
             )
         self._count_metrics = bool(count_metrics)
         self._adaptive = plan.quantile_clipping
@@ -229,10 +229,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
-        self._row_norms = np.zeros(1)  # of N, for a scaling that subtracts the noise's variance
         self._seeds = RunSeeds(noise_seed)
         self._entry_rounding = 0.0
-        size = plan.noise_size(sum(self._sizes))
+        size = noise_size(plan, sum(self._sizes))
         if noise_strategy != "precomputed":
             check_tail(plan, LARGEST, entries=plan.mechanism.rounds * size)
         self._noise = NoiseRows(
@@ -266,8 +265,6 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         query = copy.copy(self)
         query._scaling = scaling
-        if scaling is not None and scaling.debiased:
-            query._row_norms = noise_row_norms(self.plan.mechanism)
         return query
 
     def initial_global_state(self) -> QueryState:
@@ -378,7 +375,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             bits = tf.cast(sample_state.clients, tf.float32) / 2 - tf.cast(
                 sample_state.clipped, tf.float32
             )
-            bits += tf.constant(self.plan.bit_stddev, tf.float32) * row[-1]
+            bits += tf.constant(bit_stddev(self.plan), tf.float32) * row[-1]
             clip = clip_after(
                 self._adaptive, self.plan.clip_norm, clip, bits, bits / self.divisor, t
             )
@@ -396,9 +393,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         scaling = global_state.scaling
         if self._scaling is not None:
             means = unscaled(means, scaling.scales)
-            norms = tf.constant(self._row_norms / self.divisor, tf.float32)
-            deviation = norms[tf.minimum(t, len(self._row_norms) - 1)] * stddev
-            scaling = self._scaling.after(scaling, means, t, deviation)
+            scaling = self._scaling.after(scaling, means, t)
         means = [
             tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
         ]

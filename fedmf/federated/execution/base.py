@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks
+from fedmf import fields
 from fedmf.federated.task import Task
 from fedmf.server.rows import HostNoise
 
@@ -16,7 +16,7 @@ CLIENT_WORK = ("compiled", "autodiff")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(fields.Checked):
     """How this machine trains: all of it leaves the model as it is, to float32 rounding.
 
     Attributes:
@@ -51,36 +51,18 @@ class RunOptions:
 
     noise_strategy: str | None = None
     noise_memory: int | None = None
-    threads: int | None = None
+    threads: int | None = fields.whole(None, "")
     cluster: str | None = None
     worker_task: Callable[[], Task] | None = None
-    client_work: str | None = None
+    client_work: str | None = fields.choice(None, "", lambda: CLIENT_WORK)
     test: bool = True
     progress: bool = True
     tensorboard: bool = False
-    stop_after: int | None = None
-    stop_at_epsilon: float | None = None
+    stop_after: int | None = fields.whole(None, "")
+    stop_at_epsilon: float | None = fields.real(None, "")
     stop_on_divergence: bool = False
     on_start: Callable[[], None] | None = None
     on_round: Callable[[int], None] | None = None
-
-    def __post_init__(self) -> None:
-        if self.threads is not None:
-            checks.integer(
-                "threads", self.threads, low=1, hint="use None for one on each processor"
-            )
-        if self.stop_after is not None:
-            checks.integer(
-                "stop_after", self.stop_after, low=1, hint="use a number of rounds, or None for all"
-            )
-        if self.stop_at_epsilon is not None:
-            checks.positive(
-                "stop_at_epsilon",
-                self.stop_at_epsilon,
-                "use a privacy loss such as 8.0, or None for all rounds",
-            )
-        if self.client_work is not None:
-            checks.one_of("client_work", self.client_work, CLIENT_WORK)
 
 
 class Execution(abc.ABC):

@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -38,6 +37,8 @@ from fedmf.terminal import interrupts
 _ADDRESS = re.compile(
     r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}"
 )
+# A noise seed in a command or a program on the command line.
+_SEED = re.compile(r"noise[-_]seed\W+[0-9]")
 _CONNECT_SECONDS = 5.0
 # Characters of a folder of temporary files in which the names of Ray's sockets, of 107 at most,
 # have room.
@@ -91,11 +92,17 @@ def connected(address: str | None, cpus: int | None) -> Iterator["Cluster | None
 
     Raises:
       ImportError: Ray is not installed.
+      ValueError: the noise seed stands on the command line.
       WorkersLost: nothing answers there, or it has no processors.
     """
     if address is None:
         yield None
         return
+    if _SEED.search(" ".join(sys.orig_argv)):
+        raise ValueError(
+            f"cluster={address!r}: the noise seed stands on the command line, which Ray tells the "
+            "cluster: use os, or @FILE to read it from a file"
+        )
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of groups behind one that failed
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -130,12 +137,9 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
     # Ray's processes inherit it: what does not fit into memory, examples too, they write to files.
     mask = os.umask(0o077)
     try:
-        # Ray tells the cluster the driver's command line, and the noise seed may stand in it.
-        with mock.patch("ray._private.utils.get_entrypoint_name", return_value="fedmf"):
-            ray.init(address=address, **options)
-        ray._private.worker._worker_logs_enabled = (
-            False  # it prints of lost machines on standard output, which is for results
-        )
+        ray.init(address=address, **options)
+        # It prints of lost machines on standard output, which is for results.
+        ray._private.worker._worker_logs_enabled = False
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise WorkersLost(
@@ -144,7 +148,7 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
     finally:
         os.umask(mask)
         with contextlib.suppress(ValueError):  # not in the main thread
-            # Ray's own would end this process before it has saved
+            # Ray's own would end this process before it has saved.
             signal.signal(signal.SIGTERM, handler)
 
 

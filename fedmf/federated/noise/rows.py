@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fedmf import fields
 from fedmf.federated.noise.source import Draw, source_of_key
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import choose_graph_strategy
@@ -49,12 +50,8 @@ class NoiseRows:
 
     def __post_init__(self) -> None:
         chosen = choose_graph_strategy(self.stream, self.size, self.strategy)
-        for name, value in (
-            ("strategy", chosen.name),
-            ("state_rows", chosen.width),
-            ("_form", chosen.form),
-        ):
-            object.__setattr__(self, name, value)
+        made = {"strategy": chosen.name, "state_rows": chosen.width, "_form": chosen.form}
+        fields.set_fields(self, made)
 
     def initial_state(self, key: Any) -> NoiseState:
         """State before round 0 of the run with this key, uint64 (4,)."""

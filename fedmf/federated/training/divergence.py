@@ -5,7 +5,7 @@ that its noise allows.
 import math
 
 from fedmf.privacy.learning_rate import on_grid, predicted_learning_rate
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, update_noise_multiplier
 from fedmf.runs.config import TrainConfig
 
 # The loss of a cohort of a few clients goes up and down: the start is the worst of some rounds, and
@@ -89,7 +89,7 @@ def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None
     """
     if not plan.noise_multiplier or config.server_optimizer != "sgd":
         return None
-    error = plan.update_noise_multiplier * rmse / (config.claimed_cohort or config.cohort_size)
+    error = update_noise_multiplier(plan) * rmse / (config.claimed_cohort or config.cohort_size)
     rate = on_grid(predicted_learning_rate(error, clip_norm=plan.clip_norm, grid=None))
     return rate * (1 - config.server_momentum) / (1 - RULE_MOMENTUM)
 

@@ -390,9 +390,9 @@ class _Training:
                 "validation": self.evaluator(weights, "validation"),
                 "test": self.evaluator(weights, "test") if self.options.test else {},
                 "participation": participation,
-                "claimed_cohort": self.plan.claimed_cohort,
+                "claimed_cohort": self.config.claimed_cohort,
                 # Nobody observed the run that a simulation stands for.
-                "achieved": achieved if self.plan.claimed_cohort is None else None,
+                "achieved": achieved if self.plan.simulation is None else None,
                 "seconds": round(seconds, 1),
             }
             | ({"ended_after": self.done} if ended else {}),

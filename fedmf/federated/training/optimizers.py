@@ -95,10 +95,7 @@ def scaling_of(config: TrainConfig) -> Scaling | None:
     if not config.server_optimizer.startswith(SCALED):
         return None
     rule = config.server_optimizer.removeprefix(SCALED)
-    debiased = config.scale_moment == "debiased"
-    return Scaling(
-        rule=rule, epsilon=config.server_epsilon, every=config.scale_every, debiased=debiased
-    )
+    return Scaling(rule=rule, epsilon=config.server_epsilon, every=config.scale_every)
 
 
 class Proximal(tff.learning.optimizers.Optimizer):

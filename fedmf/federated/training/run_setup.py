@@ -5,6 +5,7 @@ the guarantee.
 import contextlib
 import dataclasses
 import hashlib
+import json
 import pathlib
 import reprlib
 import warnings
@@ -24,10 +25,12 @@ from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
+from fedmf.privacy.config import PlanConfig, differences
+from fedmf.privacy.describe import statement_values
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.statement import installed_versions, markdown, mechanism_digest
+from fedmf.privacy.statement import installed_versions, markdown
 from fedmf.privacy.stopping import rounds_within
-from fedmf.runs.audit import pretraining, recorded_plan, scaling_values
+from fedmf.runs.audit import plan_record, pretraining, recorded_plan, scaling_values
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.server.source import check_noise_seed
@@ -104,14 +107,14 @@ class RunSetup:
         """
         folder, plan = RunFolder.create(self.folder.path), self.plan
         plan.mechanism.save(folder.path / "mechanism.npz")
-        workload = self.config.workload()
+        workload = self.config.fit_workload()
         if self.config.initial_model is not None:
             folder.write_weights(
                 "initial_model", self.task.build_model(self.config.seed).get_weights()
             )
         folder.write_json(
             "plan",
-            plan.summary()
+            plan_record(self.config, plan)
             | {
                 "given": self.plan_given,
                 "task": _task_summary(self.task),
@@ -124,7 +127,8 @@ class RunSetup:
         write_atomically(
             folder.path / "statement.md",
             markdown(
-                plan.statement_values(
+                statement_values(
+                    plan,
                     population=len(self.task.client_ids) + self.config.canaries,
                     pretraining=pretraining(self.config),
                     canaries=self.config.canaries,
@@ -196,7 +200,7 @@ def controller_of(
         or what the controller refuses.
     """
     sampling = None if plan is None else plan.sampling
-    budget = None if plan is None else config.budget(plan.mechanism)
+    budget = None if plan is None else config.budget_with(plan.mechanism)
     participation, seed = config.participation() if budget is None else budget, config.seed
     population = len(task.client_ids) + config.canaries
     if sampling is not None:
@@ -236,36 +240,12 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
             "that the config describes"
         )
     _ = plan.stddev  # refuses what float32 cannot hold
-    wanted = config.sampling_scheme()
-    if plan.sampling != (None if wanted is None else wanted.for_mechanism(plan.mechanism)):
-        raise ValueError(
-            f"plan has sampling={plan.sampling} but the config asks for {wanted}: "
-            "calibrate the plan for the run"
-        )
-    budget = config.budget(plan.mechanism)
-    kept = config.participation() if budget is None else budget.participation
-    if plan.sampling is None and plan.participation != kept:
-        raise ValueError(
-            f"plan is for {plan.participation} but the config trains {kept}: "
-            "calibrate the plan for the run"
-        )
-    if plan.simulated_cohort not in (None, config.cohort_size):
-        raise ValueError(
-            f"plan simulates simulated_cohort={plan.simulated_cohort} clients a round but the "
-            f"config trains cohort_size={config.cohort_size}: make them agree"
-        )
-    adaptive = config.quantile_clipping()
-    if plan.quantile_clipping != adaptive:
-        raise ValueError(
-            f"plan has quantile_clipping={plan.quantile_clipping} but the config asks for "
-            f"{adaptive}: make them agree"
-        )
-    if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
-        raise ValueError(
-            f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the "
-            f"config clip_norm={config.clip_norm} "
-            f"and claimed_cohort={config.claimed_cohort}: make them agree"
-        )
+    wanted = config.plan_with(plan.mechanism, plan.noise_multiplier)
+    differs = differences(
+        PlanConfig.of(plan), PlanConfig.of(wanted), leave_out=("delta",), was="the config has"
+    )
+    if differs:
+        raise ValueError(f"plan has {differs}: calibrate it for the run, or make them agree")
 
 
 def _task_summary(task: Task) -> dict[str, Any]:
@@ -309,9 +289,7 @@ def reopen_run(
     run = Run.load(folder.path)
     cannot = f"cannot resume {folder.path}"
     # Where the data lie may change; what they are is compared below.
-    changes = _changes(
-        dataclasses.asdict(config) | {"data": None}, dataclasses.asdict(run.config) | {"data": None}
-    )
+    changes = differences(config, run.config, leave_out=("data",), was="the run has")
     if changes:
         why = ""
         if config.rounds > run.config.rounds:
@@ -344,11 +322,14 @@ def reopen_run(
     plan_given = plan is not None
     if plan is None:
         plan = recorded_plan(run) if run.plan.get("given") else config.plan(stored)
-    other = any(run.plan[key] != value for key, value in plan.summary().items())
-    if other or mechanism_digest(plan.mechanism) != mechanism_digest(stored):
+    record, was = plan_record(config, plan), run.plan
+    if any(was.get(name) != value for name, value in json.loads(json.dumps(record)).items()):
+        changes = differences(
+            config.stating(plan), PlanConfig.from_mapping(was["config"], "plan.json")
+        )
         raise ValueError(
-            f"{cannot} with another plan: its plan.json or mechanism.npz differs; "
-            "start a new folder for that"
+            f"{cannot} with another plan: its plan.json or mechanism.npz differs{changes and ': '}"
+            f"{changes}; start a new folder for that"
         )
     seed = _stored_seed(folder.path / "private" / "noise_seed")
     kept = folder.identity()

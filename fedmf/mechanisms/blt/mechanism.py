@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.toeplitz.mechanism import lower_toeplitz
 from fedmf.noise.buffers import Buffers
@@ -52,16 +52,12 @@ class BLTMechanism(Mechanism):
 
     family: ClassVar[str] = "blt"
     uncertified: ClassVar[str] = "built from given decays, not optimised"
-    rounds: int
-    decays: np.ndarray
-    inverse_decays: np.ndarray
+    rounds: int = fields.checked(checks.rounds)
+    decays: np.ndarray = fields.array(1)
+    inverse_decays: np.ndarray = fields.array(1)
 
     def __post_init__(self) -> None:
-        self._set_rounds()
-        for name in ("decays", "inverse_decays"):
-            object.__setattr__(
-                self, name, checks.frozen(checks.array(name, getattr(self, name), ndim=1))
-            )
+        super().__post_init__()
         if self.decays.shape != self.inverse_decays.shape:
             raise ValueError(
                 f"decays has length {len(self.decays)} and inverse_decays "
@@ -82,7 +78,6 @@ class BLTMechanism(Mechanism):
                 f"sum to {largest:.3g} and cancel, which float32 does not hold: pass values that "
                 "are further apart, or that alternate"
             )
-        super().__post_init__()
 
     @property
     def buffers(self) -> int:

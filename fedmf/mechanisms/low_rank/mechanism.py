@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream, banded_matrix, check_left_inverse, lower_inverse
@@ -53,25 +53,18 @@ class LowRankMechanism(Mechanism):
 
     family: ClassVar[str] = "low_rank"
     uncertified: ClassVar[str] = "built from given matrices, not optimised"
-    diagonals: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
-    inverse_workload: np.ndarray
+    diagonals: np.ndarray = fields.checked(checks.banded_rows)
+    left: np.ndarray = fields.array(2)
+    right: np.ndarray = fields.array(2)
+    inverse_workload: np.ndarray = fields.checked(checks.banded_rows)
 
     def __post_init__(self) -> None:
-        arrays = {
-            name: checks.banded_rows(name, getattr(self, name))
-            for name in ("diagonals", "inverse_workload")
-        }
-        arrays |= {
-            name: checks.array(name, getattr(self, name), ndim=2) for name in ("left", "right")
-        }
-        self._set(**arrays)
-        for name, array in arrays.items():
-            if len(array) != self.rounds:
+        super().__post_init__()
+        for name in ("left", "right", "inverse_workload"):
+            if (rows := len(getattr(self, name))) != self.rounds:
                 raise ValueError(
-                    f"{name} has {len(array)} rows and diagonals has {self.rounds}: "
-                    "pass one for each round"
+                    f"{name} has {rows} rows and diagonals has {self.rounds}: pass one for each "
+                    "round"
                 )
         positive = self.diagonals[:, 0] * self.inverse_workload[:, 0] > 0.0
         if not positive.all():
@@ -86,7 +79,6 @@ class LowRankMechanism(Mechanism):
                 f"left has shape {self.left.shape} and right has "
                 f"{self.right.shape}: pass the same rank"
             )
-        super().__post_init__()
 
     @property
     def rounds(self) -> int:

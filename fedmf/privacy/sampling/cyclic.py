@@ -176,7 +176,7 @@ class _RoundByRound(Cyclic):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
+class CyclicPoisson(_RoundByRound, name="poisson"):
     """Every client of the round's part takes part with probability q, independently (banded paper,
     Alg. 6 and Cor. F.1).
 
@@ -254,7 +254,7 @@ class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
+class CyclicFixedSize(_RoundByRound, name="fixed_size"):
     """A uniform subset of exactly cohort_size clients of the round's part, drawn anew each round
     (banded paper, Alg. 2).
 

@@ -7,7 +7,6 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -144,7 +143,7 @@ ADJACENCY = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BallsInBins(Simulated, names={"balls-in-bins": {}}):
+class BallsInBins(Simulated, name="balls-in-bins"):
     """Every client draws one of `bins` residues once and takes part in rounds i, i + bins, i + 2
     bins, .. (arXiv:2410.06266).
 
@@ -184,16 +183,21 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
         return 1 / self.bins
 
     @classmethod
-    def configured(cls, name: str, settings: Mapping[str, Any]) -> Self:
+    def configured(
+        cls,
+        *,
+        population: int | None,
+        cohort_size: int | None,
+        partitions: int | None,
+        min_sep: int | None,
+    ) -> Self:
         """`partitions`, or else population // cohort_size, as the number of bins."""
-        chosen = {field: value for field, value in settings.items() if value is not None}
-        for field in ("population", "cohort_size"):
-            if field not in chosen:
-                raise ValueError(f"sampling={name} needs {field}=None to be given")
-        population, cohort_size = chosen.pop("population"), chosen.pop("cohort_size")
-        bins = chosen.pop("partitions", max(1, population // cohort_size))
-        for field, value in chosen.items():
-            raise ValueError(f"{field}={value} does not belong to sampling={name}: leave it out")
+        for name, value in (("population", population), ("cohort_size", cohort_size)):
+            if value is None:
+                raise ValueError(f"sampling=balls-in-bins needs {name}=None to be given")
+        assert population is not None
+        assert cohort_size is not None
+        bins = max(1, population // cohort_size) if partitions is None else partitions
         scheme = cls(population=population, bins=bins)
         if scheme.cohort_size != cohort_size:
             raise ValueError(
@@ -202,15 +206,10 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
             )
         return scheme
 
-    @property
-    def command_options(self) -> dict[str, Any]:
-        """Command-line options, without dashes, that `scheme_from` turns into this scheme."""
-        sizes = {
-            "population": self.population,
-            "cohort-size": self.cohort_size,
-            "partitions": self.bins,
-        }
-        return {"sampling": "balls-in-bins", **sizes}
+    def settings(self) -> dict[str, Any]:
+        """The fields of a `PlanConfig` that `configured` makes this scheme from."""
+        sizes = {"population": self.population, "cohort_size": self.cohort_size}
+        return {"sampling": self.name(), **sizes, "partitions": self.bins}
 
     def resized(self, **sizes: int) -> Self:
         """The scheme of another population or cohort_size, in as many bins as give
@@ -219,7 +218,7 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
         wanted = {"population": self.population, "cohort_size": self.cohort_size} | sizes
         if wanted["cohort_size"] == self.cohort_size and wanted["population"] == self.population:
             return self
-        return type(self).configured("balls-in-bins", wanted)
+        return self.configured(**wanted, partitions=None, min_sep=None)
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """Itself, for encoders that are lower-triangular and have no negative entry."""
@@ -306,21 +305,18 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSepPoisson(
-    Simulated, names={"min-sep-poisson": {"warm": True}, "min-sep-poisson-cold": {"warm": False}}
-):
+class MinSepPoisson(Simulated, name="min-sep-poisson"):
     """A client that took part in none of the last min_sep - 1 rounds takes part with probability p
     (arXiv:2602.09338, b-min-sep sampling).
 
-    For encoders of at most min_sep bands without negative entries. Cohorts vary in size; the
-    divisor of the mean stays cohort_size.
+    For encoders of at most min_sep bands without negative entries. Each client starts in the
+    stationary state: all rounds expect the same cohort. Cohorts vary in size; the divisor of the
+    mean stays cohort_size.
 
     Attributes:
       population: clients that can be drawn.
-      cohort_size: clients of a round on average; with a cold start, what the average tends to.
+      cohort_size: clients of a round on average.
       min_sep: b; None until a Plan sets it to the mechanism's bands.
-      warm: each client starts in the stationary state, so that all rounds expect the same cohort;
-        else all may come in round 0.
 
     >>> scheme = MinSepPoisson(population=1000, cohort_size=50, min_sep=4)
     >>> round(scheme.probability, 6), scheme.participation(10).max_participations
@@ -330,7 +326,6 @@ class MinSepPoisson(
     population: int
     cohort_size: int
     min_sep: int | None = None
-    warm: bool = True
 
     def __post_init__(self) -> None:
         m = checks.integer("population", self.population, low=1, hint="use the number of clients")
@@ -340,8 +335,6 @@ class MinSepPoisson(
         b = self.min_sep
         if b is not None:
             b = checks.integer("min_sep", b, low=1, hint="use the number of bands, or leave it out")
-        if not isinstance(self.warm, bool):
-            raise TypeError(f"warm={self.warm!r} must be True or False")
         for name, value in (("population", m), ("cohort_size", B), ("min_sep", b)):
             object.__setattr__(self, name, value)
         if B * (b or 1) > m:
@@ -371,16 +364,6 @@ class MinSepPoisson(
         more = {"probability": self.probability} if self.min_sep is not None else {}
         return super().facts(rounds) | more
 
-    @classmethod
-    def configured(cls, name: str, settings: Mapping[str, Any]) -> Self:
-        """`partitions` is no field: min_sep takes its place."""
-        if settings.get("partitions") is not None:
-            raise ValueError(
-                f"partitions={settings['partitions']} does not belong to sampling={name}: give "
-                "min_sep, or leave it out for the bands"
-            )
-        return super().configured(name, settings)
-
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """The scheme with min_sep the mechanism's bands, unless it has more."""
         bands = proven_bands(mechanism)
@@ -401,7 +384,7 @@ class MinSepPoisson(
 
     def losses(self, mechanism: Mechanism, noise: float) -> Losses:
         """Those of the recursion over rounds."""
-        return _min_sep_losses(mechanism, self.separation, self.probability, self.warm, noise)
+        return _min_sep_losses(mechanism, self.separation, self.probability, noise)
 
     def draws(self, seed: int) -> Draws:
         """Independent coins, of which the controller leaves out those of clients that rest."""
@@ -410,7 +393,6 @@ class MinSepPoisson(
             min_sep=self.separation,
             probability=self.probability,
             seed=seed,
-            warm=self.warm,
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
@@ -442,9 +424,6 @@ class MinSepPoisson(
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
-        start = (
-            "began in the stationary state of that rule" if self.warm else "could come in round 0"
-        )
         return {
             "adjacency": ADJACENCY,
             "accounting": self._accounting(
@@ -454,8 +433,9 @@ class MinSepPoisson(
                 noise,
             ),
             "drawing": f"Each of {self.population} clients rests {self.separation - 1} rounds "
-            "after a round in which it was drawn, is then drawn with probability "
-            f"{self.probability:.12g} in each round, independently of all others, and {start}.",
+            "after a round in which it was drawn, is "
+            f"then drawn with probability {self.probability:.12g} in each round, independently of "
+            "all others, and began in the stationary state of that rule.",
             "secret": ", and so does how many are in any round",
         }
 
@@ -478,6 +458,6 @@ def _bin_losses(mechanism: Mechanism, bins: int, noise: float) -> BinLosses:
 
 @functools.lru_cache(maxsize=8)
 def _min_sep_losses(
-    mechanism: Mechanism, min_sep: int, probability: float, warm: bool, noise: float
+    mechanism: Mechanism, min_sep: int, probability: float, noise: float
 ) -> MinSepLosses:
-    return MinSepLosses(columns_of(mechanism) / noise, min_sep, probability, warm)
+    return MinSepLosses(columns_of(mechanism) / noise, min_sep, probability)

@@ -216,7 +216,16 @@ def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
     for leak in ({"seed": SEED}, {"key": key}):  # the control
         assert any(secret in ray.cloudpickle.dumps(leak) for secret in secrets)
     jobs = ray._private.worker.global_worker.gcs_client.get_all_job_info()
-    assert {job.entrypoint for job in jobs.values()} == {"fedmf"}
+    assert not [job for job in jobs.values() if str(SEED) in job.entrypoint]
+
+
+@pytest.mark.parametrize("seed", ["--noise-seed 71", "--noise-seed=71", "noise_seed=71"])
+def test_a_noise_seed_on_the_command_line_is_refused(seed, tmp_path, monkeypatch):
+    """Ray tells the cluster the driver's command line."""
+    monkeypatch.setattr(sys, "orig_argv", ["fedmf", "train", *seed.split()])
+    with pytest.raises(ValueError, match="the noise seed stands on the command line"):
+        train(tmp_path / "run", cluster="local")
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_versions_are_refused_by_name(machines, tmp_path, monkeypatch):
