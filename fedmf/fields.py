@@ -122,7 +122,7 @@ class Checked:
 
 
 def set_fields(options: Any, values: Mapping[str, Any]) -> None:
-    """Sets fields of a frozen dataclass in its `__post_init__`; an array becomes a read-only copy."""
+    """Sets fields of a frozen dataclass in its `__post_init__`; arrays become read-only copies."""
     for name, value in values.items():
         is_array = isinstance(value, np.ndarray)
         object.__setattr__(options, name, checks.frozen(value) if is_array else value)

@@ -1,7 +1,6 @@
 """Each public name says what it takes, gives and raises."""
 
 import inspect
-import typing
 
 import fedmf
 
@@ -10,12 +9,14 @@ NAMES = {name: getattr(fedmf, name) for name in fedmf.__all__}
 INCOMPLETE = {
     "CyclicFixedSize",
     "CyclicPoisson",
+    "PlanConfig",
     "TrainConfig",
     "audit_run",
     "calibrate",
     "choose_bands",
     "effective_rmse",
     "predicted_learning_rate",
+    "statement",
 }
 
 
@@ -29,7 +30,7 @@ def lacking(thing):
     sections = ["Raises:"]
     if signature.parameters:
         sections.append("Args:")
-    if typing.get_type_hints(thing).get("return") is not type(None):
+    if signature.return_annotation not in (None, "None"):
         sections.append("Returns:")
     return [section for section in sections if section not in text]
 

@@ -94,7 +94,7 @@ def test_cutting_further_than_allowed_would_be_seen():
 
 
 def test_deviation_bounds_what_the_sensitivity_can_grow_by():
-    """C' = (N + E)^-1 has at most sens(C) / (1 - ||C E||), for E far larger than is ever allowed."""
+    """C' = (N + E)^-1 has at most sens(C) / (1 - ||C E||), for E far larger than allowed."""
     rng, bounded = np.random.default_rng(4), 0
     for _ in range(20):
         N = np.tril(rng.normal(size=(12, 12))) + 4 * np.eye(12)

@@ -114,7 +114,8 @@ def task_of(x, y, model, loss, **changes):
 def settings(execution="fast"):
     """One round without noise, zeroing and clipping; the server adds the mean."""
     values = {
-        "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None, "clip_norm": 1e6,
+        "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None,
+        "zeroing_norm": None, "clip_norm": 1e6,
         "cohort_size": len(SIZES), "client_learning_rate": RATE, "client_epochs": 2,
         "server_learning_rate": 1.0, "server_momentum": 0.0, "warmup": 0.0, "cooldown": 0.0,
     }  # fmt: skip

@@ -23,7 +23,8 @@ from tests.federated.small_runs import assert_close, start_of, train
 pytestmark = pytest.mark.tensorflow
 
 SIZES = {
-    "vocabulary_size": 30, "sequence_length": 5, "embedding_size": 6, "lstm_size": 10, "batch_size": 4,
+    "vocabulary_size": 30, "sequence_length": 5, "embedding_size": 6, "lstm_size": 10,
+    "batch_size": 4,
     "validation_sentences": 20, "test_sentences": 20, "max_sentences": 10, "progress": False,
 }  # fmt: skip
 

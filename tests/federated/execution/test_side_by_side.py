@@ -48,7 +48,8 @@ def together_and_alone(sums_of):
     def of(layer):
         x, y = COHORT[0][0]
         task = federated.Task.from_arrays(
-            name="mixing", x=x, y=y, client_ids=[0, 1], validation=(x, y), test=(x, y), batch_size=2,
+            name="mixing", x=x, y=y, client_ids=[0, 1], validation=(x, y), test=(x, y),
+            batch_size=2,
             model=lambda: tf.keras.Sequential([tf.keras.Input((4,)), layer(), layers.Dense(2)]),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],

@@ -26,8 +26,13 @@ def plan():
 def config(**changes):
     """Of a run of the plan."""
     settings = {
-        "rounds": 64, "min_sep": 16, "family": "identity", "noise_multiplier": 3.0, "clip_norm": 0.5, "cohort_size": 20,
-    }  # fmt: skip
+        "rounds": 64,
+        "min_sep": 16,
+        "family": "identity",
+        "noise_multiplier": 3.0,
+        "clip_norm": 0.5,
+        "cohort_size": 20,
+    }
     return fedmf.TrainConfig(**settings | changes)
 
 

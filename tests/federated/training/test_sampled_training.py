@@ -18,9 +18,14 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")
 def sampled(**changes):
     """Two parts of six clients, of whom three are expected a round."""
     values = {
-        "bands": 2, "sampling": "poisson", "population": 12, "cohort_size": 3, "min_sep": None, "epsilon": 20.0,
+        "bands": 2,
+        "sampling": "poisson",
+        "population": 12,
+        "cohort_size": 3,
+        "min_sep": None,
+        "epsilon": 20.0,
         "noise_multiplier": None,
-    }  # fmt: skip
+    }
     return config(**(values | changes))
 
 
