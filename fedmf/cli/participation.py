@@ -127,11 +127,10 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
                 raise ValueError("min_sep is missing: give it, or leave out --no-search")
             if largest["largest_min_sep"] is None:
                 raise ValueError(
-                    f"cohort_size={size.cohort_size} of population={size.population} cannot be "
-                    "filled in every round with "
-                    f"availability={availability!r}, whatever the separation: lower --cohort-size, "
-                    "or give --min-sep to see how often "
-                    "the pool runs dry"
+                    f"cohort_size={size.cohort_size} of population={size.population} cannot "
+                    f"be filled in every round with availability={availability!r}, whatever "
+                    "the separation: lower --cohort-size, or give --min-sep to see how "
+                    "often the pool runs dry"
                 )
             planned = _planned(None, options | {"min_sep": largest["largest_min_sep"]})
             assert planned is not None
@@ -178,8 +177,8 @@ def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participati
         min_sep, most = limits["min_sep"], limits["max_participations"]
         if min_sep not in (None, getattr(scheme, "min_sep", None)) or most is not None:
             raise ValueError(
-                f"min_sep={min_sep} and max_participations={most} follow from --sampling: leave "
-                "them out"
+                f"min_sep={min_sep} and max_participations={most} follow from "
+                "--sampling: leave them out"
             )
         return scheme.participation(limits["rounds"])
     if limits["min_sep"] is None and limits["schema"] == "min_sep":
@@ -198,8 +197,8 @@ def _budget(planned: "Participation | None", options: dict[str, Any]) -> "Budget
         for name in ("mechanism_file", "pace", "seeds"):
             if options[name] is not None:
                 raise ValueError(
-                    f"{name.removesuffix('_file')}={options[name]} belongs to --schema budget: "
-                    "leave it out"
+                    f"{name.removesuffix('_file')}={options[name]} belongs to "
+                    "--schema budget: leave it out"
                 )
         return None
     if file is None:

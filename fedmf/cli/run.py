@@ -51,8 +51,8 @@ from fedmf.cli.stopped import training
 )
 @click.option(
     "--cluster",
-    help="Train clients on a Ray cluster: local, auto, host:port or ray://host:port "
-    "(docs/cluster.md).",
+    help="Train clients on a Ray cluster: local, auto, host:port or "
+    "ray://host:port (docs/cluster.md).",
 )
 @click.option(
     "--data-on-workers",
@@ -276,8 +276,8 @@ def report(
     with arguments_checked():
         if out is None and table is None:
             raise ValueError(
-                "out and csv are both missing: give --out FOLDER for a report, --csv FILE for a "
-                "table"
+                "out and csv are both missing: give --out FOLDER for a report, "
+                "--csv FILE for a table"
             )
         for path in runs:
             RunFolder.open(path)

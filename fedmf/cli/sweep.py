@@ -28,8 +28,8 @@ from fedmf.cli.options import (
     "--vary",
     "varied",
     multiple=True,
-    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; every "
-    "combination is a run.",
+    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; "
+    "every combination is a run.",
 )
 @click.option(
     "--config",
@@ -58,8 +58,8 @@ from fedmf.cli.options import (
 )
 @click.option(
     "--cluster",
-    help="Train on a Ray cluster whose machines share --out: auto, host:port or ray://host:port "
-    "(docs/cluster.md).",
+    help="Train on a Ray cluster whose machines share --out: auto, host:port or "
+    "ray://host:port (docs/cluster.md).",
 )
 @click.option(
     "--cpus-per-job", type=COUNT, default=1, help="With --cluster: processors of one run."
@@ -115,8 +115,8 @@ def sweep(
         if training["noise_seed"] is None:
             if not dry_run and ("epsilon" in fixed or "epsilon" in lists or any(multipliers)):
                 raise ValueError(
-                    "noise_seed is missing: give a secret whole number, or os to draw one for "
-                    "every run"
+                    "noise_seed is missing: give a secret whole number, or os to "
+                    "draw one for every run"
                 )
             training["noise_seed"] = "os"
         if not lists:

@@ -63,8 +63,8 @@ class LowRankMechanism(Mechanism):
         for name in ("left", "right", "inverse_workload"):
             if (rows := len(getattr(self, name))) != self.rounds:
                 raise ValueError(
-                    f"{name} has {rows} rows and diagonals has {self.rounds}: pass one for each "
-                    "round"
+                    f"{name} has {rows} rows and diagonals has {self.rounds}: "
+                    "pass one for each round"
                 )
         positive = self.diagonals[:, 0] * self.inverse_workload[:, 0] > 0.0
         if not positive.all():
