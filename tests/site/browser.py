@@ -18,10 +18,9 @@ if TYPE_CHECKING:  # the tests' own environment, which collects this file, has n
     from playwright.sync_api import Browser, Page, Request
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# A telephone, a window beside another, a large screen.
-WIDTHS = (390, 1100, 1600)
-# A laptop's window, in which code and its output fit their column.
-COLUMN_AT = 1280
+# A telephone, windows beside another, screens.
+WIDTHS = (390, 800, 1100, 1280, 1350, 1480, 1600, 1900)
+COLUMNS_FROM = 1100  # from here on code and its output fit their column
 # Words that a heading has: a page with such a heading is the first result.
 SOUGHT = ("min_sep", "resume", "flower", "sensitivity")
 IN_NO_HEADING = "tensorboard"  # the control
@@ -97,8 +96,8 @@ def look(page: "Page", url: str) -> list[str]:
         page.set_viewport_size({"width": width, "height": 844})
         if (excess := page.evaluate(WIDE)) > 0:
             wrong.append(f"scrolls sideways by {excess} pixels at {width}")
-    page.set_viewport_size({"width": COLUMN_AT, "height": 844})
-    wrong += [f"runs off its column: {text}" for text in page.evaluate(LONG)]
+        if width >= COLUMNS_FROM:
+            wrong += [f"runs off its column at {width}: {text}" for text in page.evaluate(LONG)]
     wrong += [f"hard to read in the dark: {text}" for text in page.evaluate(DARK, CONTRAST)]
     return wrong
 

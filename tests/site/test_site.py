@@ -167,7 +167,7 @@ def test_pages_in_a_browser(site):
         ("<script>console.error('no')</script>", "console: no"),
         ('<img src="http://localhost:9/a.png">', "asks http://localhost:9/a.png"),
         ('<div style="width: 500px">wide</div>', "scrolls sideways by"),
-        (f'<pre style="overflow-x: auto">{"x" * 200}</pre>', "runs off its column: xxx"),
+        (f'<pre style="overflow-x: auto">{"x" * 200}</pre>', "runs off its column at 1280: xxx"),
         (
             '<div style="background: #111"><p style="color: #333">dim</p></div>',
             "hard to read in the dark: P",
