@@ -13,6 +13,8 @@ import numpy as np
 from fedmf import checks
 
 NAMES = ("prefix_sum", "momentum_sgd", "identity")
+# Of momentum_sgd where no other is given.
+MOMENTUM = 0.95
 
 # Losses are squares of entries, and steps of fits squares of those.
 _MAX_MAGNITUDE = 1e75
@@ -217,7 +219,7 @@ def named(
     name: str,
     n: int,
     *,
-    momentum: float = 0.95,
+    momentum: float = MOMENTUM,
     learning_rates: np.ndarray | None = None,
 ) -> Workload:
     """A workload by its name on the command line and in configs.
@@ -233,6 +235,11 @@ def named(
     """
     if name == "momentum_sgd":
         return momentum_sgd(n, momentum, learning_rates)
+    if momentum != MOMENTUM:
+        raise ValueError(
+            f"workload_momentum={momentum} belongs to workload=momentum_sgd, not to "
+            f"workload={name}: leave it out"
+        )
     if name == "prefix_sum":
         return prefix_sum(n) if learning_rates is None else sgd(learning_rates)
     if learning_rates is not None:

@@ -122,9 +122,6 @@ def log(
     mechanism_file: pathlib.Path,
     statement: pathlib.Path | None,
     pretraining: str | None,
-    rounds_run: int | None,
-    memory: int,
-    folder: pathlib.Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -143,12 +140,14 @@ def log(
     """
     from fedmf.audits.guarantee import audit_log
     from fedmf.audits.log import LogForm
+    from fedmf.privacy.describe import ALWAYS_SAID
     from fedmf.privacy.flat_config import OF_THE_FIT
 
     written = {
         name: options.pop(name)
         for name in ("client_column", "round_column", "first_round", "duplicates")
     }
+    rounds_run, memory, folder = (options.pop(n) for n in ("rounds_run", "memory", "folder"))
     with arguments_checked():
         config = plan_config(mechanism_file, options)
         plan = config.plan()
@@ -161,7 +160,7 @@ def log(
             folder=folder,
         )
     if statement is not None:
-        flags = config.stating(plan).flags(leave_out=OF_THE_FIT)
+        flags = config.stating(plan).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
         more = {"rounds_run": rounds_run, "pretraining": pretraining, "statement": statement.name}
         flags += [
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"

@@ -36,20 +36,13 @@ class _Counts(click.ParamType[list[int]]):
 @options_of(
     "PlanConfig",
     names=(
-        *("rounds", "population", "cohort_size", "epsilon", "delta"),
+        *("rounds", "population", "cohort_size", "sampling", "epsilon", "delta"),
         *("workload", "workload_momentum"),
     ),
     required=("rounds", "population", "cohort_size", "epsilon"),
     defaults=True,
 )
 @click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
-@click.option(
-    "--sampling",
-    type=click.Choice(["poisson", "reshuffle", "min-sep-poisson", "balls-in-bins"]),
-    default="poisson",
-    help="How clients are drawn; min-sep-poisson and balls-in-bins take a minute or so "
-    "for each number of bands.",
-)
 @click.option(
     "--dense", is_flag=True, help="Try the best encoder of all without amplification as well."
 )
@@ -79,9 +72,8 @@ def bands(
     from fedmf.files import write_atomically
     from fedmf.privacy.bands import BandChoice, BandSearch
 
-    target = {
-        name: options[name]
-        for name in ("population", "cohort_size", "epsilon", "delta", "sampling")
+    target = {name: options[name] for name in ("population", "cohort_size", "epsilon", "delta")} | {
+        "sampling": options["sampling"] or "poisson"
     }
     progress = status_line() or (lambda phrase: None)
     with arguments_checked():

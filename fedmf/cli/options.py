@@ -307,7 +307,7 @@ def _family_options() -> list[click.Parameter]:
     return declared
 
 
-class TaskCommand(FamilyCommand):
+class TaskCommand(Command):
     """A command whose help lists the options of the task that --task names before --help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -324,6 +324,10 @@ class TaskCommand(FamilyCommand):
         rows = [(_with_default(field), field.metadata.get("help", "")) for field in fields]
         with formatter.section(f"Task options of {name}"):
             formatter.write_dl(rows or [("none", "")])
+
+
+class ConfigCommand(TaskCommand, FamilyCommand):
+    """A command that trains: with the options of its task, and of every family."""
 
 
 def _with_default(field: dataclasses.Field[Any]) -> str:

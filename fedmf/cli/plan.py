@@ -21,7 +21,7 @@ from fedmf.cli.participation import participation
 
 @click.group(cls=Group)
 def plan() -> None:
-    """Answer before training: participation, bands, learning rate, noise.
+    """Answer before training: who, bands, rate, noise.
 
     \b
     Example:
@@ -95,7 +95,7 @@ def learning_rate(mechanism_file: pathlib.Path, as_json: bool, **promise: Any) -
 )
 @json_option
 def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_json: bool) -> None:
-    """How training would make the noise of a mechanism, what that costs, and why.
+    """How training would make the noise, and what that costs.
 
     \b
     Example:

@@ -207,8 +207,8 @@ class PlanConfig:
             )
         if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
-                f"family={self.family} needs a privacy target: give epsilon (such as 8) or "
-                "noise_multiplier"
+                f"epsilon=None and noise_multiplier=None, but family={self.family} needs a privacy "
+                "target: give epsilon (such as 8) or noise_multiplier"
             )
 
     def _check_sampling(self) -> None:
@@ -429,13 +429,13 @@ class PlanConfig:
         """
         return flat({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
-    def flags(self, *, leave_out: tuple[str, ...] = ()) -> list[str]:
-        """Command-line options of what is not at its default."""
+    def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
+        """Command-line options of what is not at its default, and of what is `always` said."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         flags = []
         for name, value in self.flat().items():
             option = f"--{name.replace('_', '-')}"
-            if value == defaults.get(name) or name in leave_out:
+            if name in leave_out or (value == defaults.get(name) and name not in always):
                 continue
             if name.startswith(TASK_OPTION):
                 setting = f"{name.removeprefix(TASK_OPTION)}={value}"

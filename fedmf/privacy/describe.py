@@ -20,6 +20,8 @@ from fedmf.privacy.plan import (
 )
 from fedmf.privacy.rounding import finite
 
+# Options of a printed command, also where they are at their default: the guarantee rests on them.
+ALWAYS_SAID = ("rounds", "delta", "clip_norm")
 # Users with so many devices are given a guarantee of their own.
 _DEVICES = (2, 3, 5)
 
@@ -219,9 +221,6 @@ def calibrate_command(
     whole = plan.longer or plan
     stop = [] if plan.longer is None else [f"--stop-after {plan.mechanism.rounds}"]
     said = PlanConfig.of(whole) if config is None else config.stating(whole)
-    flags = said.flags(leave_out=OF_THE_FIT)
-    # A command asks for the rounds and the noise, also where they are at their default.
-    if said.rounds == PlanConfig.__dataclass_fields__["rounds"].default:
-        flags.insert(0, f"--rounds {said.rounds}")
+    flags = said.flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
     words = [shlex.quote(mechanism), *flags, *stop, "--statement", *["--rdp"] * rdp]
     return " ".join(["fedmf calibrate", *words])

@@ -183,15 +183,6 @@ class TestWithSampling:
         # Those drawn may drop out.
         assert audit_contradictions(fixed_cohorts(1, size=9), plan) == ()
 
-    def test_shuffle(self):
-        plan = sampled_plan(CyclicShuffle)
-        order = np.random.default_rng(3).permutation(POPULATION).reshape(-1, COHORT)
-        cohorts = [order[t % len(order)] for t in range(ROUNDS)]
-        assert audit_contradictions(cohorts, plan) == ()
-        # A new order in the second epoch is not what one order for all epochs promises.
-        cohorts[40:] = np.random.default_rng(4).permutation(POPULATION).reshape(-1, COHORT)[:24]
-        assert "where at least 40 were planned" in audit_contradictions(cohorts, plan)[0]
-
 
 def audit_contradictions(cohorts, plan):
     return audit_ledger(ledger_of(cohorts, None), plan).contradictions
@@ -204,7 +195,7 @@ def test_a_reshuffled_client_stays_in_its_part():
     plan = plan_of(
         IdentityMechanism(rounds=40),
         participation=None,
-        sampling=CyclicShuffle(population=20, cohort_size=2, partitions=2, reshuffle=True),
+        sampling=CyclicShuffle(population=20, cohort_size=2, partitions=2),
     )
 
     def contradictions(second):

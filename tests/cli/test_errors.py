@@ -50,36 +50,36 @@ WRONG_CALLS = {
         "absent/x.npz",
         "choose another place",
     ],
-    "fit --rounds 8 --min-sep 2 --out x.npz --momentum 0.5": ["--momentum 0.5", "momentum_sgd"],
+    "fit --rounds 8 --min-sep 2 --out x.npz --workload-momentum 0.5": [
+        "--workload-momentum 0.5",
+        "momentum_sgd",
+    ],
     "fit --rounds 8 --min-sep 2 --out x.npz --workload identity --warmup 0.5": [
-        "--warmup 0.5",
         "--workload identity",
+        "warmup",
     ],
     "fit --rounds 8 --min-sep 2 --out x.npz --matrices . --bands 2": ["--matrices", "--bands"],
     "calibrate absent.npz --rounds 12 --min-sep 4 --epsilon 8": ["MECHANISM", "absent.npz"],
-    f"calibrate {PLAN}": ["--epsilon (not given)", "--noise-multiplier (not given)", "exactly one"],
-    f"calibrate {PLAN} --epsilon 8 --explain --noise-memory 0": ["--noise-memory", "0"],
-    f"calibrate {PLAN} --epsilon 8 --explain --noise-memory nan": ["--noise-memory", "nan"],
+    f"calibrate {PLAN}": ["--epsilon (not given) and --noise-multiplier (not given)"],
+    "plan noise MECHANISM --noise-memory 0": ["--noise-memory", "0"],
+    "plan noise MECHANISM --noise-memory nan": ["--noise-memory", "nan"],
     f"calibrate {PLAN} --epsilon 8 --clip-norm 1e300": [
         "--clip-norm 1e+300",
         "beyond the range of float32",
     ],
-    f"calibrate {PLAN} --epsilon 8 --simulated-cohort 4": [
-        "--simulated-cohort 4",
-        "--claimed-cohort (not given)",
-    ],
-    f"calibrate {PLAN} --epsilon 8 --simulated-cohort 9 --claimed-cohort 9": [
-        "--simulated-cohort 9",
+    f"calibrate {PLAN} --epsilon 8 --cohort-size 9 --claimed-cohort 9": [
+        "--cohort-size 9",
         "--claimed-cohort 9",
     ],
-    f"calibrate {PLAN} --epsilon 8 --sampling poisson": ["--population", "--cohort-size"],
+    f"calibrate {PLAN} --epsilon 8 --budget 2": ["--budget 2.0 belongs to", "budget"],
+    f"calibrate {PLAN} --epsilon 8 --sampling poisson": ["needs --population"],
     f"calibrate {PLAN} --epsilon 8 --sampling balls-in-bins --population 10 --cohort-size 4": [
         "--cohort-size 4",
         "use 5",
     ],
     f"calibrate {PLAN} --epsilon 8 --sampling min-sep-poisson --population 9 "
-    "--cohort-size 9 --partitions 2": ["give --min-sep"],
-    f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9", "--sampling"],
+    "--cohort-size 9 --partitions 2": ["--partitions 2 does not belong"],
+    f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9 belongs to sampling"],
     f"calibrate {PLAN} --epsilon 8 --stop-after 13": ["--stop-after 13", "1..12"],
     "calibrate MECHANISM --rounds 13 --min-sep 4 --epsilon 8": ["12 rounds", "13"],
     "paper run banded-figure-99": ["NAME", "banded-figure-99", "fedmf paper list"],
@@ -111,9 +111,9 @@ WRONG_CALLS = {
         "lower --cohort-size",
     ],
     f"{POOL} --sampling poisson": ["--partitions (not given)"],
-    f"{POOL} --partitions 2": ["--partitions 2 belongs to --sampling"],
+    f"{POOL} --partitions 2": ["--partitions 2 belongs to sampling"],
     f"{POOL} --sampling poisson --partitions 2 --min-sep 3": ["leave them out"],
-    f"{POOL} --sampling shuffle --partitions 5 --availability diurnal": ["use CyclicPoisson"],
+    f"{POOL} --sampling fixed_size --partitions 5 --availability diurnal": ["use CyclicPoisson"],
     f"{POOL} --simulated-cohort 30": ["--simulated-cohort 30"],
     f"{POOL} --cohort-size 2001": ["--cohort-size 2001", "--population 2000"],
     "data import absent.csv --out x.sqlite": ["'FILE'", "absent.csv", "does not exist"],
@@ -266,7 +266,7 @@ def test_every_command_is_called_wrongly():
     ],
 )
 def test_the_first_mistake_that_was_typed_is_reported(call, option):
-    refused(*call.split(), words=[f"Invalid value for '{option}'"])
+    refused(*call.split(), words=[option])
 
 
 def test_arguments_are_named_as_options():

@@ -47,7 +47,7 @@ def run(tmp_path, capfd, monkeypatch):
         [
             "--workload",
             "momentum_sgd",
-            "--momentum",
+            "--workload-momentum",
             "0.9",
             "--warmup",
             "0.25",

@@ -21,7 +21,7 @@ SCHEMES = {
     "poisson": CyclicPoisson(population=60, cohort_size=6, partitions=3),
     "fixed size": CyclicFixedSize(population=61, cohort_size=6, partitions=3),
     "shuffle": CyclicShuffle(population=62, cohort_size=6, partitions=5),
-    "reshuffle": CyclicShuffle(population=62, cohort_size=6, partitions=5, reshuffle=True),
+    "reshuffle": CyclicShuffle(population=62, cohort_size=6, partitions=5),
 }
 
 

@@ -236,9 +236,9 @@ def test_event_is_that_of_example_f1():
         CyclicPoisson(population=1000, cohort_size=20),
         CyclicFixedSize(population=1000, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20),
-        CyclicShuffle(population=480, cohort_size=20, reshuffle=True),
+        CyclicShuffle(population=480, cohort_size=20),
         pytest.param(
-            CyclicShuffle(population=4_000_000, cohort_size=2, reshuffle=True),
+            CyclicShuffle(population=4_000_000, cohort_size=2),
             marks=pytest.mark.slow,
         ),
     ],
@@ -274,7 +274,7 @@ def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
     is claimed.
     """
     n, epsilon, samples = mechanism.rounds, 0.5, 200_000
-    plan = sampled(mechanism, CyclicShuffle(population=160, cohort_size=20, reshuffle=True))
+    plan = sampled(mechanism, CyclicShuffle(population=160, cohort_size=20))
     assert (plan.sampling.positions, plan.sampling.epochs(n)) == (4, 2)
     rng, noise = np.random.default_rng(1), unit_noise(plan)
     columns = np.pad(

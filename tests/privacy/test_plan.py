@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.calibrate import calibrate
-from fedmf.privacy.describe import summary
+from fedmf.privacy.describe import statement_values, summary
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.plan import cohort_scale, rdp_epsilon
 from fedmf.privacy.sampling import CyclicPoisson
@@ -226,11 +226,9 @@ class TestPlan:
     def test_simulating_with_a_budget_says_how_many_clients_it_takes(self):
         # A budget of two rounds: nobody is in more than 2 of 8.
         budget = Participation(rounds=8, schema="budget", budget=2**0.5)
-        simulation = (
-            plan(participation=budget, mechanism=IdentityMechanism(rounds=8))
-            .simulating(simulated=10, claimed=100)
-            .statement_values(population=300)["simulation"]
-        )
+        whole = plan(participation=budget, mechanism=IdentityMechanism(rounds=8))
+        made = whole.simulating(simulated=10, claimed=100)
+        simulation = statement_values(made, population=300)["simulation"]
         assert simulation["population_needed"] == 400
 
     def test_summary_is_json(self):

@@ -75,7 +75,7 @@ def test_an_epsilon_that_is_none():
     ],
 )
 def test_participation_in_words(limits, words):
-    assumptions = point(plan(Participation(rounds=8, **limits)).statement(), "Assumptions")
+    assumptions = point(statement(plan(Participation(rounds=8, **limits))), "Assumptions")
     for word in words:
         assert word in assumptions
 
@@ -88,8 +88,8 @@ def test_an_upper_bound_is_called_one():
     )
     assert exact.sensitivity.exact
     assert not bound.sensitivity.exact
-    assert ", exact (" in point(exact.statement(), "Assumptions")
-    assert ", a proven upper bound (" in point(bound.statement(), "Assumptions")
+    assert ", exact (" in point(statement(exact), "Assumptions")
+    assert ", a proven upper bound (" in point(statement(bound), "Assumptions")
 
 
 @pytest.mark.parametrize("simulated", [False, True])
@@ -140,9 +140,8 @@ def golden_values(name, folder):
             "fedmf audit log log.csv mechanism.npz --rounds 12 --min-sep 4 "
             "--noise-multiplier 1.5 --clip-norm 0.5"
         )
-        return audited(folder).statement_values(
-            subject="log", versions=VERSIONS, commands=[command]
-        )
+        values = audited(folder).statement_values(subject="log", commands=[command])
+        return values | {"versions": VERSIONS}
     made = {
         "planned": lambda: plan(delta=1e-10),
         "simulated": lambda: plan(mechanism=TreeMechanism(rounds=8)).simulating(
@@ -151,7 +150,8 @@ def golden_values(name, folder):
         "sampled": sampled,
     }[name]()
     pretraining = "public multilingual C4" if name == "planned" else None
-    return statement_values(made, versions=VERSIONS, pretraining=pretraining, rdp=name == "sampled")
+    values = statement_values(made, pretraining=pretraining, rdp=name == "sampled")
+    return values | {"versions": VERSIONS}
 
 
 def close(one, other):

@@ -11,11 +11,13 @@ import pytest
 
 from fedmf.mechanisms import BandedMechanism
 from fedmf.mechanisms.budget import Budget
+from fedmf.mechanisms.family import fitted_families
 from fedmf.participation.schema import Participation
+from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import calibrate_command, statement, statement_values, summary
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
-from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, scheme_from, takes
+from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, takes
 from fedmf.privacy.stopping import stopped_after
 from tests.cli.test_commands import fedmf, refused
 
@@ -91,9 +93,8 @@ def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
     setting = "min_sep" if takes(scheme, "min_sep") else "partitions"
     # There they follow from the cohort
     partitions = partitions and (32 if scheme == "balls-in-bins" else partitions)
-    made = plan(
-        sampling=scheme_from(scheme, population=640, cohort_size=20, **{setting: partitions})
-    )
+    settings = {"partitions": None, "min_sep": None} | {setting: partitions}
+    made = plan(sampling=SCHEMES[scheme].configured(population=640, cohort_size=20, **settings))
     if scheme != "balls-in-bins":
         assert getattr(made.sampling, setting) == (partitions or 4)
     check(made.simulating(simulated=2, claimed=20) if simulated else made, folder)
@@ -130,15 +131,20 @@ def test_of_a_budget(folder):
 
 
 def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
-    # A new one needs an option, or the command leaves it out.
+    # A new one needs a field of `PlanConfig`, or the command leaves it out.
     assert {field.name for field in dataclasses.fields(Plan)} == {
         *("mechanism", "participation", "noise_multiplier", "clip_norm", "delta", "sampling"),
-        *("simulated_cohort", "claimed_cohort", "quantile_clipping", "longer"),
+        *("simulation", "quantile_clipping", "longer"),
     }
-    kinds = {kind for kind, _ in SCHEMES.values()}
-    assert {field.name for kind in kinds for field in dataclasses.fields(kind)} == {
-        *("population", "cohort_size", "partitions", "reshuffle", "bins", "min_sep", "warm"),
+    assert {field.name for kind in SCHEMES.values() for field in dataclasses.fields(kind)} == {
+        *("population", "cohort_size", "partitions", "reshuffle", "bins", "min_sep"),
     }
+
+
+@pytest.mark.parametrize("family", fitted_families())
+def test_every_family(folder, family):
+    config = PlanConfig(rounds=16, min_sep=4, family=family, noise_multiplier=1.5)
+    check(config.plan(), folder)
 
 
 def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
@@ -166,7 +172,7 @@ def test_a_simulation_is_said_in_the_table(folder):
     # Calibrated, the noise of the claimed run is scaled as well.
     target = ["--rounds", ROUNDS, "--min-sep", 6, "--epsilon", 8, "--json"]
     claimed = json.loads(fedmf("calibrate", "mechanism.npz", *target).stdout)
-    simulated = [*target, "--simulated-cohort", 7, "--claimed-cohort", 70]
+    simulated = [*target, "--cohort-size", 7, "--claimed-cohort", 70]
     shown = json.loads(fedmf("calibrate", "mechanism.npz", *simulated).stdout)
     assert shown["epsilon"] == claimed["epsilon"]
     assert shown["stddev"] == pytest.approx(claimed["stddev"] / 10, rel=1e-14)
@@ -175,12 +181,10 @@ def test_a_simulation_is_said_in_the_table(folder):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--sampling", "poisson", "--population", 640, "--cohort-size", 10, "--simulated-cohort",
-          10, "--claimed-cohort", 20],
-         "10 but --claimed"),
-        (["--partitions", 4], "--partitions 4 belongs to --sampling"),
+        (["--cohort-size", 20, "--claimed-cohort", 20], "--claimed-cohort 20 must be above"),
+        (["--partitions", 4], "--partitions 4 belongs to sampling"),
         (["--sampling", "poisson", "--population", 640, "--cohort-size", 20, "--partitions", 3],
-         "--partitions 3 but the mechanism has 4"),
+         "decides how far apart"),
     ],
     ids=lambda v: "" if isinstance(v, str) else " ".join(map(str, v))[-40:],
 )  # fmt: skip
@@ -203,8 +207,8 @@ def test_refusals_are_one_sentence(folder, options, words):
 def test_the_command_names_the_file_and_the_accounting(tmp_path):
     made = plan()
     made.mechanism.save(tmp_path / "b 1.npz")
-    words = shlex.split(calibrate_command(made, shlex.quote("b 1.npz"), rdp=True))[1:]
+    words = shlex.split(calibrate_command(made, "b 1.npz", rdp=True))[1:]
     first = fedmf(*[str(tmp_path / word) if word == "b 1.npz" else word for word in words]).stdout
     (line,) = [line for line in first.splitlines() if line.startswith("    fedmf calibrate")]
-    assert line.strip() == calibrate_command(made, shlex.quote("b 1.npz"), rdp=True)
+    assert line.strip() == calibrate_command(made, "b 1.npz", rdp=True)
     assert "Renyi" in first

@@ -18,7 +18,7 @@ from fedmf.mechanisms import (
     IdentityMechanism,
     ToeplitzMechanism,
 )
-from fedmf.privacy.describe import statement
+from fedmf.privacy.describe import statement, statement_values
 from fedmf.privacy.plan import unit_noise
 from fedmf.privacy.stopping import leading_block, rounds_within, stopped_after, stopping_table
 from tests.cli.program import fedmf as command
@@ -94,7 +94,7 @@ def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
 
 def test_the_longer_run_is_stated_for_the_same_delta():
     whole = plan(separated(8, 4))
-    changed = dataclasses.replace(stopped_after(whole, 4), delta=1e-9).statement_values()["longer"]
+    changed = statement_values(dataclasses.replace(stopped_after(whole, 4), delta=1e-9))["longer"]
     assert changed["epsilon"] == dataclasses.replace(whole, delta=1e-9).epsilon > whole.epsilon
 
 
@@ -144,7 +144,7 @@ def test_refusals():
         ("--table --schema budget --min-sep 2", "--schema budget"),
         ("--stop-after 13 --min-sep 2", "--stop-after 13"),
         ("--min-sep 2 --clip-every 3", "--clip-every 3"),
-        ("--min-sep 2 --simulated-cohort 5 --claimed-cohort 4", "--simulated-cohort 5"),
+        ("--min-sep 2 --cohort-size 5 --claimed-cohort 4", "--claimed-cohort 4"),
         ("--min-sep 2 --clip-norm 1e38", "--clip-norm 1e+38"),
     ],
 )
