@@ -55,7 +55,7 @@ def fit(
     to iterate.
 
     Args:
-      workload: A.
+      workload: the query A that is to be accurate.
       participation: for the same number of rounds.
       family: one of the above.
       tolerance: for banded, dense and low_rank the relative optimality gap to reach, which the
