@@ -4,6 +4,7 @@ is good for, and what not.
 
 import itertools
 import math
+import pathlib
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -125,21 +126,19 @@ def _key_once(key: Any) -> Any:
     """`key` in one call of the graph that is being built, and a `_key_of_this_call` in every other.
 
     Each call leaves a file of its own, then counts the files: of calls side by side at most one
-    finds its own alone. Files are what TFF's runtime keeps from call to call;
-    it makes variables anew.
+    finds its own beside the first alone. Files are what TFF's runtime keeps from call to call; it
+    makes variables anew. Where the folder is gone, as on another machine, no call has `key`.
     """
     folder = tempfile.TemporaryDirectory(prefix="fedmf-runs-")
     _FOLDERS.append(folder)
+    pathlib.Path(folder.name, "first").touch()
     mark = tf.strings.as_string(_drawn())
-    with tf.control_dependencies(
-        [tf.io.write_file(tf.strings.join([folder.name, "/", mark]), mark)]
-    ):
-        # The pattern depends on the mark: a constant one could be looked up before
-        # the file is there.
-        begun = tf.io.matching_files(
-            tf.strings.join([folder.name, "/*", tf.strings.substr(mark, 0, 0)])
-        )
-    return tf.where(tf.equal(tf.size(begun), 1), key, _key_of_this_call(key))
+    with tf.control_dependencies([tf.io.write_file(tf.strings.join([folder.name, "/", mark]), "")]):
+        # Patterns depend on the mark: constant ones could be looked up before the file is there.
+        within = tf.strings.join([folder.name, "/", tf.strings.substr(mark, 0, 0)])
+        begun, first = (tf.size(tf.io.matching_files(within + name)) for name in ("*", "first"))
+    alone = tf.logical_and(tf.equal(begun, 2), tf.equal(first, 1))
+    return tf.where(alone, key, _key_of_this_call(key))
 
 
 def _drawn() -> Any:

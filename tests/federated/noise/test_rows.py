@@ -3,6 +3,8 @@
 import concurrent.futures
 import copy
 import pickle
+import shutil
+import tempfile
 
 import mpmath
 import numpy as np
@@ -147,6 +149,13 @@ class TestSeedsOfRuns:
         assert len({*again, *found}) == 22
         repeated = tf.function(lambda: tf.constant(noise_key(3)))
         assert len(set(self.keys([repeated] * 3))) == 1  # the control
+
+    def test_no_call_has_it_where_marks_of_others_may_be_gone(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        begin = tf.function(RunSeeds(3).next_key).get_concrete_function()
+        (folder,) = tmp_path.iterdir()
+        shutil.rmtree(folder)
+        assert noise_key(3).tobytes() not in self.keys([begin] * 3)
 
     def test_calls_side_by_side_do_not_share_it(self):
         for _ in range(3):
