@@ -14,8 +14,7 @@ from numpy.testing import assert_allclose
 import fedmf
 from fedmf.experiments import table_cells
 from fedmf.mechanisms.fitting.progress import interruptible_fits
-from fedmf.privacy import bands
-from fedmf.runs import config
+from fedmf.privacy import bands, config
 from tests.mechanisms.schemas import epochs, separated, single
 
 ROUNDS = 60
