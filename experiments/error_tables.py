@@ -113,9 +113,8 @@ def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> 
 
 
 def multi_epoch_table_6(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2022, App.
-
-    I.3, Table 6. Its sensitivity is for scalar contributions, so that ours is, here.
+    """Choquette-Choo et al. 2022, App. I.3, Table 6. Its sensitivity is for scalar contributions,
+    so that ours is, here.
     """
     pairs = np.subtract.outer(np.arange(6), np.arange(6)) % 2 == 0
     workloads = {
@@ -136,9 +135,8 @@ def multi_epoch_table_6(quick: bool = False) -> Iterator[Cell]:
 
 
 def banded_table_2(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App.
-
-    C, Table 2. Errors are in units of the row "MF". Quick rows have sensitivities only.
+    """Choquette-Choo et al. 2023, App. C, Table 2. Errors are in units of the row "MF". Quick rows
+    have sensitivities only.
     """
     n = 2052
     workload = fedmf.prefix_sum(n)

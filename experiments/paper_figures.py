@@ -51,9 +51,8 @@ DENISOV_TABLE_2 = (
 
 
 class StampedRow(NamedTuple):
-    """Multi-epoch, App.
-
-    D.5, Table 1: loss of prefix sums, n = 2000, (k, b) = (20, 100), of stamped mechanisms.
+    """Multi-epoch, App. D.5, Table 1: loss of prefix sums, n = 2000, (k, b) = (20, 100), of stamped
+    mechanisms.
 
     Attributes:
       name: as the table writes it.

@@ -35,9 +35,8 @@ def _bands(row: str, column: str, printed: int, ours: int, ratio: float) -> Cell
 
 
 def banded_table_3(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App.
-
-    G, Table 3: the best bands. "Nearly": the printed number is within 1% of our best rmse.
+    """Choquette-Choo et al. 2023, App. G, Table 3: the best bands. "Nearly": the printed number is
+    within 1% of our best rmse.
     """
     epochs = figures.BANDED_TABLE_3_EPOCHS
     targets = (8.0,) if quick else tuple(figures.BANDED_TABLE_3)
@@ -52,9 +51,8 @@ def banded_table_3(quick: bool = False) -> Iterator[Cell]:
 
 
 def banded_table_4(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App.
-
-    I, Table 4: noise multipliers at delta = 1e-6 without amplification.
+    """Choquette-Choo et al. 2023, App. I, Table 4: noise multipliers at delta = 1e-6 without
+    amplification.
 
     The matrices of "Multi-epoch MF" are not published; their sensitivity under b-min-sep is read
     off their first row.
@@ -92,9 +90,8 @@ def amplified_noise(bands: int, epsilon: float) -> float:
 
 
 def banded_table_5(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App.
-
-    I, Table 5: sigma. "Nearly": epsilon of the printed one is within 0.06% of the table's.
+    """Choquette-Choo et al. 2023, App. I, Table 5: sigma. "Nearly": epsilon of the printed one is
+    within 0.06% of the table's.
     """
     for row in tuning_figures.BANDED_TABLE_5:
         if quick and row.amplified and (row.mechanism == "DP-SGD" or row.epsilon not in (1.0, 8.0)):
@@ -159,9 +156,8 @@ def banded_k_1(quick: bool = False) -> Iterator[Cell]:
 
 
 def multi_epoch_table_3(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2022, App.
-
-    D, Table 3: noise multipliers at delta = 1e-6; epsilon of the MF column's multipliers.
+    """Choquette-Choo et al. 2022, App. D, Table 3: noise multipliers at delta = 1e-6; epsilon of
+    the MF column's multipliers.
     """
     for sigma, epsilon in tuning_figures.MULTI_EPOCH_TABLE_3.items():
         yield Cell(

@@ -103,7 +103,7 @@ class Setting:
         yield from self._best(
             "random allocation",
             sampled,
-            lambda b: fedmf.CyclicShuffle(**self.size, partitions=b, reshuffle=True),
+            lambda b: fedmf.CyclicShuffle(**self.size, partitions=b),
         )
         yield from self._best(
             "min-sep Poisson", sampled, lambda b: fedmf.MinSepPoisson(**self.size, min_sep=b)

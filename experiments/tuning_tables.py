@@ -1,6 +1,5 @@
-"""Banded Tables 6 and 7 against the learning-rate rule of its App.
-
-I; rows of `experiments.paper_tables`.
+"""Banded Tables 6 and 7 against the learning-rate rule of its App. I; rows of
+`experiments.paper_tables`.
 """
 
 import functools
@@ -89,9 +88,8 @@ def _cells(rows: tuple[TunedRow, ...], *, amplified: bool, quick: bool) -> Itera
 
 
 def banded_table_6(quick: bool = False) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App.
-
-    I, Table 6: best server rates, and the rule's. "Nearly": a neighbour on the grid 1.7^i.
+    """Choquette-Choo et al. 2023, App. I, Table 6: best server rates, and the rule's. "Nearly": a
+    neighbour on the grid 1.7^i.
     """
     yield from _cells(tuning_figures.BANDED_TABLE_6, amplified=False, quick=quick)
 

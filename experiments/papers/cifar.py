@@ -1,6 +1,5 @@
-"""CIFAR-10 at example level: multi-epoch Figures 1, 7, 8, 9 and App.
-
-E; banded Figure 10 and App. H.
+"""CIFAR-10 at example level: multi-epoch Figures 1, 7, 8, 9 and App. E; banded Figure 10 and App.
+H.
 
 Steps of 500 images in a fixed order, 20 epochs, no momentum for DP-SGD and 0.95 for the others, and
 a rate that falls to 0.05 of its peak over the last quarter. Every image is a client whose one SGD

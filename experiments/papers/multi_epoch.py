@@ -195,9 +195,8 @@ def figure_6(request: Request) -> Outcome:
 
 
 def lower_bound(n: np.ndarray) -> np.ndarray:
-    """Mean squared error of prefix sums of n rounds at noise multiplier 1, at least (App.
-
-    J.1; Henzinger et al. 2022, Thm. 2).
+    """Mean squared error of prefix sums of n rounds at noise multiplier 1, at least (App. J.1;
+    Henzinger et al. 2022, Thm. 2).
     """
     return ((2 + np.log((2 * n + 1) / 3) + np.log(2 * n + 1) / (2 * n)) / np.pi) ** 2
 

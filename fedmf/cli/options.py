@@ -171,8 +171,8 @@ def together(*options: Decorator) -> Decorator:
 noise_seed_option = click.option(
     "--noise-seed",
     type=_NoiseSeed(),
-    help="Secret whole number, @FILE that holds it, or os to draw one. Needed for a new run with "
-    "noise.",
+    help="Secret whole number, @FILE that holds it, or os to draw one. Needed "
+    "for a new run with noise.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -307,7 +307,7 @@ def _family_options() -> list[click.Parameter]:
     return declared
 
 
-class TaskCommand(FamilyCommand):
+class TaskCommand(Command):
     """A command whose help lists the options of the task that --task names before --help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -324,6 +324,10 @@ class TaskCommand(FamilyCommand):
         rows = [(_with_default(field), field.metadata.get("help", "")) for field in fields]
         with formatter.section(f"Task options of {name}"):
             formatter.write_dl(rows or [("none", "")])
+
+
+class ConfigCommand(TaskCommand, FamilyCommand):
+    """A command that trains: with the options of its task, and of every family."""
 
 
 def _with_default(field: dataclasses.Field[Any]) -> str:
@@ -405,21 +409,14 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(values, indent=2))
         return
-    values = _flat(values)
+    from fedmf.fields import flat
+
+    values = flat(values)
     width = max(map(len, values))
     for name, value in values.items():
         if value is None:  # in JSON an infinite epsilon is null
             value = "infinite" if "epsilon" in name or "rho" in name else "none"
         click.echo(f"{name:<{width}}  {_text(value)}")
-
-
-def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= (
-            _flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
-        )
-    return flat
 
 
 def _text(value: Any) -> str:

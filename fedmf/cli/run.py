@@ -15,10 +15,10 @@ from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
     PATH,
+    ConfigCommand,
     Gigabytes,
     OneOf,
     OutputFile,
-    TaskCommand,
     chosen_options,
     config_values,
     json_option,
@@ -31,7 +31,7 @@ from fedmf.cli.options import (
 from fedmf.cli.stopped import training
 
 
-@click.command(cls=TaskCommand)
+@click.command(cls=ConfigCommand)
 @click.option("--out", required=True, type=PATH, help="Folder of the run.")
 @click.option(
     "--config", "config_file", type=EXISTING_FILE, help="TOML or JSON file of these options."

@@ -11,7 +11,7 @@ from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
     PATH,
-    TaskCommand,
+    ConfigCommand,
     chosen_options,
     config_values,
     json_option,
@@ -22,7 +22,7 @@ from fedmf.cli.options import (
 )
 
 
-@click.command(cls=TaskCommand)
+@click.command(cls=ConfigCommand)
 @click.option("--out", required=True, type=PATH, help="Folder of the sweep.")
 @click.option(
     "--vary",

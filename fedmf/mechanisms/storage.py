@@ -41,6 +41,12 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
     Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that
     was read. A certificate is handed on as it was stored.
 
+    Args:
+      path: a file that `Mechanism.save` wrote.
+
+    Returns:
+      The mechanism, of the class that wrote it.
+
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: the file is truncated, damaged, of another kind or of a later version, or holds no
@@ -105,11 +111,9 @@ def _check_inverse(mechanism: Mechanism) -> None:
     """Raises unless the stream gives back V from C V: N C = I, seen through the recipe that makes
     the noise.
     """
-    c, noise, most = (
-        mechanism.toeplitz_coefficients(),
-        mechanism.noising_coefficients(),
-        _MAX_PROBED_ROUNDS,
-    )
+    c = mechanism.toeplitz_coefficients()
+    noise = mechanism.noising_coefficients()
+    most = _MAX_PROBED_ROUNDS
     if c is not None and noise is not None and mechanism.rounds > most:
         # Every round of a Toeplitz mechanism is like the first ones: n(x) c(x)
         # = 1 there, without matrices.

@@ -56,11 +56,11 @@ WRONG_CALLS = {
     ],
     "fit --rounds 8 --min-sep 2 --out x.npz --workload identity --warmup 0.5": [
         "--workload identity",
-        "--warmup",
+        "warmup",
     ],
     "fit --rounds 8 --min-sep 2 --out x.npz --matrices . --bands 2": ["--matrices", "--bands"],
     "calibrate absent.npz --rounds 12 --min-sep 4 --epsilon 8": ["MECHANISM", "absent.npz"],
-    f"calibrate {PLAN}": ["needs a privacy target", "--noise-multiplier"],
+    f"calibrate {PLAN}": ["--epsilon (not given) and --noise-multiplier (not given)"],
     "plan noise MECHANISM --noise-memory 0": ["--noise-memory", "0"],
     "plan noise MECHANISM --noise-memory nan": ["--noise-memory", "nan"],
     f"calibrate {PLAN} --epsilon 8 --clip-norm 1e300": [
@@ -266,7 +266,7 @@ def test_every_command_is_called_wrongly():
     ],
 )
 def test_the_first_mistake_that_was_typed_is_reported(call, option):
-    refused(*call.split(), words=[f"Invalid value for '{option}'"])
+    refused(*call.split(), words=[option])
 
 
 def test_arguments_are_named_as_options():

@@ -50,8 +50,8 @@ def raise_if_interruptible() -> None:
 def _progress(name: str, value: Any) -> Progress:
     if not callable(value):
         raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}: pass a function of (iteration, loss, "
-            "gap), or None"
+            f"{name}={value!r} is a {type(value).__name__}: pass a function of "
+            "(iteration, loss, gap), or None"
         )
     return typing.cast(Progress, value)
 
@@ -126,7 +126,7 @@ def shown(label: str, enabled: bool) -> Iterator[Progress | None]:
     if not enabled:
         yield None
         return
-    with progress_bar.bar(desc=f"fit {label}", unit="step", leave=False, delay=2) as bar:
+    with progress_bar.bar(desc=f"fit {label}", unit="step", delay=2) as bar:
         latest = ""
 
         def progress(iteration: int, loss: float, gap: float | None) -> None:

@@ -15,7 +15,11 @@ import pytest
 
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
-from fedmf.tasks.stackoverflow import stackoverflow_task, write_synthetic_corpus
+from fedmf.tasks.stackoverflow import (
+    StackOverflowOptions,
+    stackoverflow_nwp,
+    write_synthetic_corpus,
+)
 from fedmf.terminal import interrupts
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_close, start_of, train
@@ -23,7 +27,6 @@ from tests.federated.small_runs import assert_close, start_of, train
 SIZES = {
     "vocabulary_size": 30, "sequence_length": 5, "embedding_size": 6, "lstm_size": 10,
     "batch_size": 4, "validation_sentences": 20, "test_sentences": 20, "max_sentences": 10,
-    "progress": False,
 }  # fmt: skip
 
 
@@ -34,7 +37,9 @@ def task_of(tmp_path_factory):
     write_synthetic_corpus(
         corpus, clients=12, seed=0, sentences_per_client=9.0, vocabulary_size=259
     )
-    return lambda loss: stackoverflow_task(corpus, loss=loss, **SIZES)
+    return lambda loss: stackoverflow_nwp(
+        StackOverflowOptions(data=corpus, loss=loss, **SIZES), progress=False
+    )
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,7 @@ def test_a_rate_far_above_the_noise_is_warned_of(plan):
 
 
 def test_the_defaults_are_warned_of_on_few_users_and_the_recipe_is_not():
-    """Of docs/data.md: 1000 users, on whom the defaults ended at a loss of 1e20."""
+    """Of docs/tasks.md: 1000 users, on whom the defaults ended at a loss of 1e20."""
 
     def said(**settings):
         run = fedmf.TrainConfig(epsilon=8.0, **settings)

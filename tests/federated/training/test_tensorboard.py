@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from fedmf.runs.metric_table import flat
+from fedmf.fields import flat
 from tests.federated.run_small import config
 from tests.federated.small_runs import broken_off, train
 
@@ -25,8 +25,8 @@ def points(folder):
 
 def expected(run):
     return sorted(
-        (row["round"], name.replace("validation_", "validation/"), value)
-        for row in map(flat, run.metrics)
+        (row["round"], name, value)
+        for row in (flat(row, "/") for row in run.metrics)
         for name, value in row.items()
         if name != "round"
     )
