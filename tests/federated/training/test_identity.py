@@ -149,7 +149,7 @@ def test_another_mechanism_that_looks_the_same_is_refused(tmp_path):
         go_on(folder, plan=other)
     go_on(folder, plan=one)
     other.mechanism.save(folder.path / "mechanism.npz")
-    with pytest.raises(ValueError, match="mechanism.npz changed since the run was begun"):
+    with pytest.raises(ValueError, match="mechanism.npz (changed|differs)"):
         go_on(folder, plan=other)
 
 
