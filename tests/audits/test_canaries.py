@@ -21,6 +21,7 @@ from fedmf.audits.canaries import (
     release_scores,
 )
 from fedmf.audits.noise import causal_factor
+from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import unamplified_epsilon
 from tests.power import FALSE_POSITIVE_RATE, counted, missed_by_count, trials_that_see
 
@@ -67,6 +68,62 @@ def test_the_gaussian_bound_is_the_sharper_one():
         bound(evidence.model, evidence.included, 1e-6, SIGNIFICANCE) for bound in BOUNDS.values()
     ]
     assert 0 < bounds[0] < bounds[1] < bounds[2]
+
+
+def steps_of_the_hull(scores, included):
+    """(guesses, right ones) of "in" above a threshold, at the corners of the convex ROC curve, as
+    jax_privacy takes them.
+    """
+    order = included[np.argsort(-scores, kind="stable")]
+    points = np.stack(
+        [np.concatenate([[0], np.cumsum(~order)]), np.concatenate([[0], np.cumsum(order)])], axis=1
+    )
+    hull = []
+    for point in points.tolist():
+        while len(hull) > 1:
+            (x, y), (a, b) = hull[-2:]
+            if (b - y) * (point[0] - a) > (point[1] - b) * (a - x):
+                break
+            hull.pop()
+        hull.append(point)
+    return [(wrong + right, right) for wrong, right in hull]
+
+
+@pytest.mark.parametrize(
+    ("shift", "epsilon", "gaussian"),
+    [(1, 1.13346, 2.164749), (2, 2.311945, 4.7218075), (4, 4.395568, 9.133752)],
+)
+def test_bounds_of_jax_privacy(shift, epsilon, gaussian):
+    """Printed in its tests: 10,000 scores of each kind at the quantiles of two normal
+    distributions, significance 5%, delta 1e-6.
+    """
+    n = 10_000
+    normal = scipy.stats.norm.ppf((np.arange(n) + 0.5) / n)
+    steps = steps_of_the_hull(np.concatenate([normal + shift, normal]), np.arange(2 * n) < n)
+    each = SIGNIFICANCE / len(steps)
+
+    def refuted(loss):
+        # delta only adds to the p-value
+        few = [(r, v) for r, v in steps if r and p_value(2 * n, r, v, loss, 0.0) <= each]
+        return any(p_value(2 * n, r, v, loss, 1e-6) <= each for r, v in few)
+
+    assert refuted(epsilon * (1 - 1e-5))
+    assert not refuted(epsilon * (1 + 1e-5))
+
+    def largest(places):
+        """(mu, place) of the best bound."""
+        best = (0.0, places[0])
+        for i in places:
+            if gaussian_refuted(2 * n, *steps[i], best[0] * (1 + 1e-7), each):
+                best = (
+                    canaries._largest(lambda mu, i=i: gaussian_refuted(2 * n, *steps[i], mu, each)),
+                    i,
+                )
+        return best
+
+    near = largest(range(1, len(steps), 100))[1]
+    mu = largest(range(max(near - 100, 1), min(near + 100, len(steps))))[0]
+    assert gaussian_epsilon(1 / mu, 1e-6) == pytest.approx(gaussian, rel=1e-5)
 
 
 @pytest.mark.parametrize("bound", BOUNDS.values())
