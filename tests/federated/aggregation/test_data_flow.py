@@ -478,3 +478,66 @@ def test_what_a_process_keeps_is_looked_at(kept, match, parts):
 
     with pytest.raises(ValueError, match=match):
         federated.check_process(by_hand(one_round, _with_zeros(parts, tf.float64)))
+
+
+class Inner(tff.aggregators.UnweightedAggregationFactory):
+    """A sum for DifferentiallyPrivateFactory, with a change before it and another after it."""
+
+    def __init__(self, before=None, after=None, keep=False, measure=False):
+        self._before, self._after, self._keep, self._measure = before, after, keep, measure
+
+    def create(self, value_type):
+        def on(change, value):
+            return (
+                value
+                if change is None
+                else tff.federated_map(tff.tensorflow.computation(change, value_type), value)
+            )
+
+        def zeros():
+            return tff.types.structure_from_tensor_type_tree(
+                lambda t: tf.zeros(t.shape, t.dtype), value_type
+            )
+
+        @tff.federated_computation
+        def initialize():
+            return tff.federated_eval(tff.tensorflow.computation(zeros), tff.SERVER)
+
+        @tff.federated_computation(initialize.type_signature.result, at_clients(value_type))
+        def one_round(state, value):
+            total = tff.federated_sum(on(self._before, value))
+            measured = total if self._measure else count_of_clients()
+            return output(total if self._keep else state, on(self._after, total), measured)
+
+        return tff.templates.AggregationProcess(initialize, one_round)
+
+
+@pytest.mark.parametrize(
+    ("inner", "match"),
+    [
+        (Inner(keep=True), EXACT),
+        (Inner(measure=True), "measures its clipped updates, or their sum"),
+        (Inner(before=lambda s: s._replace(record=100 * s.record)), NOT_THE_SUM),
+        (Inner(before=lambda s: s._replace(record=tf.round(8 * s.record) / 8)), NOT_THE_SUM),
+        (Inner(after=lambda s: s._replace(record=s.record / tf.norm(s.record))), NOT_THE_SUM),
+    ],
+    ids=[
+        "keeps the sum",
+        "measures the sum",
+        "multiplies",
+        "quantises",
+        "divides by what the data say",
+    ],
+)
+def test_a_sum_within_the_factory_that_does_more_is_refused(inner, match, parts):
+    factory = tff.aggregators.DifferentiallyPrivateFactory(parts.query, inner)
+    with pytest.raises(ValueError, match=match):
+        federated.check_process(factory.create(RECORD))
+
+
+def test_a_sum_within_the_factory_that_does_no_more_passes(parts):
+    factory = tff.aggregators.DifferentiallyPrivateFactory(parts.query, Inner())
+    assert [found.role for found in federated.check_process(factory.create(RECORD))] == [
+        "private",
+        "metrics",
+    ]
