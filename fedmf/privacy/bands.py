@@ -282,6 +282,9 @@ def choose_bands(
       bands: candidates, each in 1..rounds; None: see above.
       target: population, cohort_size, epsilon, delta, and by choice sampling, of `BandSearch`.
 
+    Returns:
+      A row for each number of bands, and the best.
+
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
 

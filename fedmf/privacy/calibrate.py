@@ -35,6 +35,9 @@ def calibrate(
       sampling: how clients are drawn, where that amplifies the guarantee; None for what holds
         however they are drawn.
 
+    Returns:
+      The plan, in which epsilon is at most the target.
+
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
 

@@ -116,6 +116,9 @@ def statement(
     Returns:
       Markdown.
 
+    Raises:
+      ValueError: float32 does not hold the noise's scale.
+
     >>> import fedmf
     >>> config = fedmf.PlanConfig(rounds=8, min_sep=4, family="identity", noise_multiplier=2.0)
     >>> "epsilon" in fedmf.statement(config.plan())

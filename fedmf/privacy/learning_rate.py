@@ -40,6 +40,9 @@ def effective_rmse(plan: "Plan", workload: Workload, *, cohort_size: int | None 
       cohort_size: B, clients that a round's sum is divided by; None takes the plan's claimed
         cohort, or the cohort of its sampling.
 
+    Returns:
+      The error, without a unit.
+
     Raises:
       TypeError, ValueError: a cohort_size that is no positive int, or none where the plan knows of
         none; rounds that differ.
@@ -77,6 +80,9 @@ def predicted_learning_rate(
       effective_rmse: L_e, as the function of that name gives it for prefix sums; positive.
       clip_norm: updates are in proportion to it and the paper's is 1, so the rate is divided by it.
       grid: the rate is rounded to the nearest power of it, nearest as a ratio; None: not rounded.
+
+    Returns:
+      The rate.
 
     Raises:
       TypeError, ValueError: a number that is not positive, or a grid not above 1.

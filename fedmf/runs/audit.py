@@ -32,6 +32,9 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
         far, where these have a guarantee of their own (`fedmf.privacy.stopping`); of one that
         stopped on divergence it is that of all rounds.
 
+    Returns:
+      What was planned, observed and achieved.
+
     Raises:
       ValueError: it holds no run, a file of it is damaged or missing, or is not the one that the
         finished run left.

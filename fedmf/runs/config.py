@@ -36,6 +36,9 @@ class TrainConfig(PlanConfig):
 
     Options of the task are --task-option NAME=VALUE and a table of the config file.
 
+    Attributes:
+      task to execution: as `fedmf train --help` says, beside those of `PlanConfig`.
+
     Raises:
       TypeError, ValueError: naming the field, its value and what to do instead.
 

@@ -50,7 +50,7 @@ class RunOptions(fields.Checked):
     """
 
     noise_strategy: str | None = None
-    noise_memory: int | None = None
+    noise_memory: int | None = fields.whole(None, "")
     threads: int | None = fields.whole(None, "")
     cluster: str | None = None
     worker_task: Callable[[], Task] | None = None

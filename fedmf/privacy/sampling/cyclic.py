@@ -182,6 +182,10 @@ class CyclicPoisson(_RoundByRound, name="poisson"):
 
     Cohorts vary in size; the divisor of the mean stays cohort_size.
 
+    Attributes:
+      population, cohort_size, partitions: m clients, B of them a round, in b parts; None takes the
+        mechanism's bands for b.
+
     >>> scheme = CyclicPoisson(population=342_000, cohort_size=1000, partitions=9)
     >>> round(scheme.probability, 6), scheme.compositions(2052), scheme.participation(2052).min_sep
     (0.026316, 228, 9)
@@ -257,6 +261,10 @@ class CyclicPoisson(_RoundByRound, name="poisson"):
 class CyclicFixedSize(_RoundByRound, name="fixed_size"):
     """A uniform subset of exactly cohort_size clients of the round's part, drawn anew each round
     (banded paper, Alg. 2).
+
+    Attributes:
+      population, cohort_size, partitions: m clients, B of them a round, in b parts; None takes the
+        mechanism's bands for b.
 
     >>> CyclicFixedSize(population=1000, cohort_size=10, partitions=3).probability  # 10 of 333
     0.03003003003003003

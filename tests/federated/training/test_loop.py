@@ -200,7 +200,7 @@ CLAIMED, LONG = config(claimed_cohort=40, cohort_size=5), config(rounds=40, min_
         (config(), {"plan": config(min_sep=3).plan()}, "plan has min_sep=3"),
         (config(), {"plan": "x"}, "plan='x'"),
         (config(claimed_cohort=40), {"plan": CLAIMED.plan()}, "cohort_size=5 .*4"),
-        (config(), {"noise_memory": 0}, "memory"),
+        (config(), {"noise_memory": 0}, "noise_memory=0"),
         (LONG, {"plan": dataclasses.replace(LONG.plan(), mechanism=GROWS)}, "float32"),
         (config(), {"resume": True}, "holds no run to resume"),
     ],
