@@ -4,19 +4,21 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar
 
 from matplotlib.figure import Figure
 
+from fedmf.experiments.papers.drawing import Lines
+
 State = Literal["exact", "trained at reduced scale", "needs the real file", "not reproducible"]
 Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests
-# Short names of the five sources; the slides of 2025 are one, Denisov's paper and its appendix
-# another.
+# Short names of the sources; the slides of 2025 are one, Denisov's paper and its appendix another.
 SOURCES = {
     "denisov": "Denisov et al. 2022, and its appendix",
     "multi-epoch": "Choquette-Choo et al. 2022, multi-epoch matrix factorization",
     "banded": "Choquette-Choo et al. 2023, banded matrix factorization",
     "slides": "Pillutla 2025, slides on correlated noise and BLT",
+    "fedmf": "Beside the papers",
 }
 
 
@@ -49,21 +51,23 @@ class Outcome:
     """What an item came to.
 
     Attributes:
-      columns, rows: of numbers.csv.
-      figure: a matplotlib figure, or PNG bytes.
+      figure: panels of lines, or a drawing.
       verdict: one sentence computed from the numbers.
       holds: whether the numbers bear the claim out.
+      columns, rows: of numbers.csv; by default those of the first panel.
       reduced: what is smaller than in the paper; empty if nothing is.
       seeds: of what was drawn; empty where nothing was.
+      note: under the figure.
     """
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    figure: Figure | bytes
+    figure: Sequence[Lines] | Figure
     verdict: str
     holds: bool
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[Any]] = ()
     reduced: str = ""
     seeds: tuple[int, ...] = ()
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,11 +82,8 @@ class Item:
       state: how far it is reproduced.
       why: one sentence, where the state is not "exact".
       make: computes it; None where nothing can be computed here.
-      study: scale -> the grid of what trains, a `study.Study`; None where nothing does.
+      study: scale -> what trains, a `study.Study`; None where nothing does.
       seconds: scale -> rough time on 2 cores. `study_cost` estimates that of a study at scale full.
-
-    Raises:
-      ValueError: a field contradicts another.
     """
 
     name: str
@@ -95,23 +96,6 @@ class Item:
     study: Callable[[Scale], Any] | None = None
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.source not in SOURCES or self.state not in get_args(State):
-            raise ValueError(
-                f"{self.name}: source={self.source!r} or state={self.state!r} is none that there is"
-            )
-        if (self.state == "exact") == bool(self.why):
-            raise ValueError(
-                f"{self.name}: why={self.why!r} does not suit state={self.state!r}: say why it is "
-                "not exact"
-            )
-        if (self.make is None) != (not self.seconds) or (
-            self.make is None and self.state == "exact"
-        ):
-            raise ValueError(
-                f"{self.name}: give make and seconds, or neither and a state other than exact"
-            )
-
     @property
     def order(self) -> tuple[Any, ...]:
         """Sorts by source, kind and number."""
@@ -121,23 +105,41 @@ class Item:
         )
 
 
-def numbered(
-    source: str,
-    number: str,
-    make: Callable[[Request], Outcome],
-    small: float,
-    full: float,
-    claim: str,
-) -> Item:
-    """An exact item, named by its source and caption number; `small` and `full` are its seconds at
-    these scales.
+ITEMS: dict[str, Item] = {}
+Make = TypeVar("Make", bound=Callable[[Request], Outcome])
+
+
+def figure(
+    source: str, number: int | str, *, seconds: Sequence[float], claim: str, name: str = ""
+) -> Callable[[Make], Make]:
+    """Declares that a function makes a figure, which training is no part of.
+
+    Args:
+      source: one of SOURCES.
+      number: of a figure, or "Table 4".
+      seconds: at scale small, and at full.
+      claim: the paper's, in our words.
+      name: after the source's; by default what `number` says.
     """
-    name = f"{source}-{number.lower().replace(' ', '-')}"
-    return Item(
-        name=name,
-        source=source,
-        number=number,
-        claim=claim,
-        make=make,
-        seconds={"small": small, "full": full},
-    )
+
+    def declare(make: Make) -> Make:
+        add(source, number, claim, name, make=make, seconds=dict(zip(("small", "full"), seconds)))  # noqa: B905
+        return make
+
+    return declare
+
+
+def add(source: str, number: int | str, claim: str, name: str = "", **fields: Any) -> None:
+    """Adds an item; `fields` are the others of `Item`."""
+    number = f"Figure {number}" if isinstance(number, int) else number
+    name = name_of(source, name or number)
+    ITEMS[name] = Item(name=name, source=source, number=number, claim=claim, **fields)
+
+
+def name_of(source: str, number: str) -> str:
+    """The name of an item on the command line.
+
+    >>> name_of("banded", "App. K.1")
+    'banded-app-k-1'
+    """
+    return f"{source}-{re.sub('[. ]+', '-', number.lower())}"

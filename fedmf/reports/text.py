@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 import markdown
 import markupsafe
@@ -40,6 +41,19 @@ def plain(value: float) -> str:
     return re.sub(r"e([+-])0+", r"e\1", f"{value:g}")
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of text with one column under another.
+
+    >>> aligned([["family", "rate"], ["tree", "0.5"]])
+    ['family  rate', 'tree    0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def is_share(metric: str) -> bool:
     """Whether a metric of this name is a share between 0 and 1, shown in percent."""
     return "accuracy" in metric or "recall" in metric
@@ -62,7 +76,7 @@ def metric_name(metric: str) -> str:
 def smaller_is_better(metric: str) -> bool:
     """Whether the metric is an error by its name.
 
-    >>> [smaller_is_better(name) for name in ("mean_squared_error", "loss", "perplexity", "accuracy")]
+    >>> [smaller_is_better(name) for name in ("squared_error", "loss", "perplexity", "accuracy")]
     [True, True, True, False]
     """
     return any(word in metric for word in ("error", "loss", "perplexity"))

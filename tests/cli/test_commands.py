@@ -173,7 +173,7 @@ def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkey
 
     # This one first: its module, imported later, would keep the function of the other line for all
     # tests that follow.
-    monkeypatch.setattr("fedmf.experiments.sweep_grid.config_from_mapping", config_from_mapping)
+    monkeypatch.setattr("fedmf.sweeps.grid.config_from_mapping", config_from_mapping)
     monkeypatch.setattr(fedmf.runs.config, "config_from_mapping", config_from_mapping)
     (tmp_path / "c.toml").write_text("zeroing_norm = 50.0\nepsilon = 2.0\n")
     (tmp_path / "c.yaml").write_text("rounds: 4")

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmf import tasks
-from fedmf.experiments.sweep_grid import sweep_configs, varied_values
 from fedmf.runs.config import TrainConfig
+from fedmf.sweeps.grid import sweep_configs, varied_values
 
 FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
 
@@ -74,14 +74,22 @@ def test_a_default_beside_its_name_is_one_run():
         (FIXED | {"epsilon": 2.0}, {"epsilon": [1.0, 2.0]}, "leave one of them out"),
         (FIXED, {"epsilon": [1.0, 1.0]}, "different values"),
         (FIXED, {"epsilon": []}, "at least one"),
-        (FIXED | {"bands": 2, "epsilon": 1.0}, {"family": ["tree", "identity"]}, "bands belongs to no family"),
+        (
+            FIXED | {"bands": 2, "epsilon": 1.0},
+            {"family": ["tree", "identity"]},
+            "bands belongs to no family",
+        ),
         (FIXED, {"family": ["none"], "epsilon": [1.0, 2.0]}, "epsilon belongs to no family"),
         (FIXED, {"epsilon": [1.0, -1.0]}, "epsilon=-1.0 must be positive"),
         ({"min_sep": 4, "epsilon": 1.0}, {"rounds": [8, "x"]}, "run rounds=x: .*Expected `int`"),
         (FIXED | {"colour": 1}, {"epsilon": [1.0]}, "unknown field 'colour'"),
-        (FIXED | {"family": "file"}, {"epsilon": [1.0], "mechanism": ["a/b.npz", "c/b.npz"]}, "two runs would be named"),
+        (
+            FIXED | {"family": "file"},
+            {"epsilon": [1.0], "mechanism": ["a/b.npz", "c/b.npz"]},
+            "two runs would be named",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals(fixed, varied, said):
     with pytest.raises(ValueError, match=said):
         sweep_configs(fixed, varied)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.experiments.sweep_figures import best_figure, validation_figure
-from fedmf.experiments.sweep_results import (
+from fedmf.sweeps.figures import best_figure, validation_figure
+from fedmf.sweeps.results import (
     best_settings,
     best_table,
     results_csv,
@@ -91,8 +91,10 @@ def test_a_row_for_every_run(runs):
         assert float(row["server_learning_rate"]) == run.config.server_learning_rate
         assert row["validation_accuracy"] == str(run.result["validation"]["accuracy"])
         for column, key in (
-            ("plan_epsilon", "epsilon"), ("plan_noise_multiplier", "noise_multiplier"), ("prefix_sum_rmse", "rmse")
-        ):  # fmt: skip
+            ("plan_epsilon", "epsilon"),
+            ("plan_noise_multiplier", "noise_multiplier"),
+            ("prefix_sum_rmse", "rmse"),
+        ):
             assert row[column] == ("" if run.config.family == "none" else str(run.plan[key]))
 
 
