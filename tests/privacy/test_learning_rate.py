@@ -109,7 +109,7 @@ def predictions(cells):
 
 
 def test_the_rule_finds_the_tables_optima_without_optimised_mechanisms():
-    # DP-SGD and the tree, without amplification. `fedmf paper run banded-table-6 --scale full` has the
+    # DP-SGD and the tree, without amplification; banded-table-6 at scale full has the
     # other mechanisms, which take minutes to fit.
     assert predictions(noise_tables.banded_table_6("small")) == (9, 1, 10)
 
