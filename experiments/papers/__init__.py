@@ -5,9 +5,7 @@ from fedmf.experiments.papers import (  # noqa: F401 (each declares its items)
     banded,
     cifar,
     denisov,
-    elsewhere,
     error_tables,
-    item,
     multi_epoch,
     noise_tables,
     schemes,
@@ -15,8 +13,6 @@ from fedmf.experiments.papers import (  # noqa: F401 (each declares its items)
     slides_theory,
     stackoverflow_figures,
 )
-from fedmf.experiments.papers.item import SOURCES, Item, Outcome, Request
+from fedmf.experiments.papers.item import ITEMS, SOURCES, Item, Outcome, Request
 
 __all__ = ["ITEMS", "SOURCES", "Item", "Outcome", "Request"]
-
-ITEMS: dict[str, Item] = dict(sorted(item.ITEMS.items(), key=lambda pair: pair[1].order))

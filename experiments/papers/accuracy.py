@@ -113,9 +113,9 @@ def ordered(
     """The scores, and whether they are in these orders."""
     table = [row(score) for score in scores]
     return Outcome(
+        (draw or over_epsilon)(scores),
         columns=list(table[0]),
         rows=[list(one.values()) for one in table],
-        figure=(draw or over_epsilon)(scores),
         **verdict(orders),
     )
 
@@ -174,16 +174,7 @@ def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
         ends = np.array([interval(s.test) for s in own]).T
         series[line] = Line([s.epsilon for s in own], *ends)
     ticks = sorted({round(s.epsilon, 2) for s in scores if math.isfinite(s.epsilon)})
-    return [
-        Lines(
-            series=series,
-            xlabel="epsilon",
-            ylabel="test accuracy",
-            log="x",
-            ticks=ticks,
-            percent=True,
-        )
-    ]
+    return [Lines(series, "epsilon", "test accuracy", log="x", ticks=ticks, percent=True)]
 
 
 def levels(scores: Sequence[Score]) -> list[Lines]:
@@ -191,13 +182,7 @@ def levels(scores: Sequence[Score]) -> list[Lines]:
     series = {s.line: Line([i], *np.array([interval(s.test)]).T) for i, s in enumerate(scores)}
     epsilons = dict.fromkeys(f"epsilon {plain(s.epsilon)}" for s in scores if s.epsilon < math.inf)
     return [
-        Lines(
-            series=series,
-            points=True,
-            title=", ".join(epsilons),
-            ylabel="test accuracy",
-            percent=True,
-        )
+        Lines(series, points=True, title=", ".join(epsilons), ylabel="test accuracy", percent=True)
     ]
 
 
@@ -229,10 +214,10 @@ def by_round(
         "rows": table,
         "figure": [
             Lines(
-                series=series,
+                series,
+                "round",
+                "validation accuracy" if i == 0 else "",
                 title="no noise" if math.isinf(epsilon) else f"epsilon {plain(epsilon)}",
-                xlabel="round",
-                ylabel="validation accuracy" if i == 0 else "",
                 percent=True,
                 at=decay,
             )

@@ -62,18 +62,11 @@ def span(values: np.ndarray) -> str:
     return f"{values.min():.2f} to {values.max():.2f}"
 
 
-@figure(
-    "banded",
-    4,
-    seconds=(60, 600),
-    claim="BandMF is never worse than DP-SGD, and often better than both others.",
-)
+@figure("banded-figure-4")
 def figure_4(request: Request) -> Outcome:
     """RMSE of three mechanisms over epsilon and epochs."""
     every = tuple(2.0**i for i in range(-5, 5))
-    rounds, epsilons = request.pick(
-        tiny=(16, (1.0, 8.0)), small=(256, every[::3]), full=(1024, every)
-    )
+    rounds, epsilons = request.pick((16, (1.0, 8.0)), (256, every[::3]), (1024, every))
     found = compare(rounds, epsilons)
     errors = found.dp_sgd, found.multi_epoch, found.banded
     over_sgd, over_mf = found.banded / found.dp_sgd, found.banded / found.multi_epoch
@@ -81,28 +74,26 @@ def figure_4(request: Request) -> Outcome:
     ratios = {"BandMF / DP-SGD": over_sgd, "BandMF / multi-epoch MF": over_mf}
     panels = [
         Lines(
+            {f"epsilon {e:g}": ratio[i] for i, e in enumerate(epsilons)},
+            "epochs",
+            "ratio of rmse",
             x=found.epochs,
-            series={f"epsilon {e:g}": ratio[i] for i, e in enumerate(epsilons)},
-            xlabel="epochs",
-            ylabel="ratio of rmse",
             title=title,
             log="xy",
         )
         for title, ratio in (ratios | {"multi-epoch MF / DP-SGD": between}).items()
     ]
     return Outcome(
+        panels,
+        f"BandMF has {span(over_sgd)} times the rmse of DP-SGD and {span(over_mf)} times "
+        f"that of multi-epoch MF, which has {span(between)} times that of DP-SGD.",
+        bool((over_sgd <= 1).all()) and over_mf.max() < 1.15 and between.min() < 1 < between.max(),
         columns=("epsilon", "epochs", "DP-SGD", "multi-epoch MF", "BandMF", "bands"),
         rows=[
             (epsilon, k, *(error[i, j] for error in errors), int(found.bands[i, j]))
             for i, epsilon in enumerate(epsilons)
             for j, k in enumerate(found.epochs)
         ],
-        figure=panels,
-        verdict=f"BandMF has {span(over_sgd)} times the rmse of DP-SGD and {span(over_mf)} times "
-        f"that of multi-epoch MF, which has {span(between)} times that of DP-SGD.",
-        holds=bool((over_sgd <= 1).all())
-        and over_mf.max() < 1.15
-        and between.min() < 1 < between.max(),
         reduced=f"n = {rounds} in place of 1024 and {len(epsilons)} epsilons"
         if rounds < 1024
         else "",

@@ -48,11 +48,7 @@ class Sweep:
 
 
 def sweep(
-    *,
-    rounds: int = 1024,
-    delta: float = 1e-6,
-    epsilons: Sequence[float],
-    epochs: Sequence[int],
+    *, rounds: int = 1024, delta: float = 1e-6, epsilons: Sequence[float], epochs: Sequence[int]
 ) -> Sweep:
     """Fits powers of two of bands and calibrates all of them.
 

@@ -18,9 +18,7 @@ from fedmf.privacy.gaussian import gaussian_noise_multiplier
 PARTS, ROUNDS, POPULATION, COHORT, SEED = 3, 9, 24, 3, 1
 
 
-@figure(
-    "banded", 2, seconds=(1, 1), claim="Round t draws from one of b parts of the clients, in turn."
-)
+@figure("banded-figure-2")
 def figure_2(request: Request) -> Outcome:
     """Who takes part in which round, from the real controller under Alg. 6 with subsets of fixed
     size: round t draws from part t mod b.
@@ -44,13 +42,13 @@ def figure_2(request: Request) -> Outcome:
     }
     sizes = {len(cohort) for cohort in cohorts}
     return Outcome(
-        columns=("round", "part", "clients"),
-        rows=[(t + 1, t % PARTS + 1, " ".join(map(str, c))) for t, c in enumerate(cohorts)],
-        figure=[Lines(series=series, points=True, xlabel="round", ylabel="place, by part")],
-        verdict=f"In {ROUNDS} rounds of {COHORT} out of {POPULATION} clients "
+        [Lines(series, "round", "place, by part", points=True)],
+        f"In {ROUNDS} rounds of {COHORT} out of {POPULATION} clients "
         f"{'no' if disjoint else 'a'} client came in rounds of two parts; cohorts have "
         f"{', '.join(map(str, sorted(sizes)))} clients.",
-        holds=disjoint and sizes == {COHORT},
+        disjoint and sizes == {COHORT},
+        columns=("round", "part", "clients"),
+        rows=[(t + 1, t % PARTS + 1, " ".join(map(str, c))) for t, c in enumerate(cohorts)],
         seeds=(SEED,),
     )
 
@@ -69,34 +67,24 @@ def _decomposed(rounds: int, request: Request) -> Outcome:
             image[here, j + k * PARTS] = (-1) ** k  # neighbours have another colour
         panels.append((f"part {j + 1} of {PARTS}", image))
     return Outcome(
+        heat_maps(panels, PARTS, height=6.2 / PARTS),
+        f"With {PARTS} bands the rows that two participations of one client touch have "
+        f"{'nothing' if disjoint else 'rows'} in common.",
+        disjoint,
         columns=("part", "round", "rows of C x"),
         rows=[
             (j + 1, j + k * PARTS + 1, " ".join(str(i + 1) for i in rows))
             for j in range(PARTS)
             for k, rows in enumerate(touched[j])
         ],
-        figure=heat_maps(panels, PARTS, height=6.2 / PARTS),
-        verdict=f"With {PARTS} bands the rows that two participations of one client touch have "
-        f"{'nothing' if disjoint else 'rows'} in common.",
-        holds=disjoint,
     )
 
 
-figure(
-    "banded",
-    3,
-    seconds=(1, 1),
-    claim="With b bands the participations of one client touch different rows of C x.",
-)(functools.partial(_decomposed, 9))
-figure("banded", 8, seconds=(1, 1), claim="Figure 3, larger.")(functools.partial(_decomposed, 18))
+figure("banded-figure-3")(functools.partial(_decomposed, 9))
+figure("banded-figure-8")(functools.partial(_decomposed, 18))
 
 
-@figure(
-    "banded",
-    6,
-    seconds=(5, 5),
-    claim="Eight factorisations of the prefix sums and what makes their noise.",
-)
+@figure("banded-figure-6")
 def figure_6(request: Request) -> Outcome:
     """C and C^-1 of eight factorisations, n = 64."""
     n = 64
@@ -121,6 +109,11 @@ def figure_6(request: Request) -> Outcome:
     rmse = {row[0]: row[-1] for row in rows}
     best = min(rmse, key=lambda name: rmse[name])
     return Outcome(
+        heat_maps(panels, 4, height=1.75),
+        f"For 4 epochs the least rmse is {rmse[best]:.3f}, of the factorisation for "
+        f"{best}; 16 bands with equal norms have {rmse['EN, 16 bands']:.3f}, without "
+        f"{rmse['16 bands']:.3f}, and DP-SGD {rmse['DP-SGD']:.3f}.",
+        (best == "4 epochs" and all(row[2] < 1 + 1e-9 for row in rows if row[0].startswith("EN"))),
         columns=(
             "mechanism",
             "bands",
@@ -128,21 +121,10 @@ def figure_6(request: Request) -> Outcome:
             "rmse under (k, b) = (4, 16)",
         ),
         rows=rows,
-        figure=heat_maps(panels, 4, height=1.75),
-        verdict=f"For 4 epochs the least rmse is {rmse[best]:.3f}, of the factorisation for "
-        f"{best}; 16 bands with equal norms have {rmse['EN, 16 bands']:.3f}, without "
-        f"{rmse['16 bands']:.3f}, and DP-SGD {rmse['DP-SGD']:.3f}.",
-        holds=best == "4 epochs"
-        and all(row[2] < 1 + 1e-9 for row in rows if row[0].startswith("EN")),
     )
 
 
-@figure(
-    "banded",
-    7,
-    seconds=(1, 1),
-    claim="The full decoder of a binary tree is its pseudo-inverse, which is dense.",
-)
+@figure("banded-figure-7")
 def figure_7(request: Request) -> Outcome:
     """The tree's encoder, transposed, and its pseudo-inverse."""
     n = 64
@@ -152,34 +134,28 @@ def figure_7(request: Request) -> Outcome:
     levels = sorted({int(row.sum()) for row in C})
     panels = [("Cᵀ of the binary tree", C.T), ("pseudo-inverse of C", N)]
     return Outcome(
+        heat_maps(panels, 1, height=2.3, shared=False),
+        f"The encoder has {len(C)} nodes, of {', '.join(map(str, levels))} rounds each; "
+        f"the full decoder is its pseudo-inverse to {error:.0e}.",
+        len(C) == 2 * n - 1 and error < 1e-9,
         columns=("quantity", "value"),
         rows=[
             ("nodes", len(C)),
             ("rounds", n),
             ("largest difference of N from numpy's pseudo-inverse", error),
         ],
-        figure=heat_maps(panels, 1, height=2.3, shared=False),
-        verdict=f"The encoder has {len(C)} nodes, of {', '.join(map(str, levels))} rounds each; "
-        f"the full decoder is its pseudo-inverse to {error:.0e}.",
-        holds=len(C) == 2 * n - 1 and error < 1e-9,
     )
 
 
-@figure(
-    "banded",
-    9,
-    seconds=(120, 300),
-    claim="For CIFAR-10 BandMF is never worse than DP-SGD, and better than multi-epoch MF up to "
-    "epsilon 5.",
-)
+@figure("banded-figure-9")
 def figure_9(request: Request) -> Outcome:
     """Total error of BandMF over that of DP-SGD and of multi-epoch MF, at CIFAR-10's n = 2000, k =
     20, m = 50,000.
     """
     epsilons = request.pick(
-        tiny=(1.0, 8.0),
-        small=tuple(2.0**i for i in range(-2, 5)),
-        full=tuple(2.0 ** (i / 2) for i in range(-4, 11)),
+        (1.0, 8.0),
+        tuple(2.0**i for i in range(-2, 5)),
+        tuple(2.0 ** (i / 2) for i in range(-4, 11)),
     )
     tiny, cohort, delta = request.scale == "tiny", 500, 1e-5
     n, b, size = (80, 4, 2000) if tiny else (2000, 100, 50_000)
@@ -197,11 +173,11 @@ def figure_9(request: Request) -> Outcome:
     over_sgd = errors.min(axis=0) / errors[0]
     bands_of = [candidates[i] for i in errors.argmin(axis=0)]
     panel = Lines(
+        {"BandMF / DP-SGD": over_sgd, "BandMF / multi-epoch MF": over_mf},
+        "epsilon",
+        "ratio of rmse",
         x=epsilons,
-        series={"BandMF / DP-SGD": over_sgd, "BandMF / multi-epoch MF": over_mf},
         beside={"as good": Line([np.inf], [1.0])},
-        xlabel="epsilon",
-        ylabel="ratio of rmse",
         log="x",
         ticks=epsilons,
         ylim=(0, None),
@@ -209,23 +185,17 @@ def figure_9(request: Request) -> Outcome:
     # Where the ratio to multi-epoch MF, which rises, passes 1, between the epsilons tried.
     crossing = float(np.exp(np.interp(0.0, np.log(over_mf), np.log(epsilons))))
     return Outcome(
+        [panel],
+        f"Over DP-SGD the ratio is {span(over_sgd)}; over multi-epoch MF it passes 1 at "
+        f"epsilon {crossing:.1f} (printed: about 5). Bands: {', '.join(map(str, bands_of))}.",
+        bool((over_sgd <= 1).all()) and (tiny or 4 < crossing < 8),
         columns=("epsilon", "bands", *panel.series),
         rows=list(zip(epsilons, bands_of, over_sgd, over_mf, strict=True)),
-        figure=[panel],
-        verdict=f"Over DP-SGD the ratio is {span(over_sgd)}; over multi-epoch MF it passes 1 at "
-        f"epsilon {crossing:.1f} (printed: about 5). Bands: {', '.join(map(str, bands_of))}.",
-        holds=bool((over_sgd <= 1).all()) and (tiny or 4 < crossing < 8),
-        reduced=request.pick(tiny="n = 80", small="seven epsilons", full=""),
+        reduced=request.pick("n = 80", "seven epsilons", ""),
     )
 
 
-@figure(
-    "banded",
-    11,
-    seconds=(120, 120),
-    claim="The best server rate is a power of the error of the sums, and not of that of single "
-    "gradients.",
-)
+@figure("banded-figure-11")
 def figure_11(request: Request) -> Outcome:
     """Tuned server rates over the effective rmse of sums and of single gradients (Eq. 11), from
     Table 6.
@@ -247,14 +217,12 @@ def figure_11(request: Request) -> Outcome:
         ends = np.array([errors.min(), errors.max()])
         panels.append(
             Lines(
-                series={
-                    m: Line(errors[names == m], rates[names == m]) for m in dict.fromkeys(names)
-                },
+                {m: Line(errors[names == m], rates[names == m]) for m in dict.fromkeys(names)},
+                f"effective rmse, {name}",
+                "" if panels else "best server rate",
                 beside={"regression": Line(ends, np.exp(intercept) * ends**slope)},
                 points=True,
                 log="xy",
-                xlabel=f"effective rmse, {name}",
-                ylabel="" if panels else "best server rate",
                 title=f"slope {slope:.2f}, correlation {correlation:.2f}",
             )
         )
@@ -262,20 +230,20 @@ def figure_11(request: Request) -> Outcome:
         fits.append((slope, intercept, correlation))
     (slope, intercept, correlation), (*_, of_single) = fits
     return Outcome(
-        columns=("mechanism", "epsilon", "best rate", "prefix sums", "single gradients"),
-        rows=[
-            (row.mechanism, row.epsilon, row.optimum, *errors)
-            for row, *errors in zip(rows, *columns, strict=True)
-        ],
-        figure=panels,
-        verdict=f"For prefix sums the regression is log(rate) = {slope:.2f} log(rmse) "
+        panels,
+        f"For prefix sums the regression is log(rate) = {slope:.2f} log(rmse) "
         f"{intercept:+.2f} (printed: -0.95 and -4.64), with correlation {correlation:.3f}; "
         f"for single gradients the correlation is {of_single:.3f}.",
-        holds=tiny
+        tiny
         or (
             abs(slope + 0.95) < 0.03
             and abs(intercept + 4.64) < 0.15
             and abs(correlation) > 0.98 > abs(of_single)
         ),
+        columns=("mechanism", "epsilon", "best rate", "prefix sums", "single gradients"),
+        rows=[
+            (row.mechanism, row.epsilon, row.optimum, *errors)
+            for row, *errors in zip(rows, *columns, strict=True)
+        ],
         reduced="two of the five mechanisms" if tiny else "",
     )

@@ -1,14 +1,14 @@
 """The tables that need no training: each printed number beside ours."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from fedmf.experiments.papers import printed
 from fedmf.experiments.papers.drawing import Line, Lines
-from fedmf.experiments.papers.item import Outcome, Request, Scale, figure, name_of
+from fedmf.experiments.papers.item import Outcome, Request, Scale, figure
 
 
 class Cell(NamedTuple):
@@ -62,16 +62,13 @@ KINDS = (
 Rows = Callable[[Scale], Iterable[Cell]]
 
 
-def table(
-    source: str, number: str, *, seconds: Sequence[float], claim: str
-) -> Callable[[Rows], Rows]:
-    """Declares that a function gives the cells of a table; but for scale full of the rows that take
-    seconds. The arguments are those of `item.figure`.
+def table(name: str) -> Callable[[Rows], Rows]:
+    """Declares that a function gives the cells of this item of the catalogue; but for scale full of
+    the rows that take seconds.
     """
 
     def declare(rows: Rows) -> Rows:
-        make = functools.partial(compared, name_of(source, number), rows)
-        figure(source, number, seconds=seconds, claim=claim)(make)
+        figure(name)(functools.partial(compared, name, rows))
         return rows
 
     return declare
@@ -87,16 +84,16 @@ def compared(name: str, rows: Rows, request: Request) -> Outcome:
     places = {kind: np.flatnonzero(kinds == kind) for kind in KINDS if kind in kinds}
     count = "; ".join(f"{len(at)} {kind}" for kind, at in places.items())
     panel = Lines(
-        series={f"{kind} ({len(at)})": Line(at, ratio[at]) for kind, at in places.items()},
+        {f"{kind} ({len(at)})": Line(at, ratio[at]) for kind, at in places.items()},
+        "number, in the order of the table",
+        "ours / printed",
         points=True,
-        xlabel="number, in the order of the table",
-        ylabel="ours / printed",
     )
     return Outcome(
-        figure=[panel],
+        [panel],
+        f"Of {len(cells)} numbers: {count}.",
+        KINDS[-1] not in places,
         columns=("row", "column", "printed", "ours", "comparison"),
         rows=[(c.row, c.column, c.printed, c.ours, c.verdict(name)) for c in cells],
-        verdict=f"Of {len(cells)} numbers: {count}.",
-        holds=KINDS[-1] not in places,
         reduced="" if request.scale == "full" else "only the rows that take seconds",
     )

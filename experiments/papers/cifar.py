@@ -266,14 +266,7 @@ def best_bands(size: Size, epsilon: float) -> tuple[int, bool]:
     return best.bands, best.amplified
 
 
-@trained(
-    "multi-epoch",
-    1,
-    multi_epoch,
-    seconds=600,
-    claim="The optimum for all epochs is the best, from epsilon 4 up also above sampled DP-SGD.",
-)
-@trained("multi-epoch", 9, multi_epoch, seconds=600, claim="Figure 1, larger.")
+@trained(multi_epoch, "multi-epoch-figure-1", "multi-epoch-figure-9")
 def figure_1(scores: Sequence[Score], size: Size) -> Outcome:
     """Multi-epoch Figs. 1 and 9."""
     honaker, fft, one = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE))
@@ -285,13 +278,7 @@ def figure_1(scores: Sequence[Score], size: Size) -> Outcome:
     return accuracy.ordered(scores, [*orders, accuracy.order(scores, SAMPLED, SGD)])
 
 
-@trained(
-    "multi-epoch",
-    7,
-    stamps,
-    seconds=200,
-    claim="Honaker's tree is best with a number of stamps in the middle, as its loss says.",
-)
+@trained(stamps, "multi-epoch-figure-7")
 def figure_7(scores: Sequence[Score], size: Size) -> Outcome:
     """Multi-epoch Fig. 7: accuracies should be in the order of the losses of Honaker's tree."""
     found = losses(HONAKER, size)
@@ -299,13 +286,7 @@ def figure_7(scores: Sequence[Score], size: Size) -> Outcome:
     return accuracy.ordered(scores, [accuracy.order(scores, best, other) for other in others])
 
 
-@trained(
-    "multi-epoch",
-    8,
-    optima,
-    seconds=400,
-    claim="Accuracy rises as the epochs that a factorisation is made for come near those trained.",
-)
+@trained(optima, "multi-epoch-figure-8")
 def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
     """Multi-epoch Fig. 8: the optimum for one epoch, once or stamped, and that for all epochs."""
     lines = dict.fromkeys(score.line for score in scores)
@@ -313,13 +294,7 @@ def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
     return accuracy.ordered(scores, orders)
 
 
-@trained(
-    "banded",
-    10,
-    banded,
-    seconds=200,
-    claim="With the best bands for each epsilon banded matrices are the best (also Figure 1 a).",
-)
+@trained(banded, "banded-figure-10")
 def figure_10(scores: Sequence[Score], size: Size) -> Outcome:
     """Banded Figs. 1 (a) and 10."""
     pairs = (BANDED, size.optimal), (BANDED, SAMPLED)

@@ -22,13 +22,7 @@ ROUNDS = 512
 LARGEST_ENTRY = "2.36"
 
 
-@figure(
-    "denisov",
-    1,
-    seconds=(3, 3),
-    claim="The optimum has less error than Honaker's trees, evenly over rounds; the one made for "
-    "momentum the least on it.",
-)
+@figure("denisov-figure-1")
 def figure_1(request: Request) -> Outcome:
     """Squared error by round, of prefix sums and of the iterates of momentum SGD."""
     (sums, single), momentum = sums_once(ROUNDS), fedmf.momentum_sgd(ROUNDS, momentum=0.95)
@@ -45,14 +39,7 @@ def figure_1(request: Request) -> Outcome:
     del on_sums["optimal for momentum"]
     rounds = np.arange(1, ROUNDS + 1)
     left, right = (
-        Lines(
-            x=rounds,
-            series=series,
-            xlabel="round",
-            ylabel="squared error",
-            title=title,
-            ylim=(0, None),
-        )
+        Lines(series, "round", "squared error", x=rounds, title=title, ylim=(0, None))
         for series, title in ((on_sums, "prefix sums"), (on_momentum, "momentum SGD, 0.95"))
     )
     sums_rmse, momentum_rmse = (
@@ -61,20 +48,20 @@ def figure_1(request: Request) -> Outcome:
     row = next(row for row in printed.DENISOV_TABLE_2 if row.rounds == ROUNDS)
     online, _, optimum = sums_rmse
     return Outcome(
+        [left, right],
+        f"The roots of the summed errors are {online:.1f} for Honaker's online tree and "
+        f"{optimum:.1f} for the optimum (Table 2: {row.honaker} and {row.optimum}). On momentum "
+        f"the optimum made for it has {momentum_rmse[3]:.0f}, that of prefix sums "
+        f"{momentum_rmse[2]:.0f}, the trees {momentum_rmse[1]:.0f} and {momentum_rmse[0]:.0f}.",
+        printed.agrees(online, row.honaker)
+        and printed.agrees(optimum, row.optimum)
+        and min(momentum_rmse) == momentum_rmse[3],
         columns=(
             "round",
             *(f"sums: {k}" for k in on_sums),
             *(f"momentum: {k}" for k in on_momentum),
         ),
         rows=list(zip(rounds, *on_sums.values(), *on_momentum.values(), strict=True)),
-        figure=[left, right],
-        verdict=f"The roots of the summed errors are {online:.1f} for Honaker's online tree and "
-        f"{optimum:.1f} for the optimum (Table 2: {row.honaker} and {row.optimum}). On momentum "
-        f"the optimum made for it has {momentum_rmse[3]:.0f}, that of prefix sums "
-        f"{momentum_rmse[2]:.0f}, the trees {momentum_rmse[1]:.0f} and {momentum_rmse[0]:.0f}.",
-        holds=printed.agrees(online, row.honaker)
-        and printed.agrees(optimum, row.optimum)
-        and min(momentum_rmse) == momentum_rmse[3],
     )
 
 
@@ -94,16 +81,10 @@ def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[r
     return steps, certificate.lower_bound
 
 
-@figure(
-    "denisov",
-    4,
-    seconds=(50, 2400),
-    claim="The fixed point finds the optimum up to a hundred times faster than gradient and Newton "
-    "directions.",
-)
+@figure("denisov-figure-4")
 def figure_4(request: Request) -> Outcome:
     """Loss over seconds of four solvers."""
-    n, seconds = request.pick(tiny=(32, 0.3), small=(512, 6.0), full=(2048, 600.0))
+    n, seconds = request.pick((32, 0.3), (512, 6.0), (2048, 600.0))
     workload, single = sums_once(n)
     gram = workload.matrix.T @ workload.matrix
     ours, bound = _ours(workload, single)
@@ -127,32 +108,27 @@ def figure_4(request: Request) -> Outcome:
         for name, t in times.items()
     )
     panel = Lines(
-        series={
+        {
             name: Line([s for s, _ in steps], [loss / bound - 1 for _, loss in steps])
             for name, steps in solvers.items()
         },
-        xlabel="seconds of processor time",
-        ylabel="loss over its lower bound, minus 1",
+        "seconds of processor time",
+        "loss over its lower bound, minus 1",
         log="xy",
         ylim=(3e-10, None),
     )
     return Outcome(
+        [panel],
+        f"To within 1e-4 of the bound at n = {n}: {words}.",
+        min(times["fedmf"], times["fixed point"])
+        < min(times["Newton direction"], times["gradient"]),
         columns=("solver", "seconds", "loss"),
         rows=[(name, *step) for name, steps in solvers.items() for step in steps],
-        figure=[panel],
-        verdict=f"To within 1e-4 of the bound at n = {n}: {words}.",
-        holds=min(times["fedmf"], times["fixed point"])
-        < min(times["Newton direction"], times["gradient"]),
         reduced="" if n == 2048 else f"n = {n} in place of 2048",
     )
 
 
-@figure(
-    "denisov",
-    5,
-    seconds=(5, 5),
-    claim="The optimal B has a heavy diagonal, and its off-diagonal structure is smooth.",
-)
+@figure("denisov-figure-5")
 def figure_5(request: Request) -> Outcome:
     """B and C of the optimum: entries, their ranks, and a histogram."""
     workload, single = sums_once(ROUNDS)
@@ -162,16 +138,16 @@ def figure_5(request: Request) -> Outcome:
     heavy = float(np.diagonal(matrices["B"]).max()) == largest
     nonnegative = all(float(M.min()) > -1e-9 for M in matrices.values())
     return Outcome(
+        _entries(matrices, largest),
+        f"The largest entry of either is {largest:.4f} (printed: {LARGEST_ENTRY}), "
+        f"{'on' if heavy else 'not on'} the diagonal of B; {'no' if nonnegative else 'an'} entry "
+        "is negative.",
+        printed.agrees(largest, LARGEST_ENTRY) and heavy and nonnegative,
         columns=("matrix", "largest", "smallest", "median of those that are not 0"),
         rows=[
             (name, float(M.max()), float(M.min()), float(np.median(M[M > 1e-9])))
             for name, M in matrices.items()
         ],
-        figure=_entries(matrices, largest),
-        verdict=f"The largest entry of either is {largest:.4f} (printed: {LARGEST_ENTRY}), "
-        f"{'on' if heavy else 'not on'} the diagonal of B; {'no' if nonnegative else 'an'} entry "
-        "is negative.",
-        holds=printed.agrees(largest, LARGEST_ENTRY) and heavy and nonnegative,
     )
 
 

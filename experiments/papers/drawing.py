@@ -30,16 +30,16 @@ class Line(NamedTuple):
     high: Any = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Lines:
     """A panel.
 
     Attributes:
-      x: of the series that are not of type `Line`.
       series: label -> values.
+      xlabel, ylabel, title: texts. A panel without ylabel has the scale of the one to its left.
+      x: of the series that are not of type `Line`.
       beside: more lines, which no column of `rows` has.
       column: of x in numbers.csv, if `xlabel` is not what it is called.
-      xlabel, ylabel, title: texts. A panel without ylabel has the scale of the one to its left.
       log: axes with a logarithmic scale, "", "x", "y" or "xy".
       ticks: on the x axis; by default matplotlib's.
       ylim: ends of the y axis; None for matplotlib's.
@@ -49,11 +49,12 @@ class Lines:
     """
 
     series: Mapping[str, Any]
+    xlabel: str = ""
+    ylabel: str = ""
+    _: dataclasses.KW_ONLY
     x: Any = ()
     beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     column: str = ""
-    xlabel: str = ""
-    ylabel: str = ""
     title: str = ""
     log: str = ""
     ticks: Sequence[float] = ()

@@ -20,13 +20,7 @@ _SECONDS = (
 ).split(" | ")
 
 
-@table(
-    "denisov",
-    "Table 2",
-    seconds=(20, 400),
-    claim="The optimal factorisation has half the error of Honaker's tree, a low-rank one little "
-    "more.",
-)
+@table("denisov-table-2")
 def denisov_table_2(scale: Scale) -> Iterator[Cell]:
     """Denisov et al. 2022, App. H, Table 2."""
     for row in printed.DENISOV_TABLE_2:
@@ -43,12 +37,7 @@ def denisov_table_2(scale: Scale) -> Iterator[Cell]:
             yield Cell(f"{row.rounds} rounds", column, theirs, ours)
 
 
-@table(
-    "multi-epoch",
-    "Table 1",
-    seconds=(15, 900),
-    claim="The optimum for 20 epochs has half the loss of any that is stamped or made for one.",
-)
+@table("multi-epoch-table-1")
 def multi_epoch_table_1(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2022, App. D.5, Table 1, with the lower bound of its caption."""
     workload, twenty = fedmf.prefix_sum(2000), epochs(2000, 20)
@@ -104,12 +93,7 @@ def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> 
     return math.sqrt(k) * max(float(np.linalg.norm(C[:, s::b], ord=2)) for s in range(b))
 
 
-@table(
-    "multi-epoch",
-    "Table 6",
-    seconds=(5, 5),
-    claim="Nonnegative products of a client's columns cost next to nothing in error.",
-)
+@table("multi-epoch-table-6")
 def multi_epoch_table_6(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2022, App. I.3, Table 6. Its sensitivity is for scalar contributions,
     and so is ours, here.
@@ -125,13 +109,7 @@ def multi_epoch_table_6(scale: Scale) -> Iterator[Cell]:
         yield Cell(row, "error", error, float(np.linalg.norm(A @ np.linalg.inv(C))))
 
 
-@table(
-    "banded",
-    "Table 2",
-    seconds=(5, 300),
-    claim="Banded matrices are nearly optimal in a fixed order, and the best where clients only "
-    "stay apart.",
-)
+@table("banded-table-2")
 def banded_table_2(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. C, Table 2. Errors, at scale full only, are in units of the
     row "MF".

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar
 
 from matplotlib.figure import Figure
 
+from fedmf.experiments.papers import catalogue
 from fedmf.experiments.papers.drawing import Lines
 
-State = Literal["exact", "trained at reduced scale", "needs the real file", "not reproducible"]
 Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests
 # Short names of the sources; the slides of 2025 are one, Denisov's paper and its appendix another.
 SOURCES = {
@@ -41,12 +41,12 @@ class Request:
     jobs: int = 1
     test_sentences: int | None = None
 
-    def pick(self, *, tiny: Any, small: Any, full: Any) -> Any:
+    def pick(self, tiny: Any, small: Any, full: Any) -> Any:
         """The one of this scale."""
         return {"tiny": tiny, "small": small, "full": full}[self.scale]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """What an item came to.
 
@@ -63,6 +63,7 @@ class Outcome:
     figure: Sequence[Lines] | Figure
     verdict: str
     holds: bool
+    _: dataclasses.KW_ONLY
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
     reduced: str = ""
@@ -76,7 +77,6 @@ class Item:
 
     Attributes:
       name: on the command line, "banded-figure-9".
-      source: one of SOURCES.
       number: the paper's caption number, "Figure 9".
       claim: the paper's claim in our words, one sentence.
       state: how far it is reproduced.
@@ -87,59 +87,40 @@ class Item:
     """
 
     name: str
-    source: str
     number: str
     claim: str
-    state: State = "exact"
-    why: str = ""
+    state: str
+    why: str
+    seconds: Mapping[str, float]
     make: Callable[[Request], Outcome] | None = None
     study: Callable[[Scale], Any] | None = None
-    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
-    def order(self) -> tuple[Any, ...]:
-        """Sorts by source, kind and number."""
-        parts = re.split(r"(\d+)", self.number)
-        return list(SOURCES).index(self.source), *(
-            int(part) if part.isdigit() else part for part in parts
-        )
+    def source(self) -> str:
+        """One of SOURCES."""
+        return next(source for source in SOURCES if self.name.startswith(f"{source}-"))
 
 
-ITEMS: dict[str, Item] = {}
+def _listed(text: str) -> Item:
+    head, _, body = text.partition("\n")
+    name, number, state = head.split(" | ")
+    claim, _, why = " ".join(body.split()).partition(" Why: ")
+    seconds: dict[str, float] = {}
+    if not why:
+        state, seconds = "exact", dict(zip(("small", "full"), map(float, state.split())))  # noqa: B905
+    return Item(name=name, number=number, claim=claim, state=state, why=why, seconds=seconds)
+
+
+ITEMS = {item.name: item for item in map(_listed, re.split(r"\n(?! )", catalogue.ITEMS.strip()))}
 Make = TypeVar("Make", bound=Callable[[Request], Outcome])
 
 
-def figure(
-    source: str, number: int | str, *, seconds: Sequence[float], claim: str, name: str = ""
-) -> Callable[[Make], Make]:
-    """Declares that a function makes a figure, which training is no part of.
-
-    Args:
-      source: one of SOURCES.
-      number: of a figure, or "Table 4".
-      seconds: at scale small, and at full.
-      claim: the paper's, in our words.
-      name: after the source's; by default what `number` says.
-    """
+def figure(*names: str) -> Callable[[Make], Make]:
+    """Declares that a function makes these items of the catalogue."""
 
     def declare(make: Make) -> Make:
-        add(source, number, claim, name, make=make, seconds=dict(zip(("small", "full"), seconds)))  # noqa: B905
+        for name in names:
+            ITEMS[name] = dataclasses.replace(ITEMS[name], make=make)
         return make
 
     return declare
-
-
-def add(source: str, number: int | str, claim: str, name: str = "", **fields: Any) -> None:
-    """Adds an item; `fields` are the others of `Item`."""
-    number = f"Figure {number}" if isinstance(number, int) else number
-    name = name_of(source, name or number)
-    ITEMS[name] = Item(name=name, source=source, number=number, claim=claim, **fields)
-
-
-def name_of(source: str, number: str) -> str:
-    """The name of an item on the command line.
-
-    >>> name_of("banded", "App. K.1")
-    'banded-app-k-1'
-    """
-    return f"{source}-{re.sub('[. ]+', '-', number.lower())}"

@@ -20,7 +20,7 @@ def stackoverflow(request: Request) -> tuple[fedmf.Workload, fedmf.Participation
     """Momentum 0.95 and a cool-down over the last quarter, and (k, b) = (6, 342); fewer rounds for
     tests.
     """
-    n = request.pick(tiny=48, small=2052, full=2052)
+    n = request.pick(48, 2052, 2052)
     rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, warmup=0.0).learning_rates()
     return fedmf.momentum_sgd(n, momentum=0.95, learning_rates=rates), epochs(n, 6)
 
@@ -29,13 +29,7 @@ def _rounds(request: Request) -> str:
     return "48 rounds in place of 2052" if request.scale == "tiny" else ""
 
 
-@figure(
-    "multi-epoch",
-    2,
-    seconds=(90, 90),
-    claim="For six epochs the columns of C for two rounds of one client are orthogonal.",
-)
-@figure("multi-epoch", 13, seconds=(90, 90), claim="Figure 2, larger.")
+@figure("multi-epoch-figure-2", "multi-epoch-figure-13")
 def figure_2(request: Request) -> Outcome:
     """A = B C and X = C^T C of the optimum."""
     workload, six = stackoverflow(request)
@@ -50,6 +44,11 @@ def figure_2(request: Request) -> Outcome:
     panels = [("A", A), ("B", A @ mechanism.noising()), ("C", C), ("X = CᵀC", X)]
     over = "over the diagonal's mean"
     return Outcome(
+        heat_maps(panels, 2, height=2.6, shared=False),
+        f"Columns of C for two rounds of one client (every {b}th diagonal of X) have "
+        f"products of at most {largest:.1e} of the diagonal's mean, where the median of the others "
+        f"is {typical:.1e}.",
+        largest < 0.1 * typical,
         columns=("quantity", "value"),
         rows=[
             ("rounds", n),
@@ -58,11 +57,6 @@ def figure_2(request: Request) -> Outcome:
             (f"median |X| of other pairs, {over}", typical),
             ("gap", mechanism.certificate.gap),
         ],
-        figure=heat_maps(panels, 2, height=2.6, shared=False),
-        verdict=f"Columns of C for two rounds of one client (every {b}th diagonal of X) have "
-        f"products of at most {largest:.1e} of the diagonal's mean, where the median of the others "
-        f"is {typical:.1e}.",
-        holds=largest < 0.1 * typical,
         reduced=_rounds(request),
     )
 
@@ -79,22 +73,16 @@ def _variances(
         for name, m in mechanisms.items()
     }
     panel = Lines(
+        series,
+        "round",
+        f"variance at noise multiplier {sigma:.4g}",
         x=np.arange(1, order.rounds + 1),
-        series=series,
-        xlabel="round",
-        ylabel=f"variance at noise multiplier {sigma:.4g}",
         log="y",
     )
     return panel, {name: float(y.sum()) / sigma**2 for name, y in series.items()}
 
 
-@figure(
-    "multi-epoch",
-    4,
-    seconds=(90, 90),
-    claim="At equal privacy the optimum for 20 epochs has the least variance, and shows the "
-    "epochs.",
-)
+@figure("multi-epoch-figure-4")
 def figure_4(request: Request) -> Outcome:
     """Variance by round of prefix sums, at (4.38, 1e-5) for (k, b) = (20, 100)."""
     every = (
@@ -103,27 +91,21 @@ def figure_4(request: Request) -> Outcome:
         "MF(k=1, n=1000)x2", "MF(k=20, n=2000)",
     )  # fmt: skip
     tiny = ("(Online) Honaker(n=200)x10", "FFT(n=200)x10")
-    wanted = request.pick(tiny=tiny, small=every, full=every)
+    wanted = request.pick(tiny, every, every)
     rows = {row.label: row for row in printed.MULTI_EPOCH_TABLE_1}
     sigma = gaussian_noise_multiplier(4.38, 1e-5)
     mechanisms = {name: stamped_row(rows[name]) for name in wanted}
     panel, losses = _variances(mechanisms, fedmf.prefix_sum(2000), CIFAR, sigma)
     words = (f"{loss:.2e} for {k} (Table 1: {rows[k].printed})" for k, loss in losses.items())
     return Outcome(
-        figure=[panel],
-        verdict=f"At one sigma of {sigma:.4f} the totals over sigma squared are "
-        f"{', '.join(words)}.",
-        holds=all(printed.agrees(loss, rows[k].printed) for k, loss in losses.items()),
+        [panel],
+        (f"At one sigma of {sigma:.4f} the totals over sigma squared are {', '.join(words)}."),
+        all(printed.agrees(loss, rows[k].printed) for k, loss in losses.items()),
         reduced="two of the mechanisms" if request.scale == "tiny" else "",
     )
 
 
-@figure(
-    "multi-epoch",
-    5,
-    seconds=(120, 120),
-    claim="With momentum and cool-down the optimum for six epochs has the least total variance.",
-)
+@figure("multi-epoch-figure-5")
 def figure_5(request: Request) -> Outcome:
     """Variance by round of the momentum and cool-down workload for (k, b) = (6, 342), at noise
     multiplier 1.
@@ -140,20 +122,14 @@ def figure_5(request: Request) -> Outcome:
     least = totals["MF for six epochs"]
     words = ", ".join(f"{total / least:.2f} {name}" for name, total in totals.items())
     return Outcome(
-        figure=[panel],
-        verdict=f"Total variances, in units of the optimum for six epochs: {words}.",
-        holds=least == min(totals.values())
-        and totals["MF for one epoch"] < totals["Honaker online"],
+        [panel],
+        f"Total variances, in units of the optimum for six epochs: {words}.",
+        (least == min(totals.values()) and totals["MF for one epoch"] < totals["Honaker online"]),
         reduced=_rounds(request),
     )
 
 
-@figure(
-    "multi-epoch",
-    6,
-    seconds=(60, 60),
-    claim="The optimal decoder of Honaker's tree beats the online one at every number of stamps.",
-)
+@figure("multi-epoch-figure-6")
 def figure_6(request: Request) -> Outcome:
     """Loss of prefix sums over the number of stamps, for both decoders of Honaker's tree."""
     workload, tiny = fedmf.prefix_sum(2000), request.scale == "tiny"
@@ -175,23 +151,16 @@ def figure_6(request: Request) -> Outcome:
         beside["MF for 20 epochs, no stamps"] = Line([np.inf], [optimum])
     ratio = full / online
     return Outcome(
-        figure=[
+        [
             Lines(
-                x=times,
-                series=series,
-                beside=beside,
-                xlabel="stamps",
-                ylabel="loss",
-                log="xy",
-                ticks=times,
-                points=True,
+                series, "stamps", "loss", x=times, beside=beside, log="xy", ticks=times, points=True
             )
         ],
-        verdict=f"{right} of {len(rows)} losses are as printed. The least is at "
+        f"{right} of {len(rows)} losses are as printed. The least is at "
         f"{times[int(np.argmin(online))]} stamps with the online decoder and at "
         f"{times[int(np.argmin(full))]} with the optimal one, whose loss is {ratio.min():.2f} to "
         f"{ratio.max():.2f} times the other's.",
-        holds=right == len(rows) and bool((ratio < 1).all()),
+        right == len(rows) and bool((ratio < 1).all()),
         reduced="losses in place of accuracies: training needs CIFAR-10"
         + ("; two numbers of stamps" if tiny else ""),
     )
@@ -209,16 +178,10 @@ def analytic_error(n: int) -> float:
     return float((n + (1 / np.sin(np.pi * (2 * np.arange(n) + 1) / (2 * n))).sum()) / n) ** 2
 
 
-@figure(
-    "multi-epoch",
-    14,
-    seconds=(20, 60),
-    claim="The error of the FFT mechanism is within a factor of 1.2 of the lower bound for all "
-    "mechanisms.",
-)
+@figure("multi-epoch-figure-14")
 def figure_14(request: Request) -> Outcome:
     """Mean squared error of the FFT mechanism over n, beside bounds."""
-    n = 2 ** np.arange(3, request.pick(tiny=8, small=12, full=13))
+    n = 2 ** np.arange(3, request.pick(8, 12, 13))
 
     def error(decoder: str, rounds: int) -> float:
         sums, single = sums_once(rounds)
@@ -233,20 +196,11 @@ def figure_14(request: Request) -> Outcome:
     }
     analytic, plain, optimal = (float(y[-1] / bound[-1]) for y in list(series.values())[:3])
     return Outcome(
-        figure=[
-            Lines(
-                x=n,
-                series=series,
-                column="n",
-                xlabel="rounds n",
-                ylabel="mean squared error",
-                log="xy",
-            )
-        ],
-        verdict=f"At n = {n[-1]} the FFT's rmse is {plain**0.5:.2f} times the bound's (printed: "
+        [Lines(series, "rounds n", "mean squared error", x=n, column="n", log="xy")],
+        f"At n = {n[-1]} the FFT's rmse is {plain**0.5:.2f} times the bound's (printed: "
         f"within 1.2; its square is {plain:.2f}), with the optimal decoder {optimal**0.5:.2f} "
         f"times. Corollary J.1 is {analytic:.1f} times the bound's square (printed: about 6).",
-        holds=printed.agrees(plain**0.5, "≤1.2")
+        printed.agrees(plain**0.5, "≤1.2")
         and 5 <= analytic <= 7
         and all(bool((y >= bound).all()) for y in series.values()),
     )

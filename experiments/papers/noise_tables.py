@@ -31,12 +31,7 @@ def _bands(row: str, column: str, theirs: int, ours: int, ratio: float) -> Cell:
     return Cell(row, column, str(theirs), ours, nearly)
 
 
-@table(
-    "banded",
-    "Table 3",
-    seconds=(60, 900),
-    claim="The best number of bands falls as epsilon falls or epochs rise.",
-)
+@table("banded-table-3")
 def banded_table_3(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. G, Table 3: the best bands. "Nearly": the printed number is
     within 1% of our best rmse.
@@ -52,12 +47,7 @@ def banded_table_3(scale: Scale) -> Iterator[Cell]:
             yield _bands(f"epsilon {epsilon:g}", f"k = {k}", of[k], int(found.best[i, j]), ratio)
 
 
-@table(
-    "banded",
-    "Table 4",
-    seconds=(2, 2),
-    claim="Noise multipliers for clients 342 rounds apart (its accuracies need training).",
-)
+@table("banded-table-4")
 def banded_table_4(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 4: noise multipliers at delta = 1e-6 without
     amplification.
@@ -79,10 +69,7 @@ def event(bands: int) -> dict[str, Any]:
     """Sampling probability and number of events for b partitions of StackOverflow's population
     (banded paper, Cor. F.1).
     """
-    return {
-        "probability": bands * COHORT / POPULATION,
-        "compositions": math.ceil(ROUNDS / bands),
-    }
+    return {"probability": bands * COHORT / POPULATION, "compositions": math.ceil(ROUNDS / bands)}
 
 
 def amplified_noise(bands: int, epsilon: float) -> float:
@@ -96,12 +83,7 @@ def amplified_noise(bands: int, epsilon: float) -> float:
     return per_event / math.sqrt(PARTICIPATIONS)
 
 
-@table(
-    "banded",
-    "Table 5",
-    seconds=(20, 90),
-    claim="Noise multipliers with sampling for the tuned bands (its accuracies need training).",
-)
+@table("banded-table-5")
 def banded_table_5(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 5: sigma. "Nearly": epsilon of the printed one is
     within 0.06% of the table's.
@@ -120,13 +102,7 @@ def banded_table_5(scale: Scale) -> Iterator[Cell]:
         yield Cell(name, "sigma", row.noise_multiplier, ours, nearly)
 
 
-@table(
-    "banded",
-    "Sec. 6",
-    seconds=(60, 600),
-    claim="With sampling 9, 18, 32, 64 bands suit epsilon 1, 2, 4, 8 best, and the dense optimum "
-    "16.",
-)
+@table("banded-sec-6")
 def banded_bands(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, Sec. 6: the best bands on StackOverflow. "Nearly": theirs are
     within 1% of our best rmse.
@@ -150,12 +126,7 @@ def banded_bands(scale: Scale) -> Iterator[Cell]:
         yield _bands(f"epsilon {row.epsilon:g}", "bands", row.bands, best.bands, ratio)
 
 
-@table(
-    "banded",
-    "App. K.1",
-    seconds=(1, 1),
-    claim="The production model's rho of zCDP as epsilon at delta 1e-10.",
-)
+@table("banded-app-k-1")
 def banded_k_1(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. K.1: epsilon at delta = 1e-10 of a rho of zCDP."""
     for rho, theirs in printed.BANDED_K_1.items():
@@ -163,12 +134,7 @@ def banded_k_1(scale: Scale) -> Iterator[Cell]:
         yield Cell(f"rho {rho}", "epsilon", theirs, ours)
 
 
-@table(
-    "multi-epoch",
-    "Table 3",
-    seconds=(5, 60),
-    claim="Noise multipliers of three targets, without and with sampling.",
-)
+@table("multi-epoch-table-3")
 def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2022, App. D, Table 3: noise multipliers at delta = 1e-6; epsilon of
     the MF column's multipliers.
@@ -260,24 +226,13 @@ def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> 
         yield Cell(name, "server rate", row.optimum, rate, nearly)
 
 
-@table(
-    "banded",
-    "Table 6",
-    seconds=(5, 200),
-    claim="The best server rate follows from the error of sums and the noise alone (accuracies as "
-    "printed).",
-)
+@table("banded-table-6")
 def banded_table_6(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 6."""
     return rates(printed.BANDED_TABLE_6, False, scale)
 
 
-@table(
-    "banded",
-    "Table 7",
-    seconds=(20, 200),
-    claim="With sampling the same rule gives the best server rates (accuracies as printed).",
-)
+@table("banded-table-7")
 def banded_table_7(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 7, with amplification."""
     return rates(printed.BANDED_TABLE_7, True, scale)

@@ -63,10 +63,7 @@ def schemes(rounds: int, separation: int) -> Schemes:
     bins = fedmf.BallsInBins(population=size["population"], bins=separation)
     return {
         POISSON: (sampled, lambda b: fedmf.CyclicPoisson(**size, partitions=b)),
-        ALLOCATION: (
-            sampled,
-            lambda b: fedmf.CyclicShuffle(**size, partitions=b, reshuffle=True),
-        ),
+        ALLOCATION: (sampled, lambda b: fedmf.CyclicShuffle(**size, partitions=b, reshuffle=True)),
         "min-sep Poisson": (sampled, lambda b: fedmf.MinSepPoisson(**size, min_sep=b)),
         "balls in bins, banded": (banded, lambda b: bins),
         "balls in bins, Toeplitz": (toeplitz, lambda b: bins),
@@ -100,21 +97,15 @@ def _noise(sampling: Sampling, mechanism: fedmf.Mechanism, epsilons: Sequence[fl
     return inverse(lambda s: sampling.expected_epsilon(mechanism, s * norm, DELTA), epsilons, **how)
 
 
-@figure(
-    "fedmf",
-    "Ways to draw clients",
-    name="schemes",
-    seconds=(600, 2400),
-    claim="Places drawn anew need less noise than Poisson sampling at any epsilon.",
-)
+@figure("fedmf-schemes")
 def ways_to_draw(request: Request) -> Outcome:
     """rmse over epsilon, and its ratio to that without amplification, at each setting."""
     # Rounds, and rounds in which every client comes once: (20, 100) and (6, 342) of the papers, and
     # two columns of banded Fig. 4.
     settings, epsilons = request.pick(
-        tiny=(((16, 4),), (2.0, 4.0)),
-        small=(((1024, 256), (1024, 32)), (0.5, 2.0, 8.0)),
-        full=(((2000, 100), (2052, 342), (1024, 256), (1024, 32)), [2.0**i for i in range(-2, 5)]),
+        (((16, 4),), (2.0, 4.0)),
+        (((1024, 256), (1024, 32)), (0.5, 2.0, 8.0)),
+        (((2000, 100), (2052, 342), (1024, 256), (1024, 32)), [2.0**i for i in range(-2, 5)]),
     )
     found = [point for n, b in settings for point in points(n, b, epsilons)]
     panels, ratios = [], []
@@ -128,7 +119,7 @@ def ways_to_draw(request: Request) -> Outcome:
         shape = {"x": epsilons, "xlabel": "epsilon", "ticks": epsilons}
         panels.append(
             Lines(
-                series=rmse,
+                rmse,
                 **shape,
                 log="xy",
                 ylabel="rmse, clip norms",
@@ -136,14 +127,14 @@ def ways_to_draw(request: Request) -> Outcome:
             )
         )
         over = {name: y / rmse[UNAMPLIFIED] for name, y in rmse.items()}
-        panels.append(Lines(series=over, **shape, log="x", ylabel="over unamplified"))
+        panels.append(Lines(over, **shape, log="x", ylabel="over unamplified"))
     return Outcome(
+        panels,
+        f"With places drawn anew the rmse is {span(np.array(ratios))} times that of cyclic "
+        "Poisson sampling.",
+        bool((np.array(ratios) < 1).all()),
         columns=Point._fields,
         rows=found,
-        figure=panels,
-        verdict=f"With places drawn anew the rmse is {span(np.array(ratios))} times that of cyclic "
-        "Poisson sampling.",
-        holds=bool((np.array(ratios) < 1).all()),
         reduced=""
         if request.scale == "full"
         else f"{len(settings)} settings, {len(epsilons)} epsilons",

@@ -28,16 +28,10 @@ def mechanisms(rounds: int) -> dict[str, Any]:
     }
 
 
-@figure(
-    "slides",
-    "Max error",
-    seconds=(10, 60),
-    claim="The optimal Toeplitz mechanism has max error log(n) / pi + constant, independent noise "
-    "sqrt(n).",
-)
+@figure("slides-max-error")
 def max_error(request: Request) -> Outcome:
     """The largest error of a prefix sum over n, at noise multiplier 1."""
-    n = 2 ** np.arange(4, request.pick(tiny=9, small=15, full=18))
+    n = 2 ** np.arange(4, request.pick(9, 15, 18))
     errors = [
         {name: fedmf.max_error(m, *sums_once(int(i))) for name, m in mechanisms(int(i)).items()}
         for i in n
@@ -48,18 +42,11 @@ def max_error(request: Request) -> Outcome:
     root = float(np.abs(series["independent"] / np.sqrt(n) - 1).max())
     excess = float((series["BLT, 4 buffers"] / series["optimal"]).max() - 1)
     return Outcome(
-        figure=[
-            Lines(
-                x=n, series=series, column="n", xlabel="rounds n", ylabel="largest error", log="xy"
-            )
-        ],
-        verdict=f"The optimum is log(n) / pi + 1.0663 to within {off[-1]:.1e} at n = {n[-1]} and "
+        [Lines(series, "rounds n", "largest error", x=n, column="n", log="xy")],
+        f"The optimum is log(n) / pi + 1.0663 to within {off[-1]:.1e} at n = {n[-1]} and "
         f"{off[0]:.1e} at n = {n[0]}; independent noise is the root of n to {root:.0e}; four "
         f"buffers have at most {100 * excess:.2f}% more than the optimum.",
-        # The next term of the expansion of Landau's constants is 1 / (4 pi n).
-        holds=bool((np.abs(4 * np.pi * n * off - 1) < 0.1).all())
-        and root < 1e-12
-        and excess < 0.01,
+        (bool((np.abs(4 * np.pi * n * off - 1) < 0.1).all()) and root < 1e-12 and excess < 0.01),
     )
 
 
@@ -84,17 +71,10 @@ def _row_maker(stream: NoiseStream, Z: np.ndarray, t: int) -> Callable[[], objec
     return lambda: stream.step(t, Z[t], state)
 
 
-@figure(
-    "slides",
-    "Noise generation time",
-    name="noise-time",
-    seconds=(10, 60),
-    claim="The noise of iteration t costs the optimum t vectors, bands and buffers a constant "
-    "number.",
-)
+@figure("slides-noise-time")
 def noise_time(request: Request) -> Outcome:
     """Seconds that the noise of iteration t takes, for a model of d parameters."""
-    n, d, repeats = request.pick(tiny=(64, 500, 3), small=(1024, 20_000, 7), full=(4096, 20_000, 7))
+    n, d, repeats = request.pick((64, 500, 3), (1024, 20_000, 7), (4096, 20_000, 7))
     Z = np.random.default_rng(0).standard_normal((n, d))
     t = 2 ** np.arange(3, n.bit_length())
     series = {}
@@ -108,20 +88,15 @@ def noise_time(request: Request) -> Outcome:
     growth = {name: float(y[-1] / y[middle]) for name, y in series.items()}
     others = max(growth[name] for name in growth if name not in ("optimal", "independent"))
     return Outcome(
-        figure=[
+        [
             Lines(
-                x=t,
-                series=series,
-                column="iteration",
-                xlabel="iteration t",
-                ylabel=f"milliseconds, d = {d:,}",
-                log="xy",
+                series, "iteration t", f"milliseconds, d = {d:,}", x=t, column="iteration", log="xy"
             )
         ],
-        verdict=f"From iteration {t[middle]} to {t[-1]}, {factor:.0f} times as far, the optimum's "
+        f"From iteration {t[middle]} to {t[-1]}, {factor:.0f} times as far, the optimum's "
         f"noise takes {growth['optimal']:.1f} times as long, that of bands and buffers at most "
         f"{others:.1f} times.",
-        holds=growth["optimal"] > 0.4 * factor and others < 2,
+        growth["optimal"] > 0.4 * factor and others < 2,
         seeds=(0,),
     )
 
@@ -133,19 +108,12 @@ def circle(n: int) -> np.ndarray:
     return (1 - 1 / n) * np.exp(1j * np.concatenate([[0.0], np.geomspace(1e-9, np.pi, 20_000)]))
 
 
-@figure(
-    "slides",
-    "Approximation quality",
-    name="approximation",
-    seconds=(10, 60),
-    claim="Rational functions of degree d come within 3 exp(-sqrt d) of the square root; "
-    "polynomials need far more.",
-)
+@figure("slides-approximation")
 def approximation(request: Request) -> Outcome:
     """Largest error of rational and polynomial generating functions on the circle abs(x) = 1 - 1 /
     n.
     """
-    n, most = request.pick(tiny=(64, 3), small=(2048, 8), full=(16384, 10))
+    n, most = request.pick((64, 3), (2048, 8), (16384, 10))
     x, degrees, once = circle(n), np.arange(1, most + 1), sums_once(n)
     root = np.sqrt(1 - x)
     optimum = fit(*once, "toeplitz", coefficients="sqrt")
@@ -170,23 +138,21 @@ def approximation(request: Request) -> Outcome:
         "3 exp(-√d)": bound,
         "max error above the optimum": excesses,
     }
-    left = Lines(
-        x=degrees, series=series, xlabel="degree d of a rational r", ylabel="error", log="y"
-    )
+    left = Lines(series, "degree d of a rational r", "error", x=degrees, log="y")
     right = Lines(
-        series={"polynomial": Line(bands, polynomial), "rational": Line(degrees, inverse)},
-        xlabel="degree: bands or buffers",
-        ylabel="error on 1/√(1 - x)",
+        {"polynomial": Line(bands, polynomial), "rational": Line(degrees, inverse)},
+        "degree: bands or buffers",
+        "error on 1/√(1 - x)",
         log="xy",
     )
     enough = bands[polynomial <= inverse[-1]]
     return Outcome(
-        columns=("degree", *series, "on 1 / sqrt(1 - x)"),
-        rows=[(*row, on) for row, on in zip(left.rows, inverse, strict=True)],
-        figure=[left, right],
-        verdict=f"On abs(x) = 1 - 1/{n} the error falls from {rational[0]:.2g} with one buffer to "
+        [left, right],
+        f"On abs(x) = 1 - 1/{n} the error falls from {rational[0]:.2g} with one buffer to "
         f"{rational[-1]:.1g} with {most}; 3 exp(-sqrt d) at that degree is {bound[-1]:.2g}. On "
         f"1 / sqrt(1 - x) it takes a polynomial {enough[0] if len(enough) else f'more than {n}'} "
         f"bands to come to what {most} buffers have.",
-        holds=bool((rational <= bound).all()) and (not len(enough) or enough[0] > 4 * most),
+        bool((rational <= bound).all()) and (not len(enough) or enough[0] > 4 * most),
+        columns=("degree", *series, "on 1 / sqrt(1 - x)"),
+        rows=[(*row, on) for row, on in zip(left.rows, inverse, strict=True)],
     )

@@ -97,46 +97,29 @@ class Comparison:
                 series[noise] = Line(x, formula)
                 beside[noise + ", simulated"] = Line(x, mean, mean - 2 * error, mean + 2 * error)
             ylabel = "" if panels else "stationary error · ρ"
-            panels.append(
-                Lines(
-                    series=series | beside,
-                    xlabel=xlabel,
-                    ylabel=ylabel,
-                    title=panel,
-                    log="xy",
-                    ticks=x,
-                )
-            )
+            panels.append(Lines(series | beside, xlabel, ylabel, title=panel, log="xy", ticks=x))
         worst = max(abs(p.deviations) for p in self.points)
         share = max(p.deviation / p.simulated for p in self.points)
         return Outcome(
+            panels,
+            f"The {len(self.points)} simulated errors are within {worst:.1f} standard "
+            f"errors of the formula (each at most {100 * share:.1f}%). {verdict}",
+            worst < FAR and holds,
             columns=("panel", "noise", "x", "formula", "simulated", "standard error", "deviations"),
             rows=self.points,
-            figure=panels,
-            verdict=f"The {len(self.points)} simulated errors are within {worst:.1f} standard "
-            f"errors of the formula (each at most {100 * share:.1f}%). {verdict}",
-            holds=worst < FAR and holds,
             seeds=tuple(range(len(self.points))),
             reduced=reduced,
         )
 
 
-@figure(
-    "slides",
-    "Mean estimation",
-    seconds=(20, 300),
-    claim="The stationary error is of order eta with independent noise and eta² log²(1 / eta) with "
-    "the best, which is nu = eta.",
-)
+@figure("slides-mean-estimation")
 def mean_estimation(request: Request) -> Outcome:
     """Error over the learning rate, and over nu at one learning rate."""
     etas = request.pick(
-        tiny=(0.02, 0.1),
-        small=(0.02, 0.05, 0.1, 0.2, 0.4),
-        full=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
+        (0.02, 0.1), (0.02, 0.05, 0.1, 0.2, 0.4), (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
     )
     one = np.ones(1)
-    found = Comparison(request.pick(tiny=4000, small=20_000, full=200_000), sampled=False)
+    found = Comparison(request.pick(4000, 20_000, 200_000), sampled=False)
     for eta in etas:
         noises = theory.independent(), theory.damped(eta), theory.anti_pgd(1 - np.sqrt(2 * eta))
         found.add("over eta; nu = eta", eta, eta, one, *noises)
@@ -163,18 +146,12 @@ def mean_estimation(request: Request) -> Outcome:
     )
 
 
-@figure(
-    "slides",
-    "Linear regression",
-    seconds=(60, 900),
-    claim="Noisy SGD's error grows with the dimension, that of nu-Noisy-FTRL with the effective "
-    "dimension.",
-)
+@figure("slides-linear-regression")
 def linear_regression(request: Request) -> Outcome:
     """Error over the dimension, for spectra of high and low effective dimension."""
-    eta = request.pick(tiny=0.05, small=0.02, full=0.02)
-    dimensions = request.pick(tiny=(2, 4), small=(2, 4, 8, 16), full=(2, 4, 8, 16, 24))
-    found = Comparison(request.pick(tiny=400, small=512, full=4096), sampled=True)
+    eta = request.pick(0.05, 0.02, 0.02)
+    dimensions = request.pick((2, 4), (2, 4, 8, 16), (2, 4, 8, 16, 24))
+    found = Comparison(request.pick(400, 512, 4096), sampled=True)
     for panel, spectrum_of in (("d", high), ("2 - 1/d", low)):
         for d in dimensions:
             H = spectrum_of(d)
@@ -196,19 +173,11 @@ def linear_regression(request: Request) -> Outcome:
     )
 
 
-@figure(
-    "slides",
-    "Learning rate dependence",
-    name="learning-rate",
-    seconds=(90, 900),
-    claim="Noisy SGD's error goes as eta, nu-Noisy-FTRL's as eta², damped anti-PGD's as eta^1.5.",
-)
+@figure("slides-learning-rate")
 def learning_rate(request: Request) -> Outcome:
     """Error of linear regression over the learning rate."""
-    d, chains = request.pick(tiny=(2, 400), small=(8, 512), full=(8, 4096))
-    etas = request.pick(
-        tiny=(0.05, 0.1), small=(0.01, 0.02, 0.05, 0.1), full=(0.005, 0.01, 0.02, 0.05, 0.1)
-    )
+    d, chains = request.pick((2, 400), (8, 512), (8, 4096))
+    etas = request.pick((0.05, 0.1), (0.01, 0.02, 0.05, 0.1), (0.005, 0.01, 0.02, 0.05, 0.1))
     found = Comparison(chains, sampled=True)
     for panel, H in ((f"d = {d}, high", high(d)), (f"d = {d}, low", low(d))):
         for eta in etas:
@@ -283,19 +252,12 @@ def predicted(name: str, T: int, d: int) -> float:
     )
 
 
-@figure(
-    "slides",
-    "Finite-time rates",
-    name="finite-time",
-    seconds=(90, 900),
-    claim="With clipping and the best learning rate the privacy error falls as 1 / T with "
-    "independent noise and 1 / T² with correlated.",
-)
+@figure("slides-finite-time")
 def finite_time(request: Request) -> Outcome:
     """Error after T steps with clipping, at the best learning rate, of the task `regression`."""
-    chains, d = request.pick(tiny=16, small=64, full=256), 4
+    chains, d = request.pick(16, 64, 256), 4
     lengths = request.pick(
-        tiny=(128, 512), small=(256, 512, 1024, 2048, 4096), full=(256, 512, 1024, 2048, 4096, 8192)
+        (128, 512), (256, 512, 1024, 2048, 4096), (256, 512, 1024, 2048, 4096, 8192)
     )
     data = RegressionOptions(
         features=d, decay=0.0, examples=1, noise=0.01, shift=0.0, clients=chains * lengths[-1]
@@ -327,23 +289,15 @@ def finite_time(request: Request) -> Outcome:
     last = {row[0]: row[3] for row in rows}
     sgd, ftrl = slopes.values()
     return Outcome(
-        columns=("mechanism", "T", "learning rate", "error", "standard error"),
-        rows=rows,
-        figure=[
-            Lines(
-                series=series,
-                xlabel="iterations T",
-                ylabel="error at the best learning rate",
-                log="xy",
-                ticks=lengths,
-            )
-        ],
-        verdict=f"With rho = {RHO:g}, clip norm 1 and d = {d} the error falls as T to the "
+        [Lines(series, "iterations T", "error at the best learning rate", log="xy", ticks=lengths)],
+        f"With rho = {RHO:g}, clip norm 1 and d = {d} the error falls as T to the "
         f"{sgd[0]:.2f} with independent noise and to the {ftrl[0]:.2f} with correlated; the "
         f"formula without clipping has {sgd[1]:.2f} and {ftrl[1]:.2f}, since its logarithms count "
         f"at these T. At T = {lengths[-1]} the errors are {last['DP-SGD']:.2g} and "
         f"{last['nu-DP-FTRL']:.2g}.",
-        holds=ftrl[0] < sgd[0] - 0.2 and last["nu-DP-FTRL"] < last["DP-SGD"],
+        ftrl[0] < sgd[0] - 0.2 and last["nu-DP-FTRL"] < last["DP-SGD"],
+        columns=("mechanism", "T", "learning rate", "error", "standard error"),
+        rows=rows,
         seeds=(data.seed, *range(len(rows))),
         reduced="labels with little noise, which leaves the error of privacy",
     )

@@ -12,12 +12,7 @@ from typing import Any
 import fedmf
 from fedmf.experiments.papers import printed
 from fedmf.experiments.papers import stackoverflow_sizes as sizes
-from fedmf.experiments.papers.stackoverflow_sizes import (
-    EPOCHS_RATE_AT_2,
-    EPOCHS_RATES,
-    SIZES,
-    Size,
-)
+from fedmf.experiments.papers.stackoverflow_sizes import EPOCHS_RATE_AT_2, EPOCHS_RATES, SIZES, Size
 from fedmf.experiments.papers.study import Fields, Grid, Study
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
@@ -302,11 +297,7 @@ def centre(size: Size) -> Study:
 
 
 def _banded_part(
-    size: Size,
-    table: tuple[printed.TunedRow, ...],
-    line: str,
-    fields: Fields,
-    epsilon: float,
+    size: Size, table: tuple[printed.TunedRow, ...], line: str, fields: Fields, epsilon: float
 ) -> tuple[str, Fields]:
     """A line at an epsilon; at the paper's size with the rates that the table has an accuracy
     for.

@@ -15,27 +15,12 @@ from fedmf.reports.groups import validation_curve
 from fedmf.reports.text import plain
 
 _DENISOV = (grids.MOMENTUM, grids.PREFIX, grids.FULL, grids.ONLINE)
-trained(
-    "denisov",
-    2,
-    grids.denisov,
-    seconds=1100,
-    claim="The optimum of the momentum matrix, then of prefix sums, is above both trees at every "
-    "epsilon.",
-)(
+trained(grids.denisov, "denisov-figure-2")(
     accuracy.compared(
-        *itertools.pairwise(_DENISOV),
-        (grids.MOMENTUM, grids.ONLINE),
-        (grids.PREFIX, grids.ONLINE),
+        *itertools.pairwise(_DENISOV), (grids.MOMENTUM, grids.ONLINE), (grids.PREFIX, grids.ONLINE)
     )
 )
-trained(
-    "denisov",
-    3,
-    grids.schedules,
-    seconds=1150,
-    claim="A fall of the rate helps, most inside the mechanism; more clients help again.",
-)(
+trained(grids.schedules, "denisov-figure-3")(
     accuracy.compared(
         (grids.M_INSIDE, grids.M_CONSTANT),
         (grids.M_INSIDE, grids.AFTER),
@@ -44,28 +29,17 @@ trained(
         draw=accuracy.levels,
     )
 )
-_EPOCHS = accuracy.compared(
-    (grids.MF_6_6, grids.MF_1_6),
-    (grids.MF_6_6, grids.MF_1_1),
-    (grids.MF_6_6, grids.SGDM),
-    (grids.MF_6_6, grids.HONAKER_6),
-    (grids.GDM, grids.MF_6_6),
-    (grids.UNNOISED, grids.MF_6_6),
+trained(grids.epochs, "multi-epoch-figure-3", "multi-epoch-table-4", "multi-epoch-table-5")(
+    accuracy.compared(
+        (grids.MF_6_6, grids.MF_1_6),
+        (grids.MF_6_6, grids.MF_1_1),
+        (grids.MF_6_6, grids.SGDM),
+        (grids.MF_6_6, grids.HONAKER_6),
+        (grids.GDM, grids.MF_6_6),
+        (grids.UNNOISED, grids.MF_6_6),
+    )
 )
-_SAME_RUNS: dict[int | str, str] = {
-    3: "The optimum for six epochs is ahead of all, at epsilon 8.8 within 2% of no noise.",
-    "Table 4": "Accuracies of DP-SGDM and DP-GDM (with those of Table 5 in one CSV).",
-    "Table 5": "Accuracies of the factorisations.",
-}
-for _number, _claim in _SAME_RUNS.items():
-    trained("multi-epoch", _number, grids.epochs, seconds=900, claim=_claim)(_EPOCHS)
-trained(
-    "banded",
-    5,
-    grids.phones,
-    seconds=700,
-    claim="For phones banded matrices are the most accurate (a; the data of b are not public).",
-)(
+trained(grids.phones, "banded-figure-5")(
     accuracy.compared(
         (grids.BANDED, grids.MULTI),
         (grids.MULTI, grids.TREE),
@@ -73,23 +47,12 @@ trained(
         (grids.BANDED, grids.SINGLE),
     )
 )
-trained(
-    "banded",
-    1,
-    grids.centre,
-    seconds=500,
-    claim="With sampling banded matrices beat DP-SGD and the multi-epoch optimum (b; a is Figure "
-    "10).",
-)(accuracy.compared((grids.BANDED, grids.MULTI), (grids.BANDED, grids.SGD)))
-
-
-@trained(
-    "denisov",
-    "Table 4",
-    grids.denisov,
-    seconds=1100,
-    claim="The best settings of Table 3's grid: rates and momentum fall with noise.",
+trained(grids.centre, "banded-figure-1")(
+    accuracy.compared((grids.BANDED, grids.MULTI), (grids.BANDED, grids.SGD))
 )
+
+
+@trained(grids.denisov, "denisov-table-4")
 def denisov_table_4(scores: Sequence[Score], size: Size) -> Outcome:
     """The best settings beside the printed ones, and whether rates and momentum fall as the noise
     grows.
@@ -105,15 +68,18 @@ def denisov_table_4(scores: Sequence[Score], size: Size) -> Outcome:
     falls = sum(step[max(step)] < step[min(step)] for step in steps.values())
     settings = ("server rate", "client rate", "momentum")
     panel = Lines(
-        series={
-            line: Line(*zip(*sorted(step.items()), strict=True)) for line, step in steps.items()
-        },
-        xlabel="noise multiplier",
-        ylabel="server rate / (1 - momentum)",
+        {line: Line(*zip(*sorted(step.items()), strict=True)) for line, step in steps.items()},
+        "noise multiplier",
+        "server rate / (1 - momentum)",
         log="xy",
         ticks=size.noise,
     )
     return Outcome(
+        [panel],
+        "The server's long-run step, rate / (1 - momentum), is smaller at the largest "
+        f"noise than at the smallest for {falls} of {len(steps)} mechanisms; {same} of {len(rows)} "
+        "best settings are the printed ones.",
+        falls == len(steps),
         columns=(
             "line",
             "epsilon",
@@ -122,21 +88,10 @@ def denisov_table_4(scores: Sequence[Score], size: Size) -> Outcome:
             *(f"printed {s}" for s in settings),
         ),
         rows=rows,
-        figure=[panel],
-        verdict="The server's long-run step, rate / (1 - momentum), is smaller at the largest "
-        f"noise than at the smallest for {falls} of {len(steps)} mechanisms; {same} of {len(rows)} "
-        "best settings are the printed ones.",
-        holds=falls == len(steps),
     )
 
 
-@trained(
-    "denisov",
-    6,
-    grids.decays,
-    seconds=1100,
-    claim="Momentum and fall inside the mechanism are behind at first and ahead at the end.",
-)
+@trained(grids.decays, "denisov-figure-6")
 def denisov_6(scores: Sequence[Score], size: Size) -> Outcome:
     """Validation accuracy over the last 748 of 2048 rounds; who is ahead in the body of training,
     and in the second half of the fall.
@@ -164,13 +119,7 @@ def _between(scores: Sequence[Score], line: str, first: int, last: int) -> np.nd
     return np.array([v[(rounds >= first) & (rounds <= last)].mean() for rounds, v in curves])
 
 
-@trained(
-    "multi-epoch",
-    12,
-    grids.epochs,
-    seconds=900,
-    claim="Figure 3 with all learning rates: matrix factorisation tolerates larger ones.",
-)
+@trained(grids.epochs, "multi-epoch-figure-12")
 def multi_epoch_12(scores: Sequence[Score], size: Size) -> Outcome:
     """Figure 3 with every rate: the validation accuracy of the runs with seed 0."""
     found: dict[float, dict[str, dict[float, float]]] = {}
@@ -188,6 +137,22 @@ def multi_epoch_12(scores: Sequence[Score], size: Size) -> Outcome:
     others = (grids.SGDM, grids.HONAKER_6)
     above = sum(best[grids.MF_6_6, e] >= best[other, e] for e in found for other in others)
     return Outcome(
+        [
+            Lines(
+                {line: Line(*zip(*sorted(of.items()), strict=True)) for line, of in lines.items()},
+                "server rate",
+                "validation accuracy" if i == 0 else "",
+                title=f"epsilon {plain(e)}",
+                log="x",
+                ticks=sorted({rate for of in lines.values() for rate in of}),
+                percent=True,
+            )
+            for i, (e, lines) in enumerate(found.items())
+        ],
+        f"The best rate of {grids.MF_6_6} is at least that of {grids.SGDM} and of "
+        f"{grids.HONAKER_6} in {above} of {2 * len(found)} cases (one seed a rate, so this is no "
+        "test).",
+        above == 2 * len(found),
         columns=("line", "epsilon", "server rate", "validation accuracy"),
         rows=[
             (line, e, rate, value)
@@ -195,34 +160,10 @@ def multi_epoch_12(scores: Sequence[Score], size: Size) -> Outcome:
             for line, of in lines.items()
             for rate, value in of.items()
         ],
-        figure=[
-            Lines(
-                series={
-                    line: Line(*zip(*sorted(of.items()), strict=True)) for line, of in lines.items()
-                },
-                title=f"epsilon {plain(e)}",
-                xlabel="server rate",
-                ylabel="validation accuracy" if i == 0 else "",
-                log="x",
-                ticks=sorted({rate for of in lines.values() for rate in of}),
-                percent=True,
-            )
-            for i, (e, lines) in enumerate(found.items())
-        ],
-        verdict=f"The best rate of {grids.MF_6_6} is at least that of {grids.SGDM} and of "
-        f"{grids.HONAKER_6} in {above} of {2 * len(found)} cases (one seed a rate, so this is no "
-        "test).",
-        holds=above == 2 * len(found),
     )
 
 
-@trained(
-    "multi-epoch",
-    11,
-    grids.epochs,
-    seconds=900,
-    claim="More updates of huge magnitude are zeroed with more noise and larger rates.",
-)
+@trained(grids.epochs, "multi-epoch-figure-11")
 def multi_epoch_11(scores: Sequence[Score], size: Size) -> Outcome:
     """Updates that were zeroed, by round, in the runs of Figure 3: more with more noise and larger
     rates.
@@ -238,35 +179,29 @@ def multi_epoch_11(scores: Sequence[Score], size: Size) -> Outcome:
     most = float(mean[noisiest, max(rate for e, rate in mean if e == noisiest)].sum())
     least = float(mean[max(mean, key=lambda key: (key[0], -key[1]))].sum())
     panel = Lines(
-        series={
+        {
             f"epsilon {plain(e)}, rate {plain(rate)}": Line(np.arange(len(y)) + 1, y)
             for (e, rate), y in mean.items()
         },
-        xlabel="round",
-        ylabel="updates zeroed, mean of runs",
+        "round",
+        "updates zeroed, mean of runs",
         ylim=(0, None),
     )
     return Outcome(
+        [panel],
+        f"With the most noise and the largest rate {most:.1f} updates of a run are zeroed, "
+        f"with the least of both {least:.1f}.",
+        most > least,
         columns=("epsilon", "server rate", "runs", "round", "zeroed"),
         rows=[
             (*setting, len(counts[setting]), t, float(value))
             for setting, y in mean.items()
             for t, value in enumerate(y)
         ],
-        figure=[panel],
-        verdict=f"With the most noise and the largest rate {most:.1f} updates of a run are zeroed, "
-        f"with the least of both {least:.1f}.",
-        holds=most > least,
     )
 
 
-@trained(
-    "multi-epoch",
-    "Table 2",
-    grids.divergence,
-    seconds=150,
-    claim="Zeroing huge updates prevents most divergences.",
-)
+@trained(grids.divergence, "multi-epoch-table-2")
 def multi_epoch_table_2(scores: Sequence[Score], size: Size) -> Outcome:
     """Runs that diverge although huge updates are zeroed."""
     rows, series, count = [], {}, 0
@@ -278,24 +213,16 @@ def multi_epoch_table_2(scores: Sequence[Score], size: Size) -> Outcome:
         count += diverged
     runs = sum(len(s.runs) for s in scores)
     return Outcome(
+        [Lines(series, points=True, ylabel="share of runs that diverged", percent=True)],
+        f"With zeroing {count} of {runs} runs diverge. Without it fedmf's clip bounds huge "
+        "updates, of which the clip of the paper's code makes NaN.",
+        2 * count < runs,
         columns=("mechanism", "epsilon", "server rate", "diverged", "runs"),
         rows=rows,
-        figure=[
-            Lines(series=series, points=True, ylabel="share of runs that diverged", percent=True)
-        ],
-        verdict=f"With zeroing {count} of {runs} runs diverge. Without it fedmf's clip bounds huge "
-        "updates, of which the clip of the paper's code makes NaN.",
-        holds=2 * count < runs,
     )
 
 
-@trained(
-    "multi-epoch",
-    10,
-    grids.unnoised,
-    seconds=400,
-    claim="Without noise more clients a round and a larger rate help.",
-)
+@trained(grids.unnoised, "multi-epoch-figure-10")
 def multi_epoch_10(scores: Sequence[Score], size: Size) -> Outcome:
     """Accuracy without noise by clients per round."""
     falling = sorted((s.best.cohort_size, s.line) for s in scores if s.best.cooldown)
@@ -303,7 +230,7 @@ def multi_epoch_10(scores: Sequence[Score], size: Size) -> Outcome:
     return accuracy.compared(*pairs, draw=accuracy.levels)(scores, size)
 
 
-@trained("banded", 12, grids.phones, seconds=700, claim="Convergence of all runs of Figure 5 (a).")
+@trained(grids.phones, "banded-figure-12")
 def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
     """Validation accuracy by round, of the best settings of Figure 5 (a)."""
     others = (grids.TREE, grids.SINGLE, grids.SGD)

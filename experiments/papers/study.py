@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from fedmf.experiments.papers import study_check, study_cost
-from fedmf.experiments.papers.item import Outcome, Request, Scale, add
+from fedmf.experiments.papers.item import ITEMS, Outcome, Request, Scale
 from fedmf.experiments.papers.study_cost import Cost
 from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
@@ -135,29 +135,21 @@ class Score:
 Judge = Callable[[Sequence[Score], Any], Outcome]
 
 
-def trained(
-    source: str, number: int | str, grid: Grid, *, seconds: float, claim: str
-) -> Callable[[Judge], Judge]:
-    """Declares that a function makes a figure of the scores of a grid and of its size.
-
-    Args:
-      source, number, claim: see `item.figure`.
-      grid: what trains.
-      seconds: at scale small.
+def trained(grid: Grid, *names: str) -> Callable[[Judge], Judge]:
+    """Declares that a function makes these items of the catalogue of the scores of a grid and of
+    its size.
     """
 
     def declare(judge: Judge) -> Judge:
-        add(
-            source,
-            number,
-            claim,
-            state="trained at reduced scale",
-            why="At scale small it trains a small model on data made for it; scale full takes the "
-            "real file in --data.",
-            make=functools.partial(judged, grid, judge),
-            study=grid,
-            seconds={"small": seconds},
-        )
+        for name in names:
+            ITEMS[name] = dataclasses.replace(
+                ITEMS[name],
+                state="trained at reduced scale",
+                why="At scale small it trains a small model on data made for it; scale full takes "
+                "the real file in --data.",
+                make=functools.partial(judged, grid, judge),
+                study=grid,
+            )
         return judge
 
     return declare

@@ -140,8 +140,7 @@ def test_the_multi_epoch_grid_is_that_of_tables_4_and_5():
 
 
 @pytest.mark.parametrize(
-    ("name", "table"),
-    [("phones", printed.BANDED_TABLE_6), ("centre", printed.BANDED_TABLE_7)],
+    ("name", "table"), [("phones", printed.BANDED_TABLE_6), ("centre", printed.BANDED_TABLE_7)]
 )
 def test_the_banded_grids_are_those_of_tables_6_and_7(name, table):
     for line, configs in lines(name).items():
@@ -165,11 +164,7 @@ def test_cifars_grid_is_that_of_the_papers():
         size.participation.rounds,
         size.participation.min_sep,
         size.participation.max_participations,
-    ) == (
-        2000,
-        100,
-        20,
-    )
+    ) == (2000, 100, 20)
     assert size.rates == (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
     assert (len(size.rates_banded), size.rates_banded[0], size.rates_banded[-1]) == (
         18,
@@ -358,11 +353,7 @@ def trained(sign):
         most = (config.server_learning_rate / (config.epsilon or 1.0)) ** sign
         rows = [
             {
-                **{
-                    "round": t,
-                    "examples": 1,
-                    "zeroed": round(100 * most),
-                },
+                **{"round": t, "examples": 1, "zeroed": round(100 * most)},
                 **(
                     {
                         "validation": {
