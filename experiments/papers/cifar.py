@@ -135,12 +135,12 @@ def label(kind: str, stamps: int) -> str:
 
 
 def _in_order(size: Size, fields: Fields) -> Fields:
-    order: Fields = {"schema": ["fixed_epoch"], "min_sep": [size.participation.min_sep]}
-    return {"server_momentum": [size.momentum]} | fields | order
+    order: Fields = {"schema": "fixed_epoch", "min_sep": size.participation.min_sep}
+    return {"server_momentum": size.momentum} | fields | order
 
 
 def _sampled(size: Size, fields: Fields) -> Fields:
-    return fields | {"sampling": ["poisson"], "population": [size.images]}
+    return fields | {"sampling": "poisson", "population": size.images}
 
 
 def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
@@ -181,11 +181,11 @@ def _tuned(size: Size) -> Fields:
 
 
 def _optimal(size: Size) -> tuple[str, Fields]:
-    return size.optimal, _in_order(size, {"family": ["dense"]} | _tuned(size))
+    return size.optimal, _in_order(size, {"family": "dense"} | _tuned(size))
 
 
 def _stamped(size: Size, kind: str, s: int) -> tuple[str, Fields]:
-    file: Fields = {"family": ["file"], "mechanism": [f"{kind}-x{s}"]}
+    file: Fields = {"family": "file", "mechanism": f"{kind}-x{s}"}
     return label(kind, s), _in_order(size, file | _tuned(size))
 
 
@@ -193,8 +193,8 @@ def _sgd(size: Size, epsilons: Sequence[float], rates: Sequence[float]) -> Field
     return {
         "epsilon": epsilons,
         "server_learning_rate": size.rates_sgd or rates,
-        "family": ["identity"],
-        "server_momentum": [0.0],
+        "family": "identity",
+        "server_momentum": 0.0,
     }
 
 
@@ -239,15 +239,15 @@ def banded(size: Size) -> Study:
     sgd = _sgd(size, size.epsilons_banded, size.rates_banded)
     parts = [
         (SAMPLED, _sampled(size, sgd)),
-        (size.optimal, _in_order(size, {"family": ["dense"]} | every)),
+        (size.optimal, _in_order(size, {"family": "dense"} | every)),
     ]
     for epsilon in size.epsilons_banded:
         bands, amplified = best_bands(size, epsilon)
         fields = rates | {
-            "family": ["banded"],
-            "bands": [bands],
-            "server_momentum": [size.momentum],
-            "epsilon": [epsilon],
+            "family": "banded",
+            "bands": bands,
+            "server_momentum": size.momentum,
+            "epsilon": epsilon,
         }
         parts.append((BANDED, (_sampled if amplified else _in_order)(size, fields)))
     return _study("banded", size, parts)

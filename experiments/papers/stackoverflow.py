@@ -91,21 +91,21 @@ def optimum(size: Size, momentum: float, decay: bool, once: bool) -> Mechanism:
 
 
 def _file(name: str) -> Fields:
-    return {"family": ["file"], "mechanism": [name]}
+    return {"family": "file", "mechanism": name}
 
 
 def _order(size: Size) -> Fields:
-    return {"schema": ["fixed_epoch"], "min_sep": [size.epoch]}
+    return {"schema": "fixed_epoch", "min_sep": size.epoch}
 
 
 def _sampled(size: Size) -> Fields:
-    return {"sampling": ["poisson"], "population": [size.population]}
+    return {"sampling": "poisson", "population": size.population}
 
 
 def _cohort(size: Size, cohort: int, simulate: bool = True) -> Fields:
     if size.simulated is None or not simulate or size.simulated >= cohort:
-        return {"cohort_size": [cohort]}
-    return {"cohort_size": [size.simulated], "claimed_cohort": [cohort]}
+        return {"cohort_size": cohort}
+    return {"cohort_size": size.simulated, "claimed_cohort": cohort}
 
 
 @_grid(sizes.DENISOV)
@@ -119,14 +119,14 @@ def denisov(size: Size) -> Study:
     }
     every: Fields = grid | {"server_momentum": size.momentums}
     parts: list[tuple[str, Fields]] = [
-        (ONLINE, {"family": ["tree"], "decoder": ["online"]} | every),
-        (FULL, {"family": ["tree"], "decoder": ["full"]} | every),
-        (PREFIX, {"family": ["dense"]} | every),
+        (ONLINE, {"family": "tree", "decoder": "online"} | every),
+        (FULL, {"family": "tree", "decoder": "full"} | every),
+        (PREFIX, {"family": "dense"} | every),
     ]
     # Each momentum has its own optimum; without momentum it is that of prefix sums.
     for beta in size.momentums:
-        own = _file(f"momentum-{beta:g}") if beta else {"family": ["dense"]}
-        parts.append((MOMENTUM, own | grid | {"server_momentum": [beta]}))
+        own = _file(f"momentum-{beta:g}") if beta else {"family": "dense"}
+        parts.append((MOMENTUM, own | grid | {"server_momentum": beta}))
     return _once("denisov", size, parts, cooldown=0.0)
 
 
@@ -161,13 +161,13 @@ def decays(size: Size) -> Study:
 
 def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     beta = size.momentum
-    prefix, inside = {"family": ["dense"]}, _file(f"momentum-{beta:g}")
+    prefix, inside = {"family": "dense"}, _file(f"momentum-{beta:g}")
     both = _file(f"momentum-{beta:g}-cooldown")
     of = {CONSTANT: prefix, AFTER: prefix, M_CONSTANT: inside, M_AFTER: inside}
     parts = []
     for line in lines:
         cohort = size.single if line == M_MORE else size.denisov
-        fall = {"cooldown": [0.0 if line in (CONSTANT, M_CONSTANT) else 0.25]}
+        fall = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
         parts.append((line, of.get(line, both) | fall | _cohort(size, cohort, size.simulates_all)))
     return _once(
         name,
@@ -184,17 +184,17 @@ def epochs(size: Size) -> Study:
     """Multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
     all_epochs = _cohort(size, size.cohort, size.simulates_all)
     order: Fields = _order(size) | all_epochs
-    shorter: Fields = {"rounds": [size.rounds_once]}
-    once: Fields = shorter | {"schema": ["single"]} | _cohort(size, size.single, size.simulates_all)
+    shorter: Fields = {"rounds": size.rounds_once}
+    once: Fields = shorter | {"schema": "single"} | _cohort(size, size.single, size.simulates_all)
     inside = f"momentum-{size.momentum:g}-cooldown"
-    everybody: Fields = {"schema": ["every_round"], "claimed_cohort": [size.population]}
+    everybody: Fields = {"schema": "every_round", "claimed_cohort": size.population}
     lines: dict[str, Fields] = {
         MF_6_6: order | _file(f"{inside}-epochs"),
         MF_1_6: order | shorter | _file(inside),
         MF_1_1: once | _file(inside),
-        HONAKER_6: order | shorter | {"family": ["tree"]},
-        SGDM: all_epochs | {"family": ["identity"]} | _sampled(size),
-        GDM: all_epochs | {"family": ["identity"]} | everybody,
+        HONAKER_6: order | shorter | {"family": "tree"},
+        SGDM: all_epochs | {"family": "identity"} | _sampled(size),
+        GDM: all_epochs | {"family": "identity"} | everybody,
     }
     parts = []
     for line, fields in lines.items():
@@ -202,8 +202,8 @@ def epochs(size: Size) -> Study:
             rates = size.rates
             if (epsilon, rates) == (2.0, EPOCHS_RATES):
                 rates = (EPOCHS_RATE_AT_2, *rates)
-            parts.append((line, fields | {"epsilon": [epsilon], "server_learning_rate": rates}))
-    parts.append((UNNOISED, order | {"family": ["none"], "server_learning_rate": size.rates}))
+            parts.append((line, fields | {"epsilon": epsilon, "server_learning_rate": rates}))
+    parts.append((UNNOISED, order | {"family": "none", "server_learning_rate": size.rates}))
     return _study("epochs", size, parts, server_momentum=size.momentum, cooldown=0.25)
 
 
@@ -212,7 +212,7 @@ def divergence(size: Size) -> Study:
     """Multi-epoch Table 2: the runs with updates of an entry above 100 zeroed. Without, the paper's
     clip makes NaN of huge updates; fedmf's does not (docs/fidelity.md).
     """
-    sgdm: Fields = {"family": ["identity"]} | _sampled(size)
+    sgdm: Fields = {"family": "identity"} | _sampled(size)
     mf = _order(size) | _file(f"momentum-{size.momentum:g}-cooldown-epochs")
     small, large = size.epsilons[0], size.epsilons[min(1, len(size.epsilons) - 1)]
     rows = [
@@ -226,7 +226,7 @@ def divergence(size: Size) -> Study:
             line,
             fields
             | _cohort(size, size.cohort, size.simulates_all)
-            | {"epsilon": [epsilon], "server_learning_rate": [rate], "zeroing_norm": [100.0]},
+            | {"epsilon": epsilon, "server_learning_rate": rate, "zeroing_norm": 100.0},
         )
         for line, fields, epsilon, rate in (rows if small != large else rows[::2])
     ]
@@ -238,16 +238,12 @@ def unnoised(size: Size) -> Study:
     """Multi-epoch Fig. 10: without noise, by clients a round; the most train six epochs, the others
     at most one.
     """
-    once: Fields = {"rounds": [size.rounds_once], "schema": ["single"], "min_sep": [None]}
+    once: Fields = {"rounds": size.rounds_once, "schema": "single", "min_sep": None}
     parts: list[tuple[str, Fields]] = [
         (
             f"{clients} clients a round{', cool-down' if cooldown else ''}",
-            (once if clients < max(size.unnoised) else {"rounds": [size.rounds]} | _order(size))
-            | {
-                "cohort_size": [clients],
-                "cooldown": [cooldown],
-                "server_learning_rate": size.rates,
-            },
+            (once if clients < max(size.unnoised) else {"rounds": size.rounds} | _order(size))
+            | {"cohort_size": clients, "cooldown": cooldown, "server_learning_rate": size.rates},
         )
         for clients in size.unnoised
         for cooldown in (0.0, 0.25)
@@ -258,14 +254,14 @@ def unnoised(size: Size) -> Study:
 @_grid(sizes.PHONES)
 def phones(size: Size) -> Study:
     """Banded Figs. 5 (a) and 12, Tables 4 and 6: clients at least 342 rounds apart."""
-    apart: Fields = {"schema": ["min_sep"], "min_sep": [size.epoch]}
-    once: Fields = {"rounds": [size.rounds_once], "schema": ["single"]}
+    apart: Fields = {"schema": "min_sep", "min_sep": size.epoch}
+    once: Fields = {"rounds": size.rounds_once, "schema": "single"}
     lines: dict[str, Fields] = {
-        SGD: apart | {"family": ["identity"]},
-        SINGLE: once | {"family": ["dense"]},
-        TREE: apart | {"family": ["tree"], "decoder": ["full"]},
-        MULTI: apart | {"family": ["dense"], "column_norms": ["equal"]},
-        BANDED: apart | {"family": ["banded"], "bands": [size.epoch]},
+        SGD: apart | {"family": "identity"},
+        SINGLE: once | {"family": "dense"},
+        TREE: apart | {"family": "tree", "decoder": "full"},
+        MULTI: apart | {"family": "dense", "column_norms": "equal"},
+        BANDED: apart | {"family": "banded", "bands": size.epoch},
     }
     parts = [
         _banded_part(size, printed.BANDED_TABLE_6, line, fields, epsilon)
@@ -285,9 +281,9 @@ def centre(size: Size) -> Study:
         bands = best_bands(size, epsilon)
         drawn = _sampled(size) if bands < size.epoch else _order(size)
         lines: dict[str, Fields] = {
-            SGD: _sampled(size) | {"family": ["identity"]},
-            MULTI: _order(size) | {"family": ["dense"], "column_norms": ["equal"]},
-            BANDED: drawn | {"family": ["banded"], "bands": [bands]},
+            SGD: _sampled(size) | {"family": "identity"},
+            MULTI: _order(size) | {"family": "dense", "column_norms": "equal"},
+            BANDED: drawn | {"family": "banded", "bands": bands},
         }
         parts += [
             _banded_part(size, printed.BANDED_TABLE_7, line, fields, epsilon)
@@ -307,7 +303,7 @@ def _banded_part(
         row = next(row for row in table if (row.mechanism, row.epsilon) == (line, epsilon))
         rates = tuple(map(float, row.accuracies))
     cohort = _cohort(size, size.single if line == SINGLE else size.cohort)
-    return line, fields | cohort | {"epsilon": [epsilon], "server_learning_rate": rates}
+    return line, fields | cohort | {"epsilon": epsilon, "server_learning_rate": rates}
 
 
 def _banded(name: str, size: Size, parts: Parts) -> Study:

@@ -40,8 +40,8 @@ class Study:
     Attributes:
       name: of its sweep's folder, which figures of the same runs share.
       fixed: field of `TrainConfig` -> the value of every run.
-      parts: (line of the figure, field -> values) of the rest. A line may have several parts.
-        `mechanism` has keys of `mechanisms`.
+      parts: (line of the figure, field -> value, or all that are tried) of the rest. A line may
+        have several parts. `mechanism` has a key of `mechanisms`.
       repeats: seeds that are reported.
       data: writes a stand-in to a path with this suffix, where no real file is given.
       reduced: what is smaller than in the paper.
@@ -66,7 +66,7 @@ class Study:
         """
         fixed = {**self.fixed, "data": str(data)}
         for line, part in self.parts:
-            fields = dict(part)
+            fields = {name: v if isinstance(v, list | tuple) else [v] for name, v in part.items()}
             if "mechanism" in fields:
                 fields["mechanism"] = [str(folder / f"{stem}.npz") for stem in fields["mechanism"]]
             families = set(fields.get("family", [fixed.get("family")]))
@@ -80,9 +80,7 @@ class Study:
 
     def stems(self) -> list[str]:
         """Names of the mechanisms that the parts use."""
-        return list(
-            dict.fromkeys(stem for _, part in self.parts for stem in part.get("mechanism", ()))
-        )
+        return list(dict.fromkeys(p["mechanism"] for _, p in self.parts if "mechanism" in p))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
