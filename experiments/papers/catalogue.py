@@ -64,7 +64,7 @@ multi-epoch-figure-14 | Figure 14 | 20 60
 multi-epoch-table-1 | Table 1 | 15 900
     The optimum for 20 epochs has half the loss of any that is stamped or made for one.
 multi-epoch-table-2 | Table 2 | 150
-    Zeroing huge updates prevents most divergences.
+    Zeroing huge updates prevents most divergences (trained here: the runs with zeroing).
 multi-epoch-table-3 | Table 3 | 5 60
     Noise multipliers of three targets, without and with sampling.
 multi-epoch-table-4 | Table 4 | 900

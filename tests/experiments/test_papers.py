@@ -4,6 +4,7 @@
 """
 
 import csv
+import dataclasses
 import json
 import pathlib
 
@@ -25,23 +26,23 @@ NUMBERED = {
 def made(request):
     figure = Figure()
     figure.subplots().plot([1.0, 2.0])
-    return Outcome(
-        columns=("x",),
-        rows=[(1 / 3,)],
-        figure=figure,
-        verdict="It is a third.",
-        holds=True,
-        seeds=(4,),
-    )
+    table = {"columns": ("x",), "rows": [(1 / 3,)]}
+    return Outcome(figure, "It is a third.", True, **table, seeds=(4,))
 
 
-FIELDS = {
-    "name": "banded-figure-1",
-    "source": "banded",
-    "number": "Figure 1",
-    "claim": "It is a third.",
-}
-ITEM = Item(**FIELDS, make=made, seconds={"small": 1, "full": 90})
+ITEM = Item(
+    name="banded-figure-1",
+    number="Figure 1",
+    claim="It is a third.",
+    state="exact",
+    why="",
+    make=made,
+    seconds={"small": 1, "full": 90},
+)
+
+
+def test_what_is_not_made_says_why():
+    assert [n for n, item in ITEMS.items() if item.make is None and not item.why] == []
 
 
 @pytest.mark.parametrize("source", NUMBERED)
@@ -62,8 +63,8 @@ def test_a_result_is_three_files(tmp_path):
 
 
 def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
-    other = Item(
-        **FIELDS | {"name": "banded-figure-2"}, state="not reproducible", why="There is nothing."
+    other = dataclasses.replace(
+        ITEM, name="banded-figure-2", state="not reproducible", why="There is nothing.", make=None
     )
     items = {"banded-figure-1": ITEM, "banded-figure-2": other}
     results.run(ITEM, Request(folder=tmp_path / "results" / ITEM.name))
