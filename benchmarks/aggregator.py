@@ -1,7 +1,9 @@
 """What the aggregator adds to a TFF training round: the whole round beside one with a plain mean.
 
-    make bench-aggregator                             100 clients, the StackOverflow model; about half an hour on two cores
-    python -m benchmarks.aggregator --sentences 1     clients with next to nothing to learn: what the aggregator adds stands out
+    make bench-aggregator                             100 clients, the StackOverflow model;
+                                                      about half an hour on two cores
+    python -m benchmarks.aggregator --sentences 1     clients with next to nothing to learn: what
+                                                      the aggregator adds stands out
     python -m benchmarks.aggregator --small           a check of this program, measures nothing
 
 Rounds run in one process and one TFF worker on the same cohort: one of each kind in turn, each pass

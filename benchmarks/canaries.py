@@ -1,5 +1,5 @@
-"""What canaries cost beside a round of the published model (4,050,748 parameters, clients of 64
-sentences).
+"""What canaries cost beside a round of the published model (4,050,748 parameters,
+clients of 64 sentences).
 
     python -m benchmarks.canaries                        100 clients a round, 100 canaries
     python -m benchmarks.canaries --clients 10 --canaries 1000

@@ -7,9 +7,10 @@ published network for CIFAR-10.
 Ways:
   side by side  a round of --execution fast, whose clients hold one example each
   loop          a tf.function for each gradient, which clips it and adds it
-  batch         one gradient of the whole batch, nothing clipped: what no way of single gradients falls below
-  TF Privacy    its VectorizedDPKerasSGDOptimizer, in batches of --tf-privacy-batch: its jacobian goes back through the whole batch once
-                for each example, so that 500 would take 32 GB in one layer
+  batch         one gradient of the whole batch, nothing clipped: single gradients cost more
+  TF Privacy    its VectorizedDPKerasSGDOptimizer, in batches of --tf-privacy-batch: its jacobian
+                goes back through the whole batch once for each example, so that 500 would take
+                32 GB in one layer
 
 They take turns in one process, after a step that is not counted. On a machine that others use as
 well, CPU time says more than time.
@@ -42,7 +43,8 @@ def steps_of(examples: int, batch: int) -> dict[str, Callable[[], Any]]:
 
     task = random_examples("cifar10", examples)
     config = fedmf.TrainConfig(
-        rounds=2, cohort_size=examples, family="identity", schema="every_round", noise_multiplier=1e-6, clip_norm=1.0,
+        rounds=2, cohort_size=examples, family="identity", schema="every_round",
+        noise_multiplier=1e-6, clip_norm=1.0,
         client_learning_rate=1.0, seed=0,
     )  # fmt: skip
     execution = build_execution(
@@ -156,7 +158,8 @@ def main(examples: int, batch: int, passes: int, small: bool, as_json: bool) -> 
         seconds, cpu = (sum(column) for column in zip(*rows, strict=True))
         gradients = passes * examples
         print(
-            f"{way:<14}{gradients / seconds:>12.0f}{1e3 * seconds / gradients:>8.2f}{1e3 * cpu / gradients:>8.2f}"
+            f"{way:<14}{gradients / seconds:>12.0f}"
+            f"{1e3 * seconds / gradients:>8.2f}{1e3 * cpu / gradients:>8.2f}"
             f"{seconds / ours[0]:>8.2f}{cpu / ours[1]:>13.2f}"
         )
 

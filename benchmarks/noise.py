@@ -1,12 +1,13 @@
-"""What a row of correlated noise costs, side by side with one iid Gaussian vector from the same
-generator.
+"""What a row of correlated noise costs, side by side with one iid Gaussian vector from
+the same generator.
 
     make bench-noise                              all rows at full size; takes about an hour
     python -m benchmarks.noise --case dense       some rows
 
 Ways to make a row:
   host   rows made ahead by the host, `fedmf.federated.HostNoise`: what our own training loops use.
-  graph  rows made in the graph with the state by value, `NoiseRows`: what a TFF pipeline of one's own uses by default, where it can.
+  graph  rows made in the graph with the state by value, `NoiseRows`: what a TFF pipeline of one's
+         own uses by default, where it can.
   tfp    TensorFlow Privacy's tree aggregation (TreeResidualSumQuery) with its own generator.
 
 Each row of the table runs in a process of its own. n = 2052 rounds, k = 6, min_sep = 342, d =
@@ -86,9 +87,8 @@ def plan_of(name: str, rounds: int) -> fedmf.Plan:
         rounds=rounds, schema=schema, min_sep=rounds * MIN_SEP // ROUNDS
     )
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", RuntimeWarning
-        )  # of bands or tolerances; the cost is the subject here
+        # Of bands or tolerances; the cost is the subject here
+        warnings.simplefilter("ignore", RuntimeWarning)
         mechanism = fedmf.fit(fedmf.prefix_sum(rounds), participation, family=family, **options)
     return fedmf.Plan(
         mechanism=mechanism,

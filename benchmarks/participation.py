@@ -71,7 +71,7 @@ def controller_of(case: Case, small: bool) -> ParticipationController:
     if case.schema == "poisson":
         sampling = CyclicPoisson(**options, partitions=min_sep)
     elif case.schema == "shuffle":
-        sampling = CyclicShuffle(**options, partitions=min_sep, reshuffle=True)
+        sampling = CyclicShuffle(**options, partitions=min_sep)
     if sampling is not None:
         participation = sampling.participation(rounds)
     else:

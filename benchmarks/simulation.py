@@ -1,10 +1,11 @@
 """What a round of training costs on this machine, beside TFF's stock process on the same clients in
 the same run.
 
-    make bench-simulation                                      all models, 10 and 100 clients a round; about half an hour
+    make bench-simulation                                      all models, 10 and 100 clients a
+                                                               round; about half an hour
     python -m benchmarks.simulation --clients 10 --passes 3    one cohort
     python -m benchmarks.simulation --model demo               one model
-    python -m benchmarks.simulation --small                    a check of this program, measures nothing
+    python -m benchmarks.simulation --small                    a check of this program
 
 Models and a client's examples: full and demo, the LSTMs of the papers (64 sentences of full length,
 batch 16) and of `make demo` (16); lstm, 122,076 parameters (50, batch 10); emnist, the CNN of 1.2
@@ -12,12 +13,13 @@ million (100 images, batch 20); cnn, 56,714 (50, batch 10); logistic regression,
 cifar10, 550,570 (1: privacy of single examples). Small models cost dispatch and not arithmetic.
 
 Kinds of rounds, each a `federated.train` in a process of its own, all on the same cohorts:
-  compiled  --execution fast: client work in compiled C, clients side by side; the default where there is a C compiler
+  compiled  --execution fast: client work in compiled C, clients side by side; the default where
+            there is a C compiler
   autodiff  --execution fast without a compiler: a tf.function for a group of clients
-  cluster   the same client work on a Ray cluster of this machine, a worker for each of --threads, each on a core of its own after
-            the first round (make bench-cluster)
+  cluster   the same client work on a Ray cluster of this machine, a worker for each of --threads,
+            each on a core of its own after the first round (make bench-cluster)
   tff       --execution tff: build_unweighted_fed_avg with our aggregator, in TFF's C++ runtime
-  stock     the same with Keras's own LSTM layer in place of ours; without an LSTM it is tff, which is left out
+  stock     the same with Keras's own LSTM layer in place of ours; none without an LSTM
 
 The processes take turns, one round each and in the opposite order the next time: slow drifts of the
 machine cancel in the ratios. While one works the others wait. The first round (tracing, compiling)
@@ -103,7 +105,8 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
         )
 
     config = fedmf.TrainConfig(
-        rounds=rounds, cohort_size=clients, family="blt", schema="every_round", noise_multiplier=1e-6, clip_norm=1.0,
+        rounds=rounds, cohort_size=clients, family="blt", schema="every_round",
+        noise_multiplier=1e-6, clip_norm=1.0,
         client_learning_rate=1.0, execution="tff" if kind in IN_TFF else "fast", seed=0,
         evaluate_every=rounds, checkpoint_every=rounds,
     )  # fmt: skip
@@ -174,8 +177,8 @@ def measure(
     """Rounds in turns; see the head of this file."""
     rows: Rounds = {kind: [] for kind in kinds}
     count = passes + _NOT_COUNTED
-    # One more round is planned than made: the last of a run is followed by evaluation and a
-    # checkpoint.
+    # One more round is planned than made: the last of a run is followed by evaluation
+    # and a checkpoint.
     options = ["--model", model, "--clients", clients, "--passes", count + 1]
     with children(kinds, *options, *([] if threads is None else ["--threads", threads])) as started:
         for turn in range(count):
@@ -198,7 +201,8 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
     """The costs of one cohort, and the ratios of rounds that were made in the same turn."""
     lines = [f"{model}, {clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
     lines.append(
-        f"{'':<12}{'clients/s':>10}{'single rounds':>18}{'CPU s/client':>14}{'driver CPU s':>14}{'first round s':>15}{'peak GB':>9}"
+        f"{'':<12}{'clients/s':>10}{'single rounds':>18}{'CPU s/client':>14}"
+        f"{'driver CPU s':>14}{'first round s':>15}{'peak GB':>9}"
     )
     counted = {kind: rows[_NOT_COUNTED:] for kind, rows in rounds.items()}
     for kind, rows in counted.items():
@@ -210,7 +214,8 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
         span = f"{clients / max(seconds):.2f} to {clients / min(seconds):.2f}"
         first, peak = rounds[kind][0]["seconds"], rows[-1]["peak"] / 1e9
         lines.append(
-            f"{kind:<12}{clients / mean:>10.2f}{span:>18}{cpu / clients:>14.4f}{own:>14.2f}{first:>15.1f}{peak:>9.2f}"
+            f"{kind:<12}{clients / mean:>10.2f}{span:>18}{cpu / clients:>14.4f}"
+            f"{own:>14.2f}{first:>15.1f}{peak:>9.2f}"
         )
     for base in (base for base in (*IN_TFF, "compiled") if base in rounds):
         others = ("cluster",) if base == "compiled" else ("compiled", "autodiff", "cluster", "tff")
@@ -220,8 +225,8 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
             cpu = sum(a["cpu"] for a, _ in pairs) / sum(b["cpu"] for _, b in pairs)
             span = f"from {min(ratios):.1f} to {max(ratios):.1f}"
             lines.append(
-                f"{kind}: {statistics.mean(ratios):.2f} times {base} ({span}), by CPU seconds "
-                f"{cpu:.1f}"
+                f"{kind}: {statistics.mean(ratios):.2f} times {base} ({span}), by "
+                f"CPU seconds {cpu:.1f}"
             )
     return "\n".join(lines)
 

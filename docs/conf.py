@@ -1,4 +1,7 @@
-"""Sphinx's configuration: the site builds offline, and every warning and unknown reference is an error (`make docs`)."""
+"""Sphinx's configuration.
+
+The site builds offline. Every warning and unknown reference is an error (`make docs`).
+"""
 
 import functools
 import os
@@ -29,7 +32,8 @@ nitpicky = True
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 4
 
-# Pages are executed at every build, so that no number on them is older than the code. A cell that fails is an error.
+# Pages are executed at every build: no number on them is older than the code. A cell that fails is
+# an error.
 nb_execution_mode = "force"
 nb_execution_raise_on_error = False  # but a warning with the traceback, which is an error here
 nb_execution_show_tb = True
@@ -65,5 +69,6 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
-# Summaries of search results are fetched by script, which browsers refuse for pages that are opened as files.
+# Summaries of search results are fetched by script, which browsers refuse for pages that are opened
+# as files.
 html_show_search_summary = False

@@ -55,6 +55,5 @@ for name, config in ways.items():
         norms = run.table().get("clip_norm", [config.clip_norm])
         print(
             f"{name:<16} epsilon {run.plan['epsilon']:.3g}, clip norm {norms[0]:.3g} at first and "
-            f"{norms[-1]:.3g} at the end, "
-            f"test accuracy {run.result['test']['accuracy']:.3f}"
+            f"{norms[-1]:.3g} at the end, test accuracy {run.result['test']['accuracy']:.3f}"
         )

@@ -30,11 +30,12 @@ with open("log.csv", "w", newline="") as file:
         early = cohort[rng.random(COHORT) < 1 / 200]
         ready[early] = t + MIN_SEP - 5
 
-audit = fedmf.audit_log("log.csv", plan, client_column="device", round_column="t")
+form = fedmf.LogForm(client_column="device", round_column="t")
+audit = fedmf.audit_log("log.csv", plan, form=form)
 print(f"planned: at least {MIN_SEP} rounds apart, epsilon {plan.epsilon:.3f}")
 print(
-    f"observed: {audit.observed.min_separation} rounds apart, {audit.observed.max_participations} "
-    "times at most"
+    f"observed: {audit.observed.min_separation} rounds apart, "
+    f"{audit.observed.max_participations} times at most"
 )
 print(
     f"achieved: epsilon {audit.epsilon:.3f}, the same noise with the sensitivity of what happened"

@@ -5,7 +5,9 @@ Given the mechanism file as well, the sensitivity and the epsilon follow in a fe
 trust fedmf's accounting.
 
 python examples/check_statement.py                                 makes a statement and checks it
-python examples/check_statement.py statement.json mechanism.npz    checks yours: banded, bands <= min_sep, no sampling
+python examples/check_statement.py statement.json mechanism.npz    checks yours
+
+Yours is of a banded mechanism, with bands <= min_sep and without sampling.
 """
 
 import json
@@ -16,6 +18,7 @@ import numpy as np
 from scipy.stats import norm
 
 import fedmf
+from fedmf.privacy.describe import statement_values
 
 
 def example():
@@ -23,7 +26,7 @@ def example():
     mechanism = fedmf.fit(fedmf.prefix_sum(200), participation, family="banded")
     plan = fedmf.calibrate(mechanism, participation, epsilon=3.0, delta=1e-7, clip_norm=0.5)
     mechanism.save("mechanism.npz")
-    pathlib.Path("statement.json").write_text(json.dumps(plan.statement_values()))
+    pathlib.Path("statement.json").write_text(json.dumps(statement_values(plan)))
     return "statement.json", "mechanism.npz"
 
 

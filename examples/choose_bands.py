@@ -21,8 +21,8 @@ for epsilon, line in ((0.5, "-o"), (2.0, "--s"), (8.0, ":^")):
     )
     best = choice.best
     print(
-        f"epsilon {epsilon:g}: {best.bands} bands, noise in the model {best.effective_rmse:.3f} "
-        "clip norms"
+        f"epsilon {epsilon:g}: {best.bands} bands, noise in the model "
+        f"{best.effective_rmse:.3f} clip norms"
     )
     ax.plot(
         [row.bands for row in choice.rows],

@@ -1,8 +1,10 @@
 """Example-level privacy on CIFAR-10: every image is a client of its own, and the guarantee is for
 one image.
 
-python examples/cifar10_example_level.py                                a stand-in: coloured shapes, made on the spot
-python examples/cifar10_example_level.py ~/cifar-10-python.tar.gz       the real images (for accuracy, many more rounds)
+python examples/cifar10_example_level.py                             a stand-in: coloured shapes
+python examples/cifar10_example_level.py ~/cifar-10-python.tar.gz    the real images
+
+The real images need many more rounds to be accurate.
 """
 
 import pathlib
@@ -39,6 +41,6 @@ for family in ("banded", "identity"):
     run = federated.train(task, config, folder=folder / family, noise_seed="os", progress=False)
     accuracy = run.result["test"]["accuracy"]
     print(
-        f"{family:<10} test accuracy {accuracy:.3f} at epsilon {EPSILON:g}, delta {DELTA:g} for "
-        "one image"
+        f"{family:<10} test accuracy {accuracy:.3f} at epsilon {EPSILON:g}, delta "
+        f"{DELTA:g} for one image"
     )

@@ -20,8 +20,8 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 workload = fedmf.prefix_sum(ROUNDS)
 participation = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=MIN_SEP)
 print(
-    f"{ROUNDS} rounds, a client at most {participation.max_participations} times, noise of {NOISE} "
-    "clip norms\n"
+    f"{ROUNDS} rounds, a client at most {participation.max_participations} times, noise "
+    f"of {NOISE} clip norms\n"
 )
 print(f"{'epsilon':>7}  {'mechanism':<10}{'clients a round':>16}{'clients in all':>16}")
 needed = {}

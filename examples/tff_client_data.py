@@ -1,5 +1,5 @@
-"""A ClientData of TFF as the task: simulation data that you have already, with your own
-preprocessing.
+"""A ClientData of TFF as the task: simulation data that you have already,
+with your own preprocessing.
 
 python examples/tff_client_data.py
 """
@@ -17,8 +17,8 @@ rng = np.random.default_rng(0)
 
 
 def sensor(shift):
-    """A client's raw data: readings of a device that is off by `shift`, and whether there was an
-    alarm.
+    """A client's raw data: readings of a device that is off by `shift`,
+    and whether there was an alarm.
     """
     readings = rng.normal(shift, 1.0, size=(12, 5)).astype(np.float32)
     return {"readings": readings, "alarm": (readings.mean(axis=1) > 0.2).astype(np.int32)}

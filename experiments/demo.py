@@ -70,7 +70,7 @@ def server_rate(config: TrainConfig) -> float:
     if config.family == "none":
         return RATE_WITHOUT_NOISE
     return round(
-        RATE_FACTOR * rmse(config.fit(), config.workload(), config.participation()) ** SLOPE, 3
+        RATE_FACTOR * rmse(config.fit(), config.fit_workload(), config.participation()) ** SLOPE, 3
     )
 
 

@@ -8,6 +8,7 @@ Importing this package does not import TensorFlow; `from fedmf import federated`
 """
 
 from fedmf.audits.guarantee import Audit, audit_ledger, audit_log
+from fedmf.audits.log import LogForm
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
 from fedmf.mechanisms.budget import Budget
@@ -18,6 +19,8 @@ from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.calibrate import calibrate
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.describe import statement
 from fedmf.privacy.learning_rate import effective_rmse, predicted_learning_rate
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
@@ -42,12 +45,14 @@ __all__ = [
     "CyclicFixedSize",
     "CyclicPoisson",
     "CyclicShuffle",
+    "LogForm",
     "Mechanism",
     "MinSepPoisson",
     "Participation",
     "ParticipationController",
     "ParticipationLedger",
     "Plan",
+    "PlanConfig",
     "PoolRanDryWarning",
     "QuantileClipping",
     "Run",
@@ -76,4 +81,5 @@ __all__ = [
     "sensitivity",
     "sgd",
     "stamp",
+    "statement",
 ]

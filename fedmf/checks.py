@@ -25,8 +25,8 @@ def rounds(name: str, value: Any) -> int:
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: str) -> int:
-    """Returns `value` as an int in low..high (high None: no upper end); `hint` ends the error's
-    sentence.
+    """Returns `value` as an int in low..high (high None: no upper end);
+    `hint` ends the error's sentence.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not an int: {hint}")
@@ -38,7 +38,7 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: s
 
 
 def real(name: str, value: Any, *, hint: str) -> float:
-    """Returns `value` as a finite float, of which none is -0.0; `hint` ends the error's sentence."""
+    """`value` as a finite float, never -0.0; `hint` ends the error's sentence."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number: {hint}")
     try:
@@ -56,8 +56,8 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Returns `value`, one of the strings `choices`."""
     if not isinstance(value, str):
         raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}, not a str: choose one of "
-            f"{', '.join(choices)}"
+            f"{name}={value!r} is a {type(value).__name__}, not a str: choose one "
+            f"of {', '.join(choices)}"
         )
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
@@ -89,8 +89,8 @@ def array(name: str, value: Any, *, ndim: int) -> np.ndarray:
         ) from error
     if entries.dtype.kind not in "iuf":
         raise TypeError(
-            f"{name} holds {entries.dtype} entries, not real numbers: pass a {ndim}-D array of "
-            "floats"
+            f"{name} holds {entries.dtype} entries, not real numbers: pass a "
+            f"{ndim}-D array of floats"
         )
     if entries.ndim != ndim or 0 in entries.shape:
         raise ValueError(
@@ -100,8 +100,8 @@ def array(name: str, value: Any, *, ndim: int) -> np.ndarray:
     if not np.isfinite(converted).all():
         position = tuple(int(axis[0]) for axis in np.nonzero(~np.isfinite(converted)))
         raise ValueError(
-            f"{name}{list(position)}={converted[position]} is not finite: replace it by a finite "
-            "number"
+            f"{name}{list(position)}={converted[position]} is not finite: "
+            "replace it by a finite number"
         )
     return converted
 
@@ -116,8 +116,7 @@ def lower_triangular(name: str, value: Any) -> np.ndarray:
         row, column = (int(index) for index in above[0])
         raise ValueError(
             f"{name}[{row}, {column}]={matrix[row, column]} lies above the diagonal: round {row} "
-            "cannot depend on "
-            f"the later round {column}, pass a lower-triangular matrix"
+            f"cannot depend on the later round {column}, pass a lower-triangular matrix"
         )
     return matrix
 
@@ -136,8 +135,8 @@ def banded_rows(name: str, value: Any) -> np.ndarray:
     if len(outside):
         t, j = (int(index) for index in outside[0])
         raise ValueError(
-            f"{name}[{t}, {j}]={rows[t, j]} lies outside the matrix, since {t} - {j} < 0: set it "
-            "to 0"
+            f"{name}[{t}, {j}]={rows[t, j]} lies outside the matrix, since {t} "
+            f"- {j} < 0: set it to 0"
         )
     return rows
 
@@ -153,13 +152,12 @@ def fits_in_memory(what: str, shape: tuple[int, ...], *, copies: int = 1) -> Non
         arrays = f"a dense {' x '.join(map(str, shape))} array of {size / 2**30:.3g} GiB"
         if copies > 1:
             arrays = (
-                f"{copies} dense {' x '.join(map(str, shape))} arrays, {copies * size / 2**30:.3g} "
-                "GiB in all"
+                f"{copies} dense {' x '.join(map(str, shape))} arrays, "
+                f"{copies * size / 2**30:.3g} GiB in all"
             )
         raise ValueError(
             f"{what} would take {arrays}: for so many rounds use a family that never makes them "
-            "(toeplitz or blt with any "
-            f"number of rounds, banded with few bands)"
+            "(toeplitz or blt with any number of rounds, banded with few bands)"
         )
 
 
@@ -184,8 +182,8 @@ def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
 
 
 def frozen(matrix: np.ndarray) -> np.ndarray:
-    """Returns a read-only copy, so that a frozen dataclass that holds it is frozen all the way
-    down.
+    """Returns a read-only copy, so that a frozen dataclass that holds it is frozen
+    all the way down.
     """
     copy = np.array(matrix, dtype=np.float64, order="C")
     copy.setflags(write=False)
@@ -203,4 +201,12 @@ def positive(
         bounds = "non-negative" if zero else "positive"
         upper = "" if math.isinf(below) else f" and below {below:g}"
         raise ValueError(f"{name}={value!r} must be {bounds}{upper}: {hint}")
+    return number
+
+
+def probability(name: str, value: Any) -> float:
+    """Returns `value` as a float in [0, 1]."""
+    number = real(name, value, hint="use a probability from 0 to 1")
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name}={number:g} is not a probability: use a number from 0 to 1")
     return number

@@ -3,11 +3,14 @@ check of a value.
 """
 
 import dataclasses
+import functools
 import math
 import os
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from fedmf import checks
 
@@ -66,15 +69,87 @@ def text(default: str | None, help: str) -> Any:
     return option(default, help, check)
 
 
+def checked(check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING) -> Any:
+    """A field that no command shows: without a help text, and without a default unless given."""
+    return dataclasses.field(default=default, metadata={"check": check})
+
+
+def derived(check: Callable[[str, Any], Any], default: Callable[[Any], Any]) -> Any:
+    """A field that is `default(the object)`, of the fields before it, where it is None."""
+    return dataclasses.field(default=None, metadata={"check": check, "default": default})
+
+
+def array(ndim: int, default: Any = dataclasses.MISSING) -> Any:
+    """A float64 array of finite numbers, kept as a read-only copy."""
+    return checked(functools.partial(checks.array, ndim=ndim), default)
+
+
+def instance(kind: type) -> Callable[[str, Any], Any]:
+    """The check of an object of this class."""
+
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}={value!r} must be a {kind.__module__}.{kind.__qualname__}")
+        return value
+
+    return check
+
+
 def check_fields(options: Any) -> None:
-    """Replaces each field of a frozen dataclass by its checked value; None passes where the field's
-    type allows it.
+    """Replaces each field of a frozen dataclass by its checked value, in order; None passes where
+    the field's type allows it.
 
     Raises:
       TypeError, ValueError: naming the field, its value and what to do instead.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if value is not None or type(None) not in typing.get_args(field.type):
+        if value is None and "default" in field.metadata:
+            value = field.metadata["default"](options)
+        optional = type(None) in typing.get_args(field.type)
+        if "check" in field.metadata and not (value is None and optional):
             # A plain number, also of numpy's: options are stored as JSON.
-            object.__setattr__(options, field.name, field.metadata["check"](field.name, value))
+            set_fields(options, {field.name: field.metadata["check"](field.name, value)})
+
+
+class Checked:
+    """The base of frozen dataclasses whose fields are checked when they are made; see
+    `check_fields`.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def set_fields(options: Any, values: Mapping[str, Any]) -> None:
+    """Sets fields of a frozen dataclass in its `__post_init__`; an array becomes a read-only copy."""
+    for name, value in values.items():
+        is_array = isinstance(value, np.ndarray)
+        object.__setattr__(options, name, checks.frozen(value) if is_array else value)
+
+
+def belongs(options: Any, name: str, *, to: str, there: bool) -> None:
+    """Refuses a field that was set although the option that it depends on was not.
+
+    Raises:
+      ValueError: naming the field and what it belongs to.
+    """
+    value = getattr(options, name)
+    if not there and value != type(options).__dataclass_fields__[name].default:
+        raise ValueError(f"{name}={value} belongs to {to}: leave it out, or give that")
+
+
+def of_kind(name: str, value: Any, kind: type) -> Any:
+    """Returns `value` as an int, float, str or bool.
+
+    Raises:
+      TypeError, ValueError: naming the option, its value and what to do instead.
+    """
+    if kind is int:
+        return checks.integer(name, value, low=0, hint="pass a whole number")
+    if kind is float:
+        return checks.real(name, value, hint="pass a number")
+    if not isinstance(value, kind):
+        hint = "pass True or False" if kind is bool else "pass a text"
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}: {hint}")
+    return value

@@ -1,5 +1,5 @@
-"""Files that are written whole or not at all, folders of their owner alone, locks, and the cache
-folder.
+"""Files that are written whole or not at all, folders of their owner alone, locks,
+and the cache folder.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def append_privately(path: pathlib.Path) -> TextIO:
-    """The file, opened to write text behind its end; made, if it is not there, for its owner alone."""
+    """The file, opened to append text; a new one is its owner's alone."""
     return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 

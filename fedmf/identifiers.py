@@ -36,8 +36,8 @@ _SHOWN_CHARACTERS, _SHOWN_ROUNDS = 80, 20
 
 
 def seen(text: str) -> str:
-    """A text as people see it: one kind of blank, nothing invisible, letters composed in one way
-    (NFC).
+    """A text as people see it: one kind of blank, nothing invisible,
+    letters composed in one way (NFC).
 
     `fedmf.tables.as_seen` is the same in SQL.
 
@@ -106,8 +106,7 @@ def check_clients(name: str, ids: Iterable[Any], places: Sequence[int] | None = 
         if is_missing(client):
             raise ValueError(
                 f"{name}[{place}]={client!r} is missing: whose examples these are is not known, "
-                "and the guarantee is for each client; "
-                "leave them out, or give every client an id"
+                "and the guarantee is for each client; leave them out, or give every client an id"
             )
         look = seen(str(client)).strip()
         if not look:
@@ -149,8 +148,8 @@ def client_fault(client: str | None) -> str | None:
         around = [c for c in (client[0], client[-1]) if ends(c)]
         if around:
             return (
-                f"has {what} around it ({_codes(around)}): write every client without {what} "
-                "around it"
+                f"has {what} around it ({_codes(around)}): write every client "
+                f"without {what} around it"
             )
     return None
 

@@ -1,5 +1,5 @@
-"""Learning-rate schedules that do not look at data; the workload and the server optimiser share
-them.
+"""Learning-rate schedules that do not look at data; the workload and the server
+optimiser share them.
 """
 
 import dataclasses
@@ -18,13 +18,14 @@ class WarmupCooldown:
     Attributes:
       rounds: length of the run.
       peak: learning rate on the plateau.
-      warmup: share of rounds over which the rate rises from floor * peak; 0 for none. The paper:
-        0.15.
+      warmup: share of rounds over which the rate rises from floor * peak; 0 for none.
+        The paper: 0.15.
       cooldown: share of rounds over which it falls back to floor * peak, reached in the last round;
         0 for none. The paper: 0.25.
       floor: the paper: 0.05.
 
-    >>> [round(float(r), 3) for r in WarmupCooldown(rounds=8, peak=1.0, warmup=0.25, cooldown=0.5).learning_rates()]
+    >>> schedule = WarmupCooldown(rounds=8, peak=1.0, warmup=0.25, cooldown=0.5)
+    >>> [round(float(rate), 3) for rate in schedule.learning_rates()]
     [0.05, 0.525, 1.0, 1.0, 0.762, 0.525, 0.288, 0.05]
     """
 
@@ -48,8 +49,8 @@ class WarmupCooldown:
             )
         if self.warmup + self.cooldown > 1:
             raise ValueError(
-                f"warmup={self.warmup} and cooldown={self.cooldown} add up to more than 1: pass "
-                "shares of the run"
+                f"warmup={self.warmup} and cooldown={self.cooldown} add up to more than 1: "
+                "pass shares of the run"
             )
 
     def learning_rates(self) -> np.ndarray:

@@ -72,8 +72,8 @@ def as_seen(column: str) -> str:
 
     `identifiers.seen` is the same in Python.
     """
-    # Most ids are of visible ASCII, and the three passes over a text take half the time of an
-    # audit.
+    # Most ids are of visible ASCII, and the three passes over a text take half
+    # the time of an audit.
     plain = f"regexp_full_match({column}, '[!-~]*')"
     return f"CASE WHEN {plain} THEN {column} ELSE {_composed(column)} END"
 
@@ -115,8 +115,8 @@ def read(
 
     Args:
       db: a `database`.
-      path: CSV (commas, a header line), JSON lines or Parquet, in UTF-8; its first bytes decide
-        which.
+      path: CSV (commas, a header line), JSON lines or Parquet, in UTF-8;
+        its first bytes decide which.
       columns: argument of the caller -> name of the column that it names.
       scratch: folder for a copy of a CSV whose lines end in several ways.
       ids: the arguments whose columns tell rows apart, so that JSON must write them in one way.
@@ -137,13 +137,12 @@ def read(
     types = {f"column{i}": "VARCHAR" for i in range(len(names))}
     return Rows(
         table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, columns = {types}, header = "
-        "true, auto_detect = false, delim = ',', "
-        "quote = '\"', escape = '\"', strict_mode = true, null_padding = false, ignore_errors = "
-        "false, "
+        "true, auto_detect = false, delim = ',', quote = '\"', escape = '\"', strict_mode = true, "
+        "null_padding = false, ignore_errors = false, "
         # By default 16 lines: a quarter of the memory that a log may take by default, and more than
         # the least.
-        f"max_line_size = {_LINE_BYTES}, buffer_size = {2 * _LINE_BYTES}, hive_partitioning = "
-        "false)",
+        f"max_line_size = {_LINE_BYTES}, buffer_size = {2 * _LINE_BYTES}, "
+        "hive_partitioning = false)",
         columns=[f"column{names.index(name)}" for name in columns.values()],
     )
 
@@ -234,8 +233,8 @@ def damage(file: str, error: "duckdb.Error") -> str:
         wrong = (
             "is not in UTF-8: convert the file, such as with `iconv -f LATIN1 -t UTF-8`"
             if "utf-8" in message.lower()
-            else "has another number of columns than the header, or a quote that does not end: "
-            "write the file again"
+            else "has another number of columns than the header, or a quote that does not "
+            "end: write the file again"
         )
         return f"line {csv_line[1]} of {file} {wrong}"
     if json_line := re.search(r"in line (\d+): (.*?)\.?\s*$", message):
@@ -257,8 +256,8 @@ def _csv_header(path: pathlib.Path, head: bytes) -> list[str]:
         header = "\0"
     if "\0" in header or header.startswith("["):
         raise ValueError(
-            f"{path} is neither CSV with a header line, JSON lines nor Parquet, in UTF-8: convert "
-            "it to one of them"
+            f"{path} is neither CSV with a header line, JSON lines nor Parquet, in UTF-8: "
+            "convert it to one of them"
         )
     return next(csv.reader([header]), [])
 
@@ -268,6 +267,5 @@ def _check_columns(path: pathlib.Path, names: list[str], columns: Mapping[str, s
         if names.count(wanted) != 1:
             raise ValueError(
                 f"{path} has {'several columns' if wanted in names else 'no column'} {wanted!r} "
-                f"among {', '.join(map(repr, names))}: "
-                f"name the right one with {argument}"
+                f"among {', '.join(map(repr, names))}: name the right one with {argument}"
             )

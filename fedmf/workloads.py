@@ -12,6 +12,10 @@ import numpy as np
 
 from fedmf import checks
 
+NAMES = ("prefix_sum", "momentum_sgd", "identity")
+# Of momentum_sgd where no other is given.
+MOMENTUM = 0.95
+
 # Losses are squares of entries, and steps of fits squares of those.
 _MAX_MAGNITUDE = 1e75
 
@@ -61,8 +65,8 @@ class Workload:
     def from_inverse(
         cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]
     ) -> "Workload":
-        """The workload A whose inverse is banded and given by rows, `inverse_diagonals` as in the
-        class.
+        """The workload A whose inverse is banded and given by rows,
+        `inverse_diagonals` as in the class.
 
         Raises:
           TypeError, ValueError: not (rounds, p) real, finite numbers with p <= rounds; a zero in
@@ -82,8 +86,8 @@ class Workload:
     def _set(self, name: str, rounds: int, inverse_diagonals: np.ndarray | None) -> None:
         if not isinstance(name, str):
             raise TypeError(
-                f"name={name!r} is a {type(name).__name__}, not a str: name the workload for "
-                "reports"
+                f"name={name!r} is a {type(name).__name__}, not a str: name "
+                "the workload for reports"
             )
         self.__dict__.update(name=name, rounds=rounds, inverse_diagonals=inverse_diagonals)
 
@@ -123,14 +127,15 @@ class Workload:
             return NotImplemented
         if self.rounds != other.rounds:
             raise ValueError(
-                f"the workloads have rounds={self.rounds} and rounds={other.rounds}: make both for "
-                "the same"
+                f"the workloads have rounds={self.rounds} and rounds={other.rounds}: "
+                "make both for the same"
             )
         name = f"{self.name} @ {other.name}"
+        # (A_self A_other)^-1 = A_other^-1 A_self^-1
         left, right = (
             other.inverse_diagonals,
             self.inverse_diagonals,
-        )  # (A_self A_other)^-1 = A_other^-1 A_self^-1
+        )
         if left is None or right is None:
             return Workload(name, np.tril(self.matrix @ other.matrix))
         return Workload.from_inverse(name, checks.banded_product(left, right))
@@ -184,6 +189,41 @@ def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
     return Workload.from_inverse("sgd", _two_bands(1.0 / rates, -1.0 / rates))
 
 
+def named(
+    name: str,
+    n: int,
+    *,
+    momentum: float = MOMENTUM,
+    learning_rates: np.ndarray | None = None,
+) -> Workload:
+    """A workload by its name on the command line and in configs.
+
+    Args:
+      name: of `NAMES`.
+      n: rounds.
+      momentum: of momentum_sgd.
+      learning_rates: float64 (n,), of the server; None for one rate.
+
+    Raises:
+      ValueError: learning rates for the identity, which has none.
+    """
+    if name == "momentum_sgd":
+        return momentum_sgd(n, momentum, learning_rates)
+    if momentum != MOMENTUM:
+        raise ValueError(
+            f"workload_momentum={momentum} belongs to workload=momentum_sgd, not to "
+            f"workload={name}: leave it out"
+        )
+    if name == "prefix_sum":
+        return prefix_sum(n) if learning_rates is None else sgd(learning_rates)
+    if learning_rates is not None:
+        raise ValueError(
+            "workload=identity has no learning rates: leave out warmup and cooldown, or choose "
+            "another workload"
+        )
+    return identity(n)
+
+
 def momentum_buffer(n: int, momentum: float) -> Workload:
     """The momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j), j <= t (Denisov et al.
     2022, Prop. 4.2, M_beta).
@@ -218,8 +258,8 @@ def momentum_sgd(
 
     Raises:
       TypeError: an argument of the wrong kind.
-      ValueError: momentum outside [0, 1); learning_rates not of shape (n,), not finite or not
-        positive.
+      ValueError: momentum outside [0, 1); learning_rates not of shape (n,),
+        not finite or not positive.
 
     >>> momentum_sgd(3, momentum=0.5, learning_rates=[1.0, 2.0, 4.0]).matrix
     array([[1., 0., 0.],
@@ -255,9 +295,8 @@ def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
     if largest > _MAX_MAGNITUDE or smallest < 1.0 / _MAX_MAGNITUDE:
         raise ValueError(
             f"{name} has entries from {smallest:.3g} on its diagonal to {largest:.3g}: float64 "
-            "holds the squares of "
-            f"those within {1.0 / _MAX_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} only, so give the "
-            "workload, or the learning rates, another unit"
+            f"holds the squares of those within {1.0 / _MAX_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} "
+            "only, so give the workload, or the learning rates, another unit"
         )
 
 

@@ -39,7 +39,7 @@ ENTRY_POINTS = "fedmf.tasks"
 
 
 def available() -> dict[str, str]:
-    """Name -> package.module:function, of the tasks that ship and of those of installed packages."""
+    """Name -> package.module:function, of shipped tasks and of those of installed packages."""
     points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {point.name: point.value for point in points} | TASKS
 
@@ -152,8 +152,8 @@ def task_of_run(
 ) -> "Task":
     """The task that a run was trained on; with `data` the same on another data file.
 
-    `task` names it, with `task_options`, where the run was trained in Python and its config does
-    not.
+    `task` names it, with `task_options`, where the run was trained in Python
+    and its config does not.
 
     Words, classes and the like keep the numbers that the model knows them by: where that is more
     than another file, the task's options have a method `on_data(data)`.
@@ -183,8 +183,7 @@ def task_of_run(
     if task is not None and made.name != recorded:
         raise ValueError(
             f"task={task} makes the task {made.name!r}, and run {run.path} was trained on "
-            f"{recorded!r}: name a function that makes "
-            "that one"
+            f"{recorded!r}: name a function that makes that one"
         )
     if data is None or made.data_version == run.plan["task"]["data_version"]:
         return made
@@ -222,8 +221,7 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
     except TypeError as error:
         raise ValueError(
             f"task={name!r} cannot be called ({error}): give its first parameter a frozen "
-            "dataclass of options as its type, and no other "
-            "parameter without a default"
+            "dataclass of options as its type, and no other parameter without a default"
         ) from error
     try:
         task = function(*options, **shown)

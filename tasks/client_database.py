@@ -90,8 +90,7 @@ class ClientDatabase:
         if 2 in header[18:20] or (log.exists() and log.stat().st_size):
             raise ValueError(
                 f"{self.path} is in SQLite's write-ahead mode, in which changes lie beside it: "
-                "close its writer and run "
-                "`PRAGMA journal_mode=DELETE` on it"
+                "close its writer and run `PRAGMA journal_mode=DELETE` on it"
             )
 
     @contextlib.contextmanager
@@ -125,15 +124,15 @@ class ClientDatabase:
           ValueError: the file has no such split.
         """
         query = (
-            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY "
-            "client_id"
+            "SELECT client_id, num_examples FROM client_metadata WHERE split_name "
+            "= ? ORDER BY client_id"
         )
         with self.connection() as connection:
             sizes = dict(connection.execute(query, (split,)))
         if not sizes:
             raise ValueError(
-                f"{self.path} has no split {split!r} (but {', '.join(self.splits()) or 'none'}): "
-                f"{self.hint}"
+                f"{self.path} has no split {split!r} (but "
+                f"{', '.join(self.splits()) or 'none'}): {self.hint}"
             )
         return sizes
 
@@ -158,8 +157,8 @@ class ClientDatabase:
     def _blob(self, record: object) -> bytes:
         if not isinstance(record, bytes):
             raise ValueError(
-                f"{self.path} holds a {type(record).__name__} where a tf.train.Example belongs: "
-                f"{self.hint}"
+                f"{self.path} holds a {type(record).__name__} where a "
+                f"tf.train.Example belongs: {self.hint}"
             )
         return record
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from fedmf.files import append_privately, make_folder
 
 SPLITS = ("train", "heldout", "test")
-# In the SQLite header, which TFF's loader ignores: a report must be able to tell where a file comes
-# from.
+# In the SQLite header, which TFF's loader ignores: a report must be able to tell where
+# a file comes from.
 SYNTHETIC, IMPORTED = 0x464D4653, 0x464D4649
 ORIGINS = {SYNTHETIC: "synthetic corpus", IMPORTED: "imported text"}
 
@@ -34,8 +34,8 @@ def create(
       overwrite: replace an existing file.
 
     Raises:
-      ValueError: a folder, an existing file without `overwrite`, or a folder that cannot be
-        written.
+      ValueError: a folder, an existing file without `overwrite`, or a folder
+        that cannot be written.
     """
     if path.is_dir():
         raise ValueError(
@@ -49,17 +49,19 @@ def create(
         append_privately(partial).close()  # SQLite keeps the mode
     except OSError as error:
         raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is "
-            "writable"
+            f"cannot write {path}: {error.strerror or error}; choose a folder that "
+            "exists and is writable"
         ) from None
     connection = sqlite3.connect(partial)
     try:
         # No journal: a file that is not finished is thrown away anyhow.
         connection.executescript(
             f"""
-            PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA application_id = {application_id};
+            PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;
+            PRAGMA application_id = {application_id};
             CREATE TABLE examples
-              (split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
+              (split_name TEXT NOT NULL, client_id TEXT NOT NULL,
+               serialized_example_proto BLOB NOT NULL);
             CREATE TABLE client_metadata
               (client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL);
             """

@@ -1,4 +1,4 @@
-"""tf.train.Example by protobuf alone, so that writing and reading a data file needs no TensorFlow."""
+"""tf.train.Example by protobuf alone: a data file is written and read without TensorFlow."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,20 +12,29 @@ Feature = bytes | int | np.ndarray
 # of little-endian float32: read as bytes, no number becomes a Python object.
 _DESCRIPTOR = """
 name: "example.proto" package: "fedmf.tasks" syntax: "proto3"
-message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
-message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_OPTIONAL type: TYPE_BYTES } }
-message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type { name: "BytesList"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList"
+  field { name: "value" number: 1 label: LABEL_OPTIONAL type: TYPE_BYTES } }
+message_type { name: "Int64List"
+  field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
 message_type { name: "Feature"
-  field { name: "bytes_list" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.BytesList" }
-  field { name: "float_list" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.FloatList" }
-  field { name: "int64_list" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.Int64List" } }
+  field { name: "bytes_list" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE
+    type_name: ".fedmf.tasks.BytesList" }
+  field { name: "float_list" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE
+    type_name: ".fedmf.tasks.FloatList" }
+  field { name: "int64_list" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE
+    type_name: ".fedmf.tasks.Int64List" } }
 message_type { name: "Features"
-  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".fedmf.tasks.Features.FeatureEntry" }
+  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE
+    type_name: ".fedmf.tasks.Features.FeatureEntry" }
   nested_type { name: "FeatureEntry" options { map_entry: true }
     field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
-    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.Feature" } } }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE
+      type_name: ".fedmf.tasks.Feature" } } }
 message_type { name: "Example"
-  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.tasks.Features" } }
+  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE
+    type_name: ".fedmf.tasks.Features" } }
 """
 _POOL = descriptor_pool.DescriptorPool()  # of our own: TensorFlow fills the default one
 _POOL.Add(text_format.Parse(_DESCRIPTOR, descriptor_pb2.FileDescriptorProto()))

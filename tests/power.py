@@ -33,8 +33,8 @@ def missed_by_chi_square(noncentrality, degrees, rate=FALSE_POSITIVE_RATE) -> fl
 
 
 def missed_by_distance(trials, distance, rate=FALSE_POSITIVE_RATE) -> float:
-    """Of a Kolmogorov-Smirnov test, at most, by the inequality of Dvoretzky, Kiefer, Wolfowitz and
-    Massart.
+    """Of a Kolmogorov-Smirnov test, at most, by the inequality of Dvoretzky, Kiefer,
+    Wolfowitz and Massart.
     """
     excess = distance - scipy.stats.kstwo.isf(rate, trials)
     return float(2 * np.exp(-2 * trials * excess**2)) if excess > 0 else 1.0
@@ -72,8 +72,8 @@ def missed_by_game(trials, snr, claimed, rate=FALSE_POSITIVE_RATE) -> float:
     """Of a test that the signal-to-noise ratio of a distinguishing game is above the claim; of
     those of signal and noise at most.
 
-    A measured ratio r has variance (4 + r^2 / 2) / trials, half of them with the client, to first
-    order.
+    A measured ratio r has variance (4 + r^2 / 2) / trials, half of them with the client,
+    to first order.
     """
     at_claim, at_truth = (np.sqrt((4 + ratio**2 / 2) / trials) for ratio in (claimed, snr))
     return float(

@@ -30,6 +30,7 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
 
 
 def test_no_page_with_snippets_is_forgotten():
+    # The tour by test_readme.py
     tested = {
         *PAGES,
         "adaptive",
@@ -37,7 +38,7 @@ def test_no_page_with_snippets_is_forgotten():
         "after_training",
         "own_task",
         "tour",
-    }  # the tour by test_readme.py
+    }
     assert {page.stem for page in DOCS.glob("*.md") if "```python" in page.read_text()} <= tested
 
 
@@ -67,22 +68,24 @@ def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch, capfd)
 @pytest.mark.parametrize(
     ("words", "epsilon", "printed"),
     [
+        # Banded paper, Table 4
         (
             "--family identity --min-sep 342 --claimed-cohort 1000",
             8.0,
             "0.65294",
-        ),  # banded paper, Table 4
+        ),
         pytest.param(
             "--family tree --decoder full --min-sep 342 --claimed-cohort 1000",
             1.0,
             "4.22468",
             marks=pytest.mark.slow,
         ),
+        # Of the whole run
         (
             "--family identity --schema every_round --claimed-cohort 342477",
             2.0,
             "2.23048",
-        ),  # of the whole run
+        ),
     ],
 )
 def test_what_they_run_has_the_noise_of_the_papers(words, epsilon, printed):
@@ -97,7 +100,8 @@ def test_what_they_run_has_the_noise_of_the_papers(words, epsilon, printed):
 def test_the_commands_of_the_start_run(tmp_path, monkeypatch):
     """With a model that a test can afford."""
     monkeypatch.chdir(tmp_path)
-    small = "vocabulary-size=60 embedding-size=8 lstm-size=8 max-sentences=8 validation-sentences=50 test-sentences=50".split()
+    small = """vocabulary-size=60 embedding-size=8 lstm-size=8 max-sentences=8
+        validation-sentences=50 test-sentences=50""".split()
     options = [word for setting in small for word in ("-o", setting)]
     for program, *words in commands("start"):
         assert program == "fedmf"

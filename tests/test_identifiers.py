@@ -18,8 +18,8 @@ EVERY_CHARACTER = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= cod
 def in_sql(texts):
     with duckdb.connect() as database:
         listed = database.execute(
-            f"SELECT {tables.as_seen('text')} FROM (SELECT unnest(?) AS text, unnest(?) AS place) "
-            "ORDER BY place",
+            f"SELECT {tables.as_seen('text')} FROM (SELECT unnest(?) AS text, unnest(?) "
+            "AS place) ORDER BY place",
             [texts, [*range(len(texts))]],
         ).fetchall()
     return [text for (text,) in listed]
@@ -127,9 +127,12 @@ def test_others_are_what_they_are():
 @pytest.mark.parametrize(
     ("t", "fault"),
     [
-        ("3", None), ("0", None), ("7", None), ("007", None), ("8", "beyond"), ("9" * 30, "beyond"), ("-1", "negative"), ("3.5", "whole"),
-        ("1e0", "whole"), ("+1", "whole"), (".5", "whole"), ("", "missing"), (None, "missing"), ("NaN", "missing"), (" 1", "blanks"),
-        ("1\u00a0", "blanks"), ("1\u200b", "invisible"), ("\t1", "invisible"), ("x", "not a number"), ("\u0663", "not a number"),
+        ("3", None), ("0", None), ("7", None), ("007", None), ("8", "beyond"),
+        ("9" * 30, "beyond"), ("-1", "negative"), ("3.5", "whole"),
+        ("1e0", "whole"), ("+1", "whole"), (".5", "whole"), ("", "missing"), (None, "missing"),
+        ("NaN", "missing"), (" 1", "blanks"),
+        ("1\u00a0", "blanks"), ("1\u200b", "invisible"), ("\t1", "invisible"),
+        ("x", "not a number"), ("\u0663", "not a number"),
         ("0x1", "not a number"),
     ],
 )  # fmt: skip
@@ -145,7 +148,8 @@ def test_rounds_that_count_from_1():
 
 @pytest.mark.parametrize(
     ("client", "fault"),
-    [("ann", None), ("an n", None), (None, "missing"), ("", "missing"), (" a", "blanks"), ("a\u2003", "blanks"),
+    [("ann", None), ("an n", None), (None, "missing"), ("", "missing"), (" a", "blanks"),
+     ("a\u2003", "blanks"),
      ("a\u200b", "invisible"), ("\x00a", "invisible"), ("\u3164", "visible")],
 )  # fmt: skip
 def test_what_is_wrong_with_a_client(client, fault):

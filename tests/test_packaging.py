@@ -1,5 +1,5 @@
-"""The wheel: one top-level package, the data files, the locked list of the training half, complete
-metadata.
+"""The wheel: one top-level package, the data files, the locked list of the training
+half, complete metadata.
 """
 
 import email

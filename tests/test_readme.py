@@ -50,7 +50,7 @@ def test_python_snippet(snippet, tmp_path, monkeypatch, capfd):
     exec(compile(snippet, "a python snippet", "exec"), {"__name__": "readme"})
     # capfd, not capsys: TFF hands its worker the real file descriptor of standard output.
     printed = capfd.readouterr().out
-    if "plan.statement()" in snippet:
+    if "statement(plan)" in snippet:
         assert "Certificate" in printed
         assert "# Privacy statement" in printed
 
@@ -62,8 +62,8 @@ def test_shell_snippet(snippet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if "stackoverflow.sqlite" in snippet:
         main(
-            "data synth --clients 12 --sentences-per-client 12 --out stackoverflow.sqlite "
-            "--quiet".split()
+            "data synth --clients 12 --sentences-per-client 12 --out "
+            "stackoverflow.sqlite --quiet".split()
         )
     for line in snippet.replace("\\\n", " ").splitlines():
         program, *arguments = shlex.split(line)

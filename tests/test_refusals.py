@@ -43,8 +43,8 @@ def fitted(family="banded", participation=SINGLE, **options):
     return fit(prefix_sum(4), participation, family=family, **options)
 
 
-# what is called, the kind of error, the words that must appear: the argument, its value, the way
-# out.
+# what is called, the kind of error, the words that must appear: the argument,
+# its value, the way out.
 REFUSALS = {
     "workload name": (lambda: Workload(3, np.eye(2)), TypeError, ["name=3", "name the workload"]),
     "matrix of text": (lambda: Workload("w", [["a"]]), TypeError, ["matrix", "array of floats"]),

@@ -2,7 +2,8 @@
 
 A hidden cell at the end of a page says them again, with a {} in the place of each number:
 
-    says("fidelity", "{} is the epsilon of rho = 0.2355", gaussian_epsilon(1 / math.sqrt(2 * 0.2355), 1e-10))
+    epsilon = gaussian_epsilon(1 / math.sqrt(2 * 0.2355), 1e-10)
+    says("fidelity", "{} is the epsilon of rho = 0.2355", epsilon)
 """
 
 import decimal
@@ -27,8 +28,8 @@ def says(page: str, phrase: str, *values: float) -> None:
     found = re.findall(f"(?<![\\w.]){pattern}", text)
     if len(found) != 1 or not values:
         raise ValueError(
-            f"docs/{page}.md has {phrase!r} {len(found)} times and not once: mend the page or the "
-            "cell that checks it"
+            f"docs/{page}.md has {phrase!r} {len(found)} times and not once: mend the page or "
+            "the cell that checks it"
         )
     printed = found[0] if isinstance(found[0], tuple) else found
     for number, value in zip(printed, values, strict=True):

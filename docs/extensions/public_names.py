@@ -21,7 +21,8 @@ from sphinx.util.nodes import make_refnode
 PACKAGES = ("fedmf", "fedmf.federated")
 # Types of these are shown and not linked: their references are on other sites.
 _ELSEWHERE = (
-    "collections", "dp_accounting", "np", "numpy", "os", "pathlib", "tensorflow", "tensorflow_federated", "tensorflow_privacy", "tf", "tff",
+    "collections", "dp_accounting", "np", "numpy", "os", "pathlib", "tensorflow",
+    "tensorflow_federated", "tensorflow_privacy", "tf", "tff",
     "tfp", "types", "typing",
 )  # fmt: skip
 
@@ -73,8 +74,8 @@ def _before_napoleon(
 
 
 def _napoleon(docstring: Any, config: Any, app: Any, what: str, *more: Any) -> GoogleDocstring:
-    """A property is documented as a method is: its "words: more words" names no type, and it has
-    sections.
+    """A property is documented as a method is: its "words: more words" names no type,
+    and it has sections.
     """
     return GoogleDocstring(docstring, config, app, "method" if what == "property" else what, *more)
 
@@ -82,8 +83,8 @@ def _napoleon(docstring: Any, config: Any, app: Any, what: str, *more: Any) -> G
 def _after_napoleon(
     app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Fields that are described together are two names; reStructuredText would read a type and a
-    name.
+    """Fields that are described together are two names; reStructuredText would read
+    a type and a name.
     """
     for number, line in enumerate(lines):
         if match := re.match(r":(ivar|param) ([\w, ]+, \w+):", line):
@@ -100,9 +101,13 @@ def _place(app: Any, page: str, source: list[str]) -> None:
         for name, thing in _public_things(app).items()
         if not {name, name.rpartition(".")[2]} & placed
     }
-    source[0] = source[0].replace("UNPLACED", "\n\n".join(
-        f".. autoclass:: {name}\n   :members:" if inspect.isclass(thing) else f".. autofunction:: {name}" for name, thing in things.items()
-    ))  # fmt: skip
+    directives = [
+        f".. autoclass:: {name}\n   :members:"
+        if inspect.isclass(thing)
+        else f".. autofunction:: {name}"
+        for name, thing in things.items()
+    ]
+    source[0] = source[0].replace("UNPLACED", "\n\n".join(directives))
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -5,12 +5,12 @@ asked, as Markdown tables.
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import fedmf
 from fedmf.mechanisms import Mechanism
 from fedmf.mechanisms.family import fitted_families
-from fedmf.privacy.sampling.base import SCHEMES, scheme_from, takes
+from fedmf.privacy.plan import unamplified_epsilon, unit_noise
+from fedmf.privacy.sampling.base import SCHEMES
 
 ROUNDS, BANDS, COHORT = 24, 4, 20
 SIZES = {"population": ROUNDS * COHORT, "cohort_size": COHORT}
@@ -27,9 +27,8 @@ def mechanism_of(family: str, schema: str = "min_sep") -> Mechanism:
     participation = fedmf.Participation(rounds=ROUNDS, schema=schema, **SCHEMAS[schema])
     bands = {"bands": BANDS} if family in ("banded", "toeplitz") and schema != "every_round" else {}
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of fits that stop short: only the shape of the encoder counts here
+        # Of fits that stop short: only the shape of the encoder counts here
+        warnings.simplefilter("ignore")
         return fedmf.fit(
             fedmf.prefix_sum(ROUNDS), participation, family=family, cache=False, **bands
         )
@@ -87,22 +86,21 @@ def certificates() -> str:
 
 def answer(family: str, scheme: str) -> tuple[str, str]:
     """What a plan of this family and scheme is, in one word, and why."""
-    settings: dict[str, Any] = {"min_sep": None} if takes(scheme, "min_sep") else {}
     try:
         plan = fedmf.Plan(
             mechanism=mechanism_of(family), noise_multiplier=1.0, clip_norm=1.0, delta=1e-5,
-            sampling=scheme_from(scheme, **SIZES, **settings),
+            sampling=SCHEMES[scheme].configured(**SIZES, partitions=None, min_sep=None),
         )  # fmt: skip
     except ValueError as refusal:
         return "refused", str(refusal)
     chosen = plan.sampling
     assert chosen is not None
-    if "Simulated" in chosen.statement(plan.mechanism, plan.unit_noise)["accounting"]:
+    if "Simulated" in chosen.statement(plan.mechanism, unit_noise(plan))["accounting"]:
         return "bounded", "by simulation"
-    amplified = chosen.epsilon(plan.mechanism, plan.unit_noise, plan.delta)
-    if amplified >= plan.unamplified_epsilon:
-        return "none", f"here epsilon {plan.unamplified_epsilon:.2f} with or without sampling"
-    return "proven", f"here epsilon {amplified:.2f} for {plan.unamplified_epsilon:.2f}"
+    amplified = chosen.epsilon(plan.mechanism, unit_noise(plan), plan.delta)
+    if amplified >= unamplified_epsilon(plan):
+        return "none", f"here epsilon {unamplified_epsilon(plan):.2f} with or without sampling"
+    return "proven", f"here epsilon {amplified:.2f} for {unamplified_epsilon(plan):.2f}"
 
 
 def amplifications() -> str:
@@ -138,9 +136,9 @@ def theorems() -> str:
     """
 
     def row(scheme: str) -> list[str]:
-        settings: dict[str, Any] = {"min_sep": None} if takes(scheme, "min_sep") else {}
         mechanism = mechanism_of("banded")
-        chosen = scheme_from(scheme, **SIZES, **settings).for_mechanism(mechanism)
+        chosen = SCHEMES[scheme].configured(**SIZES, partitions=None, min_sep=None)
+        chosen = chosen.for_mechanism(mechanism)
         said = chosen.statement(mechanism, 1.0)
         return [
             f"`{scheme}`",

@@ -75,8 +75,8 @@ def sweep(
 def noise_curve(
     epsilons: Sequence[float], delta: float, *, probability: float, compositions: int
 ) -> np.ndarray:
-    """The noise multiplier of each Poisson-sampled event for each epsilon, float64; exact without
-    sampling.
+    """The noise multiplier of each Poisson-sampled event for each epsilon, float64;
+    exact without sampling.
     """
     if probability == 1:
         return math.sqrt(compositions) * np.array(
@@ -93,8 +93,8 @@ def inverse(
     tolerance: float = 1e-4,
     ratio: float = 1.4,
 ) -> np.ndarray:
-    """The noise at which a decreasing `epsilon_of` gives each epsilon to `tolerance` of it,
-    float64.
+    """The noise at which a decreasing `epsilon_of` gives each epsilon to `tolerance`
+    of it, float64.
 
     Epsilon is tabulated over noise and interpolated monotonically between logarithms. Each answer
     is an entry of the table then. Where epsilon jumps over a target, the answer is the noise above

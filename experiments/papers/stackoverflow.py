@@ -260,7 +260,7 @@ def phones(size: Size) -> Study:
         SGD: apart | {"family": "identity"},
         SINGLE: once | {"family": "dense"},
         TREE: apart | {"family": "tree", "decoder": "full"},
-        MULTI: apart | {"family": "dense", "column_norms": "equal"},
+        MULTI: apart | {"family": "dense", "equal_norms": True},
         BANDED: apart | {"family": "banded", "bands": size.epoch},
     }
     parts = [
@@ -282,7 +282,7 @@ def centre(size: Size) -> Study:
         drawn = _sampled(size) if bands < size.epoch else _order(size)
         lines: dict[str, Fields] = {
             SGD: _sampled(size) | {"family": "identity"},
-            MULTI: _order(size) | {"family": "dense", "column_norms": "equal"},
+            MULTI: _order(size) | {"family": "dense", "equal_norms": True},
             BANDED: drawn | {"family": "banded", "bands": bands},
         }
         parts += [

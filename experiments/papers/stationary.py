@@ -20,8 +20,8 @@ import fedmf
 from fedmf.experiments.papers.fits import fit, one_participation, sums_once
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 
-# Frequencies at which spectra are summed. The sums are exact up to (1 - eta * smallest
-# eigenvalue)^POINTS.
+# Frequencies at which spectra are summed. The sums are exact up to (1 - eta
+# * smallest eigenvalue)^POINTS.
 POINTS = 1 << 17
 OMEGA = 2 * np.pi * np.arange(POINTS) / POINTS
 
@@ -32,8 +32,8 @@ class Noise:
 
     Attributes:
       name: of it.
-      power: |B(omega)|^2 at OMEGA, where B is the transform of the noise's coefficients; float64
-        (POINTS,).
+      power: |B(omega)|^2 at OMEGA, where B is the transform of the noise's
+        coefficients; float64 (POINTS,).
       mechanism: rounds -> the mechanism whose stream makes it.
       decay: how much less the coefficients of B and C become in a round, as a share; those of the
         best in step with the learning.
@@ -75,11 +75,11 @@ def anti_pgd(nu: float) -> Noise:
 
 
 def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
-    """The correlations of least stationary error, |B|^2 in proportion to W^(-1/2), by Cauchy and
-    Schwarz.
+    """The correlations of least stationary error, |B|^2 in proportion to W^(-1/2),
+    by Cauchy and Schwarz.
 
-    The coefficients of C = 1 / B are those of the minimum-phase function of this modulus, by its
-    cepstrum.
+    The coefficients of C = 1 / B are those of the minimum-phase function of this modulus,
+    by its cepstrum.
     """
     power = _weight(eta, spectrum, sampled) ** -0.5
     cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # of |C|

@@ -20,9 +20,10 @@ from fedmf.experiments.papers.item import ITEMS, Outcome, Request, Scale
 from fedmf.experiments.papers.study_cost import Cost
 from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
+from fedmf.privacy.flat_config import families_taking
 from fedmf.reports.groups import final_metric, simulation_note
 from fedmf.reports.text import duration
-from fedmf.runs.config import TrainConfig, families_taking
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs

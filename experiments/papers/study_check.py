@@ -70,8 +70,8 @@ def check_runs(
             config.family,
             config.mechanism,
             config.bands,
-            config.column_norms,
             config.decoder,
+            tuple(config.mechanism_options.items()),
             config.participation(),
         )
         if key not in fitted:
@@ -107,6 +107,6 @@ def _of_all(
         name, reason = next(iter(failures.items()))
         total = sum(map(len, alike.values()))
         raise ValueError(
-            f"{len(failures)} of {total} settings cannot train, the first, {name}: {reason}; none "
-            "has begun"
+            f"{len(failures)} of {total} settings cannot train, the first, {name}: "
+            f"{reason}; none has begun"
         )

@@ -1,5 +1,5 @@
-"""What a study at the papers' size costs: clients that train, examples that are evaluated, and
-days.
+"""What a study at the papers' size costs: clients that train, examples that are
+evaluated, and days.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ class Cost:
     Attributes:
       tuning, repeats: runs of seed 0, and of the seeds that are reported, at most.
       clients: trained in all of them, summed over rounds.
-      examples: evaluated, on the validation split in training and on the test split after the
-        repeats.
+      examples: evaluated, on the validation split in training and on the test split
+        after the repeats.
       clients_per_second, examples_per_second: how fast.
       measured: whether by runs of the study on this machine, or on two cores elsewhere.
     """

@@ -22,7 +22,7 @@ import numpy as np
 from fedmf import checks
 from fedmf.audits.noise import causal_factor
 from fedmf.privacy.gaussian import gaussian_epsilon
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, unamplified_epsilon
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -128,8 +128,8 @@ BOUNDS = {
 def _counts(
     scores: np.ndarray, included: np.ndarray, significance: float
 ) -> tuple[list[tuple[int, int]], float]:
-    """(guesses, correct ones) for some numbers of guesses, and the significance of each of them
-    (Bonferroni).
+    """(guesses, correct ones) for some numbers of guesses, and the significance of each
+    of them (Bonferroni).
 
     As many highest scores are guessed in as lowest out. The numbers do not depend on the coins: to
     choose them by what was right would void the correction.
@@ -180,8 +180,8 @@ def release_scores(
     Args:
       noising: N of the mechanism, (n, m).
       rounds: bool (n, canaries), who took part in which round.
-      projections: float64 (n, canaries): the released sum of round t along the direction of canary
-        j.
+      projections: float64 (n, canaries): the released sum of round t along
+        the direction of canary j.
       clip_norm: length of a canary's update.
     """
     import scipy.linalg
@@ -268,24 +268,22 @@ class CanaryEvidence:
             t, canary = wrong[0]
             raise ValueError(
                 f"{len(wrong)} releases along canaries are not finite, the first in round {t} "
-                f"along canary {canary}: "
-                f"{self.releases[t, canary]}; the run has diverged, and its canaries prove "
-                "nothing: audit a run that has not"
+                f"along canary {canary}: {self.releases[t, canary]}; the run has diverged, and its "
+                "canaries prove nothing: audit a run that has not"
             )
         if not np.isfinite(self.model).all():
             canary = int(np.flatnonzero(~np.isfinite(self.model))[0])
             raise ValueError(
                 f"the final model moved by {self.model[canary]} along canary {canary}: the run has "
-                "diverged, and its canaries prove "
-                "nothing: audit a run that has not"
+                "diverged, and its canaries prove nothing: audit a run that has not"
             )
 
 
 def audit_canaries(
     plan: Plan, evidence: CanaryEvidence, *, confidence: float = 0.95
 ) -> CanaryAudit:
-    """Lower bounds on epsilon from all releases and from the final model, beside the claim of
-    `plan`.
+    """Lower bounds on epsilon from all releases and from the final model,
+    beside the claim of `plan`.
 
     The score of all releases uses the rounds of a canary. It is held against the epsilon that does
     not rest on the secrecy of who is drawn, and so are bounds that assume a Gaussian mechanism.
@@ -302,11 +300,10 @@ def audit_canaries(
         about the noise of the run; or releases that are not finite, from which nothing follows.
     """
     error = 1 - checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
-    if plan.claimed_cohort is not None:
+    if plan.simulation is not None:
         raise ValueError(
-            f"claimed_cohort={plan.claimed_cohort}: the claim is about the noise of a cohort that "
-            "was not run; audit a run that trains "
-            "its own cohort"
+            f"claimed_cohort={plan.simulation.claimed}: the claim is about the noise of a cohort "
+            "that was not run; audit a run that trains its own cohort"
         )
     evidence.check_finite()
     took_part = evidence.rounds.any(axis=0)
@@ -325,7 +322,7 @@ def audit_canaries(
             lower = bound(
                 values[of], evidence.included[of], plan.delta, error / (len(scores) * len(BOUNDS))
             )
-            claimed = plan.epsilon if secret else plan.unamplified_epsilon
+            claimed = plan.epsilon if secret else unamplified_epsilon(plan)
             bounds.append(
                 CanaryBound(
                     score=score, assumes=assumes, epsilon_lower=lower, epsilon_claimed=claimed

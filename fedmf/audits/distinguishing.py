@@ -5,8 +5,8 @@ A client contributes u_t * clip_norm * e in round t, u_t in {-1, 0, 1}, e a unit
 at all. What is released along e is then y = clip_norm * u + N z (present) or N z (absent). The
 likelihood ratio depends on y only through
 
-    s = <v, L^-1 y> / stddev,   v = L^-1 u / |L^-1 u|        Normal(snr, 1) present, Normal(0, 1) absent
-    snr = clip_norm |L^-1 u| / stddev  <=  1 / noise_multiplier          since |L^-1 u| <= |C u| <= sensitivity
+    s = <v, L^-1 y> / stddev,   v = L^-1 u / |L^-1 u|       Normal(snr, 1) or, absent, Normal(0, 1)
+    snr = clip_norm |L^-1 u| / stddev <= 1 / noise_multiplier,   as |L^-1 u| <= |C u| <= sensitivity
 
 (L L^T = N N^T; any N with N C = I reveals at most what N = pinv(C) does, where |L^-1 u| = |C u|).
 """
@@ -23,7 +23,7 @@ from fedmf import checks
 from fedmf.audits.noise import Finding, causal_factor
 from fedmf.mechanisms.budget import block_sums, costs
 from fedmf.participation.schema import Participation
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, cohort_scale
 
 # Patterns of rounds that are all tried; beyond, windows and then better rounds one at a time.
 MAX_PATTERNS = 5_000
@@ -50,16 +50,16 @@ class WorstCase:
 
 
 def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCase:
-    """The pattern of rounds and signs that the released rows tell best, as far as a search finds
-    it.
+    """The pattern of rounds and signs that the released rows tell best,
+    as far as a search finds it.
 
     All patterns are tried where they are few. Otherwise the windows of rounds min_sep apart, and
     from the best of them better rounds one at a time: a lower bound on the worst. Of patterns that
     differ by rounding alone the first one is taken.
 
     Args:
-      plan: with noise, not a simulation of a larger cohort (its guarantee is not that of what
-        runs).
+      plan: with noise, not a simulation of a larger cohort (its guarantee is not
+        that of what runs).
       rounds: the client's rounds in place of the worst ones, also more than the plan allows.
 
     Raises:
@@ -67,9 +67,9 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     """
     import scipy.linalg
 
-    if plan.noise_multiplier == 0 or plan.noise_scale != 1:
+    if plan.noise_multiplier == 0 or cohort_scale(plan) != 1:
         raise ValueError(
-            f"noise_multiplier={plan.noise_multiplier} and claimed_cohort={plan.claimed_cohort}: a "
+            f"noise_multiplier={plan.noise_multiplier} and simulation={plan.simulation}: a "
             "plan without noise, or that "
             "simulates a larger cohort, guarantees nothing of what runs"
         )
@@ -92,7 +92,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
 
 
 def _first_largest(values: Iterable[float]) -> int:
-    """Index of the first value that is the largest but for rounding: processors round differently."""
+    """Index of the first value that is the largest but for rounding (processors differ)."""
     array = np.fromiter(values, np.float64)
     largest = array.max()
     return int(np.flatnonzero(array >= largest - _TIE * abs(largest))[0])
@@ -119,8 +119,8 @@ def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def evenly_spaced(costs: np.ndarray, budget: Participation) -> list[list[int]]:
-    """Of rounds 0, gap, 2 gap, ... as many as the budget pays for, for every gap: some of what it
-    allows.
+    """Of rounds 0, gap, 2 gap, ... as many as the budget pays for, for every gap:
+    some of what it allows.
     """
     spaced = (np.arange(0, len(costs), gap) for gap in range(1, len(costs) + 1))
     return [rounds[budget.affords(block_sums(costs, rounds))].tolist() for rounds in spaced]
@@ -184,8 +184,8 @@ class Distinguishing:
       snr, snr_lower, snr_upper: measured, in units of the noise that is there, with a two-sided
         interval of the confidence to first order.
       epsilon_claimed: of the plan, at its delta.
-      epsilon_expected: the lower bound that so many trials can be expected to prove at
-        snr_expected.
+      epsilon_expected: the lower bound that so many trials can be expected
+        to prove at snr_expected.
       epsilon_lower: the lower bound that they proved: Clopper-Pearson at the confidence, the
         threshold chosen on one half of the trials and judged on the other. Assumes nothing about
         the noise.

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.log import ParticipationLog, sorted_log
+from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
 from fedmf.audits.offenders import Tally
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.describe import group_values, guarantee_values, statement_values
+from fedmf.privacy.plan import Plan, unamplified_epsilon
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.statement import markdown
 
@@ -42,8 +43,8 @@ class Achieved:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The plan without sampling, with the noise multiplier that the noise has for these
-        clients.
+        """The plan without sampling, with the noise multiplier that the noise has
+        for these clients.
         """
         multiplier = self.planned.noise_multiplier * (
             self.planned.sensitivity.value / self.sensitivity.value
@@ -58,7 +59,7 @@ class Achieved:
     @property
     def epsilon(self) -> float:
         """At the plan's delta, whoever knows who was drawn."""
-        return self.plan.unamplified_epsilon
+        return unamplified_epsilon(self.plan)
 
     @property
     def rho(self) -> float:
@@ -66,8 +67,8 @@ class Achieved:
         return self.plan.rho
 
     def values(self) -> dict[str, Any]:
-        """The guarantee in plain JSON types, as `Plan.guarantee_values`; an infinite epsilon is
-        null.
+        """The guarantee in plain JSON types, as `Plan.guarantee_values`;
+        an infinite epsilon is null.
         """
         return {
             "epsilon": finite(self.epsilon),
@@ -145,19 +146,19 @@ class Audit:
         amplification where the run kept to it. None where nobody took part. The run that a
         simulation stands for was not observed: for it this is the plan without amplification, or
         every client in every round if the simulation broke the plan.
-      contradictions: in what the observed participation is not what the plan says; one sentence
-        each.
+      contradictions: in what the observed participation is not what the plan says;
+        one sentence each.
       offenders: the clients that broke the plan; None where nobody did, and of a simulation.
       most_spent: of a participation budget, the largest sensitivity that a client's rounds cost;
         else None.
-      shares_spent: of a participation budget, share of it -> clients that spent so much; else
-        empty.
+      shares_spent: of a participation budget, share of it -> clients that spent so
+        much; else empty.
       unrecorded: names the rounds of the run that are not in the record, what `achieved` counts
         them as, and what to do; or None.
       log: the file it was read from; None for a ledger.
       everyone: where the ledger marks clients as noncompliant, the audit over all clients; all else
-        but `offenders` is about the others, whom the guarantee covers. None where there are no such
-        clients.
+        but `offenders` is about the others, whom the guarantee covers. None where there are
+        no such clients.
     """
 
     planned: Plan
@@ -190,9 +191,9 @@ class Audit:
             return None
         return min(self.planned.epsilon, self.epsilon)
 
-    def statement(self, **options: Any) -> str:
-        """The privacy statement of what was run, as Markdown; options of `statement_values`."""
-        return markdown(self.statement_values(**options))
+    def statement(self, *, cohort_size: int | None = None, population: int | None = None) -> str:
+        """The privacy statement of what was run, as Markdown; see `statement_values`."""
+        return markdown(self.statement_values(cohort_size=cohort_size, population=population))
 
     def statement_values(
         self,
@@ -200,27 +201,35 @@ class Audit:
         subject: str = "run",
         cohort_size: int | None = None,
         population: int | None = None,
-        **options: Any,
+        pretraining: str | None = None,
+        canaries: int = 0,
+        commands: Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """The statement of what was planned, run and observed, in plain JSON types and at full
-        precision.
+        """The statement of what was planned, run and observed, in plain JSON types
+        and at full precision.
 
-        "achieved" is null where nobody took part, and of a simulation, whose claimed run was not
-        observed.
+        "achieved" is null where nobody took part, and of a simulation, whose claimed run
+        was not observed.
 
         Args:
           subject: "run" of fedmf, or "log" of another system.
           cohort_size, population: of the run, where they are known.
-          **options: those of `Plan.statement_values`.
+          pretraining, canaries, commands: as of `fedmf.privacy.describe.statement_values`.
         """
-        values = self.planned.statement_values(population=population, **options)
+        values = statement_values(
+            self.planned,
+            pretraining=pretraining,
+            population=population,
+            canaries=canaries,
+            commands=commands,
+        )
         observed, log, sampling = self.observed, self.log, self.planned.sampling
         achieved = self._achieved_values()
         if achieved is not None:
             achieved["epsilon_if_sampled_as_planned"] = finite(self.amplified_epsilon)
         if self.contradictions and self.achieved is not None:
             values["group_privacy"] = (
-                [] if self.planned.claimed_cohort else self.achieved.plan.group_values()
+                [] if self.planned.simulation else group_values(self.achieved.plan)
             )
         if self.unrecorded is not None:
             values["unrecorded"] = self.unrecorded
@@ -250,8 +259,8 @@ class Audit:
             "achieved": achieved,
             "contradictions": list(self.contradictions),
             "offenders": self._offender_values(),
-            # What clients that were known to deviate did, and the guarantee of all clients
-            # together.
+            # What clients that were known to deviate did, and the guarantee
+            # of all clients together.
             "noncompliant": None
             if everyone is None
             else {
@@ -263,7 +272,7 @@ class Audit:
         }
 
     def _achieved_values(self) -> dict[str, Any] | None:
-        if self.achieved is None or self.planned.claimed_cohort is not None:
+        if self.achieved is None or self.planned.simulation is not None:
             return None
         return self.achieved.values()
 
@@ -278,9 +287,9 @@ class Audit:
         """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that
         a simulation achieves.
         """
-        p, planned = self.planned.participation, self.planned.guarantee_values()
+        p, planned = self.planned.participation, guarantee_values(self.planned)
         achieved = self._achieved_values() or {}
-        simulates, everyone = self.planned.claimed_cohort is not None, self.everyone
+        simulates, everyone = self.planned.simulation is not None, self.everyone
         if not simulates and self.achieved is None:
             achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0}
         of_all = None if everyone is None or simulates else finite(everyone.epsilon)
@@ -307,7 +316,7 @@ class Audit:
             "contradictions": list(self.contradictions),
             "offenders": self._offender_values(),
             "not_in_the_record": self.unrecorded,
-            "claimed_cohort": self.planned.claimed_cohort,
+            "claimed_cohort": self.planned.simulation and self.planned.simulation.claimed,
             "epsilon_achieved_of_all_clients": of_all,
         }
 
@@ -342,8 +351,7 @@ def audit_ledger(
     if any(a >= b for a, b in itertools.pairwise(ends)):
         raise ValueError(
             f"unrecorded={list(unrecorded)} must be increasing rounds from {len(ledger)} to "
-            f"{plan.participation.rounds - 1}: "
-            "those after the ledger's"
+            f"{plan.participation.rounds - 1}: those after the ledger's"
         )
 
     def audited(ledger: ParticipationLedger) -> Audit:
@@ -369,20 +377,27 @@ def audit_ledger(
 
 
 def audit_log(
-    path: str | os.PathLike[str], plan: Plan, *, rounds_run: int | None = None, **options: Any
+    path: str | os.PathLike[str],
+    plan: Plan,
+    *,
+    form: LogForm = LogForm(),  # noqa: B008  (frozen)
+    rounds_run: int | None = None,
+    memory: int = DEFAULT_MEMORY,
+    folder: str | os.PathLike[str] | None = None,
 ) -> Audit:
-    """The same for a CSV, JSON lines or Parquet file of clients and rounds, of any length: see
-    `fedmf.audits.log.sorted_log`.
+    """The same for a CSV, JSON lines or Parquet file of clients and rounds,
+    of any length: see `fedmf.audits.log.sorted_log`.
 
     Args:
       path: the file.
       plan: what the run was planned with.
+      form: how the log is written.
       rounds_run: rounds after which the run ended; None for all of the plan's. Rounds after the
         last one in the log count as much as the plan allows.
-      **options: client_column, round_column, first_round, duplicates, memory, folder of `read_log`.
+      memory, folder: for sorting, as of `sorted_log`.
 
     Raises:
-      TypeError, ValueError, OSError: those of `read_log`.
+      TypeError, ValueError, OSError: those of `sorted_log`.
 
     Example:
       >>> import pathlib, tempfile
@@ -401,7 +416,7 @@ def audit_log(
     if rounds_run is not None:
         hint = "pass the number of rounds that were run"
         rounds = checks.integer("rounds_run", rounds_run, low=1, high=rounds, hint=hint)
-    with sorted_log(path, rounds=rounds, **options) as log:
+    with sorted_log(path, rounds=rounds, memory=memory, folder=folder, form=form) as log:
         missing = range(log.rounds, rounds)
         tally = Tally(plan, missing)
         stats = ParticipationStats.of_clients(
@@ -442,7 +457,7 @@ def _audited(
     if not found:
         return Audit(planned=plan, observed=stats, achieved=None)
     worst, offenders = max(found, key=lambda sensitivity: sensitivity.value), None
-    if plan.claimed_cohort is not None:
+    if plan.simulation is not None:
         always = Participation(rounds=plan.participation.rounds, schema="every_round")
         worst = plan.sensitivity if broke is None else sensitivity(plan.mechanism, always)
     elif broke is not None:
@@ -472,8 +487,8 @@ def _unrecorded(tally: Tally, rounds: Sequence[int], hint: str) -> str | None:
     assumed = "as much as the plan allows"
     if tally.offenders:
         assumed = (
-            "as if every client had taken part in all of them, since the recorded ones break the "
-            "plan"
+            "as if every client had taken part in all of them, since the "
+            "recorded ones break the plan"
         )
     be, count = ("is", "counts") if len(rounds) == 1 else ("are", "count")
     return (
@@ -516,13 +531,11 @@ def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[s
         if off:
             broken.append(
                 f"{off} separations of two rounds of one client are no multiples of {p.min_sep}, "
-                "so that those clients left their part "
-                "of the population"
+                "so that those clients left their part of the population"
             )
         elif not broken:
             broken.append(
                 f"the rounds of a client span {stats.longest_span + 1}, more than the "
-                f"{p.max_participations} epochs of {p.min_sep} "
-                "that were planned"
+                f"{p.max_participations} epochs of {p.min_sep} that were planned"
             )
     return broken

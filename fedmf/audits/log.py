@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmf import checks, identifiers, tables
+from fedmf import checks, fields, identifiers, tables
 from fedmf.participation.clients import ClientRounds
 
 if TYPE_CHECKING:
@@ -35,6 +35,36 @@ _CLIENT = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LogForm(fields.Checked):
+    """How a log is written.
+
+    Attributes:
+      client_column, round_column: names of the columns.
+      first_round: number of the run's first round, 1 where rounds are counted from 1.
+      duplicates: two rows of one client in one round may be one participation written twice, which
+        counts "once", or two contributions, which no plan covers: "refuse".
+
+    Raises:
+      TypeError, ValueError: naming the attribute, its value and what to do instead.
+    """
+
+    client_column: str = fields.text("client", "Column of clients: whole numbers or texts.")
+    round_column: str = fields.text("round", "Column of rounds.")
+    first_round: int = fields.whole(0, "Number of the first round.", low=0)
+    duplicates: str = fields.choice(
+        "refuse", "Rows that are there twice.", lambda: ("refuse", "once")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.client_column == self.round_column:
+            raise ValueError(
+                f"client_column and round_column are both {self.client_column!r}: name the two "
+                "columns of the log"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ParticipationLog:
     """What was read of a log.
 
@@ -44,8 +74,8 @@ class ParticipationLog:
       sha256: of the file's bytes, hexadecimal: says later which log was audited.
       rows: of the file, duplicates included.
       duplicates: rows left out because another has the same client and round.
-      lookalikes: two clients that no reader can tell apart, and count as one; None where there are
-        none.
+      lookalikes: two clients that no reader can tell apart, and count as one;
+        None where there are none.
     """
 
     name: str
@@ -90,7 +120,8 @@ class SortedLog:
         rows, block, begin = int(self._one("SELECT count(*) FROM log")), _BLOCK_ROWS, 0
         while begin < rows:
             read = self._db.execute(
-                f"""SELECT client IS DISTINCT FROM lag(client) OVER () AS other, round - {self.first_round} AS round
+                f"""SELECT client IS DISTINCT FROM lag(client) OVER () AS other,
+                  round - {self.first_round} AS round
                 FROM log WHERE rowid >= {begin} AND rowid < {begin + block}"""
             ).fetchnumpy()
             starts = np.flatnonzero(read["other"])
@@ -119,7 +150,7 @@ def sorted_log(
     rounds: int,
     memory: int = DEFAULT_MEMORY,
     folder: str | os.PathLike[str] | None = None,
-    **form: Any,
+    form: LogForm = LogForm(),
 ) -> Iterator[SortedLog]:
     """Reads CSV (commas, a header line), JSON lines or Parquet with a row for each participation;
     texts are UTF-8, all lines ended.
@@ -131,22 +162,20 @@ def sorted_log(
     Args:
       path: the file; its first bytes decide which of them it is.
       rounds: of the run; the log's rounds lie in first_round .. first_round + rounds - 1.
-      memory: bytes that the sort may take, at least 256 MB; what does not fit goes to temporary
-        files.
+      memory: bytes that the sort may take, at least 256 MB; what does not fit goes
+        to temporary files.
       folder: for the temporary files; None for the system's. They need about as much room as the
         log, text logs more. They are gone when the context ends.
-      **form: how the log is written. client_column="client" and round_column="round" are the names
-        of the columns; first_round=0 is the number of the run's first round, 1 where rounds are
-        counted from 1; duplicates="refuse" or "once": two rows of one client in one round may be
-        one participation written twice, which counts "once", or two contributions, which no plan
-        covers.
+      form: how the log is written.
 
     Raises:
-      TypeError, ValueError: one sentence that names the argument, or the file and where it is
-        wrong.
+      TypeError, ValueError: one sentence that names the argument, or the file
+        and where it is wrong.
       OSError: the file cannot be read, or the temporary files cannot be written.
     """
-    source = _Source(path=pathlib.Path(path), rounds=rounds, **form)
+    hint = "pass the number of rounds of the run"
+    rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint=hint)
+    source = _Source(path=pathlib.Path(path), rounds=rounds, form=form)
     memory = checks.integer("memory", memory, low=_MIN_MEMORY_BYTES, hint="allow 256 MB or more")
     path = source.path
     if not path.is_file():
@@ -166,8 +195,8 @@ def sorted_log(
             rows, lookalikes = source.load(db, scratch)
             # Not while the file is read, which takes memory of its own.
             db.execute(
-                "CREATE TABLE sorted AS SELECT client, spelling, round FROM log ORDER BY client, "
-                "round"
+                "CREATE TABLE sorted AS SELECT client, spelling, round FROM log "
+                "ORDER BY client, round"
             )
             db.execute("DROP TABLE log")
             db.execute("ALTER TABLE sorted RENAME TO log")
@@ -188,7 +217,7 @@ def sorted_log(
                 duplicates=repeated,
                 lookalikes=lookalikes,
             )
-            yield SortedLog(db, description, source.first_round)
+            yield SortedLog(db, description, form.first_round)
     except duckdb.OutOfMemoryException as error:
         raise ValueError(
             f"memory={memory} bytes do not suffice to sort log {path}: allow more"
@@ -206,27 +235,12 @@ class _Source:
 
     path: pathlib.Path
     rounds: int
-    client_column: str = "client"
-    round_column: str = "round"
-    first_round: int = 0
-    duplicates: str = "refuse"
+    form: LogForm
 
-    def __post_init__(self) -> None:
-        checks.integer(
-            "rounds",
-            self.rounds,
-            low=1,
-            high=_MAX_ROUNDS,
-            hint="pass the number of rounds of the run",
-        )
-        hint = "pass the number of the log's first round, 0 or 1"
-        checks.integer("first_round", self.first_round, low=0, high=_MAX_ROUNDS, hint=hint)
-        checks.one_of("duplicates", self.duplicates, ("refuse", "once"))
-        if self.client_column == self.round_column:
-            raise ValueError(
-                f"client_column and round_column are both {self.client_column!r}: name the two "
-                "columns of the log"
-            )
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """The numbers of the run's first and last round."""
+        return self.form.first_round, self.form.first_round + self.rounds - 1
 
     def load(
         self, db: "duckdb.DuckDBPyConnection", scratch: str
@@ -238,16 +252,15 @@ class _Source:
         """
         import duckdb
 
-        columns = {"client_column": self.client_column, "round_column": self.round_column}
-        first, last = self.first_round, self.first_round + self.rounds - 1
+        form, (first, last) = self.form, self._ends
+        columns = {"client_column": form.client_column, "round_column": form.round_column}
         try:
             read = tables.read(db, self.path, columns, scratch, ids=tuple(columns))
             self._check_end()
             client, t = read.columns
             db.execute(
                 f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client} AS client, "
-                f"{t}::VARCHAR AS round, "
-                f"{read.fault} AS fault FROM {read.table}"
+                f"{t}::VARCHAR AS round, {read.fault} AS fault FROM {read.table}"
             )
             text = db.execute("DESCRIBE source").fetchall()[1][1] == "VARCHAR"
             client, spelling = (_CLIENT, f"nullif(client, {_SEEN})") if text else ("client", "NULL")
@@ -257,8 +270,8 @@ class _Source:
             t = f"CASE WHEN {number} BETWEEN {first} AND {last} AND fault IS NULL THEN {number} END"
             good = f"{client} IS NOT NULL AND {t} IS NOT NULL"
             db.execute(
-                f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, {t} AS "
-                "round FROM source"
+                f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, "
+                f"{t} AS round FROM source"
             )
         except (duckdb.OutOfMemoryException, duckdb.IOException):
             raise
@@ -270,8 +283,8 @@ class _Source:
         if wrong:
             db.execute("SET preserve_insertion_order = true")
             row = db.execute(
-                f"SELECT row, client, round, fault FROM source WHERE NOT ({good}) ORDER BY row "
-                "LIMIT 1"
+                "SELECT row, client, round, fault FROM source WHERE NOT "
+                f"({good}) ORDER BY row LIMIT 1"
             ).fetchall()[0]
             raise ValueError(self._fault(wrong, *row))
         if not rows:
@@ -280,25 +293,25 @@ class _Source:
             )
         alike = db.execute(
             """
-            SELECT min(coalesce(spelling, client)) AS one, max(coalesce(spelling, client)) AS other FROM log
-            WHERE client IN (SELECT client FROM log WHERE spelling IS NOT NULL)
+            SELECT min(coalesce(spelling, client)) AS one, max(coalesce(spelling, client)) AS other
+            FROM log WHERE client IN (SELECT client FROM log WHERE spelling IS NOT NULL)
             GROUP BY client HAVING one <> other ORDER BY one LIMIT 1"""
         ).fetchone()
         return rows, alike
 
     def _fault(self, rows: int, row: int, client: Any, t: str | None, fault: str | None) -> str:
         """What is wrong with the first of so many rows."""
-        first, last = self.first_round, self.first_round + self.rounds - 1
+        first, last = self._ends
         shown = [value if value is None else ascii(str(value)[:80]) for value in (client, t)]
         where = (
-            f"row {row} of log {self.path} has {self.client_column} {shown[0]} and "
-            f"{self.round_column} {shown[1]}"
+            f"row {row} of log {self.path} has {self.form.client_column} {shown[0]} and "
+            f"{self.form.round_column} {shown[1]}"
         )
         more = f" ({rows} rows are wrong, this is the first)" if rows > 1 else ""
         if fault is not None:
             return (
-                f"{where}, and {fault[:200]}{more}: write each client and round once, as a text or "
-                "a whole number"
+                f"{where}, and {fault[:200]}{more}: write each client and round once, as a "
+                "text or a whole number"
             )
         who = identifiers.client_fault(None if client is None else str(client))
         if who is not None:
@@ -319,8 +332,7 @@ class _Source:
             if not parquet and content.read() not in b"\r\n":
                 raise ValueError(
                     f"the last line of log {self.path} has no line end, so that it may be cut off: "
-                    "write the log again, or end the line if "
-                    "it is whole"
+                    "write the log again, or end the line if it is whole"
                 )
 
     def drop_duplicates(self, db: "duckdb.DuckDBPyConnection") -> int:
@@ -330,21 +342,20 @@ class _Source:
         repeated, client, t = db.execute(
             """
             SELECT count(*), any_value(client), any_value(round) FROM (
-              SELECT client, round, client IS NOT DISTINCT FROM lag(client) OVER () AND round = lag(round) OVER () AS twice FROM log
+              SELECT client, round, client IS NOT DISTINCT FROM lag(client) OVER ()
+                AND round = lag(round) OVER () AS twice FROM log
             ) WHERE twice"""
         ).fetchall()[0]
-        if repeated and self.duplicates == "refuse":
+        if repeated and self.form.duplicates == "refuse":
             raise ValueError(
                 f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!a} "
-                f"in round {t}: two contributions of "
-                "one client to one round are covered by no plan; if every such row is one "
-                "participation written twice, pass "
+                f"in round {t}: two contributions of one client to one round are covered by no "
+                "plan; if every such row is one participation written twice, pass "
                 'duplicates="once"'
             )
         if repeated:
             db.execute(
                 "CREATE OR REPLACE TABLE log AS SELECT client, min(spelling) AS spelling, round "
-                "FROM log GROUP BY client, round "
-                "ORDER BY client, round"
+                "FROM log GROUP BY client, round ORDER BY client, round"
             )
         return int(repeated)

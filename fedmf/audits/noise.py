@@ -1,5 +1,5 @@
-"""Tests whether released noise has the distribution that a plan claims, all with one false-positive
-rate.
+"""Tests whether released noise has the distribution that a plan claims,
+all with one false-positive rate.
 
 Claim: the d columns of Y (n, d) are independent Normal(0, scale^2 N N^T). N^T = Q R gives the
 causal square root L = R^T, L L^T = N N^T, without ever forming N N^T, and then
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 
 FALSE_POSITIVE_RATE = 1e-6
 # Lags at which rounds are compared all together. The lengths of the blocks in which rows of noise
@@ -47,7 +47,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NoiseAudit:
+class NoiseAudit(fields.Checked):
     """All findings, and the verdict at one false-positive rate.
 
     Attributes:
@@ -56,15 +56,7 @@ class NoiseAudit:
     """
 
     findings: tuple[Finding, ...]
-    false_positive_rate: float = FALSE_POSITIVE_RATE
-
-    def __post_init__(self) -> None:
-        checks.positive(
-            "false_positive_rate",
-            self.false_positive_rate,
-            "use a small number such as 1e-6",
-            below=1,
-        )
+    false_positive_rate: float = fields.real(FALSE_POSITIVE_RATE, "", below=1)
 
     @property
     def threshold(self) -> float:
@@ -167,14 +159,14 @@ def audit_noise(
 
     >>> rng = np.random.default_rng(1)
     >>> W = rng.standard_normal((64, 300))
-    >>> audit_noise([W], leaves=(200, 100)).consistent, audit_noise([1.1 * W], leaves=(200, 100)).consistent
-    (True, False)
+    >>> [audit_noise([rows], leaves=(200, 100)).consistent for rows in (W, 1.1 * W)]
+    [True, False]
     """
     runs = [checks.array("whitened", W, ndim=2) for W in whitened]
     if not runs or any(W.shape != runs[0].shape for W in runs):
         raise ValueError(
-            f"whitened has shapes {[W.shape for W in runs]}: pass one run or several of the same "
-            "shape"
+            f"whitened has shapes {[W.shape for W in runs]}: pass one run or "
+            "several of the same shape"
         )
     sizes = tuple(
         checks.integer("leaves", size, low=0, hint="sizes of the model's leaves") for size in leaves
@@ -257,8 +249,8 @@ def _findings_of_two_runs(
 
 
 def _compared_coordinates(leaves: tuple[int, ...], rounds: int) -> np.ndarray:
-    """Columns of which all pairs are compared: all, or so many of each leaf's first that it stays
-    affordable.
+    """Columns of which all pairs are compared: all, or so many of each leaf's first
+    that it stays affordable.
     """
     affordable = max(
         2, min(MAX_COMPARED_COORDINATES, int(math.sqrt(MAX_PAIR_MULTIPLICATIONS / rounds)))
@@ -373,8 +365,8 @@ def _largest_correlation(
 
 
 def _distance(name: str, values: np.ndarray, distribution: str) -> Finding:
-    """Kolmogorov-Smirnov distance of independent values from their distribution, with its exact
-    p-value.
+    """Kolmogorov-Smirnov distance of independent values from their distribution,
+    with its exact p-value.
     """
     import scipy.stats
 

@@ -1,8 +1,8 @@
 """What every single client of a record cost, block by block, and which of them broke the plan.
 
 A guarantee is for each client by itself, and follows from the client's own rounds. One that breaks
-the plan pays with its own guarantee; the guarantees of the others stay what their own rounds make
-them.
+the plan pays with its own guarantee; the guarantees of the others stay what their own
+rounds make them.
 """
 
 import dataclasses

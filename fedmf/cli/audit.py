@@ -19,9 +19,8 @@ from fedmf.cli.options import (
     Gigabytes,
     OutputFile,
     json_option,
-    plan_from,
+    plan_config,
     plan_options,
-    sampling_options,
     show,
 )
 
@@ -35,9 +34,8 @@ class _RunByDefault(Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts `run` in front where no command is named."""
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        if (
-            not named and not ctx.resilient_parsing
-        ):  # completion asks with what is there before the word
+        # Completion asks with what is there before the word
+        if not named and not ctx.resilient_parsing:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -94,7 +92,6 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @click.argument("log_file", metavar="LOG", type=PATH)
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
-@sampling_options
 @click.option(
     "--client-column", default="client", help="Column of clients: whole numbers or texts."
 )
@@ -136,34 +133,42 @@ def log(
 
     \b
     Example:
-      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8 fedmf audit log
-      log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 --clip-norm 0.5 \\
+      fedmf audit log log.csv banded.npz --rounds 256 --min-sep 64 --epsilon 8
+      fedmf audit log log.parquet banded.npz --rounds 2052 --min-sep 400 --noise-multiplier 1.2 \\
+        --clip-norm 0.5 \\
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
     from fedmf.audits.guarantee import audit_log
+    from fedmf.audits.log import LogForm
+    from fedmf.privacy.describe import ALWAYS_SAID
+    from fedmf.privacy.flat_config import OF_THE_FIT
 
-    reading = ("client_column", "round_column", "first_round", "rounds_run", "duplicates")
-    read = {name: options[name] for name in reading}
+    written = {
+        name: options.pop(name)
+        for name in ("client_column", "round_column", "first_round", "duplicates")
+    }
+    rounds_run, memory, folder = (options.pop(n) for n in ("rounds_run", "memory", "folder"))
     with arguments_checked():
-        plan = plan_from(mechanism_file, options)
+        config = plan_config(mechanism_file, options)
+        plan = config.plan()
         result = audit_log(
-            log_file, plan, memory=options["memory"], folder=options["folder"], **read
+            log_file,
+            plan,
+            form=LogForm(**written),
+            rounds_run=rounds_run,
+            memory=memory,
+            folder=folder,
         )
     if statement is not None:
-        again = read | {"pretraining": pretraining, "statement": statement.name}
-        flags = [
+        flags = config.stating(plan).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
+        more = {"rounds_run": rounds_run, "pretraining": pretraining, "statement": statement.name}
+        flags += [
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-            for name, value in again.items()
+            for name, value in (written | more).items()
             if value is not None
         ]
-        command = " ".join(
-            [
-                "fedmf audit log",
-                shlex.join([log_file.name, mechanism_file.name]),
-                *plan.command_options(),
-                *flags,
-            ]
-        )
+        files = shlex.join([log_file.name, mechanism_file.name])
+        command = " ".join(["fedmf audit log", files, *flags])
         _write(
             statement,
             result.statement_values(subject="log", pretraining=pretraining, commands=[command]),

@@ -28,8 +28,8 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
 
     \b
     Example:
-      fedmf train --data corpus.sqlite --out runs/audited --rounds 100 --cohort-size 20 --min-sep 20
-      --epsilon 8 \\
+      fedmf train --data corpus.sqlite --out runs/audited --rounds 100 --cohort-size 20 \\
+        --min-sep 20 --epsilon 8 \\
         --canaries 100 --noise-seed os
       fedmf audit canaries runs/audited
     """

@@ -13,7 +13,7 @@ from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
     json_option,
-    plan_from,
+    plan_config,
     plan_options,
     quiet_option,
     show,
@@ -44,7 +44,16 @@ if TYPE_CHECKING:
 @click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit.")
 @quiet_option
 @json_option
-def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **options: Any) -> None:
+def mechanism(
+    mechanism_file: pathlib.Path,
+    coordinates: int | None,
+    trials: int,
+    seed: int,
+    false_positive_rate: float,
+    quiet: bool,
+    as_json: bool,
+    **promise: Any,
+) -> None:
     """Test that the noise that runs is what its plan claims. Exit status 1 if it is not.
 
     Two runs of all rounds without clients, one of them stopped and resumed, test the noise's
@@ -56,7 +65,7 @@ def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **option
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
     """
     with arguments_checked():
-        plan = plan_from(mechanism_file, options)
+        plan = plan_config(mechanism_file, promise).plan()
     from fedmf.federated.audit import audit_mechanism
     from fedmf.terminal import progress_bar
 
@@ -68,10 +77,14 @@ def mechanism(mechanism_file: pathlib.Path, quiet: bool, as_json: bool, **option
             bar.total = total
             bar.update(done - bar.n)
 
-        chosen = {
-            name: options[name] for name in ("seed", "coordinates", "trials", "false_positive_rate")
-        }
-        result = audit_mechanism(plan, progress=progress, **chosen)
+        result = audit_mechanism(
+            plan,
+            seed=seed,
+            coordinates=coordinates,
+            trials=trials,
+            false_positive_rate=false_positive_rate,
+            progress=progress,
+        )
     if as_json:
         show(_values(result), as_json)
     else:
@@ -121,8 +134,8 @@ def _table(result: "MechanismAudit") -> str:
         percent = f"{100 * game.confidence:g}%"
         lines += [
             "",
-            f"distinguishing game, {game.present:,} trials with the client and {game.absent:,} "
-            "without",
+            f"distinguishing game, {game.present:,} trials with the client and "
+            f"{game.absent:,} without",
             f"  signal-to-noise   claimed at most {game.snr_claimed:.4f}, expected of these rounds "
             f"{game.snr_expected:.4f}, "
             f"measured {game.snr:.4f} ({percent}: {game.snr_lower:.4f} to {game.snr_upper:.4f})",

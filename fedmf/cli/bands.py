@@ -10,10 +10,9 @@ from fedmf.cli.options import (
     COUNT,
     OutputFile,
     json_option,
+    options_of,
     show,
     status_line,
-    workload_from,
-    workload_options,
 )
 
 if TYPE_CHECKING:
@@ -34,31 +33,25 @@ class _Counts(click.ParamType[list[int]]):
 
 
 @click.command(cls=Command)
-@click.option("--rounds", type=COUNT, required=True, help="Rounds of training.")
-@click.option("--population", type=COUNT, required=True, help="Clients in all.")
-@click.option(
-    "--cohort-size", type=COUNT, required=True, help="Clients drawn in a round, on average."
+@options_of(
+    "PlanConfig",
+    names=(
+        *("rounds", "population", "cohort_size", "sampling", "epsilon", "delta"),
+        *("workload", "workload_momentum"),
+    ),
+    required=("rounds", "population", "cohort_size", "epsilon"),
+    defaults=True,
 )
-@click.option("--epsilon", type=float, required=True, help="Privacy target.")
-@click.option("--delta", type=float, default=1e-6, help="Failure probability.")
 @click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
-@click.option(
-    "--sampling",
-    type=click.Choice(["poisson", "reshuffle", "min-sep-poisson", "balls-in-bins"]),
-    default="poisson",
-    help="How clients are drawn; min-sep-poisson and balls-in-bins take a minute or so for each "
-    "number of bands.",
-)
 @click.option(
     "--dense", is_flag=True, help="Try the best encoder of all without amplification as well."
 )
-@workload_options
 @click.option("--out", type=OutputFile(".png"), help="Draw the curve into this PNG file.")
 @json_option
 def bands(
     rounds: int,
     workload: str,
-    momentum: float | None,
+    workload_momentum: float,
     out: pathlib.Path | None,
     as_json: bool,
     **options: Any,
@@ -72,19 +65,21 @@ def bands(
     \b
     Example:
       fedmf plan bands --rounds 128 --population 2560 --cohort-size 40 --epsilon 4 --out bands.png
-      fedmf plan bands --rounds 2052 --population 342000 --cohort-size 1000 --epsilon 8 --bands
-      32,64,342
+      fedmf plan bands --rounds 2052 --population 342000 --cohort-size 1000 --epsilon 8 \\
+        --bands 32,64,342
     """
+    from fedmf import workloads
     from fedmf.files import write_atomically
     from fedmf.privacy.bands import BandChoice, BandSearch
 
-    target = {
-        name: options[name]
-        for name in ("population", "cohort_size", "epsilon", "delta", "sampling")
+    target = {name: options[name] for name in ("population", "cohort_size", "epsilon", "delta")} | {
+        "sampling": options["sampling"] or "poisson"
     }
     progress = status_line() or (lambda phrase: None)
     with arguments_checked():
-        search = BandSearch(workload=workload_from(workload, momentum, rounds), **target)
+        search = BandSearch(
+            workload=workloads.named(workload, rounds, momentum=workload_momentum), **target
+        )
         rows = []
         if options["dense"]:  # first: where it is too large that is known at once
             progress("fitting the dense optimum")
@@ -115,9 +110,8 @@ def _table(choice: "BandChoice") -> str:
         mark = "best" if row is best else "within 1%" if row in choice.close else ""
         lines.append(
             f"{name:>6}  {probability:>8}  {row.compositions:>6}  "
-            f"{row.per_query_noise_multiplier:10.5f}  "
-            f"{row.noise_multiplier:8.5f}  {row.rmse:9.4g}  {row.effective_rmse:10.4g}  "
-            f"{mark}".rstrip()
+            f"{row.per_query_noise_multiplier:10.5f}  {row.noise_multiplier:8.5f}  "
+            f"{row.rmse:9.4g}  {row.effective_rmse:10.4g}  {mark}".rstrip()
         )
     chosen = (
         "the dense optimum"
@@ -126,26 +120,24 @@ def _table(choice: "BandChoice") -> str:
     )
     lines.append(
         f"epsilon {search.epsilon:g} at delta {search.delta:g}; {p.rounds} rounds; cohorts of "
-        f"{search.cohort_size:,} out of "
-        f"{search.population:,} clients.\n"
+        f"{search.cohort_size:,} out of {search.population:,} clients.\n"
         "q: chance of a client to be drawn in a round of its part (-: no sampling); events: rounds "
         "of its part. noise each: stddev\n"
         f"over the largest column norm; noise: over the sensitivity of {p.max_participations} "
-        "participation"
-        f"{'s' * (p.max_participations != 1)} {p.min_sep} rounds apart. rmse: of a\n"
+        f"participation{'s' * (p.max_participations != 1)} {p.min_sep} rounds apart. rmse: of a\n"
         "round's running query at clip norm 1; per client: divided by the cohort, as in the mean.\n"
         f"Choice: {chosen}, {'with' if best.amplified else 'without'} amplification by sampling."
     )
     if choice.failure:
         lines.append(
-            "The guarantees of these rows are simulated. Any of them is wrong with probability at "
-            f"most {choice.failure:.2g}, over\n"
-            "the coins of the simulations: that is the chance for the row that was chosen among "
-            "them."
+            "The guarantees of these rows are simulated. Any of them is wrong "
+            f"with probability at most {choice.failure:.2g}, over\n"
+            "the coins of the simulations: that is the chance for the row that "
+            "was chosen among them."
         )
     if not best.amplified and best.family == "banded" and p.max_participations > 1:
         lines.append(
-            "Without amplification the best encoder of all, for clients in a fixed order, can be "
-            "better: see --dense."
+            "Without amplification the best encoder of all, for clients in a fixed order, can "
+            "be better: see --dense."
         )
     return "\n".join(lines)

@@ -84,18 +84,17 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
 
     def option(match: re.Match[str]) -> str:
         (name, negative), value = options[match[1]], match[2]
-        if (
-            value is None
-        ):  # a word of English, unless it has an underscore or is in a list of options
+        # A word of English, unless it has an underscore or is in a list of options
+        if value is None:
             return name if "_" in match[1] or match.start() > listed else match[1]
         if value in ("True", "False"):
             return name if value == "True" else negative
-        return (
-            f"{name} "
-            f"{'(not given)' if value == 'None' else value if ' ' in value else value.strip(QUOTES)}"
-        )
+        if value == "None":
+            return f"{name} (not given)"
+        return f"{name} {value if ' ' in value else value.strip(QUOTES)}"
 
-    argument = rf"(?<![\w./'\"-])({arguments})(?:=('[^']*'|\"[^\"]*\"|[^\s,;:)]*[^\s,;:).])|(?![\w/'\"=-]))"
+    value = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
+    argument = rf"""(?<![\w./'"-])({arguments})(?:=({value})|(?![\w/'"=-]))"""
     # Names in a list of choices are values: min_sep is also a schema.
     sentence, of, choices = message.partition(" one of ")
     of_options = re.search("(options|fields) are ", sentence)

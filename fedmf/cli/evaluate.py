@@ -106,7 +106,7 @@ def export(run: pathlib.Path, out: pathlib.Path, as_json: bool, **task: Any) -> 
     \b
     Example:
       fedmf export runs/first --out model.keras      # tf.keras.models.load_model("model.keras")
-      fedmf export runs/first --out saved_model      # tf.keras.models.load_model or tf.saved_model.load
+      fedmf export runs/first --out saved_model      # tf.keras.models.load_model
     """
     from fedmf.runs.export import check_export_path
 

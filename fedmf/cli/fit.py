@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import Command, arguments_checked, in_option_names
-from fedmf.cli.help import SectionOption, say
+from fedmf.cli.errors import arguments_checked, in_option_names
+from fedmf.cli.help import say
 from fedmf.cli.options import (
     COUNT,
     EXISTING,
     SHARE,
+    FamilyCommand,
     OneOf,
     OutputFile,
     json_option,
-    participation_options,
+    options_of,
     show,
-    workload_from,
-    workload_options,
 )
 
 if TYPE_CHECKING:
@@ -30,45 +29,13 @@ if TYPE_CHECKING:
 MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and gigabytes
 
 
-class _Fit(Command):
-    """Has the options of every family that is registered when it runs."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options; those of the families before --help."""
-        *own, help_option = super().get_params(ctx)
-        return [*own, *ctx.meta.setdefault("fedmf.family_options", _family_options()), help_option]
-
-
-def _family_options() -> list[click.Parameter]:
-    """The options of the families.
-
-    Left out, the family's own default holds; another family's is refused by the fit.
-    """
-    from fedmf.mechanisms.family import fitted_families
-
-    options = [
-        (family, o) for family, record in fitted_families().items() for o in record.options.values()
-    ]
-    declared: list[click.Parameter] = []
-    for name, kind in {option.name: option.kind for _, option in options}.items():
-        families: dict[str, list[str]] = {}
-        for family, option in options:
-            if option.name == name:
-                families.setdefault(option.help, []).append(family)
-        flag = f"--{name.replace('_', '-')}"
-        flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-        text = "; ".join(f"{', '.join(names)}: {phrase}" for phrase, names in families.items())
-        settings: dict[str, Any] = {
-            "type": None if kind is bool else kind,
-            "default": None,
-            "help": f"{text}.",
-        }
-        declared.append(SectionOption([flags, name], section="Options of the families", **settings))
-    return declared
-
-
-@click.command(cls=_Fit)
-@participation_options
+@click.command(cls=FamilyCommand)
+@options_of(
+    "PlanConfig",
+    names=("rounds", "schema", "min_sep", "max_participations", "workload", "workload_momentum"),
+    required=("rounds",),
+    defaults=True,
+)
 @click.option("--family", type=OneOf("family"), default="banded", help="Kind of mechanism.")
 @click.option(
     "--tolerance",
@@ -77,7 +44,6 @@ def _family_options() -> list[click.Parameter]:
 )
 @click.option("--max-iterations", type=COUNT, help="Steps after which to stop anyway.")
 @click.option("--matrices", type=EXISTING, help="Read another program's matrices, fit nothing.")
-@workload_options
 @click.option("--warmup", type=SHARE, default=0.0, help="Share of rounds of rising learning rate.")
 @click.option(
     "--cooldown", type=SHARE, default=0.0, help="Share of rounds of falling learning rate."
@@ -104,28 +70,35 @@ def fit(
 
     \b
     Example:
-      fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz --show fedmf fit --rounds
-      2000 --schema fixed_epoch --min-sep 100 --family tree --decoder full --out tree.npz fedmf fit
-      --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
+      fedmf fit --rounds 256 --min-sep 64 --family banded --out banded.npz --show
+      fedmf fit --rounds 2000 --schema fixed_epoch --min-sep 100 --family tree --decoder full \\
+        --out tree.npz
+      fedmf fit --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
     """
     import fedmf
+    from fedmf import workloads
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
     from fedmf.terminal.interrupts import Interrupted
 
     if picture:
-        OutputFile(".png").convert(
-            out.with_suffix(".png"), None, click.get_current_context()
-        )  # before the fit
+        # Before the fit
+        OutputFile(".png").convert(out.with_suffix(".png"), None, click.get_current_context())
     interrupted_fit.set(False)
     limits = {
         name: options.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")
     }
-    learning = {name: options.pop(name) for name in ("momentum", "warmup", "cooldown")}
+    learning = {name: options.pop(name) for name in ("workload_momentum", "warmup", "cooldown")}
     workload = options.pop("workload")
     options = {name: value for name, value in options.items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
         participation = fedmf.Participation(**limits)
-        A = workload_from(workload, rounds=participation.rounds, **learning)
+        rates = None
+        if learning["warmup"] or learning["cooldown"]:
+            shares = {name: learning[name] for name in ("warmup", "cooldown")}
+            schedule = fedmf.WarmupCooldown(rounds=participation.rounds, peak=1.0, **shares)
+            rates = schedule.learning_rates()
+        momentum = learning["workload_momentum"]
+        A = workloads.named(workload, participation.rounds, momentum=momentum, learning_rates=rates)
         if matrices is not None:
             refused = " and ".join(
                 f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")
@@ -137,8 +110,8 @@ def fit(
             mechanism = fedmf.load_factorization(matrices)
             if mechanism.rounds != A.rounds:
                 raise ValueError(
-                    f"rounds={A.rounds} but the matrices have {mechanism.rounds} rounds: pass that "
-                    "number"
+                    f"rounds={A.rounds} but the matrices have {mechanism.rounds} "
+                    "rounds: pass that number"
                 )
         else:
             with shown(options["family"], not as_json) as progress:
@@ -169,8 +142,8 @@ def fit(
     show(values, as_json)
     if interrupted_fit.get():
         raise Interrupted(
-            f"interrupted: {out} holds the best mechanism so far; the same command would fit it "
-            "anew, to the end"
+            f"interrupted: {out} holds the best mechanism so far; the same command would "
+            "fit it anew, to the end"
         )
 
 
@@ -194,8 +167,8 @@ def _picture(
     small = mechanism.rounds <= MAX_PICTURED_ROUNDS
     path = out.with_suffix(".png")
     png = mechanism_picture(
-        f"{mechanism.family}, {mechanism.rounds:,} round{'s' * (mechanism.rounds != 1)}, "
-        f"{workload}",
+        f"{mechanism.family}, {mechanism.rounds:,} "
+        f"round{'s' * (mechanism.rounds != 1)}, {workload}",
         encoder=mechanism.encoder() / sensitivity if small else None,
         noising=mechanism.noising() * sensitivity if small else None,
         errors=errors,

@@ -9,9 +9,11 @@ import click
 # First field of TrainConfig in each section of the help -> the section. Fields that follow it
 # belong to it.
 CONFIG_SECTIONS = {
-    "task": "Task",
     "rounds": "Who takes part",
-    "family": "Privacy",
+    "workload": "Mechanism",
+    "epsilon": "Privacy",
+    "task": "Task",
+    "availability": "Devices and updates",
     "client_learning_rate": "Optimisation",
     "seed": "The run",
 }

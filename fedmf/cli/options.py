@@ -1,5 +1,6 @@
 """Options that several commands have, and the values they turn into."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -9,7 +10,7 @@ import secrets
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,14 +19,11 @@ from fedmf.cli.errors import BadArgument, Command, arguments_checked, one_line, 
 from fedmf.cli.help import CONFIG_SECTIONS, SectionOption
 
 if TYPE_CHECKING:
-    from fedmf.privacy.plan import Plan
-    from fedmf.privacy.sampling import Sampling
-    from fedmf.workloads import Workload
+    from fedmf.privacy.config import PlanConfig
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _MAX_SEED_DIGITS = 4000  # Python's int() reads no longer texts
-_WORKLOADS = ("prefix_sum", "momentum_sgd", "identity")
 
 COUNT = click.IntRange(min=1)
 PATH = click.Path(path_type=pathlib.Path)
@@ -82,9 +80,8 @@ class OutputFile(click.ParamType[pathlib.Path]):
             self.fail(
                 f"{str(path)!r} does not end in {ends}: the suffix says what is written", param, ctx
             )
-        trial = path.with_name(
-            f".{path.name}.{secrets.token_hex(8)}.part"
-        )  # as `write_atomically` names it
+        # As `write_atomically` names it
+        trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         try:
             if path.is_dir():
                 self.fail(f"{str(path)!r} is a folder: name a file", param, ctx)
@@ -116,17 +113,21 @@ class Gigabytes(click.FloatRange):
 
 
 class _NoiseSeed(click.ParamType[int | str]):
-    name = "integer|os"
+    name = "integer|os|@FILE"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
         if value == "os":
             return "os"
+        shown = value[:60]
+        if value.startswith("@"):  # what the file holds is not shown
+            with contextlib.suppress(OSError, ValueError):
+                value = pathlib.Path(value[1:]).read_text(encoding="ascii").strip()
         if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_SEED_DIGITS):
             self.fail(
-                f"{value[:60]!r} must be a non-negative whole number of at most "
-                f"{_MAX_SEED_DIGITS} digits, or os to draw one",
+                f"{shown!r} must be a non-negative whole number of at most "
+                f"{_MAX_SEED_DIGITS} digits, @FILE that holds one, or os to draw one",
                 param, ctx,
             )  # fmt: skip
         return int(value)
@@ -170,89 +171,11 @@ def together(*options: Decorator) -> Decorator:
 noise_seed_option = click.option(
     "--noise-seed",
     type=_NoiseSeed(),
-    help="Secret whole number, or os to draw one. Needed for a new run with noise.",
+    help="Secret whole number, @FILE that holds it, or os to draw one. Needed for a new run with "
+    "noise.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
-
-participation_options = together(
-    click.option("--rounds", type=COUNT, required=True, help="Rounds of training."),
-    click.option("--schema", type=OneOf("schema"), default="min_sep", help="Who may come when."),
-    click.option(
-        "--min-sep",
-        type=COUNT,
-        help="Least number of rounds between two participations of a client.",
-    ),
-    click.option("--max-participations", type=COUNT, help="Most participations of a client."),
-)
-sampling_option = click.option(
-    "--sampling",
-    type=OneOf("sampling"),
-    help="How clients are drawn at random, which amplifies the guarantee.",
-)
-plan_options = together(
-    participation_options,
-    click.option(
-        "--budget",
-        type=float,
-        help="With --schema budget: a sensitivity.  [default: what --min-sep and its limit cost]",
-    ),
-    click.option("--epsilon", type=float, help="Privacy target; or give --noise-multiplier."),
-    click.option(
-        "--noise-multiplier", type=float, help="Noise of the whole run; or give --epsilon."
-    ),
-    click.option("--delta", type=float, default=1e-6, help="Failure probability."),
-    click.option("--clip-norm", type=float, default=1.0, help="L2 bound on a client's update."),
-    click.option(
-        "--clip-quantile",
-        "quantile",
-        type=float,
-        help="The clip norm follows this quantile of updates.",
-    ),
-    click.option(
-        "--clip-share", "share", type=float, help="Part of rho that this takes.  [default: 0.04]"
-    ),
-    click.option(
-        "--clip-every", "every", type=COUNT, help="Rounds between changes of it.  [default: 10]"
-    ),
-    click.option(
-        "--clip-learning-rate",
-        "learning_rate",
-        type=float,
-        help="Logarithm of the largest change.  [default: 1]",
-    ),
-)
-sampling_options = together(
-    sampling_option,
-    click.option("--population", type=COUNT, help="With --sampling: the number of clients."),
-    click.option("--cohort-size", type=COUNT, help="Clients of a round."),
-    click.option(
-        "--partitions",
-        type=COUNT,
-        help="With --sampling: parts of the population, drawn from in turn.  [default: the "
-        "mechanism's bands]",
-    ),
-)
-simulation_options = together(
-    click.option(
-        "--simulated-cohort",
-        "simulated",
-        type=COUNT,
-        help="Clients a round that stand for --claimed-cohort.",
-    ),
-    click.option(
-        "--claimed-cohort",
-        "claimed",
-        type=COUNT,
-        help="Clients a round of the claimed run, whose noise is scaled down.",
-    ),
-)
-workload_options = together(
-    click.option(
-        "--workload", type=click.Choice(_WORKLOADS), default="prefix_sum", help="What errors count."
-    ),
-    click.option("--momentum", type=float, help="Of the momentum_sgd workload.  [default: 0.95]"),
-)
 
 
 class _TaskOption(click.ParamType[tuple[str, str]]):
@@ -286,23 +209,40 @@ run_task_options = together(
 )
 
 
-def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for every field of TrainConfig; the command's keyword arguments are for
-    `chosen_options`.
-    """
-    from fedmf.runs.config import TrainConfig
+def options_of(
+    config: str,
+    *,
+    names: Sequence[str] = (),
+    leave_out: Sequence[str] = (),
+    required: Sequence[str] = (),
+    defaults: bool = False,
+) -> Decorator:
+    """One option for each field of a config: the one place that declares options of the promise.
 
-    fields = dataclasses.fields(TrainConfig)
-    sections: dict[str, str] = {}
-    for field in fields:
-        sections[field.name] = CONFIG_SECTIONS.get(field.name) or list(sections.values())[-1]
-    for field in reversed(fields):
+    The command's keyword arguments are for `chosen_options`.
+
+    Args:
+      config: "PlanConfig" or "TrainConfig".
+      names: of the fields; none for all.
+      leave_out: names that are no options of this command.
+      required: names without which the command does not run.
+      defaults: whether a command is given the defaults of what is not on its command line.
+    """
+    from fedmf.privacy import config as promise
+    from fedmf.runs import config as runs
+
+    kind = promise.PlanConfig if config == "PlanConfig" else runs.TrainConfig
+    section, declared = "", []
+    for field in dataclasses.fields(kind):
+        section = CONFIG_SECTIONS.get(field.name, section)
+        if (names and field.name not in names) or field.name in leave_out:
+            continue
+        settings: dict[str, Any] = {"default": None, "cls": SectionOption, "section": section}
+        if defaults and field.name not in required:
+            settings["default"] = field.default
         help_text = field.metadata["help"]
-        settings: dict[str, Any] = {
-            "default": None,
-            "cls": SectionOption,
-            "section": sections[field.name],
-        }
+        if field.name == "mechanism_options":  # each an option of its own: `FamilyCommand`
+            continue
         if field.name == "task_options":
             flags, settings["type"], settings["multiple"] = (
                 ["-o", "--task-option"],
@@ -311,11 +251,60 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             )
             help_text += " Repeatable; `--task NAME --help` lists them."
         else:
-            flags, settings["type"] = [f"--{field.name.replace('_', '-')}"], _ConfigField(field)
+            flags = [f"--{field.name.replace('_', '-')}"]
+            settings["type"] = _ConfigField(field)
+            settings["required"] = field.name in required
             settings["is_eager"] = field.name == "task"  # the help asks for it
-            help_text += "" if field.default is None else f"  [default: {field.default}]"
-        command = click.option(*flags, field.name, help=help_text, **settings)(command)
-    return command
+            shown = field.default is not None and field.name not in required
+            help_text += f"  [default: {field.default}]" if shown else ""
+        declared.append(click.option(*flags, field.name, help=help_text, **settings))
+    return together(*declared)
+
+
+def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a plan whose mechanism is a file."""
+    from fedmf.privacy.flat_config import OF_THE_FIT
+
+    return options_of("PlanConfig", leave_out=OF_THE_FIT, required=("rounds",))(command)
+
+
+class FamilyCommand(Command):
+    """A command that has the options of every family that is registered when it runs."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The options; those of the families before --help."""
+        *own, help_option = super().get_params(ctx)
+        names = {parameter.name for parameter in own}
+        made = ctx.meta.setdefault("fedmf.family_options", _family_options())
+        return [*own, *(option for option in made if option.name not in names), help_option]
+
+
+def _family_options() -> list[click.Parameter]:
+    """The options of the families.
+
+    Left out, the family's own default holds; another family's is refused.
+    """
+    from fedmf.mechanisms.family import fitted_families
+
+    options = [
+        (family, o) for family, record in fitted_families().items() for o in record.options.values()
+    ]
+    declared: list[click.Parameter] = []
+    for name, kind in {option.name: option.kind for _, option in options}.items():
+        families: dict[str, list[str]] = {}
+        for family, option in options:
+            if option.name == name:
+                families.setdefault(option.help, []).append(family)
+        flag = f"--{name.replace('_', '-')}"
+        flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+        text = "; ".join(f"{', '.join(names)}: {phrase}" for phrase, names in families.items())
+        settings: dict[str, Any] = {
+            "type": None if kind is bool else kind,
+            "default": None,
+            "help": f"{text}.",
+        }
+        declared.append(SectionOption([flags, name], section="Options of the families", **settings))
+    return declared
 
 
 class TaskCommand(Command):
@@ -337,6 +326,10 @@ class TaskCommand(Command):
             formatter.write_dl(rows or [("none", "")])
 
 
+class ConfigCommand(TaskCommand, FamilyCommand):
+    """A command that trains: with the options of its task, and of every family."""
+
+
 def _with_default(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return f"{field.name}={field.default_factory()}"
@@ -347,21 +340,26 @@ def _with_default(field: dataclasses.Field[Any]) -> str:
     )
 
 
-def chosen_options(flags: dict[str, Any]) -> dict[str, Any]:
-    """Those of `config_options` that were on the command line."""
+def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that were on the command line, from a command's keyword arguments."""
+    from fedmf.privacy.flat_config import nested
+
     chosen: dict[str, Any] = {
         n: None if value is _ConfigField.NONE else value
         for n, value in flags.items()
         if value is not None
     }
-    options = dict(chosen.pop("task_options"))
-    return chosen | ({"task_options": options} if options else {})
+    options = dict(chosen.pop("task_options", ()))
+    return nested(chosen | ({"task_options": options} if options else {}))
 
 
 def over(values: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """`values` with those `above` in their place, and each option of the task by itself."""
-    options = {**values.get("task_options", {}), **above.get("task_options", {})}
-    return {**values, **above} | ({"task_options": options} if options else {})
+    made = {**values, **above}
+    for name in ("task_options", "mechanism_options"):
+        options = {**values.get(name, {}), **above.get(name, {})}
+        made |= {name: options} if options else {}
+    return made
 
 
 def config_values(path: pathlib.Path | None) -> dict[str, Any]:
@@ -370,140 +368,34 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
     Raises:
       ValueError: naming the path.
     """
+    from fedmf.privacy.flat_config import nested
     from fedmf.runs.config import read_config_file
 
     if path is None:
         return {}
     if path.suffix not in (".toml", ".json"):  # else YAML would be refused as bad JSON
         raise ValueError(
-            f"config={str(path)!r} ends in neither .toml nor .json: name a TOML or JSON file of "
-            "options"
+            f"config={str(path)!r} ends in neither .toml nor .json: name a TOML "
+            "or JSON file of options"
         )
-    return read_config_file(path)
+    return nested(read_config_file(path))
 
 
-def workload_from(
-    name: str, momentum: float | None, rounds: int, warmup: float = 0.0, cooldown: float = 0.0
-) -> "Workload":
-    """The workload that `workload_options`, --warmup and --cooldown describe."""
-    import fedmf
-
-    if momentum is not None and name != "momentum_sgd":
-        raise ValueError(
-            f"momentum={momentum} belongs to workload=momentum_sgd, not to workload={name}: leave "
-            "it out"
-        )
-    scheduled = bool(warmup or cooldown)
-    rates = fedmf.WarmupCooldown(
-        rounds=rounds, peak=1.0, warmup=warmup, cooldown=cooldown
-    ).learning_rates()
-    if name == "momentum_sgd":
-        return fedmf.momentum_sgd(
-            rounds, 0.95 if momentum is None else momentum, rates if scheduled else None
-        )
-    if name == "prefix_sum":
-        return fedmf.sgd(rates) if scheduled else fedmf.prefix_sum(rounds)
-    if scheduled:
-        raise ValueError(
-            f"warmup={warmup} and cooldown={cooldown} do not suit workload=identity: leave them out"
-        )
-    return fedmf.identity(rounds)
-
-
-def plan_from(mechanism_file: pathlib.Path, target: Mapping[str, Any]) -> "Plan":
-    """The plan that `plan_options` describe, with `sampling_options` and `simulation_options` where
-    the command has them.
+def plan_config(mechanism_file: pathlib.Path, flags: Mapping[str, Any]) -> "PlanConfig":
+    """The promise that `plan_options` declare, of a mechanism in a file.
 
     Raises:
-      TypeError, ValueError, OSError: naming the argument that cannot work.
+      TypeError, ValueError: naming the argument that cannot work.
     """
-    import fedmf
-    from fedmf.mechanisms.budget import check_pays_for_each_round
-    from fedmf.privacy.gaussian import gaussian_noise_multiplier
-    from fedmf.privacy.sampling.base import column_norm
+    from fedmf.privacy.config import PlanConfig
 
-    limits = {name: target[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
-    # A sampling scheme decides what clients keep to.
-    decided = (
-        target.get("sampling") is not None
-        and limits["min_sep"] is None
-        and limits["schema"] == "min_sep"
-    )
-    of_min_sep = limits["schema"] == "budget" and target["budget"] is None
-    participation = (
-        None if decided or of_min_sep else fedmf.Participation(**limits, budget=target["budget"])
-    )
-    epsilon, noise_multiplier = target["epsilon"], target["noise_multiplier"]
-    if (epsilon is None) == (noise_multiplier is None):
-        raise ValueError(
-            f"epsilon={epsilon} and noise_multiplier={noise_multiplier}: give exactly one, the "
-            "other follows"
-        )
-    simulated, claimed = target.get("simulated"), target.get("claimed")
-    if (simulated is None) != (claimed is None):
-        raise ValueError(f"simulated={simulated} and claimed={claimed}: give both, or neither")
-    shared: Any = {name: target[name] for name in ("delta", "clip_norm")} | {
-        "sampling": sampling_from(target)
-    }
-    names = ("quantile", "share", "every", "learning_rate")
-    following = {name: target[name] for name in names if target.get(name) is not None}
-    if following and "quantile" not in following:
-        given = " and ".join(f"{name}={value}" for name, value in following.items())
-        raise ValueError(f"{given} belongs to --clip-quantile: give that as well")
-    clipping = fedmf.QuantileClipping(**following) if following else None
-    mechanism = fedmf.load_mechanism(mechanism_file)
-    if limits["rounds"] != mechanism.rounds:
-        raise ValueError(
-            f"mechanism has {mechanism.rounds} rounds but rounds={limits['rounds']}: fit it for "
-            "the rounds of the run"
-        )
-    if of_min_sep:
-        participation = fedmf.Budget.of(
-            mechanism, fedmf.Participation(**limits | {"schema": "min_sep"})
-        ).participation
-    elif participation is not None and participation.schema == "budget":
-        check_pays_for_each_round(participation, column_norm(mechanism))
-    # Without amplification at first: what does not go together is refused before the minutes that a
-    # calibration can take.
-    noise = (
-        noise_multiplier if epsilon is None else gaussian_noise_multiplier(epsilon, target["delta"])
-    )
-    if epsilon is not None and shared["sampling"] is not None:
-        participation = None
-    shared["participation"] = participation
-    plan = fedmf.Plan(mechanism=mechanism, noise_multiplier=noise, **shared)
-    plan = dataclasses.replace(plan, quantile_clipping=clipping)
-    if simulated is not None and claimed is not None:
-        plan = plan.simulating(simulated=simulated, claimed=claimed)
-    _ = plan.stddev  # refuses what float32 cannot hold
-    if epsilon is not None:
-        calibrated = fedmf.calibrate(mechanism, epsilon=epsilon, **shared)
-        plan = dataclasses.replace(plan, noise_multiplier=calibrated.noise_multiplier)
-        _ = plan.stddev
-    return plan
-
-
-def sampling_from(target: Mapping[str, Any]) -> "Sampling | None":
-    """The scheme of `sampling_options`; None without --sampling."""
-    from fedmf.privacy.sampling import scheme_from, takes
-
-    settings = {
-        setting: target.get(setting) for setting in ("population", "cohort_size", "partitions")
-    }
-    if target.get("sampling") is not None:
-        own = {"min_sep": target.get("min_sep")} if takes(target["sampling"], "min_sep") else {}
-        return scheme_from(target["sampling"], **settings, **own)
-    for setting, value in settings.items():
-        if value is not None:
-            raise ValueError(
-                f"{setting}={value} belongs to --sampling: leave it out, or give --sampling"
-            )
-    return None
+    chosen = chosen_options(flags)
+    return PlanConfig(family="file", mechanism=str(mechanism_file), **chosen)
 
 
 def status_line(label: str = "") -> Callable[[Any], None] | None:
-    """A function that shows how far a search is in one line of a terminal; None where there is no
-    terminal.
+    """A function that shows how far a search is in one line of a terminal;
+    None where there is no terminal.
     """
     if not sys.stderr.isatty():
         return None

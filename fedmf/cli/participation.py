@@ -13,9 +13,7 @@ from fedmf.cli.options import (
     SHARE,
     OutputFile,
     json_option,
-    participation_options,
-    sampling_from,
-    sampling_option,
+    options_of,
     show,
     status_line,
 )
@@ -32,25 +30,14 @@ _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participati
 
 
 @click.command(cls=Command)
-@click.option("--population", type=COUNT, required=True, help="Clients in all.")
-@click.option("--cohort-size", type=COUNT, required=True, help="Clients of a round.")
-@participation_options
-@click.option(
-    "--availability",
-    default="always",
-    help="always, independent:0.3 or diurnal; diurnal:rounds_per_day=24,phase_hours=2 and so on.",
-)
-@sampling_option
-@click.option(
-    "--partitions",
-    type=COUNT,
-    help="Parts of the population with --sampling: the mechanism's bands.",
-)
-@click.option(
-    "--dropout",
-    type=SHARE,
-    default=0.0,
-    help="Probability that a selected client contributes nothing.",
+@options_of(
+    "TrainConfig",
+    names=(
+        *("rounds", "population", "cohort_size", "schema", "min_sep", "max_participations"),
+        *("sampling", "partitions", "availability", "dropout"),
+    ),
+    required=("rounds", "population", "cohort_size"),
+    defaults=True,
 )
 @click.option(
     "--noncompliant-fraction", type=SHARE, default=0.0, help="Clients that ignore timer and limit."
@@ -102,10 +89,12 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
 
     \b
     Example:
-      fedmf plan participation --population 10000000 --cohort-size 6500 --rounds 2000 --min-sep 300
-      --availability diurnal --out who.png fedmf plan participation --population 342000
-      --cohort-size 1000 --rounds 2052 --sampling poisson --partitions 9 fedmf plan participation
-      --population 20000 --cohort-size 50 --rounds 2052 --schema budget --min-sep 342 \
+      fedmf plan participation --population 10000000 --cohort-size 6500 --rounds 2000 \\
+        --min-sep 300 --availability diurnal --out who.png
+      fedmf plan participation --population 342000 --cohort-size 1000 --rounds 2052 \\
+        --sampling poisson --partitions 9
+      fedmf plan participation --population 20000 --cohort-size 50 --rounds 2052 \\
+        --schema budget --min-sep 342 \\
         --mechanism toeplitz.npz --availability independent:0.0025
     """
     from fedmf.cohorts.availability import availability_from_text
@@ -122,8 +111,7 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
         who: dict[str, Any] = {"availability": availability_from_text(availability)}
         devices = ("dropout", "noncompliant_fraction", "timer_jitter", "seed")
         behavior = DeviceBehavior(**{name: options[name] for name in devices})
-        drawn_from = {} if options["sampling"] else {"population": None, "cohort_size": None}
-        scheme = sampling_from(options | drawn_from)
+        scheme = _scheme(options)
         planned = _planned(scheme, options)
         budget = _budget(planned, options)
         largest: dict[str, Any] = {}
@@ -139,11 +127,10 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
                 raise ValueError("min_sep is missing: give it, or leave out --no-search")
             if largest["largest_min_sep"] is None:
                 raise ValueError(
-                    f"cohort_size={size.cohort_size} of population={size.population} cannot be "
-                    "filled in every round with "
-                    f"availability={availability!r}, whatever the separation: lower --cohort-size, "
-                    "or give --min-sep to see how often "
-                    "the pool runs dry"
+                    f"cohort_size={size.cohort_size} of population={size.population} cannot "
+                    f"be filled in every round with availability={availability!r}, whatever "
+                    "the separation: lower --cohort-size, or give --min-sep to see how "
+                    "often the pool runs dry"
                 )
             planned = _planned(None, options | {"min_sep": largest["largest_min_sep"]})
             assert planned is not None
@@ -165,6 +152,22 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
     show(values if as_json else _for_people(values), as_json)
 
 
+def _scheme(options: dict[str, Any]) -> "Sampling | None":
+    from fedmf.privacy.sampling import SCHEMES, takes
+
+    sampling, partitions = options["sampling"], options["partitions"]
+    if sampling is None:
+        if partitions is not None:
+            raise ValueError(f"partitions={partitions} belongs to sampling: leave it out")
+        return None
+    return SCHEMES[sampling].configured(
+        population=options["population"],
+        cohort_size=options["cohort_size"],
+        partitions=partitions,
+        min_sep=options["min_sep"] if takes(sampling, "min_sep") else None,
+    )
+
+
 def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participation | None":
     """The participation to guarantee; None where its min separation is the question."""
     from fedmf.participation.schema import Participation
@@ -174,8 +177,8 @@ def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participati
         min_sep, most = limits["min_sep"], limits["max_participations"]
         if min_sep not in (None, getattr(scheme, "min_sep", None)) or most is not None:
             raise ValueError(
-                f"min_sep={min_sep} and max_participations={most} follow from --sampling: leave "
-                "them out"
+                f"min_sep={min_sep} and max_participations={most} follow from "
+                "--sampling: leave them out"
             )
         return scheme.participation(limits["rounds"])
     if limits["min_sep"] is None and limits["schema"] == "min_sep":
@@ -194,8 +197,8 @@ def _budget(planned: "Participation | None", options: dict[str, Any]) -> "Budget
         for name in ("mechanism_file", "pace", "seeds"):
             if options[name] is not None:
                 raise ValueError(
-                    f"{name.removesuffix('_file')}={options[name]} belongs to --schema budget: "
-                    "leave it out"
+                    f"{name.removesuffix('_file')}={options[name]} belongs to "
+                    "--schema budget: leave it out"
                 )
         return None
     if file is None:

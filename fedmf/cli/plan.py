@@ -10,10 +10,10 @@ from fedmf.cli.errors import Command, Group, arguments_checked
 from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
+    Gigabytes,
     json_option,
-    plan_from,
+    plan_config,
     plan_options,
-    sampling_option,
     show,
 )
 from fedmf.cli.participation import participation
@@ -21,7 +21,7 @@ from fedmf.cli.participation import participation
 
 @click.group(cls=Group)
 def plan() -> None:
-    """Answer before training: participation, bands, learning rate.
+    """Answer before training: who, bands, rate, noise.
 
     \b
     Example:
@@ -32,15 +32,8 @@ def plan() -> None:
 @click.command("learning-rate", cls=Command)
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
-@click.option(
-    "--cohort-size", type=COUNT, required=True, help="Clients that a round's sum is divided by."
-)
-@sampling_option
-@click.option("--population", type=COUNT, help="With --sampling: the number of clients.")
 @json_option
-def learning_rate(
-    mechanism_file: pathlib.Path, cohort_size: int, as_json: bool, **target: Any
-) -> None:
+def learning_rate(mechanism_file: pathlib.Path, as_json: bool, **promise: Any) -> None:
     """A server learning rate for a mechanism and its noise.
 
     The rule (banded paper, App. I) is a regression over tuned runs of StackOverflow next-word
@@ -51,24 +44,21 @@ def learning_rate(
     \b
     Example:
       fedmf plan learning-rate banded.npz --rounds 256 --min-sep 64 --epsilon 8 --cohort-size 100
-      fedmf plan learning-rate banded.npz --rounds 256 --epsilon 8 --cohort-size 100 --sampling
-      poisson --population 100000
+      fedmf plan learning-rate banded.npz --rounds 256 --epsilon 8 --cohort-size 100 \\
+        --sampling poisson --population 100000
     """
-    import fedmf
     from fedmf.privacy import learning_rate as rule
 
     with arguments_checked():
-        if target["noise_multiplier"] == 0:
+        if promise["noise_multiplier"] == 0:
             raise ValueError(
-                "noise_multiplier=0: the rule is for runs with noise; without noise the rate is "
-                "bounded by stability"
+                "noise_multiplier=0: the rule is for runs with noise; without noise the rate "
+                "is bounded by stability"
             )
-        planned = plan_from(
-            mechanism_file, target | {"cohort_size": cohort_size if target["sampling"] else None}
-        )
-        error = rule.effective_rmse(
-            planned, fedmf.prefix_sum(planned.mechanism.rounds), cohort_size=cohort_size
-        )
+        config = plan_config(mechanism_file, promise)
+        planned = config.plan()
+        cohort_size = config.claimed_cohort or config.cohort_size
+        error = rule.effective_rmse(planned, config.fit_workload(), cohort_size=cohort_size)
         rate = rule.predicted_learning_rate(error, clip_norm=planned.clip_norm, grid=None)
     beyond = rule.extrapolations(
         error, rounds=planned.mechanism.rounds, clip_norm=planned.clip_norm
@@ -94,5 +84,45 @@ def learning_rate(
     )
 
 
-for command in (participation, bands, learning_rate):
+@click.command(cls=Command)
+@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
+@click.option("--parameters", type=COUNT, default=4_050_748, help="Size of the model.")
+@click.option(
+    "--noise-memory",
+    "memory",
+    type=Gigabytes(),
+    help="GB that may be planned with.  [default: a quarter of the memory]",
+)
+@json_option
+def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_json: bool) -> None:
+    """How training would make the noise, and what that costs.
+
+    \b
+    Example:
+      fedmf plan noise banded.npz --parameters 4050748
+    """
+    from fedmf import load_mechanism
+    from fedmf.noise import strategies
+
+    with arguments_checked():
+        stream = load_mechanism(mechanism_file).stream().causal()
+        here = pathlib.Path.cwd()
+        host = strategies.host_strategies(stream, parameters, memory_bytes=memory, folder=here)
+        graph = [strategies.graph_strategy(stream, parameters)]
+    if as_json:
+        values = {"noise_strategies": [strategy.summary() for strategy in host]}
+        show(values | {"graph_noise_strategies": [one.summary() for one in graph]}, as_json)
+        return
+    click.echo(
+        f"Noise for {parameters:,} parameters, the choice first. Cost: of a round on average over "
+        "the run, in draws of one\nvector of independent Gaussians of that size. Block: rounds "
+        "made at a time. Kept: rows of model size between blocks.\n\n"
+        "Made ahead by the host (fedmf train, federated.HostNoise):\n"
+        f"{strategies.explain(host)}\n\n"
+        "In the graph (the default of federated.dp_aggregator in other pipelines):\n"
+        f"{strategies.explain(graph)}"
+    )
+
+
+for command in (participation, bands, learning_rate, noise):
     plan.add_command(command)

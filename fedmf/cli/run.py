@@ -18,12 +18,12 @@ from fedmf.cli.options import (
     Gigabytes,
     OneOf,
     OutputFile,
-    TaskCommand,
+    ConfigCommand,
     chosen_options,
-    config_options,
     config_values,
     json_option,
     noise_seed_option,
+    options_of,
     over,
     quiet_option,
     show,
@@ -31,7 +31,7 @@ from fedmf.cli.options import (
 from fedmf.cli.stopped import training
 
 
-@click.command(cls=TaskCommand)
+@click.command(cls=ConfigCommand)
 @click.option("--out", required=True, type=PATH, help="Folder of the run.")
 @click.option(
     "--config", "config_file", type=EXISTING_FILE, help="TOML or JSON file of these options."
@@ -51,8 +51,8 @@ from fedmf.cli.stopped import training
 )
 @click.option(
     "--cluster",
-    help="Train clients on a Ray cluster: local, auto, host:port or ray://host:port "
-    "(docs/cluster.md).",
+    help="Train clients on a Ray cluster: local, auto, host:port or "
+    "ray://host:port (docs/cluster.md).",
 )
 @click.option(
     "--data-on-workers",
@@ -83,7 +83,7 @@ from fedmf.cli.stopped import training
     help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.",
 )
 @quiet_option
-@config_options
+@options_of("TrainConfig")
 @json_option
 def train(
     out: pathlib.Path,
@@ -99,15 +99,18 @@ def train(
 
     \b
     Example:
-      fedmf data synth --clients 4000 --out corpus.sqlite fedmf train --data corpus.sqlite --out
-      runs/first --rounds 100 --cohort-size 20 --min-sep 20 \\
+      fedmf data synth --clients 4000 --out corpus.sqlite
+      fedmf train --data corpus.sqlite --out runs/first --rounds 100 --cohort-size 20 \\
+        --min-sep 20 \\
         -o vocabulary-size=1000 -o lstm-size=64 --epsilon 8 --noise-seed os
-      fedmf train --out runs/first --resume --tensorboard fedmf train --data mine.sqlite --out
-      runs/tuned --initial-model runs/first -o vocabulary-data=corpus.sqlite \\
-        -o vocabulary-size=1000 -o lstm-size=64 --rounds 50 --cohort-size 20 --min-sep 20 --epsilon 4 --noise-seed os
+      fedmf train --out runs/first --resume --tensorboard
+      fedmf train --data mine.sqlite --out runs/tuned \\
+        --initial-model runs/first -o vocabulary-data=corpus.sqlite \\
+        -o vocabulary-size=1000 -o lstm-size=64 --rounds 50 --cohort-size 20 --min-sep 20 \\
+        --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
-    from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+    from fedmf.runs.config import TrainConfig, read_config_file
     from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
 
@@ -129,7 +132,7 @@ def train(
             raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
         origin = config_file or stored
         config = tasks.completed(
-            config_from_mapping(values, str(origin)) if origin else TrainConfig(**values)
+            TrainConfig.from_mapping(values, str(origin)) if origin else TrainConfig(**values)
         )
         if data_on_workers:
             if host["cluster"] is None:
@@ -263,7 +266,7 @@ def report(
     \b
     Example:
       fedmf report runs/first runs/second --out report
-      fedmf report runs/first --csv first.csv      # round,clients,examples,train_loss,...,validation_accuracy
+      fedmf report runs/first --csv first.csv      # round,clients,examples,train_loss,...
     """
     from fedmf.files import write_atomically
     from fedmf.reports import write_report
@@ -273,8 +276,8 @@ def report(
     with arguments_checked():
         if out is None and table is None:
             raise ValueError(
-                "out and csv are both missing: give --out FOLDER for a report, --csv FILE for a "
-                "table"
+                "out and csv are both missing: give --out FOLDER for a report, "
+                "--csv FILE for a table"
             )
         for path in runs:
             RunFolder.open(path)

@@ -11,25 +11,25 @@ from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
     PATH,
-    TaskCommand,
+    ConfigCommand,
     chosen_options,
-    config_options,
     config_values,
     json_option,
     noise_seed_option,
+    options_of,
     quiet_option,
     show,
 )
 
 
-@click.command(cls=TaskCommand)
+@click.command(cls=ConfigCommand)
 @click.option("--out", required=True, type=PATH, help="Folder of the sweep.")
 @click.option(
     "--vary",
     "varied",
     multiple=True,
-    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; every "
-    "combination is a run.",
+    help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; "
+    "every combination is a run.",
 )
 @click.option(
     "--config",
@@ -58,8 +58,8 @@ from fedmf.cli.options import (
 )
 @click.option(
     "--cluster",
-    help="Train on a Ray cluster whose machines share --out: auto, host:port or ray://host:port "
-    "(docs/cluster.md).",
+    help="Train on a Ray cluster whose machines share --out: auto, host:port or "
+    "ray://host:port (docs/cluster.md).",
 )
 @click.option(
     "--cpus-per-job", type=COUNT, default=1, help="With --cluster: processors of one run."
@@ -68,7 +68,7 @@ from fedmf.cli.options import (
     "--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing."
 )
 @quiet_option
-@config_options
+@options_of("TrainConfig")
 @json_option
 def sweep(
     out: pathlib.Path,
@@ -90,6 +90,7 @@ def sweep(
         --min-sep 10 -o loss=masked -o vocabulary-size=500 -o lstm-size=32 -o max-sentences=16 \\
         --noise-seed os --jobs 2
     """
+    from fedmf.privacy.flat_config import flat
     from fedmf.sweeps import grid
     from fedmf.sweeps import run as driver
 
@@ -97,7 +98,7 @@ def sweep(
     training = {name: options.pop(name) for name in names}
     training["progress"], smoothed_over = not options.pop("quiet"), options.pop("smoothed_over")
     with arguments_checked():
-        fixed = grid.flat(config_values(config_file))
+        fixed = flat(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
         from_vary: dict[str, list[Any]] = {}
         for text in varied:
@@ -106,15 +107,15 @@ def sweep(
                 raise ValueError(f"--vary names {name} twice: give all its values at once")
             from_vary[name] = values
         # The command line wins over the file.
-        single = grid.flat(chosen_options(options))
+        single = flat(chosen_options(options))
         lists = {name: values for name, values in lists.items() if name not in single} | from_vary
         fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
         multipliers = lists.get("noise_multiplier", [fixed.get("noise_multiplier")])
         if training["noise_seed"] is None:
             if not dry_run and ("epsilon" in fixed or "epsilon" in lists or any(multipliers)):
                 raise ValueError(
-                    "noise_seed is missing: give a secret whole number, or os to draw one for "
-                    "every run"
+                    "noise_seed is missing: give a secret whole number, or os to "
+                    "draw one for every run"
                 )
             training["noise_seed"] = "os"
         if not lists:

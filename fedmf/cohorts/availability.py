@@ -1,18 +1,14 @@
 """Models of when devices check in, without memory for any client."""
 
 import dataclasses
-import functools
-import inspect
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.cohorts import keyed_random
-from fedmf.cohorts.devices import probability
 
 _INDEPENDENT, _PLACE, _NIGHT, _AWAKE = 201, 202, 203, 204
 # The arrays of so many clients stay in the processor's cache.
@@ -31,10 +27,6 @@ class Availability(Protocol):
         ...
 
 
-# round -> boolean mask (population,). Costs work proportional to the population in every round.
-MaskOfRound = Callable[[int], np.ndarray]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Always:
     """Every client, in every round."""
@@ -45,7 +37,7 @@ class Always:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Independent:
+class Independent(fields.Checked):
     """Every client with one probability, independently of all other clients and rounds.
 
     >>> model = Independent(probability=0.3, seed=1)
@@ -53,12 +45,8 @@ class Independent:
     0.30103
     """
 
-    probability: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "probability", probability("probability", self.probability))
-        object.__setattr__(self, "seed", _seed(self.seed))
+    probability: float = fields.checked(checks.probability)
+    seed: int = fields.whole(0, "", low=0)
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Bool (clients,): a coin for every (client, round)."""
@@ -76,7 +64,7 @@ def _hours(name: str, value: object) -> float:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Window:
+class Window(fields.Checked):
     """A condition that depends on the local hour, such as charging.
 
     Attributes:
@@ -88,16 +76,10 @@ class Window:
     9.0
     """
 
-    start: float
-    end: float
-    inside: float
-    outside: float
-
-    def __post_init__(self) -> None:
-        for name in ("start", "end"):
-            object.__setattr__(self, name, _hours(name, getattr(self, name)))
-        for name in ("inside", "outside"):
-            object.__setattr__(self, name, probability(name, getattr(self, name)))
+    start: float = fields.checked(_hours)
+    end: float = fields.checked(_hours)
+    inside: float = fields.checked(checks.probability)
+    outside: float = fields.checked(checks.probability)
 
     @property
     def length(self) -> float:
@@ -105,8 +87,26 @@ class Window:
         return 24.0 if self.end - self.start == 24 else (self.end - self.start) % 24
 
 
+_window = fields.instance(Window)
+_CHARGING = Window(start=22, end=7, inside=0.7, outside=0.35)
+_IDLE = Window(start=23, end=6.5, inside=0.8, outside=0.6)
+_UNMETERED = Window(start=18, end=8, inside=0.85, outside=0.55)
+
+
+def _zones(name: str, value: Any) -> tuple[tuple[float, float], ...]:
+    zones = tuple(
+        (float(offset), checks.probability("share of a time zone", share))
+        for offset, share in value
+    )
+    if not math.isclose(sum(share for _, share in zones), 1.0, abs_tol=1e-6):
+        raise ValueError(f"{name}={value} have shares that do not add up to 1: make them do so")
+    if any(not -24 <= offset <= 24 for offset, _ in zones):
+        raise ValueError(f"{name}={value} must be from -24 to 24 hours from UTC: use such offsets")
+    return zones
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Diurnal:
+class Diurnal(fields.Checked):
     """Devices that charge, lie idle and have an unmetered network, mostly at night where they are.
 
     A client checks in while all three conditions hold. Its local hour is that of its time zone,
@@ -131,44 +131,16 @@ class Diurnal:
     [4856, 1134]
     """
 
-    rounds_per_day: float = 96
-    time_zones: tuple[tuple[float, float], ...] = ((-8, 0.2), (-7, 0.05), (-6, 0.3), (-5, 0.45))
-    charging: Window = Window(start=22, end=7, inside=0.7, outside=0.35)
-    idle: Window = Window(start=23, end=6.5, inside=0.8, outside=0.6)
-    unmetered: Window = Window(start=18, end=8, inside=0.85, outside=0.55)
-    phase_hours: float = 1.0
-    start_hour: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        rate = checks.positive(
-            "rounds_per_day",
-            self.rounds_per_day,
-            "use the number of rounds of training in 24 hours",
-        )
-        object.__setattr__(self, "rounds_per_day", rate)
-        for name in ("phase_hours", "start_hour"):
-            object.__setattr__(self, name, _hours(name, getattr(self, name)))
-        zones = tuple(
-            (float(offset), probability("share of a time zone", share))
-            for offset, share in self.time_zones
-        )
-        if not math.isclose(sum(share for _, share in zones), 1.0, abs_tol=1e-6):
-            raise ValueError(
-                f"time_zones={self.time_zones} have shares that do not add up to 1: make them do so"
-            )
-        if any(not -24 <= offset <= 24 for offset, _ in zones):
-            raise ValueError(
-                f"time_zones={self.time_zones} must be from -24 to 24 hours from UTC: use such "
-                "offsets"
-            )
-        object.__setattr__(self, "time_zones", zones)
-        for name in ("charging", "idle", "unmetered"):
-            if not isinstance(getattr(self, name), Window):
-                raise TypeError(
-                    f"{name}={getattr(self, name)!r} must be a fedmf.cohorts.availability.Window"
-                )
-        object.__setattr__(self, "seed", _seed(self.seed))
+    rounds_per_day: float = fields.real(96, "")
+    time_zones: tuple[tuple[float, float], ...] = fields.checked(
+        _zones, ((-8, 0.2), (-7, 0.05), (-6, 0.3), (-5, 0.45))
+    )
+    charging: Window = fields.checked(_window, _CHARGING)
+    idle: Window = fields.checked(_window, _IDLE)
+    unmetered: Window = fields.checked(_window, _UNMETERED)
+    phase_hours: float = fields.checked(_hours, 1.0)
+    start_hour: float = fields.checked(_hours, 0.0)
+    seed: int = fields.whole(0, "", low=0)
 
     def local_hours(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Hours since midnight of day 0 at the clients' places, float64 (clients,)."""
@@ -227,43 +199,6 @@ class Diurnal:
         return left
 
 
-class MaskAvailability:
-    """A pure function of the round that returns a mask of shape (population,), asked once a round."""
-
-    def __init__(self, mask: MaskOfRound, population: int) -> None:
-        self._mask_of_round, self._population = functools.lru_cache(maxsize=1)(mask), population
-
-    def available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Entries of the mask; ValueError for another shape or type."""
-        mask = np.asarray(self._mask_of_round(t))
-        if mask.shape != (self._population,) or mask.dtype != bool:
-            raise ValueError(
-                f"availability({t}) gave {mask.dtype} of shape {mask.shape}: "
-                f"it must give a boolean mask of shape ({self._population},)"
-            )
-        return mask[clients]
-
-
-def availability_model(availability: Any, population: int) -> Availability:
-    """The model that an argument `availability` means: None, a model, or a function of the round
-    that returns a mask.
-
-    Raises:
-      TypeError: it is none of these.
-    """
-    if availability is None:
-        return Always()
-    if not inspect.isclass(availability):
-        if isinstance(availability, Availability):
-            return availability
-        if callable(availability):
-            return MaskAvailability(availability, population)
-    raise TypeError(
-        f"availability={availability!r} must be None, a model of fedmf.cohorts.availability, or a "
-        "function of the round that returns a mask"
-    )
-
-
 def availability_from_text(text: str) -> Availability:
     """The model that a command line or a config names.
 
@@ -313,7 +248,3 @@ def availability_from_text(text: str) -> Availability:
 
 # Models that a text can name, and their numbers.
 _MODELS: dict[str, Any] = {"always": Always, "independent": Independent, "diurnal": Diurnal}
-
-
-def _seed(value: object) -> int:
-    return checks.integer("seed", value, low=0, hint="use a non-negative whole number")

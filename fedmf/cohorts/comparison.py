@@ -4,12 +4,13 @@ more participations.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.stats
 
+from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.schema import Participation
@@ -24,7 +25,8 @@ def compared(
     *,
     seeds: Sequence[int],
     availability: Any,
-    **options: Any,
+    behavior: DeviceBehavior | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Mean participations of a client under `apart`, under the budget, and how many more these are,
     over several seeds.
@@ -36,7 +38,7 @@ def compared(
       seeds: at least two different ones, of the draws and of when devices check in; both schemas
         have the same.
       availability: a model of `fedmf.cohorts.availability`.
-      **options: progress and behavior of `forecast`.
+      behavior, progress: as of `forecast`.
 
     Returns:
       "participations_apart", "participations_budget" and "participations_gained": [mean, low,
@@ -46,13 +48,13 @@ def compared(
     runs = []
     for seed in seeds:
         changes = {"seed": seed} if hasattr(availability, "seed") else {}
-        there = dataclasses.replace(availability, **changes)
-        runs.append(
-            [
-                forecast(what, size, seed=seed, availability=there, **options)
-                for what in (apart, budget)
-            ]
-        )
+        given: dict[str, Any] = {
+            "seed": seed,
+            "availability": dataclasses.replace(availability, **changes),
+            "behavior": behavior,
+            "progress": progress,
+        }
+        runs.append([forecast(what, size, **given) for what in (apart, budget)])
     taken = np.array([[run["mean_participations"] for run in pair] for pair in runs])
     dry = np.array([[run["dry_rounds"] for run in pair] for pair in runs]).mean(axis=0)
     names = ("apart", "budget", "gained")

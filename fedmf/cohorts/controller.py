@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.audits.guarantee import Audit, audit_ledger
-from fedmf.cohorts.availability import Always, Availability, MaskOfRound, availability_model
+from fedmf.cohorts.availability import Always, Availability
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.draws import Pool
 from fedmf.cohorts.spending import Spending
@@ -24,7 +24,7 @@ from fedmf.privacy.sampling.draws import Draws, EpochOrder, draw_generator
 
 
 class PoolRanDryWarning(UserWarning):
-    """Fewer clients than the cohort size were eligible and available; the round goes on with those."""
+    """Fewer clients than the cohort size were eligible and available; those take part."""
 
 
 class ParticipationController:
@@ -44,13 +44,12 @@ class ParticipationController:
       participation: the schema to enforce; for a participation budget the `fedmf.Budget`, which
         knows the encoder.
       population: number of clients, indices 0 .. population - 1.
-      cohort_size: clients a round; their expected number where a sampling scheme draws them
-        independently.
+      cohort_size: clients a round; their expected number where a sampling scheme
+        draws them independently.
       seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as
         the noise seed: amplification holds only against those who do not know the sample.
-      availability: a model of `fedmf.cohorts.availability`; or a pure function of the round that
-        returns a boolean mask of shape (population,); None means always available. With sampling it
-        needs a scheme of independent draws: clients that are away are not replaced.
+      availability: a model of `fedmf.cohorts.availability`; None means always available. With
+        sampling it needs a scheme of independent draws: clients that are away are not replaced.
       sampling: a scheme of `fedmf.privacy.sampling` with its partitions set, for a guarantee that
         is amplified by it.
       behavior: a simulation of devices that drop out, deviate, or come early.
@@ -74,7 +73,7 @@ class ParticipationController:
         population: int,
         cohort_size: int,
         seed: int,
-        availability: Availability | MaskOfRound | None = None,
+        availability: Availability | None = None,
         sampling: Sampling | None = None,
         behavior: DeviceBehavior | None = None,
     ) -> None:
@@ -98,7 +97,12 @@ class ParticipationController:
             "cohort_size", cohort_size, low=1, hint="use the number of clients a round"
         )
         self.seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
-        self.availability = availability_model(availability, self.population)
+        self.availability = Always() if availability is None else availability
+        if isinstance(availability, type) or not isinstance(self.availability, Availability):
+            raise TypeError(
+                f"availability={availability!r} must be None or a model of "
+                "fedmf.cohorts.availability"
+            )
         if behavior is not None and not isinstance(behavior, DeviceBehavior):
             raise TypeError(
                 f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None"
@@ -168,7 +172,7 @@ class ParticipationController:
         return sampling.draws(self.seed)
 
     def _refuse_timers(self, what: str) -> None:
-        """Raises for simulated deviations from timers where the server draws and devices have none."""
+        """Raises for simulated deviations from timers where the server draws."""
         if not self.behavior.timers_as_asked:
             raise ValueError(
                 f"{what} leaves no choice to devices, so that {self.behavior} has nobody who could "
@@ -190,23 +194,20 @@ class ParticipationController:
                 f"cohort_size={size} * {name}={b} = {size * b} exceeds "
                 f"population={self.population}: "
                 f"{_lower_cohort_size(self.population // b)}lower {name} to at most "
-                f"{self.population // size}, "
-                f"or raise the population to {size * b}"
+                f"{self.population // size}, or raise the population to {size * b}"
             )
         epochs = math.ceil(p.rounds / b)
         if p.schema == "fixed_epoch" and p.max_participations < epochs:
             raise ValueError(
                 f"max_participations={p.max_participations} ends the fixed order after round "
-                f"{p.max_participations * b} of "
-                f"rounds={p.rounds}: use max_participations={epochs}"
+                f"{p.max_participations * b} of rounds={p.rounds}: use max_participations={epochs}"
             )
         if size * p.rounds > self.population * p.max_participations:
             raise ValueError(
                 f"max_participations={p.max_participations} of {self.population} clients cannot "
-                f"fill rounds={p.rounds} with "
-                f"cohort_size={size}: "
-                f"{_lower_cohort_size(self.population * p.max_participations // p.rounds)}"
-                f"or raise max_participations to {math.ceil(size * p.rounds / self.population)}"
+                f"fill rounds={p.rounds} with cohort_size={size}: "
+                f"{_lower_cohort_size(self.population * p.max_participations // p.rounds)}or raise "
+                f"max_participations to {math.ceil(size * p.rounds / self.population)}"
             )
 
     def go_on_from(self, ledger: ParticipationLedger) -> None:
@@ -214,13 +215,13 @@ class ParticipationController:
         controller; all of them, or none.
 
         Raises:
-          ValueError: rounds that this controller cannot have drawn, or it has drawn some of its
-            own.
+          ValueError: rounds that this controller cannot have drawn, or it has drawn
+            some of its own.
         """
         if len(self.ledger):
             raise ValueError(
-                f"the controller has drawn {len(self.ledger)} rounds of its own: go on from a new "
-                "one"
+                f"the controller has drawn {len(self.ledger)} rounds of its "
+                "own: go on from a new one"
             )
         trial = copy.copy(self)
         trial._begin()
@@ -233,8 +234,7 @@ class ParticipationController:
             if wrong:
                 raise ValueError(
                     f"ledger's round {t} {wrong}: the ledger belongs to another run, or the "
-                    "guarantee was already broken: audit it with "
-                    "fedmf.audit_ledger"
+                    "guarantee was already broken: audit it with fedmf.audit_ledger"
                 )
             # A sample follows from the seed. Clients that were drawn and did not come rest too, and
             # a ledger may not name them.
@@ -257,8 +257,8 @@ class ParticipationController:
         return (
             ""
             if may.all()
-            else f"has client {cohort[~may][0]}, who may not take part then under {p} with "
-            f"seed={self.seed}"
+            else f"has client {cohort[~may][0]}, who may not take part then under {p} "
+            f"with seed={self.seed}"
         )
 
     def _may_come(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
@@ -283,8 +283,7 @@ class ParticipationController:
         if there.shape != clients.shape or there.dtype != bool:
             raise ValueError(
                 f"availability gave {there.dtype} of shape {there.shape} for {len(clients)} "
-                f"clients of round {t}: it must give a bool for "
-                "each of them"
+                f"clients of round {t}: it must give a bool for each of them"
             )
         return there
 
@@ -322,10 +321,9 @@ class ParticipationController:
         if t != len(self.ledger) or t >= self.participation.rounds:
             raise ValueError(
                 f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of "
-                f"{self.participation.rounds}; "
-                "ask for rounds in order, each once they are due; to go on with a run call "
-                "controller.go_on_from(ledger=...) first, with "
-                "the ledger of the rounds before (ParticipationLedger.from_csv reads one)"
+                f"{self.participation.rounds}; ask for rounds in order, each once they are due; to "
+                "go on with a run call controller.go_on_from(ledger=...) first, with the ledger of "
+                "the rounds before (ParticipationLedger.from_csv reads one)"
             )
         self._catch_up()
         selected, cohort = self._drawn(t)
@@ -362,8 +360,8 @@ class ParticipationController:
         """Those of the round's draws whose timers and limits allow it, whoever is available."""
         assert self._draws is not None
         drawn = self._draws.clients(t)
-        # Schemes with parts keep the separation alone; this guards against what was recorded from
-        # outside.
+        # Schemes with parts keep the separation alone; this guards against what was
+        # recorded from outside.
         return drawn[self._may_come(t, drawn)]
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
@@ -372,8 +370,8 @@ class ParticipationController:
         )
 
     def _catch_up(self) -> None:
-        """Counts the rounds of the ledger that were not counted yet: draws depend on the ledger
-        alone.
+        """Counts the rounds of the ledger that were not counted yet:
+        draws depend on the ledger alone.
         """
         while self._counted < len(self.ledger):
             # Selected clients have started their timers, even if nothing arrived.

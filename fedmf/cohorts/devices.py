@@ -4,14 +4,14 @@ import dataclasses
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.cohorts import keyed_random
 
 _DROPOUT, _NONCOMPLIANT, _EARLY = 101, 102, 103
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DeviceBehavior:
+class DeviceBehavior(fields.Checked):
     """Departures from what the controller tells devices. All are off by default.
 
     Pure functions of (seed, client, round), without memory for any client.
@@ -20,8 +20,8 @@ class DeviceBehavior:
       dropout: probability that a selected client contributes nothing. Its timer starts and its
         participation counts all the same, since a device cannot know whether its report arrived.
         The guarantee never gets worse by that.
-      noncompliant_fraction: share of clients that check in whatever their timer and their limit
-        say.
+      noncompliant_fraction: share of clients that check in whatever their timer
+        and their limit say.
       timer_jitter: timers fire early by 0 to so many rounds, drawn anew for every wait of a client.
       seed: of these choices.
 
@@ -33,20 +33,10 @@ class DeviceBehavior:
     0.2533
     """
 
-    dropout: float = 0.0
-    noncompliant_fraction: float = 0.0
-    timer_jitter: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("dropout", "noncompliant_fraction"):
-            object.__setattr__(self, name, probability(name, getattr(self, name)))
-        timer_jitter = checks.integer(
-            "timer_jitter", self.timer_jitter, low=0, hint="use a number of rounds, 0 for none"
-        )
-        object.__setattr__(self, "timer_jitter", timer_jitter)
-        seed = checks.integer("seed", self.seed, low=0, hint="use a non-negative whole number")
-        object.__setattr__(self, "seed", seed)
+    dropout: float = fields.checked(checks.probability, 0.0)
+    noncompliant_fraction: float = fields.checked(checks.probability, 0.0)
+    timer_jitter: int = fields.whole(0, "", low=0)
+    seed: int = fields.whole(0, "", low=0)
 
     @property
     def timers_as_asked(self) -> bool:
@@ -68,16 +58,8 @@ class DeviceBehavior:
         )
 
     def rounds_early(self, clients: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """By how much the timers that were started in rounds `last` fire early: int64 (clients,) in
-        0..timer_jitter.
+        """By how much the timers that were started in rounds `last` fire early:
+        int64 (clients,) in 0..timer_jitter.
         """
         u = keyed_random.uniform(keyed_random.key(self.seed, _EARLY), clients, last)
         return np.floor(u * (self.timer_jitter + 1)).astype(np.int64)
-
-
-def probability(name: str, value: object) -> float:
-    """Returns `value` as a float in [0, 1]; TypeError or ValueError naming it otherwise."""
-    number = checks.real(name, value, hint="use a probability from 0 to 1")
-    if not 0 <= number <= 1:
-        raise ValueError(f"{name}={number:g} is not a probability: use a number from 0 to 1")
-    return number

@@ -6,14 +6,17 @@ one in which the cohort has the same share.
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
+from fedmf.cohorts.availability import Availability
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.mechanisms.budget import Budget, spending_histogram
 from fedmf.mechanisms.own_rounds import OwnRounds
 from fedmf.participation.schema import Participation
@@ -23,10 +26,11 @@ from fedmf.privacy.sampling import Sampling
 _SIMULATED_CLIENTS, _SIMULATED_COHORT = 200_000, 100
 _POOLS_SHOWN = 200
 _MAX_CLIENTS, _MAX_ROUNDS = 1_000_000_000, 10_000_000
+_HINT = "use at most the cohort size, or leave it out"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Size:
+class Size(fields.Checked):
     """The population that is asked about, and the one that is simulated in its place.
 
     Attributes:
@@ -41,42 +45,32 @@ class Size:
     200000
     """
 
-    population: int
-    cohort_size: int
-    simulated_cohort: int = None  # type: ignore[assignment]
-
-    if TYPE_CHECKING:  # an int after construction
-
-        def __init__(
-            self, *, population: int, cohort_size: int, simulated_cohort: int | None = None
-        ) -> None: ...
+    population: int = fields.checked(
+        functools.partial(
+            checks.integer, low=1, high=_MAX_CLIENTS, hint="use the number of clients"
+        )
+    )
+    cohort_size: int = fields.checked(
+        functools.partial(checks.integer, low=1, hint="use the number of clients a round")
+    )
+    simulated_cohort: int = fields.derived(
+        functools.partial(checks.integer, low=1, hint=_HINT), lambda size: size._affordable()
+    )
 
     def __post_init__(self) -> None:
-        hint = "use the number of clients"
-        population = checks.integer(
-            "population", self.population, low=1, high=_MAX_CLIENTS, hint=hint
-        )
-        cohort = checks.integer(
-            "cohort_size", self.cohort_size, low=1, hint="use the number of clients a round"
-        )
-        if cohort > population:
+        super().__post_init__()
+        if self.cohort_size > self.population:
             raise ValueError(
-                f"cohort_size={cohort} is larger than population={population}: lower cohort_size "
-                f"to at most {population}"
+                f"cohort_size={self.cohort_size} is larger than population={self.population}: "
+                f"lower cohort_size to at most {self.population}"
             )
-        simulated = self.simulated_cohort
-        if simulated is None:
-            simulated = min(
-                cohort, max(_SIMULATED_COHORT, round(cohort * _SIMULATED_CLIENTS / population))
-            )
-        hint = "use at most the cohort size, or leave it out"
-        simulated = checks.integer("simulated_cohort", simulated, low=1, high=cohort, hint=hint)
-        for name, value in (
-            ("population", population),
-            ("cohort_size", cohort),
-            ("simulated_cohort", simulated),
-        ):
-            object.__setattr__(self, name, value)
+        checks.integer(
+            "simulated_cohort", self.simulated_cohort, low=1, high=self.cohort_size, hint=_HINT
+        )
+
+    def _affordable(self) -> int:
+        share = self.cohort_size * _SIMULATED_CLIENTS / self.population
+        return min(self.cohort_size, max(_SIMULATED_COHORT, round(share)))
 
     @property
     def simulated_population(self) -> int:
@@ -86,7 +80,15 @@ class Size:
         return self.population * self.simulated_cohort // self.cohort_size
 
 
-def refuse_impossible(participation: Participation | Budget, size: Size, **options: Any) -> None:
+def refuse_impossible(
+    participation: Participation | Budget,
+    size: Size,
+    *,
+    seed: int = 0,
+    availability: Availability | None = None,
+    sampling: Sampling | None = None,
+    behavior: DeviceBehavior | None = None,
+) -> None:
     """Raises TypeError or ValueError where a controller would, in the numbers that are asked about
     and not in the simulated ones.
     """
@@ -94,8 +96,15 @@ def refuse_impossible(participation: Participation | Budget, size: Size, **optio
         participation.participation if isinstance(participation, Budget) else participation
     ).rounds
     checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
-    sizes = {"population": size.population, "cohort_size": size.cohort_size}
-    ParticipationController(participation, **{"seed": 0, **sizes, **options})
+    ParticipationController(
+        participation,
+        population=size.population,
+        cohort_size=size.cohort_size,
+        seed=seed,
+        availability=availability,
+        sampling=sampling,
+        behavior=behavior,
+    )
 
 
 def _rounds_played(controller: ParticipationController) -> Iterator[int]:
@@ -111,18 +120,20 @@ def forecast(
     participation: Participation | Budget,
     size: Size,
     *,
+    seed: int = 0,
+    availability: Availability | None = None,
     sampling: Sampling | None = None,
+    behavior: DeviceBehavior | None = None,
     progress: Callable[[int], None] | None = None,
-    **options: Any,
 ) -> dict[str, Any]:
     """Runs the controller through all rounds without training.
 
     Args:
       participation: what to enforce, as of the controller.
       size: of the population.
+      seed, availability, behavior: as of the controller.
       sampling: as of the controller, for the population that is asked about.
       progress: called with every round that is done.
-      **options: seed (by default 0), availability and behavior of the controller.
 
     Returns:
       In plain JSON types: the sizes and the participation; "dry", the rounds in which fewer than
@@ -135,19 +146,21 @@ def forecast(
     Raises:
       TypeError, ValueError: those of the controller.
 
-    >>> run = forecast(Participation(rounds=20, schema="min_sep", min_sep=5), Size(population=60, cohort_size=10))
+    >>> run = forecast(
+    ...     Participation(rounds=20, schema="min_sep", min_sep=5),
+    ...     Size(population=60, cohort_size=10)
+    ... )
     >>> run["dry_rounds"], run["min_separation_observed"], run["max_participations_observed"]
     (0, 5, 4)
     """
-    refuse_impossible(participation, size, sampling=sampling, **options)
+    given: dict[str, Any] = {"seed": seed, "availability": availability, "behavior": behavior}
+    refuse_impossible(participation, size, sampling=sampling, **given)
     simulated: dict[str, Any] = {
         "population": size.simulated_population,
         "cohort_size": size.simulated_cohort,
     }
     scheme = None if sampling is None else sampling.resized(**simulated)
-    controller = ParticipationController(
-        participation, **{"seed": 0, "sampling": scheme, **simulated, **options}
-    )
+    controller = ParticipationController(participation, sampling=scheme, **simulated, **given)
     budget, participation = participation, controller.participation
     rounds, ledger = participation.rounds, controller.ledger
     pool = {}
@@ -196,7 +209,12 @@ def forecast(
 
 
 def largest_min_sep(
-    size: Size, *, rounds: int, progress: Callable[[int], None] | None = None, **options: Any
+    size: Size,
+    *,
+    rounds: int,
+    seed: int = 0,
+    availability: Availability | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """The largest b with which no round of the simulation is dry, to 1%, by bisection.
 
@@ -205,8 +223,8 @@ def largest_min_sep(
     Args:
       size: of the population.
       rounds: of the run.
+      seed, availability: as of the controller.
       progress: called with every b that was tried.
-      **options: seed (by default 0) and availability of the controller.
 
     Returns:
       "largest_min_sep": the largest that was tried and had no dry round; None where every one had.
@@ -222,14 +240,19 @@ def largest_min_sep(
     rounds = checks.integer(
         "rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds"
     )
-    simulated = {"population": size.simulated_population, "cohort_size": size.simulated_cohort}
     tried: dict[int, int | None] = {}
     most = min(rounds, size.population // size.cohort_size)
     low, high = 0, most + 1
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
         participation = Participation(rounds=rounds, schema="min_sep", min_sep=middle)
-        controller = ParticipationController(participation, **{"seed": 0, **simulated, **options})
+        controller = ParticipationController(
+            participation,
+            population=size.simulated_population,
+            cohort_size=size.simulated_cohort,
+            seed=seed,
+            availability=availability,
+        )
         dry = (
             t
             for t in _rounds_played(controller)

@@ -43,8 +43,8 @@ def bits(of: np.uint64, *columns: np.ndarray) -> np.ndarray:
 
 
 def uniform(of: np.uint64, *columns: np.ndarray) -> np.ndarray:
-    """Uniform on [0, 1), float64 of the columns' shape: one number for each row of one or two int64
-    columns.
+    """Uniform on [0, 1), float64 of the columns' shape: one number for each row of one
+    or two int64 columns.
 
     >>> uniform(key(7, 1), np.arange(3)).round(3)
     array([0.706, 0.918, 0.078])

@@ -11,8 +11,8 @@ class Spending:
     """The rounds of every client and what they cost; see `fedmf.Budget` for the rule.
 
     A device needs its own rounds and a row of |X| for each. Here they are all in one array, whose
-    rows are as long as the busiest client's: 12 bytes a client, and two for each round of the
-    busiest.
+    rows are as long as the busiest client's: 12 bytes a client, and two for each round
+    of the busiest.
     """
 
     def __init__(self, budget: Budget, population: int) -> None:

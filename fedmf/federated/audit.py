@@ -20,7 +20,7 @@ from fedmf import checks
 from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_distinguishing, worst_case
 from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
 from fedmf.federated.aggregation.aggregator import mean_query
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
 
 # Entries of noise that show a scale off by 3% at one in a million false alarms, and a margin.
 _ENTRIES = 60_000
@@ -67,10 +67,10 @@ def audit_mechanism(
     then the distinguishing game.
 
     Args:
-      plan: with noise; of a sampled one the noise and the guarantee without amplification are
-        tested.
-      seed: non-negative; the noise seeds are derived from it, and the same seed gives the same
-        findings.
+      plan: with noise; of a sampled one the noise and the guarantee without
+        amplification are tested.
+      seed: non-negative; the noise seeds are derived from it, and the same seed gives
+        the same findings.
       coordinates: entries of the model, each an independent sample of the noise; None for enough to
         see a scale off by 3%.
       trials: of the game; 0 for no game.
@@ -83,7 +83,9 @@ def audit_mechanism(
     Example:
       >>> import fedmf
       >>> once = fedmf.Participation(rounds=4, schema="single")
-      >>> plan = fedmf.calibrate(fedmf.fit(fedmf.prefix_sum(4), once, family="tree"), once, epsilon=2.0, delta=1e-6)
+      >>> plan = fedmf.calibrate(
+      ...     fedmf.fit(fedmf.prefix_sum(4), once, family="tree"), once, epsilon=2.0, delta=1e-6
+      ... )
       >>> audit = audit_mechanism(plan, seed=1, coordinates=500, trials=0)
       >>> audit.verdict.consistent, len(audit.verdict.findings) > 30
       (True, True)
@@ -103,11 +105,12 @@ def audit_mechanism(
     leaves = [math.prod(shape) for shape in model_of(d).values()]
     if trials != 0:
         checks.integer("trials", trials, low=8, hint="play some thousand, or 0 for no game")
-    plan = plan.without_amplification()  # the game's client takes part in rounds that are known
+    # The game's client takes part in rounds that are known.
+    plan = dataclasses.replace(plan, sampling=None)
     # The game is of the updates' stream, which with quantile_clipping has more noise than the plan
     # claims of both.
     updates = dataclasses.replace(
-        plan, noise_multiplier=plan.update_noise_multiplier, quantile_clipping=None
+        plan, noise_multiplier=update_noise_multiplier(plan), quantile_clipping=None
     )
     case = worst_case(updates)
     total, done = n * (3 if trials else 2), 0
@@ -162,7 +165,7 @@ def model_of(coordinates: int) -> "collections.OrderedDict[str, tuple[int, ...]]
 
 def divisor_of(plan: Plan) -> int:
     """What the sums of `released_rows` are divided by."""
-    return plan.simulated_cohort or _DIVISOR
+    return _DIVISOR if plan.simulation is None else plan.simulation.simulated
 
 
 def released_rows(
@@ -173,8 +176,8 @@ def released_rows(
     clients: Clients | None = None,
     resume_at: int = 0,
 ) -> Iterator[np.ndarray]:
-    """Yields what the query of an aggregator releases in each round of the plan, flat: float64
-    (coordinates,).
+    """Yields what the query of an aggregator releases in each round of the plan,
+    flat: float64 (coordinates,).
 
     Where the clip norm adapts, in units of plan.clip_norm, and behind it one entry: the noise of
     the bits on the same scale. Without `clients` two of them send zeros. Before round `resume_at`,
@@ -230,7 +233,7 @@ class _Query:
                     - tf.cast(sample.clients, tf.float32) / 2
                     + tf.cast(sample.clipped, tf.float32)
                 )
-                bits = noise * (plan.stddev / divisor_of(plan) / plan.bit_stddev)
+                bits = noise * (plan.stddev / divisor_of(plan) / bit_stddev(plan))
                 row = tf.concat(
                     [row * tf.cast(plan.clip_norm / state.clip.last, tf.float32), [bits]], axis=0
                 )
@@ -246,9 +249,8 @@ class _Query:
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
         params = self._params(state)
-        size *= (
-            float(params.clip_norm) / self._clip_norm
-        )  # a client knows the clip norm of the round
+        # A client knows the clip norm of the round
+        size *= float(params.clip_norm) / self._clip_norm
         # The same updates under the same parameters have the same sum: a pure function, and the
         # cost of a round.
         key = (

@@ -1,5 +1,5 @@
-"""`CohortDataSource`: the cohorts of a participation controller as the data source of a TFF
-program.
+"""`CohortDataSource`: the cohorts of a participation controller as the data source
+of a TFF program.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
     Args:
       controller: draws the cohorts; its ledger is the record of the run.
       client_data: index of a client -> its tf.data.Dataset, of the same element_spec for all. Pure:
-        a round that is done again has the same noise, and must have the same examples in the same
-        order.
+        a round that is done again has the same noise, and must have the same examples
+        in the same order.
 
     Raises:
       TypeError: client_data gives anything else for client 0.
@@ -40,7 +40,9 @@ class CohortDataSource(tff.program.FederatedDataSource):
       >>> from fedmf import federated
       >>> twice = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
       >>> controller = fedmf.ParticipationController(twice, population=6, cohort_size=3, seed=1)
-      >>> source = federated.CohortDataSource(controller, lambda i: tf.data.Dataset.from_tensors(np.float32(i)))
+      >>> source = federated.CohortDataSource(
+      ...     controller, lambda i: tf.data.Dataset.from_tensors(np.float32(i))
+      ... )
       >>> str(source.federated_type), len(source.iterator().select()), len(controller.ledger)
       ('{float32*}@CLIENTS', 3, 1)
     """
@@ -52,13 +54,13 @@ class CohortDataSource(tff.program.FederatedDataSource):
         example = client_data(0)
         if not isinstance(example, tf.data.Dataset):
             raise TypeError(
-                f"client_data gave {example!r} for client 0: it must give a tf.data.Dataset for "
-                "each client"
+                f"client_data gave {example!r} for client 0: it must give a "
+                "tf.data.Dataset for each client"
             )
         elements = tff.types.tensorflow_to_type(example.element_spec)
         self._federated_type = tff.FederatedType(tff.SequenceType(elements), tff.CLIENTS)
-        # TFF restores an iterator by a method of its class, and says nothing else of where its data
-        # are.
+        # TFF restores an iterator by a method of its class, and says nothing else
+        # of where its data are.
         self._iterator_class = type("CohortIterator", (CohortIterator,), {"source": self})
 
     @property
@@ -106,8 +108,8 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         size = self.source.controller.cohort_size
         if k not in (None, size):
             raise ValueError(
-                f"k={k} clients a round, but the controller draws cohort_size={size}: ask for "
-                f"{size}"
+                f"k={k} clients a round, but the controller draws "
+                f"cohort_size={size}: ask for {size}"
             )
         data = self.source.training_selection_fn(self._rounds_done + 1)
         self._rounds_done += 1
@@ -141,9 +143,8 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         ):
             raise ValueError(
                 "the program state was saved with a controller of another "
-                f"{' and '.join(changed)}, which draws other cohorts under the "
-                "same noise: make the controller with the arguments that it had, or use a state "
-                "folder of its own"
+                f"{' and '.join(changed)}, which draws other cohorts under the same noise: make "
+                "the controller with the arguments that it had, or use a state folder of its own"
             )
         saved = ParticipationLedger(cohort_size=controller.ledger.cohort_size)
         for cohort, selected in state["rounds"]:
@@ -160,13 +161,12 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
 
 def _described(controller: ParticipationController) -> dict[str, str]:
-    """What its draws follow from, by argument; of the seed, which is secret with sampling, a
-    digest.
+    """What its draws follow from, by argument; of the seed, which is secret
+    with sampling, a digest.
     """
     names = ("participation", "population", "cohort_size", "sampling", "behavior")
-    available = (
-        controller.availability
-    )  # of a model that is no dataclass nothing but its class is known
+    # Of a model that is no dataclass nothing but its class is known
+    available = controller.availability
     return {name: repr(getattr(controller, name)) for name in names} | {
         "availability": repr(available)
         if dataclasses.is_dataclass(available)

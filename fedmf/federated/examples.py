@@ -64,7 +64,7 @@ def fits(examples: Examples, expected: Any) -> bool:
 
 
 def digest(*structures: Any) -> str:
-    """SHA-256 over the contents, dtypes and shapes of structures of arrays, 16 hexadecimal digits."""
+    """16 hexadecimal digits of SHA-256 over the arrays' contents, dtypes and shapes."""
     sha = hashlib.sha256()
     for structure in structures:
         arrays = tf.nest.flatten(structure)
@@ -78,8 +78,8 @@ def digest(*structures: Any) -> str:
 
 
 def _of_texts(array: np.ndarray) -> np.ndarray:
-    """Texts as pandas and tf.data give them, in numpy's own dtype for texts; any other array as it
-    is.
+    """Texts as pandas and tf.data give them, in numpy's own dtype for texts;
+    any other array as it is.
     """
     for kind in (str, bytes):
         if array.dtype == object and all(isinstance(text, kind) for text in array.flat):
@@ -103,8 +103,8 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
     """
     if not isinstance(examples, tuple) or len(examples) != 2:
         raise TypeError(
-            f"the examples of {origin} are a {type(examples).__name__}: pass a pair (x, y) of "
-            "arrays"
+            f"the examples of {origin} are a {type(examples).__name__}: pass "
+            "a pair (x, y) of arrays"
         )
     try:
         leaves = [_of_texts(np.asarray(leaf)) for leaf in tf.nest.flatten(examples)]
@@ -114,17 +114,15 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
     except (TypeError, ValueError):
         raise TypeError(
             f"the examples of {origin} are not all arrays of numbers or texts of one shape: "
-            "convert them with np.asarray; pad those of "
-            "different lengths to one length first (tf.RaggedTensor.to_tensor, "
-            "tf.keras.utils.pad_sequences)"
+            "convert them with np.asarray; pad those of different lengths to one length first "
+            "(tf.RaggedTensor.to_tensor, tf.keras.utils.pad_sequences)"
         ) from None
     lengths = {array.shape[0] if array.ndim else None for array in leaves}
     if len(lengths) != 1 or None in lengths:
         shapes = " and ".join(dict.fromkeys(str(array.shape) for array in leaves))
         raise ValueError(
             f"the examples of {origin} have the shapes {shapes}: the first axis must count them in "
-            "every array, and lists "
-            "are structures: make arrays of them"
+            "every array, and lists are structures: make arrays of them"
         )
     for array, dtype in zip(leaves, dtypes, strict=True):
         # Not numpy's kinds of dtypes, which bfloat16 and float8 are none of.

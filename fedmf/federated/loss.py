@@ -61,8 +61,8 @@ def keras_mask(outputs: Any) -> Any:
 
 
 def is_mean(task: Task) -> bool:
-    """Whether the loss is a mean over what it is given, so that it may be taken on batches of any
-    size.
+    """Whether the loss is a mean over what it is given, so that it may be taken on
+    batches of any size.
     """
     loss = task.loss
     if not isinstance(loss, tf.keras.losses.Loss):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.federated import examples as of_examples
 from fedmf.federated.examples import Examples
 from fedmf.federated.tff_models import TffModel, loop_model
@@ -26,8 +26,8 @@ LossFunction = Callable[[Any, Any, Any], Any]
 
 
 class CompiledEpoch(Protocol):
-    """A client's local epoch without automatic differentiation, for a model whose speed is worth
-    it.
+    """A client's local epoch without automatic differentiation, for a model whose
+    speed is worth it.
     """
 
     def __call__(
@@ -50,8 +50,8 @@ class CompiledEpoch(Protocol):
           weights: the model's trainable weights, float32 and contiguous.
           x, y: a client's examples, contiguous.
           learning_rate: of SGD.
-          update: arrays like the weights that the weights before less the weights after are written
-            to.
+          update: arrays like the weights that the weights before less the weights after
+            are written to.
 
         Returns:
           The sum over batches of the loss before the step times the batch's examples.
@@ -120,8 +120,8 @@ class Task:
     def __post_init__(self) -> None:
         if not len(self.client_ids):
             raise ValueError(
-                f"client_ids of task {self.name!r} is empty: a task needs at least one training "
-                "client"
+                f"client_ids of task {self.name!r} is empty: a task needs at "
+                "least one training client"
             )
         check_clients(f"client_ids of task {self.name!r}", self.client_ids)
         if len(set(self.client_ids)) != len(self.client_ids):
@@ -130,14 +130,13 @@ class Task:
             )
             raise ValueError(
                 f"client_ids of task {self.name!r} has {twice!r} more than once: the guarantee is "
-                "for each client, so every one needs an "
-                "id of its own"
+                "for each client, so every one needs an id of its own"
             )
         checks.integer("batch_size", self.batch_size, low=1, hint="use a positive whole number")
         if not callable(self.build_model) or isinstance(self.build_model, tf.keras.layers.Layer):
             raise TypeError(
-                f"the model of task {self.name!r} is {self.build_model!r}: pass a function that "
-                "builds one"
+                f"the model of task {self.name!r} is {self.build_model!r}: pass a "
+                "function that builds one"
             )
         if not (self.metrics is None or callable(self.metrics)):
             raise TypeError(
@@ -151,8 +150,7 @@ class Task:
         if of_keras or not (self.loss is None or callable(self.loss)):
             raise TypeError(
                 f"loss of task {self.name!r} is {self.loss!r}: pass a tf.keras.losses.Loss, such "
-                "as MeanSquaredError(), or a function "
-                "(labels, outputs, example_weights)"
+                "as MeanSquaredError(), or a function (labels, outputs, example_weights)"
             )
         if (self.loss is None) != (self.metrics is None):
             raise ValueError(
@@ -161,7 +159,7 @@ class Task:
             )
         # Everything behind this line sees one kind of model.
         built = functools.partial(loop_model, self.name, self.build_model, self.loss is None)
-        object.__setattr__(self, "build_model", built)
+        fields.set_fields(self, {"build_model": built})
 
     @functools.cached_property
     def headline(self) -> str:
@@ -173,8 +171,8 @@ class Task:
         names = self._metric_names()
         if not names:
             raise ValueError(
-                f"metrics of task {self.name!r} gives no metric: reports need one, such as an "
-                "accuracy"
+                f"metrics of task {self.name!r} gives no metric: reports need "
+                "one, such as an accuracy"
             )
         return checks.one_of("headline_metric", self.headline_metric or names[0], (*names, "loss"))
 
@@ -253,15 +251,13 @@ class Task:
                 f"{expected}: take those of the same model"
             )
 
-        build_model = (
-            self.build_model
-        )  # and not the task, whose examples would go wherever the function goes
+        # And not the task, whose examples would go wherever the function goes
+        build_model = self.build_model
 
         def build(seed: int) -> Any:
             model = build_model(seed)
-            if (
-                tf.executing_eagerly()
-            ):  # TFF builds models in graphs, and sets their weights afterwards
+            # TFF builds models in graphs, and sets their weights afterwards
+            if tf.executing_eagerly():
                 model.set_weights(weights)
             return model
 
@@ -291,8 +287,7 @@ class Task:
         if not of_examples.fits(arrays, self.spec):
             raise TypeError(
                 f"the examples of {origin} are {of_examples.spec(arrays)} where those of the "
-                f"validation split are {self.spec}: give all "
-                "the same shapes and dtypes"
+                f"validation split are {self.spec}: give all the same shapes and dtypes"
             )
         return arrays
 
@@ -315,8 +310,8 @@ class Task:
           client_ids: an id for each example, of any dtype, none of them missing. Clients are in the
             order of their ids, examples in that of the arrays.
           validation, test: (x, y) of the splits.
-          model: () -> a model as of `build_model`; its weights follow from the run's seed, by
-            tf.keras.utils.set_random_seed.
+          model: () -> a model as of `build_model`; its weights follow from the run's
+            seed, by tf.keras.utils.set_random_seed.
           attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
             `data_version` is by default a digest of the contents.
 
@@ -326,7 +321,8 @@ class Task:
         >>> rng = np.random.default_rng(0)
         >>> x, y = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 2, 60)
         >>> task = Task.from_arrays(
-        ...     name="table", x=x, y=y, client_ids=np.arange(60) % 12, validation=(x, y), test=(x, y), batch_size=5,
+        ...     name="table", x=x, y=y, client_ids=np.arange(60) % 12, batch_size=5,
+        ...     validation=(x, y), test=(x, y),
         ...     model=lambda: tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))]),
         ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         ...     metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
@@ -384,8 +380,8 @@ class Task:
           validation, test: a ClientData, all of whose clients are evaluated on, or (x, y).
           preprocess: a client's tf.data.Dataset -> a tf.data.Dataset of single examples (x, y), not
             batched; or (x, y) as arrays. Pure: without shuffle or random augmentation.
-          model: () -> a model as of `build_model`; its weights follow from the run's seed, by
-            tf.keras.utils.set_random_seed.
+          model: () -> a model as of `build_model`; its weights follow from the run's
+            seed, by tf.keras.utils.set_random_seed.
           attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
             Without a `data_version` a resume compares the first cohort's examples alone, and warns.
 
@@ -466,8 +462,7 @@ def _arrays(examples: Any, client_id: str) -> Examples:
         if length == tf.data.UNKNOWN_CARDINALITY and (number > MOST_EXAMPLES or size > MOST_BYTES):
             raise ValueError(
                 f"preprocess gives client {client_id!r} {number} examples of {size / 1e9:.2g} GB "
-                "and more, and tf.data does not know "
-                f"whether they end: {_BOUNDED}"
+                f"and more, and tf.data does not know whether they end: {_BOUNDED}"
             )
     return of_examples.concatenated(parts)
 

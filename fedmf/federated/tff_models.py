@@ -45,8 +45,7 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
     if not isinstance(model, tf.keras.Model | TffModel):
         raise TypeError(
             f"build_model of task {name!r} gives a {type(model).__name__}: return a "
-            "tf.keras.Model, or a VariableModel or FunctionalModel "
-            "of tff.learning.models"
+            "tf.keras.Model, or a VariableModel or FunctionalModel of tff.learning.models"
         )
     if isinstance(model, tf.keras.Model) and not model.built:
         raise ValueError(
@@ -55,8 +54,8 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
         )
     if isinstance(model, TffModel) and not brings_own:
         raise ValueError(
-            f"task {name!r} has loss or metrics beside a {model.kind} of TFF, which brings its "
-            "own: leave both out"
+            f"task {name!r} has loss or metrics beside a {model.kind} of TFF, which brings "
+            "its own: leave both out"
         )
     if brings_own and not isinstance(model, TffModel):
         raise ValueError(
@@ -150,8 +149,8 @@ class _OfVariableModel(TffModel):
     """A VariableModel. `forward_pass` may write its local variables, which count its metrics.
 
     Each batch of a training begins with the first values of all variables that are not trained. So
-    nothing of a client is carried into another's update, even by a model whose loss depends on
-    them.
+    nothing of a client is carried into another's update, even by a model whose loss
+    depends on them.
     """
 
     kind = "VariableModel"
@@ -201,8 +200,8 @@ class _OfVariableModel(TffModel):
 
 
 class _OfFunctionalModel(TffModel):
-    """A FunctionalModel with variables for its weights and, in an evaluation, for the state of its
-    metrics.
+    """A FunctionalModel with variables for its weights and, in an evaluation, for the state
+    of its metrics.
     """
 
     kind = "FunctionalModel"
@@ -226,8 +225,7 @@ class _OfFunctionalModel(TffModel):
         except tff.learning.models.functional.KerasFunctionalModelError:
             raise ValueError(
                 "a FunctionalModel of functional_model_from_keras works in TFF's own computations "
-                "only: return its tf.keras.Model, and "
-                "give the task loss and metrics"
+                "only: return its tf.keras.Model, and give the task loss and metrics"
             ) from None
 
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:

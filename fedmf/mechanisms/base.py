@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import msgspec
 import numpy as np
 
-from fedmf import checks
+from fedmf import fields
 from fedmf.files import write_atomically
 from fedmf.mechanisms.certificate import Certificate, check_certificate
 from fedmf.noise.stream import NoiseStream
@@ -22,7 +22,7 @@ FILE_FORMAT, FILE_VERSION = "fedmf mechanism", 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Mechanism(abc.ABC):
+class Mechanism(fields.Checked, abc.ABC):
     """A matrix-factorization mechanism: an encoder C (m, n) and a noising matrix N (n, m) with N C
     = I.
 
@@ -31,13 +31,13 @@ class Mechanism(abc.ABC):
     inputs chosen adaptively and for N that is not causal (Denisov et al. 2022, Thm. 2.1;
     multi-epoch paper, Thm. 2.2).
 
-    Mechanisms compare by identity. They claim no sensitivity: `fedmf.sensitivity` computes it from
-    `encoder()`.
+    Mechanisms compare by identity. They claim no sensitivity:
+    `fedmf.sensitivity` computes it from `encoder()`.
 
     Attributes:
       family: what `fedmf.fit` calls the kind of mechanism.
-      uncertified: why a mechanism of this family has no certificate, where its maker gives no
-        reason.
+      uncertified: why a mechanism of this family has no certificate, where its maker
+        gives no reason.
       rounds: n, the number of rounds.
       certificate: how far from the best of its family it can be, or None.
       certificate_reason: why there is no certificate; empty if there is one.
@@ -54,19 +54,10 @@ class Mechanism(abc.ABC):
         def rounds(self) -> int: ...  # noqa: D102
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.certificate is None and not self.certificate_reason:
-            self._set(certificate_reason=self.uncertified)
+            fields.set_fields(self, {"certificate_reason": self.uncertified})
         check_certificate(self.certificate, self.certificate_reason)
-
-    def _set(self, **fields: Any) -> None:
-        """Replaces fields by what `__post_init__` has checked."""
-        for name, value in fields.items():
-            object.__setattr__(
-                self, name, checks.frozen(value) if isinstance(value, np.ndarray) else value
-            )
-
-    def _set_rounds(self) -> None:
-        self._set(rounds=checks.rounds("rounds", self.rounds))
 
     @property
     def bands(self) -> int:
@@ -128,14 +119,12 @@ class Mechanism(abc.ABC):
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> Self:
+    def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:
         """Builds and validates a mechanism from `state` and the fields certificate and
         certificate_reason.
         """
-        fields: dict[str, Any] = {
-            name: array if array.ndim else array.item() for name, array in state.items()
-        }
-        return cls(**fields, **certificate)
+        own = {name: array if array.ndim else array.item() for name, array in state.items()}
+        return cls(**own, **certificate)
 
     def entries(self) -> dict[str, np.ndarray]:
         """Everything that a mechanism file holds, by name; `fedmf.mechanisms.storage.mechanism_of`
@@ -150,8 +139,8 @@ class Mechanism(abc.ABC):
         return entries | {f"state_{name}": array for name, array in self.state().items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the mechanism to exactly `path`, whole or not at all; `fedmf.load_mechanism` reads
-        it.
+        """Writes the mechanism to exactly `path`, whole or not at all;
+        `fedmf.load_mechanism` reads it.
 
         Raises:
           ValueError: the folder of path does not exist.
@@ -160,8 +149,8 @@ class Mechanism(abc.ABC):
         target = pathlib.Path(path)
         if not target.parent.is_dir():
             raise ValueError(
-                f"path={str(target)!r} is in a folder that does not exist: create it, or choose "
-                "another path"
+                f"path={str(target)!r} is in a folder that does not exist: create it, "
+                "or choose another path"
             )
         entries = {
             "format": np.array(FILE_FORMAT),

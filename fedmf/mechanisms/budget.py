@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
@@ -70,8 +70,8 @@ class Budget:
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(
-                f"mechanism is of type {type(self.mechanism).__name__}: pass a Mechanism of "
-                "fedmf.fit"
+                f"mechanism is of type {type(self.mechanism).__name__}: pass a "
+                "Mechanism of fedmf.fit"
             )
         if (
             not isinstance(self.participation, Participation)
@@ -81,31 +81,31 @@ class Budget:
                 f"participation={self.participation!r} must be a fedmf.Participation of "
                 'schema="budget"'
             )
-        sensitivity(
-            self.mechanism, self.participation
-        )  # refuses other rounds, and entries whose squares lose digits
+        # Refuses other rounds, and entries whose squares lose digits
+        sensitivity(self.mechanism, self.participation)
         hint = (
             "pass the rounds between two participations that a device keeps its budget for; the "
             "number of rounds to keep nothing"
         )
-        object.__setattr__(
-            self,
-            "pace",
-            checks.integer("pace", self.pace, low=1, high=self.participation.rounds, hint=hint),
-        )
+        n = self.participation.rounds
+        pace = checks.integer("pace", self.pace, low=1, high=n, hint=hint)
+        fields.set_fields(self, {"pace": pace})
         check_pays_for_each_round(self.participation, float(np.sqrt(np.diagonal(self.costs).max())))
 
     @staticmethod
     def of(mechanism: Mechanism, participation: Participation) -> "Budget":
-        """What `participation` costs with this mechanism, at its pace: for the same noise and
-        guarantee.
+        """What `participation` costs with this mechanism, at its pace:
+        for the same noise and guarantee.
 
         Where the encoder is non-negative, Toeplitz and non-increasing, or has columns of equal norm
         and at most min_sep bands, a device takes part at least as often as under schema min_sep,
         whenever it checks in (docs/budget.md).
 
         >>> import fedmf
-        >>> Budget.of(fedmf.mechanisms.IdentityMechanism(rounds=4), Participation(rounds=4, schema="single")).pace
+        >>> Budget.of(
+        ...     fedmf.mechanisms.IdentityMechanism(rounds=4),
+        ...     Participation(rounds=4, schema="single")
+        ... ).pace
         4
         """
         bound = sensitivity(mechanism, participation).value
@@ -119,8 +119,8 @@ class Budget:
 
     @functools.cached_property
     def kept_for(self) -> int:
-        """The most rounds that are kept for: so many at this pace, from round 0 on, the budget pays
-        for.
+        """The most rounds that are kept for: so many at this pace, from round 0 on,
+        the budget pays for.
         """
         at_pace = np.arange(0, self.participation.rounds, self.pace)
         return int(np.count_nonzero(self.participation.affords(block_sums(self.costs, at_pace))))
@@ -161,8 +161,8 @@ def most_rounds(mechanism: Mechanism, participation: Participation) -> int:
 
 
 def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-    """What the first of the rounds costs, the first two, and so on: float64 (len(rounds),),
-    non-decreasing.
+    """What the first of the rounds costs, the first two, and so on:
+    float64 (len(rounds),), non-decreasing.
     """
     block = costs[np.ix_(rounds, rounds)]
     return np.asarray(np.cumsum(np.diagonal(block) + 2.0 * np.tril(block, -1).sum(axis=1)))

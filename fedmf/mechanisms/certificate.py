@@ -40,8 +40,7 @@ class Certificate:
             numbers = ", ".join(f"{name}={getattr(self, name)}" for name in _NUMBERS)
             raise ValueError(
                 f"{numbers} are no certificate: all are finite, and the bound is positive and at "
-                "most the loss, so fit "
-                "the mechanism again"
+                "most the loss, so fit the mechanism again"
             )
         checks.integer("iterations", self.iterations, low=0, hint="it counts the steps of the fit")
 
@@ -83,6 +82,5 @@ def check_certificate(certificate: Certificate | None, certificate_reason: str) 
     if (certificate is None) != bool(certificate_reason):
         raise ValueError(
             f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go "
-            "together: pass a "
-            "certificate, or else the reason why there is none"
+            "together: pass a certificate, or else the reason why there is none"
         )

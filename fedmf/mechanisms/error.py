@@ -16,7 +16,7 @@ from fedmf.mechanisms.banded.recursion import (
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload, identity
+from fedmf.workloads import Workload
 
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
@@ -33,8 +33,8 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
 
     Raises:
       TypeError: workload is not a Workload.
-      ValueError: the three are not for the same number of rounds, or the noise grows beyond
-        float64.
+      ValueError: the three are not for the same number of rounds, or the noise
+        grows beyond float64.
 
     >>> from fedmf.mechanisms.identity import IdentityMechanism
     >>> from fedmf.workloads import prefix_sum
@@ -60,7 +60,8 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
 
     >>> from fedmf.mechanisms.identity import IdentityMechanism
     >>> from fedmf.workloads import prefix_sum
-    >>> float(per_round_error(IdentityMechanism(rounds=4), prefix_sum(4), Participation(rounds=4, schema="single"))[3])
+    >>> once = Participation(rounds=4, schema="single")
+    >>> float(per_round_error(IdentityMechanism(rounds=4), prefix_sum(4), once)[3])
     2.0
     """
     return np.sqrt(_scaled_rows(mechanism, workload, participation))
@@ -69,21 +70,6 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
 def max_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
     """The largest of `per_round_error`: the worst round's. Arguments and errors as `loss`."""
     return float(np.sqrt(_scaled_rows(mechanism, workload, participation).max()))
-
-
-def noise_row_norms(mechanism: Mechanism) -> np.ndarray:
-    """Norm of each row of N, float64 (rounds,): the standard deviation of a round's noise at that
-    of 1 of Z.
-
-    Raises:
-      ValueError: the noise grows beyond what float64 holds.
-
-    >>> from fedmf.mechanisms.tree import TreeMechanism
-    >>> tree = TreeMechanism(rounds=4)
-    >>> bool(np.allclose(noise_row_norms(tree), np.linalg.norm(tree.noising(), axis=1)))
-    True
-    """
-    return np.sqrt(_finite(_squared_rows(mechanism, identity(mechanism.rounds)), mechanism))
 
 
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
@@ -98,8 +84,7 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
     if mechanism.rounds != workload.rounds:
         raise ValueError(
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has "
-            f"rounds={mechanism.rounds}: "
-            f"make both for the same number of rounds"
+            f"rounds={mechanism.rounds}: make both for the same number of rounds"
         )
     return _finite(
         sensitivity(mechanism, participation).value ** 2 * _squared_rows(mechanism, workload),
@@ -108,8 +93,8 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
 
 
 def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
-    """The squared norm of each row of A N, (rounds,); A need not be made where it is a structured
-    one.
+    """The squared norm of each row of A N, (rounds,); A need not be made where it
+    is a structured one.
     """
     rows = _toeplitz_rows(mechanism, workload)
     if rows is None:

@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 
@@ -29,17 +29,16 @@ class ExplicitMechanism(Mechanism):
 
     family: ClassVar[str] = "matrices"
     uncertified: ClassVar[str] = "built from given matrices, not optimised"
-    encoder_matrix: np.ndarray
-    noising_matrix: np.ndarray
+    encoder_matrix: np.ndarray = fields.array(2)
+    noising_matrix: np.ndarray = fields.array(2)
 
     def __post_init__(self) -> None:
-        C = checks.array("encoder_matrix", self.encoder_matrix, ndim=2)
-        N = checks.array("noising_matrix", self.noising_matrix, ndim=2)
+        super().__post_init__()
+        C, N = self.encoder_matrix, self.noising_matrix
         if C.shape != N.shape[::-1] or C.shape[0] < C.shape[1]:
             raise ValueError(
                 f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not "
-                "fit: pass (m, rounds) "
-                f"and (rounds, m) with m at least rounds"
+                "fit: pass (m, rounds) and (rounds, m) with m at least rounds"
             )
         # What runs has the privacy of C (I + E)^-1 for E = N C - I: see check_left_inverse. Column
         # j of C E is at most the sum of |c_i| |E_ij|, so that sums over i must be small: many small
@@ -51,12 +50,8 @@ class ExplicitMechanism(Mechanism):
         if not largest <= 1e-6:
             raise ValueError(
                 f"noising_matrix @ encoder_matrix differs from the identity by {largest:.2g}: pass "
-                "a left inverse, such "
-                f"as the pseudo-inverse of the encoder"
+                "a left inverse, such as the pseudo-inverse of the encoder"
             )
-        object.__setattr__(self, "encoder_matrix", checks.frozen(C))
-        object.__setattr__(self, "noising_matrix", checks.frozen(N))
-        super().__post_init__()
 
     @property
     def rounds(self) -> int:

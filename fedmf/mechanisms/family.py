@@ -29,8 +29,8 @@ class Family:
     """A kind of mechanism.
 
     Attributes:
-      mechanism: the class. Its `family` is the name of the family, and its `from_state` reads
-        files.
+      mechanism: the class. Its `family` is the name of the family,
+        and its `from_state` reads files.
       label: the name in reports. May hold {bands} and {decoder}.
       color: of its curves, as "#rrggbb".
       fit: (workload, participation, stopping, **options) -> mechanism. None for a family that is
@@ -58,7 +58,7 @@ class Family:
 
     @functools.cached_property
     def options(self) -> dict[str, Option]:
-        """The options of its own, by name: kinds and defaults are those of the keywords of `fit`."""
+        """Its own options by name: kinds and defaults are those of the keywords of `fit`."""
         if self.fit is None:
             return {}
         parameters = inspect.signature(self.fit, eval_str=True).parameters.values()

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 import numpy as np
 import scipy.linalg
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
@@ -47,13 +47,8 @@ class FFTMechanism(Mechanism):
 
     family: ClassVar[str] = "fft"
     uncertified: ClassVar[str] = "the FFT encoder is a fixed construction, not optimised"
-    rounds: int
-    decoder: str = "optimal"
-
-    def __post_init__(self) -> None:
-        self._set_rounds()
-        checks.one_of("decoder", self.decoder, DECODERS)
-        super().__post_init__()
+    rounds: int = fields.checked(checks.rounds)
+    decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
     def encoder(self) -> np.ndarray:
         """C_F, float64 (2 * rounds, rounds): [i, j] depends on i - j modulo 2 * rounds."""
@@ -82,9 +77,8 @@ def _root_of_circulant(n: int) -> np.ndarray:
     computed DFT has rounding errors of 1e-16, whose roots would spoil half the digits.
     """
     k = np.arange(n + 1)
-    spectrum = np.zeros(
-        n + 1, dtype=np.complex128
-    )  # the frequencies 0..n; the others are their conjugates
+    # The frequencies 0..n; the others are their conjugates
+    spectrum = np.zeros(n + 1, dtype=np.complex128)
     spectrum[0] = n
     spectrum[1::2] = 2.0 / (1.0 - np.exp(-1j * np.pi * k[1::2] / n))
     # Real parts are 1 at odd k, so that the principal branch is never in doubt.

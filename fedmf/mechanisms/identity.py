@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
@@ -28,11 +28,7 @@ class IdentityMechanism(Mechanism):
 
     family: ClassVar[str] = "identity"
     uncertified: ClassVar[str] = "the identity has no free parameters to optimise"
-    rounds: int
-
-    def __post_init__(self) -> None:
-        self._set_rounds()
-        super().__post_init__()
+    rounds: int = fields.checked(checks.rounds)
 
     @property
     def bands(self) -> int:

@@ -17,8 +17,8 @@ from fedmf.mechanisms.explicit import ExplicitMechanism
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.workloads import Workload
 
-# What others call the matrices in an .npz archive; the papers' public code says W and H for B and
-# C.
+# What others call the matrices in an .npz archive; the papers' public code says W and H
+# for B and C.
 _ENCODERS = ("encoder", "C", "c", "H", "h", "h_matrix")
 _DECODERS = ("decoder", "B", "b", "W", "w", "w_matrix")
 # The papers' public code writes a folder of two files, each one serialized TensorProto of doubles.
@@ -35,7 +35,8 @@ message_type { name: "Shape"
   field { name: "dim" number: 2 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".fedmf.Dim" } }
 message_type { name: "Tensor"
   field { name: "dtype" number: 1 label: LABEL_OPTIONAL type: TYPE_INT32 }
-  field { name: "shape" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".fedmf.Shape" }
+  field { name: "shape" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE
+    type_name: ".fedmf.Shape" }
   field { name: "content" number: 4 label: LABEL_OPTIONAL type: TYPE_BYTES } }
 """
 
@@ -123,8 +124,8 @@ def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -
     m, n = C.shape
     if m < n:
         raise ValueError(
-            f"encoder has shape {C.shape}: fewer rows than rounds cannot be decoded, is it "
-            "transposed?"
+            f"encoder has shape {C.shape}: fewer rows than rounds cannot be "
+            "decoded, is it transposed?"
         )
     if workload is not None and workload.rounds != n:
         raise ValueError(
@@ -136,22 +137,22 @@ def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -
         singular = scipy.linalg.svdvals(C)
         if singular[-1] <= 1e-12 * singular[0]:
             raise ValueError(
-                f"encoder is singular (its singular values reach from {singular[0]:.2g} to "
-                f"{singular[-1]:.2g})"
+                f"encoder is singular (its singular values reach from {singular[0]:.2g} "
+                f"to {singular[-1]:.2g})"
             )
         N = np.linalg.inv(C) if m == n else np.linalg.pinv(C)
     else:
         B = checks.array("decoder", B, ndim=2)
         if B.shape != (n, m):
             raise ValueError(
-                f"decoder has shape {B.shape}: an encoder of shape {C.shape} needs one of ({n}, "
-                f"{m})"
+                f"decoder has shape {B.shape}: an encoder of shape {C.shape} "
+                f"needs one of ({n}, {m})"
             )
         A = np.tril(B @ C)
         if np.abs(B @ C - A).max() > _ROUNDING * np.abs(A).max():
             raise ValueError(
-                "the product of decoder and encoder is not lower-triangular: rounds would need "
-                "later ones"
+                "the product of decoder and encoder is not lower-triangular: "
+                "rounds would need later ones"
             )
         if workload is not None and not np.allclose(
             A, workload.matrix, rtol=1e-6, atol=1e-6 * np.abs(workload.matrix).max()
@@ -201,7 +202,9 @@ def parse_tensor(serialized: bytes) -> np.ndarray:
     Raises:
       ValueError: the bytes are no such message, are cut off, or hold another kind of tensor.
 
-    >>> parse_tensor(b"\\x08\\x02\\x12\\x04\\x12\\x02\\x08\\x01\\x22\\x08" + np.float64(0.5).tobytes())
+    >>> parse_tensor(
+    ...     b"\\x08\\x02\\x12\\x04\\x12\\x02\\x08\\x01\\x22\\x08" + np.float64(0.5).tobytes()
+    ... )
     array([0.5])
     """
     from google.protobuf import message

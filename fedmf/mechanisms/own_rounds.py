@@ -1,9 +1,9 @@
-"""What clients cost whose rounds are known: the sensitivity to one of them, whatever its vectors
-are.
+"""What clients cost whose rounds are known: the sensitivity to one of them,
+whatever its vectors are.
 
 Rounds S of one client move C x by at most the root of the sum over s, t in S of |X_st|, X = C^T C
-(banded paper, Prop. E.1). That is exact where X >= 0 on S; elsewhere it is sharpened
-(`fedmf.mechanisms.sensitivity`).
+(banded paper, Prop. E.1). That is exact where X >= 0 on S; elsewhere it
+is sharpened (`fedmf.mechanisms.sensitivity`).
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ _MAX_DENSE_ROUNDS = 4096
 # A client whose pairs of rounds are more than this share of all is counted by a product of
 # matrices, so many clients at once.
 _PAIRS_OF_A_PRODUCT, _CLIENTS_AT_ONCE = 1 / 36, 256
-# Sets of rounds whose bounds may be sharpened; multiplications that it may cost for one of them by
-# itself.
+# Sets of rounds whose bounds may be sharpened; multiplications that it may cost for one
+# of them by itself.
 _MOST_SETS, _SHARPENING_OF_ONE = 64, 1e9
 _SUM = "sum of {} over a client's own rounds (banded paper, Prop. E.1): {}"
 _COUNTS = (
@@ -83,7 +83,10 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
       diagonals: of |X|, as `gram_diagonals` has those of X.
       clients: with rounds below those of the encoder.
 
-    >>> spent_squared(np.array([[1.0, 1.0], [0.5, 0.0]]), ClientRounds(rounds=np.array([0, 1, 1]), starts=np.array([0, 2])))
+    >>> spent_squared(
+    ...     np.array([[1.0, 1.0], [0.5, 0.0]]),
+    ...     ClientRounds(rounds=np.array([0, 1, 1]), starts=np.array([0, 2]))
+    ... )
     array([3., 1.])
     """
     (bands, n), spent = diagonals.shape, np.zeros(len(clients))
@@ -92,9 +95,8 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     by_count = np.argsort(clients.counts, kind="stable")
     different, begins = np.unique(clients.counts[by_count], return_index=True)
     for k, alike in zip(different.tolist(), np.split(by_count, begins[1:]), strict=True):
-        t = clients.rounds[clients.starts[alike] + np.arange(k)[:, None]].astype(
-            np.intp
-        )  # (k, clients)
+        # (k, clients)
+        t = clients.rounds[clients.starts[alike] + np.arange(k)[:, None]].astype(np.intp)
         dense = n <= _MAX_DENSE_ROUNDS and k * min(k, bands) > _PAIRS_OF_A_PRODUCT * n * n
         spent[alike] = _by_products(diagonals, t) if dense else _by_pairs(diagonals, t)
     return spent
@@ -197,8 +199,8 @@ class OwnRounds:
 
     @property
     def least_squared(self) -> float:
-        """The bound for a client that is counted in the rounds besides alone; 0 where there are
-        none.
+        """The bound for a client that is counted in the rounds besides alone;
+        0 where there are none.
         """
         if not len(self._besides):
             return 0.0

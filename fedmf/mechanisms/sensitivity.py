@@ -6,7 +6,7 @@ that holds for scalar contributions only can be too small (multi-epoch paper, Ap
 C^T C, and for a set of rounds S
 
     sens(C)^2 = max over allowed S, max over unit vectors u_i of sum_{i, j in S} X_ij <u_i, u_j>
-             <= max over allowed S of sum_{i, j in S} |X_ij|                      (banded paper, Prop. E.1)
+             <= max over allowed S of sum_{i, j in S} |X_ij|              (banded paper, Prop. E.1)
 
 with equality where X_ij >= 0 on S (take all u_i equal), and where S has at most two rounds (take
 u_j = sign(X_ij) u_i). Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is
@@ -36,8 +36,8 @@ SHARPENING_BUDGET, _ALIGNMENT_COST = 2e10, 300
 # A bound within this share above a value that contributions attain is called exact.
 _ATTAINED = 1e-8
 _SPECTRAL_AND_SUMS = (
-    "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm (multi-epoch "
-    "paper, Thm. 2.1)"
+    "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm "
+    "(multi-epoch paper, Thm. 2.1)"
 )
 _ALIGNMENT = (
     "largest sum of X_ij <u_i, u_j> over unit vectors, a semidefinite program and its dual "
@@ -78,8 +78,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     Raises:
       TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is
         not a Participation.
-      ValueError: the encoder is not 2-D, not finite, or its number of columns is not
-        participation.rounds.
+      ValueError: the encoder is not 2-D, not finite, or its number of columns
+        is not participation.rounds.
 
     >>> import numpy as np
     >>> sensitivity(np.eye(6), Participation(rounds=6, schema="min_sep", min_sep=2)).value ** 2
@@ -143,20 +143,19 @@ def _check_columns(columns: int, participation: Participation) -> None:
     if columns != participation.rounds:
         raise ValueError(
             f"encoder has {columns} columns but participation has rounds={participation.rounds}: "
-            "make both for the same "
-            "number of rounds"
+            "make both for the same number of rounds"
         )
 
 
 def _of_known_scale(entries: np.ndarray) -> np.ndarray:
-    """The entries, refused where squares underflow (a sensitivity of 0 would be no noise) or
-    overflow.
+    """The entries, refused where squares underflow (a sensitivity of 0 would be no
+    noise) or overflow.
     """
     largest = float(np.abs(entries).max())
     if largest and not 1.0 / _MAX_MAGNITUDE <= largest <= _MAX_MAGNITUDE:
         raise ValueError(
-            f"encoder has entries of up to {largest:.3g}, whose squares lose digits in float64: "
-            "divide it by that"
+            f"encoder has entries of up to {largest:.3g}, whose squares lose digits in "
+            "float64: divide it by that"
         )
     return entries
 
@@ -238,8 +237,8 @@ def _toeplitz(c: np.ndarray, participation: Participation) -> Sensitivity:
         return _root(
             squared,
             True,
-            "column norms of a Toeplitz encoder of at most min_sep bands (banded paper, Thm. 2): "
-            "exact",
+            "column norms of a Toeplitz encoder of at most min_sep bands "
+            "(banded paper, Thm. 2): exact",
         )
     decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     # Only rounding may make it larger than c, and then it errs on the safe side.
@@ -272,8 +271,8 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
 
 
 def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:
-    """Whether columns b or more rounds apart have no non-zero row in common, so that X_ij = 0
-    there.
+    """Whether columns b or more rounds apart have no non-zero row in common,
+    so that X_ij = 0 there.
 
     The test is on exact zeros of C: a tolerance would drop small true entries of X, and the noise
     would be too small.
@@ -288,9 +287,8 @@ def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:
     first_from = np.minimum.accumulate(first[::-1])[::-1]
     if (last[:-b] < first_from[b:]).all():
         return True
-    counts = filled.astype(
-        np.float32
-    )  # row counts are below 2^24, so that float32 sums of ones are exact
+    # Row counts are below 2^24, so that float32 sums of ones are exact
+    counts = filled.astype(np.float32)
     return not np.triu(counts.T @ counts, b).any()
 
 
@@ -349,14 +347,13 @@ def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
 
 
 def _fixed_epoch(C: np.ndarray, b: int, k: int) -> Sensitivity:
-    """Windows of k rounds spaced b apart, every start (multi-epoch paper, Sec. 2, Eq. 3 and Thm.
-    2.1).
+    """Windows of k rounds spaced b apart, every start (multi-epoch paper, Sec. 2, Eq.
+    3 and Thm. 2.1).
     """
     bounds = []  # of (start, window's first place in its epoch)
     grams: dict[int, np.ndarray] = {}
-    transposed = np.ascontiguousarray(
-        C.T
-    )  # strided columns of a large C would be read from memory once for each start
+    # Strided columns of a large C would be read from memory once for each start
+    transposed = np.ascontiguousarray(C.T)
     for start in range(b):
         columns = transposed[start::b]
         X = columns @ columns.T
@@ -392,15 +389,18 @@ def largest_sharpened(
       gram: name of a set -> its X, float64 (k, k).
       multiplications: how many sharpening the bounds may cost.
 
-    >>> largest_sharpened([(3.0, False, "near"), (2.0, True, "one")], lambda name: np.array([[1.0, -0.5], [-0.5, 1.0]])).exact
+    >>> largest_sharpened(
+    ...     [(3.0, False, "near"), (2.0, True, "one")],
+    ...     lambda name: np.array([[1.0, -0.5], [-0.5, 1.0]])
+    ... ).exact
     True
     """
     heap = [(-s, tight, name) for s, tight, name in bounds]
     heapq.heapify(heap)
     spectral: set[Any] = set()
     attained: dict[Any, float] = {}
-    # Best first: the largest |X| sum is the answer if it is tight; otherwise sharpen it and look
-    # again.
+    # Best first: the largest |X| sum is the answer if it is tight;
+    # otherwise sharpen it and look again.
     while True:
         negative, tight_here, name = heap[0]
         if tight_here:

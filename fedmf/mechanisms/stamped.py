@@ -1,12 +1,13 @@
 """Stamping: one mechanism used again and again, once for each part of a run."""
 
 import dataclasses
-from typing import Any, ClassVar, final
+import functools
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import scipy.linalg
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.storage import mechanism_of
@@ -37,6 +38,15 @@ def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "Stampe
            [0., 0., 1., 1.]])
     """
     return StampedMechanism(part=mechanism, times=times, decoder=decoder)
+
+
+def _part(name: str, value: Any) -> Mechanism:
+    if not isinstance(value, Mechanism):
+        raise TypeError(
+            f"mechanism is a {type(value).__name__}: pass a mechanism, as fedmf.fit or "
+            "fedmf.load_mechanism makes"
+        )
+    return value
 
 
 @final
@@ -70,22 +80,11 @@ class StampedMechanism(Mechanism):
     uncertified: ClassVar[str] = (
         "stamped, not optimised as a whole: a certificate of its part is with the part"
     )
-    part: Mechanism
-    times: int
-    decoder: str = "optimal"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.part, Mechanism):
-            raise TypeError(
-                f"mechanism is a {type(self.part).__name__}: pass a mechanism, as fedmf.fit or "
-                "fedmf.load_mechanism makes"
-            )
-        times = checks.integer(
-            "times", self.times, low=1, hint="pass the number of parts, a positive int"
-        )
-        object.__setattr__(self, "times", times)
-        checks.one_of("decoder", self.decoder, DECODERS)
-        super().__post_init__()
+    part: Mechanism = fields.checked(_part)
+    times: int = fields.checked(
+        functools.partial(checks.integer, low=1, hint="pass the number of parts, a positive int")
+    )
+    decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
     @property
     def rounds(self) -> int:
@@ -111,22 +110,16 @@ class StampedMechanism(Mechanism):
         return None if rows is None else np.tile(rows, (self.times, 1))
 
     def state(self) -> dict[str, np.ndarray]:
-        """The decoder's name, the number of parts, and the part as a file of its own would hold it."""
+        """The decoder's name, the number of parts, and the part as its own file would hold it."""
         entries = {f"part_{name}": array for name, array in self.part.entries().items()}
         return {"times": np.array(self.times), "decoder": np.array(self.decoder), **entries}
 
     @classmethod
-    def from_state(cls, state: dict[str, np.ndarray], **certificate: Any) -> "StampedMechanism":
+    def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:
         """The inverse of `state`."""
-        entries = {
-            name.removeprefix("part_"): array
-            for name, array in state.items()
-            if name.startswith("part_")
-        }
-        part = mechanism_of(entries)
-        return cls(
-            part=part, times=state["times"].item(), decoder=state["decoder"].item(), **certificate
-        )
+        own = {name: state.pop(name).item() for name in ("times", "decoder")}
+        entries = {name.removeprefix("part_"): array for name, array in state.items()}
+        return cls(part=mechanism_of(entries), **own, **certificate)
 
     def _noising_of_part(self) -> np.ndarray:
         if self.decoder == "restarted":

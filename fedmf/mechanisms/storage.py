@@ -97,7 +97,7 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
         if name.startswith("state_")
     }
     return FAMILIES[name].mechanism.from_state(
-        state, certificate=certificate, certificate_reason=reason
+        state, {"certificate": certificate, "certificate_reason": reason}
     )
 
 
@@ -111,8 +111,8 @@ def _check_inverse(mechanism: Mechanism) -> None:
         _MAX_PROBED_ROUNDS,
     )
     if c is not None and noise is not None and mechanism.rounds > most:
-        # Every round of a Toeplitz mechanism is like the first ones: n(x) c(x) = 1 there, without
-        # matrices.
+        # Every round of a Toeplitz mechanism is like the first ones: n(x) c(x)
+        # = 1 there, without matrices.
         if not np.allclose(
             np.convolve(noise[:most], c[:most])[:most], np.eye(1, most), rtol=0.0, atol=1e-6
         ):

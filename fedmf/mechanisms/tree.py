@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple, final
 import numpy as np
 import scipy.linalg
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import loss
 from fedmf.mechanisms.family import Family, register
@@ -46,8 +46,8 @@ class TreeMechanism(Mechanism):
     completion says what becomes of nodes that span both rounds and virtual rounds, where n is no
     power of two; none is best everywhere (docs/fidelity.md):
 
-    - "none": they are dropped. The encoder is less sensitive (banded paper, Table 2, "Optimal
-      TreeAgg").
+    - "none": they are dropped. The encoder is less sensitive (banded paper,
+      Table 2, "Optimal TreeAgg").
     - "virtual": tree completion of the multi-epoch paper, App. D.3 and Table 1. They are kept, the
       virtual rounds are run after the last round, and the last sum is read off the root.
     - "optimal": the same, but the last row knows that the sums over virtual rounds are 0. With
@@ -66,15 +66,9 @@ class TreeMechanism(Mechanism):
 
     family: ClassVar[str] = "tree"
     uncertified: ClassVar[str] = "the binary tree is a fixed construction, not optimised"
-    rounds: int
-    decoder: str = "online"
-    completion: str = "none"
-
-    def __post_init__(self) -> None:
-        self._set_rounds()
-        checks.one_of("decoder", self.decoder, DECODERS)
-        checks.one_of("completion", self.completion, COMPLETIONS)
-        super().__post_init__()
+    rounds: int = fields.checked(checks.rounds)
+    decoder: str = fields.choice("online", "", lambda: DECODERS)
+    completion: str = fields.choice("none", "", lambda: COMPLETIONS)
 
     def encoder(self) -> np.ndarray:
         """C, float64 (m, rounds) of zeros and ones; m is 2 * rounds - 1 for a power of two."""
@@ -86,8 +80,8 @@ class TreeMechanism(Mechanism):
         return C
 
     def noising(self) -> np.ndarray:
-        """N, float64 (rounds, m): pinv(C) for "full", S^-1 B_online for "online" with S the prefix
-        sums.
+        """N, float64 (rounds, m): pinv(C) for "full", S^-1 B_online for "online" with S
+        the prefix sums.
         """
         if self.decoder == "full":
             C = self.encoder()
@@ -107,8 +101,8 @@ def fit_tree(
     restarts: int = 1,
     completion: str | None = None,
 ) -> Mechanism:
-    """The binary tree over the run, or one over each of `restarts` equal parts of it; see
-    `fedmf.fit`.
+    """The binary tree over the run, or one over each of `restarts` equal parts
+    of it; see `fedmf.fit`.
 
     Args:
       workload, participation: decide the completion.
@@ -132,8 +126,7 @@ def fit_tree(
     if n % restarts:
         raise ValueError(
             f"restarts={restarts} does not cut {n} rounds into equal parts: choose a divisor, or "
-            "another number of rounds, "
-            f"such as {n - n % restarts}"
+            f"another number of rounds, such as {n - n % restarts}"
         )
     per_part = n // restarts
     if completion is not None:

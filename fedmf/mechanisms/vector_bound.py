@@ -24,8 +24,8 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
       X: symmetric positive semidefinite, float64 (k, k).
 
     Returns:
-      (attained, bound), attained <= bound. They agree to about 1e-9 of the value where the ascent
-      converges.
+      (attained, bound), attained <= bound. They agree to about 1e-9 of the value where
+      the ascent converges.
 
     >>> X = np.array([[1.0, -0.5], [-0.5, 1.0]])
     >>> [round(value, 6) for value in vector_sensitivity_bounds(X)]

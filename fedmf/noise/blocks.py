@@ -26,8 +26,8 @@ _LONG = 0.6137
 class BlockForm:
     """The rows X of N Z block by block, with a state S of `width` rows between the blocks:
 
-        [ X_b     ]             [ Z_b ]        X_b, Z_b   rows b * length .. (b + 1) * length - 1 of N Z and of Z
-        [ S_(b+1) ] = matrix(b) [ S_b ]        S_0 = 0
+        [ X_b     ]             [ Z_b ]    X_b, Z_b   rows b length .. (b + 1) length - 1 of N Z, Z
+        [ S_(b+1) ] = matrix(b) [ S_b ]    S_0 = 0
 
     Attributes:
       rounds: n.
@@ -37,7 +37,9 @@ class BlockForm:
       rolling: whether S_b holds the last r rows of N Z themselves, the newest first.
 
     >>> from fedmf.mechanisms import BandedMechanism
-    >>> half = BandedMechanism(diagonals=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]), certificate_reason="by hand")
+    >>> half = BandedMechanism(
+    ...     diagonals=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]), certificate_reason="by hand"
+    ... )
     >>> form = block_form(half.stream(), length=2)
     >>> form.width, form.matrix(0)[:2, :2]  # S_0 is 0, so these are N's
     (1, array([[ 1. ,  0. ],
@@ -141,7 +143,7 @@ def deviation(written: np.ndarray, N: np.ndarray) -> float:
 
 
 def _cut_off(N: np.ndarray, length: int, most_width: int, cut: float) -> list[np.ndarray] | None:
-    """The matrices of the blocks, each (rounds of the block + r_(b+1), rounds of the block + r_b)."""
+    """The blocks' matrices, each (rounds of the block + r_(b+1), rounds of the block + r_b)."""
     n = len(N)
     needed = np.zeros((n, 0))  # N[s:, :s] on the coordinates of S_b
     matrices = []

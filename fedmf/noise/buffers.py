@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -14,7 +14,8 @@ class Buffers:
         S(t) = decay * S(t-1) + write[t-w] z_(t-w)                  S(t) = 0 for t < w
         x_t  = sum_(j<w) window[t, j] z_(t-j) + read[t] . S(t)
 
-        N[t, s] = window[t, t-s] near the diagonal (t - s < w), and read[t] . (decay^(t-w-s) * write[s]) below it
+        N[t, s] = window[t, t-s]                           near the diagonal (t - s < w)
+        N[t, s] = read[t] . (decay^(t-w-s) * write[s])     below it
 
     so that a round costs (w + q) rows of model size, whatever t is: a buffered linear Toeplitz
     mechanism has w = 1 and constant `read` and `write` (Dvijotham et al. 2024); banded plus
@@ -47,8 +48,8 @@ class Buffers:
         n, w = window.shape
         if w > n or np.triu(window[:w], 1).any():
             raise ValueError(
-                f"window of shape {window.shape} reaches before round 0: use at most {n} columns, "
-                "[t, j] = 0 for j > t"
+                f"window of shape {window.shape} reaches before round 0: use at most {n} "
+                "columns, [t, j] = 0 for j > t"
             )
         decay = np.asarray(self.decay, dtype=np.float64)
         q = decay.size
@@ -57,13 +58,13 @@ class Buffers:
             arrays[name] = np.asarray(getattr(self, name), dtype=np.float64)
             if arrays[name].shape != (n, q):
                 raise ValueError(
-                    f"{name} has shape {arrays[name].shape}: pass ({n}, {q}), as window and decay "
-                    "say"
+                    f"{name} has shape {arrays[name].shape}: pass ({n}, {q}), "
+                    "as window and decay say"
                 )
         for name, value in arrays.items():
             if not np.isfinite(value).all():
                 raise ValueError(f"{name} holds numbers that are not finite: replace them")
-            object.__setattr__(self, name, checks.frozen(value))
+        fields.set_fields(self, arrays)
 
     @property
     def rounds(self) -> int:

@@ -2,8 +2,8 @@
 
 What runs is x + N z. Where rounding gives x + N z + e, an adversary who undoes N sees z + N^-1 e in
 place of z, and the guarantee counts on z. So Gaussian draws are sent through the stream in float32,
-as in a run, and back in float64. (Not signs: with whole coefficients float32 makes no error on
-them.)
+as in a run, and back in float64. (Not signs: with whole coefficients float32 makes no
+error on them.)
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
     >>> inverse_grows = np.array([[1.0, 0.0]] + [[1.0, 2.0]] * 39)  # N has entries up to 2^39
     >>> check_float32(NoiseStream(rounds=40, sources=40, recurrence=inverse_grows))
     Traceback (most recent call last):
-    ValueError: the noising matrix is too ill-conditioned for float32, in which its noise is made: ...
+    ValueError: the noising matrix is too ill-conditioned for float32, ...
     """
     z = np.random.default_rng(0).standard_normal((stream.rounds, _PROBES), np.float32)
     with np.errstate(all="ignore"):  # an overflow fails the comparison
@@ -46,9 +46,8 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
         largest = float(np.abs(back - z).max())
     if not largest <= _TOLERANCE:
         raise ValueError(
-            "the noising matrix is too ill-conditioned for float32, in which its noise is made: "
-            f"it is wrong by {largest:.2g}; "
-            "use a mechanism whose noise has rows of more similar size"
+            "the noising matrix is too ill-conditioned for float32, in which its noise is made: it "
+            f"is wrong by {largest:.2g}; use a mechanism whose noise has rows of more similar size"
         )
 
 

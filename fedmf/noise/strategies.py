@@ -1,5 +1,5 @@
-"""The ways to make noise, ahead on the host or in a TensorFlow graph: what each costs, and which is
-taken.
+"""The ways to make noise, ahead on the host or in a TensorFlow graph: what each costs,
+and which is taken.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from fedmf.noise.stream import NoiseStream
 HOST_STRATEGIES = ("recurrent", "regenerated")
 GRAPH_STRATEGIES = ("recurrent", "precomputed")
 # What passes through a graph's state, at most, and the constants of its recurrence. TFF copies its
-# server state many times a round, between processes: 0.1 to 0.9 s for 16 MB, depending on the
-# allocator.
+# server state many times a round, between processes: 0.1 to 0.9 s for 16 MB,
+# depending on the allocator.
 MAX_STATE_BYTES = 128 * 2**20
 _MAX_TABLE_BYTES = 64 * 2**20
-# Coordinates that are worked on together: large enough for a matrix product, small enough for the
-# cache.
+# Coordinates that are worked on together: large enough for a matrix product,
+# small enough for the cache.
 TILE = 65_536
 # Rows that are contracted from all draws in one product. Blocks are whole multiples, so that no bit
 # depends on their length.
@@ -90,8 +90,8 @@ class NoiseStrategy:
 
 
 def default_memory() -> int:
-    """Bytes that noise may take unasked: a quarter of the memory that this machine or its container
-    has.
+    """Bytes that noise may take unasked: a quarter of the memory that this machine
+    or its container has.
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = pathlib.Path("/sys/fs/cgroup/memory.max")
@@ -129,7 +129,8 @@ def host_strategies(
       TypeError, ValueError: size is no non-negative int, or memory_bytes no positive one.
 
     >>> from fedmf.mechanisms import IdentityMechanism
-    >>> best, other = host_strategies(IdentityMechanism(rounds=2052).stream(), 4_050_748, memory_bytes=10**9)
+    >>> stream = IdentityMechanism(rounds=2052).stream()
+    >>> best, other = host_strategies(stream, 4_050_748, memory_bytes=10**9)
     >>> best.name, round(best.cost, 1)
     ('recurrent', 1.0)
     """
@@ -174,8 +175,7 @@ def choose_host_strategy(
         reasons = "; ".join(f"{strategy.name}: {strategy.reason}" for strategy in strategies)
         raise ValueError(
             f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes}: "
-            f"{reasons}; "
-            "allow more memory, or free disk space"
+            f"{reasons}; allow more memory, or free disk space"
         )
     causal = stream.causal()
     check_float32(causal if best.form is not None else causal.as_contraction(), best.form)
@@ -191,9 +191,8 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
     """
     row = _row_bytes(size)
     most = stream.rounds if any_state else min(stream.rounds, MAX_STATE_BYTES // row)
-    if (
-        stream.contraction is not None
-    ):  # the table of its recurrence has (1 + width)^2 entries a round
+    # The table of its recurrence has (1 + width)^2 entries a round
+    if stream.contraction is not None:
         most = min(most, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
     form = block_form(stream, length=1, most_width=most)
     if form is None:
@@ -217,8 +216,8 @@ def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = Non
     its state takes.
 
     Raises:
-      ValueError: no such strategy, or its state would be too large; float32 does not hold the
-        noise.
+      ValueError: no such strategy, or its state would be too large;
+        float32 does not hold the noise.
     """
     if (
         name is not None
@@ -231,8 +230,7 @@ def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = Non
     if best.form is None:
         raise ValueError(
             f"noise_strategy={name!r} cannot make this noise in the graph: {best.reason}; use "
-            "noise_strategy='precomputed' with "
-            "federated.HostNoise"
+            "noise_strategy='precomputed' with federated.HostNoise"
         )
     check_float32(stream.causal(), best.form)
     return best
@@ -292,8 +290,8 @@ class _Room:
 
 
 def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrategy:
-    """Blocks of rounds from their own draws and a few rows of the past, of the length that costs
-    least.
+    """Blocks of rounds from their own draws and a few rows of the past, of the length
+    that costs least.
     """
     n, contraction = stream.rounds, stream.contraction is not None
     if contraction and not compress:
@@ -350,9 +348,8 @@ def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
     scratch = 4 * (n + ROWS_TOGETHER) * min(room.size, TILE)
     limits = [(room.memory - scratch) // _row_bytes(room.size), room.disk // _row_bytes(room.size)]
     if stream.contraction is None and limits[0] >= 1:
-        limits = limits[
-            :1
-        ]  # a recurrence has a map of its history, which is smaller than one of the whole run
+        # A recurrence has a map of its history, which is smaller than one of the whole run
+        limits = limits[:1]
     ways = []
     for longest in limits:
         length = _block_length(n, min(n, max(1, longest)))
@@ -371,8 +368,8 @@ def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
 
 
 def _block_length(n: int, longest: int) -> int:
-    """Rounds of a block, at most `longest`: of blocks as equal as whole multiples of ROWS_TOGETHER
-    are.
+    """Rounds of a block, at most `longest`: of blocks as equal as whole multiples
+    of ROWS_TOGETHER are.
     """
     step = ROWS_TOGETHER if ROWS_TOGETHER <= longest < n else 1
     length = -(-n // -(-n // (longest - longest % step)))

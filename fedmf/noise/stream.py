@@ -1,5 +1,5 @@
-"""Noise streams: how a mechanism turns independent Gaussian draws into the correlated noise of each
-round.
+"""Noise streams: how a mechanism turns independent Gaussian draws into the correlated
+noise of each round.
 """
 
 import dataclasses
@@ -9,15 +9,28 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import scipy.linalg
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.noise.buffers import Buffers
 
 # How far N C may be from I, seen through so many vectors of signs.
 _INVERSE_TOLERANCE, _PROBES = 1e-6, 4
 
 
+def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
+    """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main
+    diagonal, zero outside C.
+    """
+    coefficients = checks.banded_rows(name, value)
+    if coefficients[:, 0].min() <= 0.0:
+        t = int(np.argmin(coefficients[:, 0]))
+        raise ValueError(
+            f"{name}[{t}, 0]={coefficients[t, 0]} is on the main diagonal of C: make it positive"
+        )
+    return coefficients
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class NoiseStream:
+class NoiseStream(fields.Checked):
     """A recipe for the rows of N Z, where row i of Z is the draw of source i.
 
     It names no array library.
@@ -45,58 +58,41 @@ class NoiseStream:
     Raises:
       TypeError, ValueError: several forms or none are given, or shapes and numbers do not fit.
 
-    >>> stream = NoiseStream(rounds=3, sources=3, recurrence=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]))
+    >>> stream = NoiseStream(
+    ...     rounds=3, sources=3, recurrence=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]])
+    ... )
     >>> np.stack(list(stream.rows(lambda i: np.eye(3)[i])))
     array([[ 1.  ,  0.  ,  0.  ],
            [-0.5 ,  1.  ,  0.  ],
            [ 0.25, -0.5 ,  1.  ]])
     """
 
-    rounds: int
-    sources: int
-    recurrence: np.ndarray | None = None
-    contraction: np.ndarray | None = None
+    rounds: int = fields.checked(
+        functools.partial(checks.integer, low=1, hint="pass the number of rounds, a positive int")
+    )
+    sources: int = fields.checked(
+        functools.partial(checks.integer, low=1, hint="pass the number of independent draws")
+    )
+    recurrence: np.ndarray | None = fields.checked(check_recurrence, None)
+    contraction: np.ndarray | None = fields.array(2, None)
     buffers: Buffers | None = None
 
     def __post_init__(self) -> None:
-        checks.integer(
-            "rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int"
-        )
-        checks.integer(
-            "sources",
-            self.sources,
-            low=1,
-            hint="pass the number of independent draws, a positive int",
-        )
-        forms = [
-            name
-            for name in ("recurrence", "contraction", "buffers")
-            if getattr(self, name) is not None
-        ]
+        super().__post_init__()
+        names = ("recurrence", "contraction", "buffers")
+        forms = [name for name in names if getattr(self, name) is not None]
         if len(forms) != 1:
             raise ValueError(
                 f"the forms given are {', '.join(forms) or 'none'}: pass exactly one of "
                 "recurrence, contraction, buffers"
             )
-        if self.buffers is not None:
-            shape, fits = (
-                self.buffers.window.shape,
-                self.buffers.rounds == self.rounds == self.sources,
-            )
-        elif self.recurrence is not None:
-            recurrence = check_recurrence("recurrence", self.recurrence)
-            shape, fits = recurrence.shape, recurrence.shape[0] == self.rounds == self.sources
-            object.__setattr__(self, "recurrence", checks.frozen(recurrence))
-        else:
-            contraction = checks.array("contraction", self.contraction, ndim=2)
-            shape, fits = contraction.shape, contraction.shape == (self.rounds, self.sources)
-            object.__setattr__(self, "contraction", checks.frozen(contraction))
-        if not fits:
+        form = getattr(self, forms[0]) if self.buffers is None else self.buffers.window
+        shape, sources = form.shape, self.rounds if self.contraction is None else form.shape[1]
+        if (shape[0], sources) != (self.rounds, self.sources):
             raise ValueError(
                 f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape "
-                f"{shape}: pass a recurrence "
-                "of (rounds, bands) or buffers with sources=rounds, or a contraction of (rounds, "
-                "sources)"
+                f"{shape}: pass a recurrence of (rounds, bands) or buffers with sources=rounds, or "
+                "a contraction of (rounds, sources)"
             )
 
     def as_contraction(self) -> "NoiseStream":
@@ -133,8 +129,7 @@ class NoiseStream:
         if not largest <= _INVERSE_TOLERANCE:
             raise ValueError(
                 "the noising matrix is too ill-conditioned for float64: its causal square root is "
-                f"wrong by {largest:.2g}; "
-                "use a mechanism whose noise has rows of more similar size"
+                f"wrong by {largest:.2g}; use a mechanism whose noise has rows of more similar size"
             )
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
 
@@ -181,19 +176,6 @@ class NoiseStream:
         return x, np.concatenate([x[None], S])[: len(S)]  # newest first
 
 
-def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
-    """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main
-    diagonal, zero outside C.
-    """
-    coefficients = checks.banded_rows(name, value)
-    if coefficients[:, 0].min() <= 0.0:
-        t = int(np.argmin(coefficients[:, 0]))
-        raise ValueError(
-            f"{name}[{t}, 0]={coefficients[t, 0]} is on the main diagonal of C: make it positive"
-        )
-    return coefficients
-
-
 def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
     """C, (n, n), from its rows of coefficients: C[t, t - j] = coefficients[t, j]."""
     n, bands = coefficients.shape
@@ -231,9 +213,8 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     if not largest <= _INVERSE_TOLERANCE:
         raise ValueError(
             "the encoder is too ill-conditioned for float64: N C differs from the identity by "
-            f"{largest:.2g}, so that the "
-            "noise N Z would not have the encoder's privacy: use an encoder whose inverse has "
-            "smaller entries"
+            f"{largest:.2g}, so that the noise N Z would not have the encoder's privacy: use an "
+            "encoder whose inverse has smaller entries"
         )
     return N
 

@@ -1,3 +1,3 @@
-"""Who takes part, and how often: the schema a guarantee rests on, the ledger of a run, its
-statistics.
+"""Who takes part, and how often: the schema a guarantee rests on,
+the ledger of a run, its statistics.
 """

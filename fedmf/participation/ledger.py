@@ -1,5 +1,5 @@
-"""Who took part when: the record that a run keeps and that its guarantee after the fact is computed
-from.
+"""Who took part when: the record that a run keeps and that its guarantee after the fact
+is computed from.
 """
 
 import io
@@ -70,8 +70,8 @@ class ParticipationLedger:
 
         Args:
           cohort: the clients that took part: ints, shape (clients,), none of them twice.
-          selected: the clients that were planned, those of `cohort` among them; None means exactly
-            those.
+          selected: the clients that were planned, those of `cohort` among them;
+            None means exactly those.
           noncompliant: those of the selected that are known to ignore their timer or limit; None
             means nobody.
 
@@ -113,8 +113,11 @@ class ParticipationLedger:
           ValueError: of schema budget, where it depends on the encoder: ask `fedmf.audit_ledger`,
             which has one.
 
-        >>> ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([7]), np.array([7]), np.array([9])])
-        >>> ledger.noncompliant(), ledger.noncompliant(Participation(rounds=3, schema="min_sep", min_sep=2))
+        >>> ledger = ParticipationLedger(
+        ...     cohort_size=1, cohorts=[np.array([7]), np.array([7]), np.array([9])]
+        ... )
+        >>> apart = Participation(rounds=3, schema="min_sep", min_sep=2)
+        >>> ledger.noncompliant(), ledger.noncompliant(apart)
         (array([], dtype=int64), array([7]))
         """
         known = [entry.noncompliant for entry in self._rounds]
@@ -164,8 +167,8 @@ class ParticipationLedger:
     def observed(self) -> ParticipationStats:
         """What was achieved.
 
-        Rounds are short of the cohort size; where cohorts vary in size by design, of the clients
-        selected.
+        Rounds are short of the cohort size; where cohorts vary in size by design,
+        of the clients selected.
         """
         short = sum(
             len(entry.cohort)
@@ -181,9 +184,8 @@ class ParticipationLedger:
         cohorts = (
             (t, map(str, e.cohort.tolist())) for t, e in enumerate(self._rounds) if len(e.cohort)
         )
-        rows = (
-            f"{t}," + f"\n{t},".join(clients) + "\n" for t, clients in cohorts
-        )  # quick: checkpoints hold it all
+        # Quick: checkpoints hold it all
+        rows = (f"{t}," + f"\n{t},".join(clients) + "\n" for t, clients in cohorts)
         return _HEADER + "".join(rows)
 
     @staticmethod
@@ -200,8 +202,8 @@ class ParticipationLedger:
 
         Raises:
           ValueError: another header; a row that is not two non-negative whole numbers with a round
-            below `rounds`, named with its number, counted from 1 without the header; or a row
-            twice.
+            below `rounds`, named with its number, counted from 1 without the header;
+            or a row twice.
           OSError: the file cannot be read.
         """
         if isinstance(text, os.PathLike) or (text and "\n" not in text and "\r" not in text):
@@ -213,14 +215,13 @@ class ParticipationLedger:
             )
         if not text.endswith("\n"):
             raise ValueError(
-                f"{_DAMAGED} (the last line has no line end, so that it may be cut off): write it "
-                "again with to_csv"
+                f"{_DAMAGED} (the last line has no line end, so that it may be cut off): "
+                "write it again with to_csv"
             )
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "error"
-                )  # numpy only warns of numbers that are not whole or too large
+                # Numpy only warns of numbers that are not whole or too large
+                warnings.simplefilter("error")
                 rows = io.StringIO(text.removeprefix(_HEADER))
                 pairs = (
                     np.loadtxt(rows, np.int64, delimiter=",", comments=None, ndmin=2)
@@ -252,10 +253,8 @@ def _fault(text: str, rounds: int) -> str | None:
         if line and (fault := identifiers.round_fault(cells[0], 0, rounds - 1)):
             return f"{where}: the round {fault}"
         if line and not (re.fullmatch("[0-9]{1,19}", cells[1]) and int(cells[1]) < 2**63):
-            return (
-                f"{where}: the client "
-                f"{identifiers.client_fault(cells[1]) or 'is not a whole number from 0 to 2^63 - 1'}"
-            )
+            fault = identifiers.client_fault(cells[1])
+            return f"{where}: the client {fault or 'is not a whole number from 0 to 2^63 - 1'}"
     return None
 
 

@@ -1,11 +1,12 @@
 """Participation: how often, and how far apart, one client may take part."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fedmf import checks
+from fedmf import checks, fields
 
 SCHEMAS = ("single", "fixed_epoch", "min_sep", "every_round", "budget")
 # What a client spends is a sum of products, rounded; its budget is that much larger, and so is the
@@ -15,7 +16,7 @@ _LARGEST_BUDGET = 1e150  # whose square float64 holds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Participation:
+class Participation(fields.Checked):
     """What one client may do during a run of `rounds` rounds.
 
     - "single": at most one round (Denisov et al. 2022, Sec. 3).
@@ -50,8 +51,10 @@ class Participation:
     6
     """
 
-    rounds: int
-    schema: str
+    rounds: int = fields.checked(
+        functools.partial(checks.integer, low=1, hint="pass the number of rounds, a positive int")
+    )
+    schema: str = fields.checked(functools.partial(checks.one_of, choices=SCHEMAS))
     # Given as None, both become ints in __post_init__; readers only ever see ints, which __init__'s
     # signature cannot say.
     min_sep: int = None  # type: ignore[assignment]
@@ -71,10 +74,8 @@ class Participation:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        rounds = checks.integer(
-            "rounds", self.rounds, low=1, hint="pass the number of rounds, a positive int"
-        )
-        schema = checks.one_of("schema", self.schema, SCHEMAS)
+        super().__post_init__()
+        rounds, schema = self.rounds, self.schema
         self._check_budget()
         hint = f"pass a number in 1..{rounds}"
         if schema in ("single", "every_round", "budget"):
@@ -94,18 +95,13 @@ class Participation:
             most = -(-rounds // min_sep)
             if self.max_participations is not None:
                 hint = (
-                    f"with rounds={rounds} and min_sep={min_sep} one client fits in at most {most} "
-                    "times"
+                    f"with rounds={rounds} and min_sep={min_sep} one client fits "
+                    f"in at most {most} times"
                 )
                 most = checks.integer(
                     "max_participations", self.max_participations, low=1, high=most, hint=hint
                 )
-        for name, number in (
-            ("rounds", rounds),
-            ("min_sep", min_sep),
-            ("max_participations", most),
-        ):
-            object.__setattr__(self, name, number)
+        fields.set_fields(self, {"min_sep": min_sep, "max_participations": most})
 
     def _check_budget(self) -> None:
         if (self.budget is not None) != (self.schema == "budget"):
@@ -116,14 +112,14 @@ class Participation:
             )
             raise ValueError(f"budget={self.budget!r} does not suit schema={self.schema!r}: {what}")
         if self.budget is not None:
-            object.__setattr__(
-                self,
-                "budget",
-                checks.positive("budget", self.budget, "pass a sensitivity", below=_LARGEST_BUDGET),
+            budget = checks.positive(
+                "budget", self.budget, "pass a sensitivity", below=_LARGEST_BUDGET
             )
+            fields.set_fields(self, {"budget": budget})
 
     def __repr__(self) -> str:
-        return f"Participation({', '.join(f'{name}={value!r}' for name, value in self.limits().items())})"
+        limits = ", ".join(f"{name}={value!r}" for name, value in self.limits().items())
+        return f"Participation({limits})"
 
     def limits(self) -> dict[str, Any]:
         """The fields in plain JSON types, `budget` only where there is one."""
@@ -135,7 +131,7 @@ class Participation:
         )
 
     def affords(self, spent_squared: Any) -> Any:
-        """Whether the budget pays for rounds whose |X_st| have this sum: bool, or an array of them."""
+        """Whether the budget pays for rounds whose |X_st| have this sum, a number or an array."""
         assert self.budget is not None
         return spent_squared <= self.budget**2 * (1 + 2 * BUDGET_ROUNDING)
 

@@ -23,7 +23,9 @@ class ParticipationStats:
       separations: difference between two consecutive rounds of one client -> how often it occurs.
       longest_span: largest difference between the last and the first round of one client.
 
-    >>> stats = ParticipationStats.of_cohorts([np.array(cohort) for cohort in ([7], [8], [7], [8], [], [], [7])])
+    >>> stats = ParticipationStats.of_cohorts(
+    ...     [np.array(cohort) for cohort in ([7], [8], [7], [8], [], [], [7])]
+    ... )
     >>> stats.separations, stats.histogram, stats.longest_span
     ({2: 2, 4: 1}, {2: 1, 3: 1}, 6)
     """
@@ -45,8 +47,8 @@ class ParticipationStats:
     def of_clients(
         blocks: Iterable[ClientRounds], *, cohort_sizes: np.ndarray, short_rounds: int = 0
     ) -> "ParticipationStats":
-        """From the rounds of all clients, block by block, and the sizes of their cohorts, int64
-        (rounds,).
+        """From the rounds of all clients, block by block, and the sizes of their
+        cohorts, int64 (rounds,).
         """
         histogram: collections.Counter[int] = collections.Counter()
         separations: collections.Counter[int] = collections.Counter()
@@ -65,8 +67,8 @@ class ParticipationStats:
 
     @property
     def rounds(self) -> int:
-        """Rounds recorded, the last ones without a participation included where the record knows of
-        them.
+        """Rounds recorded, the last ones without a participation included where
+        the record knows of them.
         """
         return len(self.cohort_sizes)
 

@@ -53,7 +53,10 @@ def sampled_gaussian_epsilon(
       probability: q in (0, 1], with which each client is in a sample, independently.
       compositions: k >= 1.
 
-    >>> round(sampled_gaussian_epsilon(0.79118 * 6**0.5, 1e-6, probability=9 / 342, compositions=228), 2)  # banded paper, Table 5
+    >>> epsilon = sampled_gaussian_epsilon(
+    ...     0.79118 * 6**0.5, 1e-6, probability=9 / 342, compositions=228
+    ... )
+    >>> round(epsilon, 2)  # banded paper, Table 5
     1.0
     """
     q, k = (
@@ -62,8 +65,8 @@ def sampled_gaussian_epsilon(
     )
     if not 0 < q <= 1:
         raise ValueError(
-            f"probability={probability} must be in (0, 1]: it is the chance of one client to be in "
-            "a sample"
+            f"probability={probability} must be in (0, 1]: it is the chance of one "
+            "client to be in a sample"
         )
     if q == 1:
         return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
@@ -96,9 +99,8 @@ def sampled_gaussian_epsilon(
         1e-3 * scale,
         3e-6 if k * q > 100 * delta else 3e-5,
     )
-    finest = max(
-        finest, 1e-11 * noise_multiplier
-    )  # else the deltas of neighbouring points are equal but for rounding
+    # Else the deltas of neighbouring points are equal but for rounding
+    finest = max(finest, 1e-11 * noise_multiplier)
     epsilon = math.inf
     while True:
         found = float(
@@ -109,9 +111,8 @@ def sampled_gaussian_epsilon(
         if epsilon == 0 or interval <= 2 * wanted:  # a finer grid gives no more
             return epsilon
         if share * epsilon < finest * scale:
-            wanted = max(
-                wanted, interval / 16
-            )  # of an epsilon that is 0 a coarser grid often says so
+            # Of an epsilon that is 0 a coarser grid often says so
+            wanted = max(wanted, interval / 16)
         # Powers of two, so that other deltas find the same accountants.
         interval = 2.0 ** math.floor(math.log2(wanted))
 
@@ -225,7 +226,9 @@ def group_epsilon(
     If one client has (e, d), then g have (g e, d (exp(g e) - 1) / (exp(e) - 1)): Vadhan 2017, Lemma
     2.2. The d is searched for, down to `least`; infinite if none is small enough.
 
-    >>> round(group_epsilon(lambda d: gaussian_epsilon(4.0, d), 1e-6, 2), 2) >= gaussian_epsilon(2.0, 1e-6)
+    >>> round(group_epsilon(lambda d: gaussian_epsilon(4.0, d), 1e-6, 2), 2) >= gaussian_epsilon(
+    ...     2.0, 1e-6
+    ... )
     True
     """
     check_delta(delta)

@@ -22,6 +22,7 @@ from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
+from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.sampling import SCHEMES, BallsInBins, CyclicPoisson, CyclicShuffle, MinSepPoisson
 from fedmf.privacy.sampling.base import column_norm
 from fedmf.workloads import Workload
@@ -45,8 +46,8 @@ class BandRow:
       amplified: whether the guarantee rests on sampling (q < 1).
       probability: q, with which a client of the round's part is drawn, or a client of min-sep
         Poisson that rests no more; 1 where not amplified.
-      compositions: sampled events of one client; its most participations where they are not
-        composed.
+      compositions: sampled events of one client; its most participations where they
+        are not composed.
       per_query_noise_multiplier: stddev / (largest column norm * clip norm), of each sampled event.
       noise_multiplier: stddev / (sensitivity under the search's `participation` * clip norm), the
         unit of the papers' tables.
@@ -138,7 +139,9 @@ class BandSearch:
             mechanism = fit(self.workload, once, family="banded", bands=bands)
         sizes: dict[str, Any] = {"population": self.population, "cohort_size": self.cohort_size}
         if self.sampling == "balls-in-bins":
-            return self._row(mechanism, bands, BallsInBins.configured(self.sampling, sizes))
+            return self._row(
+                mechanism, bands, BallsInBins.configured(**sizes, partitions=None, min_sep=None)
+            )
         if bands * self.cohort_size >= self.population:
             return self._row(mechanism, bands, None)
         if self.sampling == "min-sep-poisson":
@@ -146,9 +149,7 @@ class BandSearch:
         if self.sampling == "reshuffle":
             epoch = self.population // self.cohort_size
             parts = next(parts for parts in range(bands, epoch + 1) if epoch % parts == 0)
-            return self._row(
-                mechanism, bands, CyclicShuffle(**sizes, partitions=parts, reshuffle=True)
-            )
+            return self._row(mechanism, bands, CyclicShuffle(**sizes, partitions=parts))
         return self._row(mechanism, bands, CyclicPoisson(**sizes, partitions=bands))
 
     def dense(self) -> BandRow:
@@ -169,7 +170,7 @@ class BandSearch:
             plan = calibrate(
                 mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme
             )
-            sigma = plan.per_query_noise_multiplier
+            sigma = per_query_noise_multiplier(plan)
         else:
             q, k = scheme.probability, scheme.compositions(self.workload.rounds)
             sigma = sampled_gaussian_noise_multiplier(
@@ -221,15 +222,15 @@ class BandChoice:
         The least noise is chosen among rows, and one that is too small would be. So the chance of
         all is that of the best.
         """
-        simulated = SCHEMES[self.search.sampling][0].simulated
+        simulated = SCHEMES[self.search.sampling].simulated
         return (
             FAILURE_OF_CALIBRATION * sum(row.amplified for row in self.rows) if simulated else 0.0
         )
 
     @property
     def close(self) -> tuple[BandRow, ...]:
-        """Rows whose rmse is within 1% of the best, the best among them: fewer bands cost less
-        memory.
+        """Rows whose rmse is within 1% of the best, the best among them:
+        fewer bands cost less memory.
         """
         return tuple(row for row in self.rows if row.rmse <= CLOSE * self.best.rmse)
 
@@ -285,7 +286,10 @@ def choose_bands(
       TypeError, ValueError: naming the argument, its value and what to do instead.
 
     >>> from fedmf.workloads import prefix_sum
-    >>> choice = choose_bands(prefix_sum(32), population=320, cohort_size=20, epsilon=4.0, delta=1e-6, bands=[1, 4, 16])
+    >>> choice = choose_bands(
+    ...     prefix_sum(32), population=320, cohort_size=20, epsilon=4.0, delta=1e-6,
+    ...     bands=[1, 4, 16]
+    ... )
     >>> [(row.bands, row.amplified, row.compositions) for row in choice.rows], choice.best.bands
     ([(1, True, 32), (4, True, 8), (16, False, 2)], 4)
     """

@@ -8,7 +8,7 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import least_noise_multiplier
 from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.base import column_norm
 
@@ -22,8 +22,8 @@ def calibrate(
     clip_norm: float = 1.0,
     sampling: Sampling | None = None,
 ) -> Plan:
-    """The least noise that gives (epsilon, delta) for the whole run, never weaker than asked; see
-    `Plan.epsilon`.
+    """The least noise that gives (epsilon, delta) for the whole run, never weaker than
+    asked; see `Plan.epsilon`.
 
     Args:
       mechanism: from `fit` or `load_mechanism`.
@@ -64,7 +64,7 @@ def calibrate(
         check_pays_for_each_round(plan.participation, column_norm(mechanism))
     if scheme is None:
         return plan
-    enough, target = plan.unit_noise, check_epsilon(epsilon)
+    enough, target = unit_noise(plan), check_epsilon(epsilon)
 
     def epsilon_of(noise: float) -> float:
         return target / 2 if noise >= enough else scheme.expected_epsilon(mechanism, noise, delta)

@@ -5,7 +5,8 @@ Each query sums a uniform subset of exactly B of m clients. Two data sets differ
 Their outputs are P and Q, and a share q = B / m of the subsets has the client. For whole orders
 alpha the theorem gives
 
-    (alpha - 1) D_alpha(P, Q) <= log A,    A = 1 + sum over j = 2 .. alpha of binomial(alpha, j) q^j T_j,
+    (alpha - 1) D_alpha(P, Q) <= log A
+    A = 1 + sum over j = 2 .. alpha of binomial(alpha, j) q^j T_j,
 
     T_j = min(4 E |R - 1|^j, 2 E R^j),    R = exp(N(-s^2 / 2, s^2)),    s = sensitivity / stddev.
 
@@ -16,7 +17,8 @@ Computed from above. |R - 1|^j falls up to R = 1 and grows beyond: in a cell of 
 its value at one of the ends. Terms to j = 64 are summed one by one. The rest of a larger order is
 one expectation, with x = q |R - 1|:
 
-    sum over j > 64 of binomial(alpha, j) q^j 4 E |R - 1|^j = 4 E h(x),    h(x) <= min((1 + x)^alpha, geometric series).
+    sum over j > 64 of binomial(alpha, j) q^j 4 E |R - 1|^j = 4 E h(x)
+    h(x) <= min((1 + x)^alpha, geometric series).
 
 Only positive terms are added, as logarithms. So no order is too large, which a small epsilon needs:
 its best order is about 2 log(1 / delta) / epsilon. (dp_accounting 0.4.3 subtracts terms that are
@@ -36,8 +38,8 @@ _TERMS = 64
 # From one order to the next beyond these; epsilon at an order that is off by half of it is 0.02%
 # too large.
 _RATIO = 2.0**0.0625
-# Cells: this many a standard deviation up to `_NEAR` of them, then so much of their distance, up to
-# `_FAR`.
+# Cells: this many a standard deviation up to `_NEAR` of them, then so much of their
+# distance, up to `_FAR`.
 _FINENESS, _NEAR, _GROWTH, _FAR = 256, 20.0, 1.005, 1e9
 # exp overflows beyond; such a bound is of no use.
 _MOST = 700.0
@@ -67,8 +69,8 @@ def fixed_size_epsilon(
     q = float(probability)
     if not 0 < q <= 1:
         raise ValueError(
-            f"probability={probability} must be in (0, 1]: it is the share of the clients in a "
-            "sample"
+            f"probability={probability} must be in (0, 1]: it is the share of "
+            "the clients in a sample"
         )
     if q == 1:
         return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
@@ -193,8 +195,8 @@ def _log_rest(s: float, q: float, a: float) -> float:
     """log E h(q |R - 1|)."""
     J = _TERMS + 1
     log_x = math.log(q) + _log_distance(s)
-    # Each term is at most `ratio` times the one before it; and all terms together are at most (1 +
-    # x)^a.
+    # Each term is at most `ratio` times the one before it; and all terms together are at
+    # most (1 + x)^a.
     ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))  # which is above 1 there
     with np.errstate(divide="ignore"):
         by_ratio = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - ratio, 0))

@@ -15,15 +15,15 @@ from fedmf import checks
 _MAX_SENSITIVITY = 1e30
 _FLOAT32_NORMAL = (2.0**-126, 2.0**127)
 # What float32 must hold: draws down to its own rounding of a deviation, 2^-24; 40 deviations in
-# rows of N of 1000 times the least norm; and the sum of a round of clients, of more than there are
-# people.
+# rows of N of 1000 times the least norm; and the sum of a round of clients, of more than
+# there are people.
 _SMALL_DRAW, _LARGE_DRAW, _MOST_CLIENTS = 2.0**-24, 40_000.0, 2.0**34
 
 MAX_EPSILON = 10_000.0
 MAX_TARGET_EPSILON = MAX_EPSILON / 2
 # Below this the PLD accountant's own truncation and rounding are larger than delta: its epsilon
-# then grows without bound, and calibration would ask for thousands of times the noise that is
-# needed.
+# then grows without bound, and calibration would ask for thousands of times the noise
+# that is needed.
 MIN_DELTA = 1e-15
 
 
@@ -89,13 +89,12 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def loss_scale(noise_multiplier: float) -> float:
-    """The largest privacy loss of note of one Gaussian release: five standard deviations above its
-    mean.
+    """The largest privacy loss of note of one Gaussian release:
+    five standard deviations above its mean.
     """
     inverse = 1 / noise_multiplier
-    return (
-        inverse * inverse / 2 + 5 * inverse
-    )  # products and not powers: they overflow to infinity instead of raising
+    # Products and not powers: they overflow to infinity instead of raising
+    return inverse * inverse / 2 + 5 * inverse
 
 
 @functools.lru_cache(maxsize=256)
@@ -193,8 +192,7 @@ def check_float32_holds(
     ):
         raise ValueError(
             f"clip_norm={clip_norm}, noise_multiplier={noise_multiplier} and an encoder of "
-            f"sensitivity {sensitivity:g} give sums or "
-            "noise beyond the range of float32, in which a round is released: rescale the updates, "
-            "and clip_norm with them, or divide "
-            "the encoder by its sensitivity"
+            f"sensitivity {sensitivity:g} give sums or noise beyond the range of float32, in which "
+            "a round is released: rescale the updates, and clip_norm with them, or divide the "
+            "encoder by its sensitivity"
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedmf import checks
 from fedmf.mechanisms.error import rmse
+from fedmf.privacy.plan import update_noise_multiplier
 from fedmf.workloads import Workload
 
 if TYPE_CHECKING:
@@ -47,16 +48,23 @@ def effective_rmse(plan: "Plan", workload: Workload, *, cohort_size: int | None 
     >>> import fedmf
     >>> once = fedmf.Participation(rounds=3, schema="single")
     >>> mechanism = fedmf.fit(fedmf.prefix_sum(3), once, family="identity")
-    >>> plan = fedmf.Plan(mechanism=mechanism, participation=once, noise_multiplier=2.0, clip_norm=0.5, delta=1e-6)
-    >>> round(effective_rmse(plan, fedmf.prefix_sum(3), cohort_size=10), 6)  # 2 sqrt((1 + 2 + 3) / 3) / 10
+    >>> plan = fedmf.Plan(
+    ...     mechanism=mechanism, participation=once, noise_multiplier=2.0, clip_norm=0.5, delta=1e-6
+    ... )
+    >>> # 2 sqrt((1 + 2 + 3) / 3) / 10
+    >>> round(effective_rmse(plan, fedmf.prefix_sum(3), cohort_size=10), 6)
     0.282843
     """
     if cohort_size is None:
-        cohort_size = plan.claimed_cohort or getattr(plan.sampling, "cohort_size", None)
+        cohort_size = (
+            getattr(plan.sampling, "cohort_size", None)
+            if plan.simulation is None
+            else plan.simulation.claimed
+        )
     hint = "pass the number of clients that a round's sum is divided by"
     clients = checks.integer("cohort_size", cohort_size, low=1, hint=hint)
     return (
-        plan.update_noise_multiplier * rmse(plan.mechanism, workload, plan.participation) / clients
+        update_noise_multiplier(plan) * rmse(plan.mechanism, workload, plan.participation) / clients
     )
 
 
@@ -74,8 +82,10 @@ def predicted_learning_rate(
     Raises:
       TypeError, ValueError: a number that is not positive, or a grid not above 1.
 
-    >>> round(predicted_learning_rate(0.0363), 4), round(predicted_learning_rate(0.0363, grid=None), 4)
-    (0.2035, 0.2254)
+    >>> round(predicted_learning_rate(0.0363), 4)
+    0.2035
+    >>> round(predicted_learning_rate(0.0363, grid=None), 4)
+    0.2254
     """
     checks.positive(
         "effective_rmse",
@@ -85,8 +95,8 @@ def predicted_learning_rate(
     checks.positive("clip_norm", clip_norm, "pass the L2 bound on a client's update")
     if grid is not None and checks.real("grid", grid, hint="pass a ratio, or None") <= 1:
         raise ValueError(
-            f"grid={grid!r} must be above 1: pass the ratio of neighbouring rates such as 1.7, or "
-            "None"
+            f"grid={grid!r} must be above 1: pass the ratio of neighbouring "
+            "rates such as 1.7, or None"
         )
     rate = math.exp(SLOPE * math.log(effective_rmse) + OFFSET) / clip_norm
     return rate if grid is None else on_grid(rate, grid)

@@ -15,7 +15,8 @@ for which
 is known, and y ~ N(C (x_1 + .. + x_K), sigma^2 I). Summed over the patterns, T times the density of
 y is (dP/dQ)^K dQ. Hence delta_remove(e) = E W with
 
-    W = T exp(-(K - 1) L) max(0, 1 - exp(e - L)),    0 <= W <= T_max exp(-(K - 1) e) (1 - 1/K)^(K - 1) / K.
+    W = T exp(-(K - 1) L) max(0, 1 - exp(e - L))
+    0 <= W <= T_max exp(-(K - 1) e) (1 - 1/K)^(K - 1) / K.
 
 Where T_max is near E T, the limit is the bound of Renyi accounting of order K. An empirical
 Bernstein inequality (Maurer and Pontil 2009, Theorem 4) turns the sample into a bound on E W. K = 1
@@ -82,13 +83,13 @@ class Losses(abc.ABC):
     def sample(
         self, order: int, size: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(log T, L), float64 (size,), of the law of K = order patterns; for order 0 T = 1 and y ~
-        Q.
+        """(log T, L), float64 (size,), of the law of K = order patterns; for order 0 T = 1
+        and y ~ Q.
         """
 
     @abc.abstractmethod
     def log_factor_bound(self, order: int) -> float:
-        """The log of an upper bound on T, whatever is drawn; infinite where the order is of no use."""
+        """The log of an upper bound on T, whatever is drawn; infinite for a useless order."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Losses) and other.digest == self.digest
@@ -221,16 +222,16 @@ class AddSample:
 
 
 def log_weight_bound(order: int, log_factor_bound: float, epsilon: float) -> float:
-    """The log of the largest W: exp(-(K - 1) L) (1 - exp(e - L)) is largest at exp(e - L) = 1 -
-    1/K.
+    """The log of the largest W: exp(-(K - 1) L) (1 - exp(e - L)) is largest at exp(e - L)
+    = 1 - 1/K.
     """
     log_peak = (order - 1) * math.log1p(-1 / order) - math.log(order) if order > 1 else 0.0
     return log_factor_bound - (order - 1) * epsilon + log_peak
 
 
 def bernstein_bound(mean: float, square: float, most: float, size: int, failure: float) -> float:
-    """Upper bound on the expectation of a variable in [0, most] (Maurer and Pontil 2009, Theorem
-    4).
+    """Upper bound on the expectation of a variable in [0, most] (Maurer and Pontil
+    2009, Theorem 4).
 
     The mean square stands for the variance, which is less: then the bound decreases wherever the
     variable does.
@@ -349,16 +350,16 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
         write_atomically(path, json.dumps(outcome | {"digest": _digest(key, outcome)}))
     except OSError as error:
         words = (
-            f"epsilon could not be stored in the folder {str(folder)!r} ({error}): set FEDMF_CACHE "
-            "to another"
+            f"epsilon could not be stored in the folder {str(folder)!r} ({error}): set "
+            "FEDMF_CACHE to another"
         )
         warnings.warn(words, RuntimeWarning, stacklevel=3)
     return result
 
 
 def _kept(path: pathlib.Path, key: str) -> SimulatedEpsilon | None:
-    """The outcome that was stored for this key; None where there is none, or the file is damaged or
-    another's.
+    """The outcome that was stored for this key; None where there is none, or the file
+    is damaged or another's.
     """
     try:
         outcome = json.loads(path.read_text())
@@ -375,8 +376,8 @@ def _digest(key: str, outcome: dict[str, Any]) -> str:
 
 @functools.cache
 def _code() -> str:
-    """A digest of the sources that decide an epsilon: another version of fedmf never reads this
-    version's.
+    """A digest of the sources that decide an epsilon: another version of fedmf never
+    reads this version's.
     """
     package = pathlib.Path(__file__).parent
     return hashlib.sha256(
@@ -426,8 +427,8 @@ def _is_nothing(losses: Losses, delta: float, most: float) -> bool:
 
 
 def expected_epsilon(losses: Losses, delta: float, most: float) -> float:
-    """About what `simulated_epsilon` will be, from a smaller sample that is independent of the
-    proof.
+    """About what `simulated_epsilon` will be, from a smaller sample
+    that is independent of the proof.
     """
     if _is_nothing(losses, delta, most):
         return 0.0

@@ -10,19 +10,16 @@ epsilon (`fedmf.privacy.sampling`).
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.budget import most_rounds
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.schema import Participation
-from fedmf.privacy import statement as _statement
-from fedmf.privacy.amplification import group_epsilon, rdp_epsilon
+from fedmf.privacy.amplification import group_epsilon
+from fedmf.privacy.amplification import rdp_epsilon as _rdp_epsilon
 from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_epsilon
 from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
-from fedmf.privacy.rounding import finite
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.base import column_norm
 
@@ -32,8 +29,31 @@ if TYPE_CHECKING:
 # dp_accounting takes most of a second to import, so that `fedmf --help` waits for it nowhere:
 # functions import it.
 
-# Users with so many devices are given a guarantee of their own.
-_DEVICES = (2, 3, 5)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """The cohort that a run trains, and the larger one whose utility it estimates.
+
+    Attributes:
+      simulated, claimed: clients a round; simulated is below claimed.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+    """
+
+    simulated: int
+    claimed: int
+
+    def __post_init__(self) -> None:
+        hint = "use a number of clients a round, with plan.simulating(simulated=..., claimed=...)"
+        for name in ("simulated", "claimed"):
+            number = checks.integer(name, getattr(self, name), low=1, hint=hint)
+            object.__setattr__(self, name, number)
+        if self.simulated >= self.claimed:
+            raise ValueError(
+                f"simulated={self.simulated} must be below claimed={self.claimed}: a simulation "
+                "stands for a larger cohort; to train the claimed cohort itself leave both out"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,16 +65,16 @@ class Plan:
     Attributes:
       mechanism: the noise's correlation.
       participation: what every client keeps to and the guarantee assumes; same number of rounds as
-        the mechanism. With sampling it is left out: the plan takes what clients keep to with the
-        scheme.
+        the mechanism. With sampling it is left out: the plan takes what clients keep
+        to with the scheme.
       noise_multiplier: stddev over sensitivity and clip_norm, of one GaussianDpEvent for the whole
-        run; 0 means no noise and no privacy (epsilon is infinite). Sampling amplifies what it
-        guarantees.
+        run; 0 means no noise and no privacy (epsilon is infinite).
+        Sampling amplifies what it guarantees.
       clip_norm: L2 bound on one client's update in one round; the first one with quantile_clipping.
       delta: in [1e-15, 1); at least 1e-10 with most sampling schemes.
       sampling: a scheme of `fedmf.privacy.sampling`, in as many partitions as the mechanism has
         bands where it names none; None for no amplification.
-      simulated_cohort, claimed_cohort: set only by `simulating`, else both None.
+      simulation: set by `simulating`; None for a run that is what it claims.
       quantile_clipping: how the clip norm follows the updates, of which noise_multiplier covers
         both streams; None for one clip norm.
       longer: set only by `fedmf.privacy.stopping.stopped_after`: the plan of all rounds that the
@@ -67,7 +87,10 @@ class Plan:
       >>> import fedmf
       >>> one_epoch = fedmf.Participation(rounds=8, schema="single")
       >>> mechanism = fedmf.fit(fedmf.prefix_sum(8), one_epoch, family="identity")
-      >>> plan = fedmf.Plan(mechanism=mechanism, participation=one_epoch, noise_multiplier=2.0, clip_norm=0.5, delta=1e-6)
+      >>> plan = fedmf.Plan(
+      ...     mechanism=mechanism, participation=one_epoch, noise_multiplier=2.0, clip_norm=0.5,
+      ...     delta=1e-6
+      ... )
       >>> plan.stddev, plan.rho
       (1.0, 0.125)
     """
@@ -79,8 +102,7 @@ class Plan:
     clip_norm: float
     delta: float
     sampling: Sampling | None = None
-    simulated_cohort: int | None = None
-    claimed_cohort: int | None = None
+    simulation: Simulation | None = None
     quantile_clipping: QuantileClipping | None = None
     longer: "Plan | None" = None
 
@@ -88,8 +110,8 @@ class Plan:
         mechanism, scheme, p = self.mechanism, self.sampling, self.participation
         if not isinstance(mechanism, Mechanism):
             raise TypeError(
-                f"mechanism={mechanism!r} must be a Mechanism: make one with fedmf.fit or "
-                "load_mechanism"
+                f"mechanism={mechanism!r} must be a Mechanism: make one with "
+                "fedmf.fit or load_mechanism"
             )
         if scheme is not None:
             if not isinstance(scheme, Sampling):
@@ -121,24 +143,14 @@ class Plan:
             ),
             "clip_norm": checks.positive("clip_norm", self.clip_norm, clip_hint),
             "delta": check_delta(self.delta),
-            "simulated_cohort": self.simulated_cohort,
-            "claimed_cohort": self.claimed_cohort,
         }
-        if (self.simulated_cohort, self.claimed_cohort) != (None, None):
-            for name in ("simulated", "claimed"):
-                hint = (
-                    "use a number of clients a round, with plan.simulating(simulated=..., "
-                    "claimed=...)"
-                )
-                cohort = getattr(self, f"{name}_cohort")
-                checked[f"{name}_cohort"] = checks.integer(name, cohort, low=1, hint=hint)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         self._check_together()
 
     def _check_together(self) -> None:
         """Raises where arguments do not go with each other."""
-        scheme, simulated, claimed = self.sampling, self.simulated_cohort, self.claimed_cohort
+        scheme = self.sampling
         if not isinstance(self.quantile_clipping, QuantileClipping | None):
             raise TypeError(
                 f"quantile_clipping={self.quantile_clipping!r} must be a fedmf.QuantileClipping, "
@@ -158,21 +170,17 @@ class Plan:
         if scheme is not None and self.delta < scheme.min_delta:
             raise ValueError(
                 f"delta={self.delta} is too small for amplification by sampling, accounted to "
-                f"{scheme.min_delta}: use that, or "
-                "leave sampling out"
+                f"{scheme.min_delta}: use that, or leave sampling out"
             )
-        if simulated is None or claimed is None:
-            return
-        if scheme is not None and scheme.cohort_size != claimed:
-            raise ValueError(
-                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: sample the "
-                "claimed cohort"
+        if not isinstance(self.simulation, Simulation | None):
+            raise TypeError(
+                f"simulation={self.simulation!r} must be None, or what plan.simulating sets"
             )
-        if simulated >= claimed:
+        claimed = None if self.simulation is None else self.simulation.claimed
+        if scheme is not None and claimed not in (None, scheme.cohort_size):
             raise ValueError(
-                f"simulated={simulated} must be below claimed={claimed}: "
-                "a simulation stands for a larger cohort; to train the claimed cohort itself leave "
-                "both out"
+                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: "
+                "sample the claimed cohort"
             )
 
     @functools.cached_property
@@ -181,36 +189,6 @@ class Plan:
         upper bound.
         """
         return sensitivity(self.mechanism, self.participation)
-
-    @property
-    def noise_scale(self) -> float:
-        """simulated_cohort / claimed_cohort; 1 for a run that is what it claims."""
-        return (self.simulated_cohort or 1) / (self.claimed_cohort or 1)
-
-    @property
-    def update_noise_multiplier(self) -> float:
-        """Noise multiplier of the sums of updates alone; with quantile_clipping larger than that of
-        the plan.
-        """
-        adaptive, z = self.quantile_clipping, self.noise_multiplier
-        return z if adaptive is None else adaptive.update_noise_multiplier(z)
-
-    @property
-    def bit_stddev(self) -> float:
-        """Standard deviation of every entry of Z of the bits' stream, in clients; 0 without
-        quantile_clipping.
-        """
-        adaptive = self.quantile_clipping
-        multiplier = (
-            0.0 if adaptive is None else adaptive.bit_noise_multiplier(self.noise_multiplier)
-        )
-        return multiplier * self.sensitivity.value * self.noise_scale
-
-    def noise_size(self, parameters: int) -> int:
-        """Coordinates of a row of noise for a model of so many parameters: with quantile_clipping
-        the bits have one, behind the model's.
-        """
-        return parameters + (self.quantile_clipping is not None)
 
     @property
     def stddev(self) -> float:
@@ -224,44 +202,20 @@ class Plan:
             0 or infinite.
         """
         scales = (
-            self.update_noise_multiplier,
+            update_noise_multiplier(self),
             self.sensitivity.value,
             self.clip_norm,
-            self.noise_scale,
+            cohort_scale(self),
         )
         check_float32_holds(*scales)
         if self.quantile_clipping is not None:
             for change in (1 / MOST_CHANGE, MOST_CHANGE):
-                check_float32_holds(*scales[:2], self.clip_norm * change, self.noise_scale)
+                check_float32_holds(*scales[:2], self.clip_norm * change, scales[3])
             # The sum of bits has its own noise, in clients.
             check_float32_holds(
-                self.bit_stddev / self.sensitivity.value, self.sensitivity.value, 1.0, 1.0
+                bit_stddev(self) / self.sensitivity.value, self.sensitivity.value, 1.0, 1.0
             )
         return math.prod(scales)
-
-    @property
-    def unit_noise(self) -> float:
-        """Standard deviation of Z for unit clip norm, of the claimed run: what sampling schemes
-        account.
-        """
-        return self.noise_multiplier * self.sensitivity.value
-
-    @property
-    def per_query_noise_multiplier(self) -> float:
-        """Noise multiplier of one sampled query (banded paper, Thm. 4); without sampling that of
-        the run.
-        """
-        return (
-            self.noise_multiplier
-            if self.sampling is None
-            else self.unit_noise / column_norm(self.mechanism)
-        )
-
-    def without_amplification(self) -> "Plan":
-        """The same noise as a plan without sampling: what it guarantees when it is known who is
-        drawn.
-        """
-        return dataclasses.replace(self, sampling=None)
 
     @property
     def event(self) -> "dp_accounting.DpEvent":
@@ -273,7 +227,7 @@ class Plan:
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
         sampled = (
-            None if self.sampling is None else self.sampling.event(self.mechanism, self.unit_noise)
+            None if self.sampling is None else self.sampling.event(self.mechanism, unit_noise(self))
         )
         return dp_accounting.GaussianDpEvent(self.noise_multiplier) if sampled is None else sampled
 
@@ -284,33 +238,10 @@ class Plan:
         PLD accounting, or that of the sampling scheme where it is less.
         """
         if self.sampling is None or self.noise_multiplier == 0:
-            return self.unamplified_epsilon
+            return unamplified_epsilon(self)
         return min(
-            self.unamplified_epsilon,
-            self.sampling.epsilon(self.mechanism, self.unit_noise, self.delta),
-        )
-
-    @property
-    def unamplified_epsilon(self) -> float:
-        """Epsilon that does not rest on the secrecy of who is drawn; without sampling the same as
-        `epsilon`.
-        """
-        return gaussian_epsilon(self.noise_multiplier, self.delta)
-
-    @property
-    def rdp_epsilon(self) -> float:
-        """Epsilon by Renyi accounting, which the older literature reports; never below `epsilon`
-        but for rounding.
-
-        That of the sampling scheme where it has one, else that of the unamplified Gaussian.
-        """
-        if self.noise_multiplier > 1e100:  # whose square overflows in dp_accounting
-            return dataclasses.replace(self, noise_multiplier=1e100).rdp_epsilon
-        unamplified = rdp_epsilon(self.without_amplification().event, self.delta)
-        if self.sampling is None or self.noise_multiplier == 0:
-            return unamplified
-        return min(
-            unamplified, self.sampling.rdp_epsilon(self.mechanism, self.unit_noise, self.delta)
+            unamplified_epsilon(self),
+            self.sampling.epsilon(self.mechanism, unit_noise(self), self.delta),
         )
 
     def group_epsilon(self, devices: int) -> float:
@@ -324,7 +255,7 @@ class Plan:
         # A simulation for each delta of the search would take hours.
         if self.sampling is None or self.sampling.simulated or self.noise_multiplier == 0:
             return together
-        one = functools.partial(self.sampling.epsilon, self.mechanism, self.unit_noise)
+        one = functools.partial(self.sampling.epsilon, self.mechanism, unit_noise(self))
         return min(together, group_epsilon(one, self.delta, g, least=self.sampling.min_delta))
 
     @property
@@ -347,189 +278,73 @@ class Plan:
         that of the claimed run, which is NOT this run: the model trained here has less noise than
         its own cohort needs, and the statement says so.
         """
-        return dataclasses.replace(self, simulated_cohort=simulated, claimed_cohort=claimed)
+        simulation = Simulation(simulated=simulated, claimed=claimed)
+        return dataclasses.replace(self, simulation=simulation)
 
-    def summary(self) -> dict[str, Any]:
-        """The plan in plain JSON types, for the run folder and for `--json`."""
-        certificate = self.mechanism.certificate
-        return {
-            "family": self.mechanism.family,
-            "rounds": self.mechanism.rounds,
-            "bands": self.mechanism.bands,
-            "participation": self.participation.limits(),
-            "sampling": self._sampling_facts(unamplified_epsilon=finite(self.unamplified_epsilon)),
-            "clip_norm": self.clip_norm,
-            "noise_multiplier": self.noise_multiplier,
-            "sensitivity": dataclasses.asdict(self.sensitivity),
-            "stddev": self.stddev,
-            "epsilon": finite(self.epsilon),
-            "delta": self.delta,
-            "rho": finite(self.rho),
-            "neighbouring_relation": "zero-out",
-            "simulated_cohort": self.simulated_cohort,
-            "claimed_cohort": self.claimed_cohort,
-            "certificate": dataclasses.asdict(certificate) if certificate else None,
-        } | self._clipping_facts()
 
-    def _clipping_facts(self) -> dict[str, Any]:
-        """What a summary and a statement say of quantile_clipping; nothing without it."""
-        adaptive, bits = self.quantile_clipping, {"bit_stddev": self.bit_stddev}
-        return (
-            {}
-            if adaptive is None
-            else {"quantile_clipping": adaptive.facts(self.noise_multiplier) | bits}
-        )
+def cohort_scale(plan: Plan) -> float:
+    """simulated / claimed cohort; 1 for a run that is what it claims."""
+    cohorts = plan.simulation
+    return 1.0 if cohorts is None else cohorts.simulated / cohorts.claimed
 
-    def _sampling_facts(self, **more: Any) -> dict[str, Any] | None:
-        if self.sampling is None:
-            return None
-        more["per_query_noise_multiplier"] = self.per_query_noise_multiplier
-        return self.sampling.facts(self.mechanism.rounds) | more
 
-    def guarantee_values(self) -> dict[str, Any]:
-        """Epsilon, delta and rho, and what they were computed from, in plain JSON types; an
-        infinite epsilon is null.
-        """
-        return {
-            "epsilon": finite(self.epsilon),
-            "delta": self.delta,
-            "rho": finite(self.rho),
-            "unamplified_epsilon": finite(self.unamplified_epsilon),
-            "noise_multiplier": self.noise_multiplier,
-            "sensitivity": self.sensitivity.value,
-            "sensitivity_exact": self.sensitivity.exact,
-            "sensitivity_method": self.sensitivity.method,
-        }
+def update_noise_multiplier(plan: Plan) -> float:
+    """Noise multiplier of the sums of updates alone; above the plan's with quantile_clipping."""
+    adaptive, z = plan.quantile_clipping, plan.noise_multiplier
+    return z if adaptive is None else adaptive.update_noise_multiplier(z)
 
-    def group_values(self) -> list[dict[str, Any]]:
-        """The guarantee of users of several devices: a sum of g clients is g times as sensitive, so
-        that rho grows by g^2.
-        """
-        epsilons, rhos = (
-            [finite(of(g)) for g in _DEVICES]
-            for of in (self.group_epsilon, lambda g: g * g * self.rho)
-        )
-        rows = zip(_DEVICES, epsilons, rhos, strict=True)
-        return [
-            {"devices": g, "epsilon": epsilon, "delta": self.delta, "rho": rho}
-            for g, epsilon, rho in rows
-        ]
 
-    def statement(self, **options: Any) -> str:
-        """The privacy statement in the structure of the banded paper's Appendix K.1, as Markdown;
-        options of `statement_values`.
-        """
-        return _statement.markdown(self.statement_values(**options))
+def bit_stddev(plan: Plan) -> float:
+    """Standard deviation of every entry of Z of the bits' stream, in clients.
 
-    def statement_values(
-        self,
-        *,
-        rdp: bool = False,
-        pretraining: str | None = None,
-        population: int | None = None,
-        canaries: int = 0,
-        commands: Sequence[str] | None = None,
-        versions: dict[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """Every fact of the statement, in plain JSON types and at full precision; an infinite
-        epsilon is null.
+    0 without quantile_clipping.
+    """
+    adaptive = plan.quantile_clipping
+    multiplier = 0.0 if adaptive is None else adaptive.bit_noise_multiplier(plan.noise_multiplier)
+    return multiplier * plan.sensitivity.value * cohort_scale(plan)
 
-        Args:
-          rdp: Renyi accounting as well, which older literature reports.
-          pretraining: data on which the model was trained before, in a few words, and whether it is
-            public; a text that begins with "none" says that there was none; None says nothing.
-          population: clients that there are, where they are known: a simulation says whether the
-            run that it stands for could have them.
-          canaries: synthetic clients among them, for an audit of the run.
-          commands: that make what is stated again; None for those that follow from the plan.
-          versions: of packages; None for those installed here.
-        """
-        p, scheme, claimed = self.participation, self.sampling, self.claimed_cohort
-        longer = self.longer and dataclasses.replace(self.longer, delta=self.delta)
-        sentences: dict[str, str] = {}
-        if scheme is not None:
-            evidence = scheme.evidence(self.mechanism, self.unit_noise, self.delta)
-            sentences = scheme.statement(self.mechanism, self.unit_noise) | (
-                {"evidence": evidence} if evidence else {}
-            )
-        # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than
-        # most_rounds of all.
-        needed = max(
-            (claimed or 0) * p.min_sep,
-            -(-(claimed or 0) * p.rounds // most_rounds(self.mechanism, p)),
-        )
-        guarantee = self.guarantee_values() | (
-            {"rdp_epsilon": finite(self.rdp_epsilon)} if rdp else {}
-        )
-        return {
-            "format": _statement.FORMAT,
-            "subject": "plan",
-            "dp_setting": "central",
-            "simulation": None
-            if claimed is None
-            else {
-                "simulated_cohort": self.simulated_cohort,
-                "claimed_cohort": claimed,
-                "population_needed": needed,
-                "population": population,
-            },
-            "pretraining": pretraining,
-            "output": {"rounds": self.mechanism.rounds, "released": "all privatised aggregates"},
-            "unit_of_privacy": "client",
-            "neighbouring_relation": "zero-out",
-            "mechanism": {
-                "family": self.mechanism.family,
-                "rounds": self.mechanism.rounds,
-                "bands": self.mechanism.bands,
-                "sha256": _statement.mechanism_digest(self.mechanism),
-            },
-            "participation": p.limits(),
-            "sampling": self._sampling_facts(**sentences),
-            "clip_norm": self.clip_norm,
-            "stddev": self.stddev,
-            "guarantee": guarantee,
-            "group_privacy": self.group_values(),
-            "not_covered": list(_statement.NOT_COVERED),
-            "commands": [self.calibrate_command(rdp=rdp)] if commands is None else list(commands),
-            "versions": _statement.installed_versions() if versions is None else dict(versions),
-            **self._clipping_facts(),
-            **(
-                {}
-                if longer is None
-                else {"longer": longer.guarantee_values() | {"rounds": longer.mechanism.rounds}}
-            ),
-        } | ({"canaries": canaries} if canaries else {})
 
-    def calibrate_command(self, mechanism: str = "mechanism.npz", *, rdp: bool = False) -> str:
-        """The command that prints the statement of this plan again."""
-        stop = [] if self.longer is None else [f"--stop-after {self.mechanism.rounds}"]
-        options = [*(self.longer or self).command_options(), *stop, "--statement", *["--rdp"] * rdp]
-        return " ".join(["fedmf calibrate", mechanism, *options])
+def noise_size(plan: Plan, parameters: int) -> int:
+    """Coordinates of a row of noise for a model of so many parameters.
 
-    def command_options(self) -> list[str]:
-        """Command-line options that describe the plan, all of it but the mechanism."""
-        p, scheme = self.participation, self.sampling
-        options: dict[str, Any] = {"rounds": p.rounds}
-        if scheme is None:
-            options["schema"] = p.schema
-            if p.schema in ("min_sep", "fixed_epoch"):
-                options |= {"min-sep": p.min_sep, "max-participations": p.max_participations}
-            if p.budget is not None:
-                options["budget"] = p.budget
-        options |= {
-            "noise-multiplier": self.noise_multiplier,
-            "delta": self.delta,
-            "clip-norm": self.clip_norm,
-        }
-        if self.quantile_clipping is not None:
-            options |= self.quantile_clipping.command_options
-        if self.claimed_cohort is not None:
-            options |= {
-                "simulated-cohort": self.simulated_cohort,
-                "claimed-cohort": self.claimed_cohort,
-            }
-        if scheme is not None:
-            # Also what follows from the mechanism: the guarantee depends on it, and what is left
-            # out is not checked.
-            options |= scheme.command_options
-        return [f"--{name} {value}" for name, value in options.items()]
+    With quantile_clipping the bits have one, behind the model's.
+    """
+    return parameters + (plan.quantile_clipping is not None)
+
+
+def unit_noise(plan: Plan) -> float:
+    """Standard deviation of Z for unit clip norm, of the claimed run: what schemes account."""
+    return plan.noise_multiplier * plan.sensitivity.value
+
+
+def per_query_noise_multiplier(plan: Plan) -> float:
+    """Noise multiplier of one sampled query (banded paper, Thm. 4); of the run without sampling."""
+    if plan.sampling is None:
+        return plan.noise_multiplier
+    return unit_noise(plan) / column_norm(plan.mechanism)
+
+
+def unamplified_epsilon(plan: Plan) -> float:
+    """Epsilon that does not rest on the secrecy of who is drawn; `Plan.epsilon` without sampling.
+
+    >>> import fedmf
+    >>> config = fedmf.PlanConfig(rounds=8, min_sep=4, family="identity", noise_multiplier=2.0)
+    >>> unamplified_epsilon(config.plan()) == config.plan().epsilon
+    True
+    """
+    return gaussian_epsilon(plan.noise_multiplier, plan.delta)
+
+
+def rdp_epsilon(plan: Plan) -> float:
+    """Epsilon by Renyi accounting, which the older literature reports.
+
+    Never below `Plan.epsilon` but for rounding. That of the sampling scheme where it has one, else
+    that of the unamplified Gaussian.
+    """
+    if plan.noise_multiplier > 1e100:  # whose square overflows in dp_accounting
+        return rdp_epsilon(dataclasses.replace(plan, noise_multiplier=1e100))
+    unamplified = _rdp_epsilon(dataclasses.replace(plan, sampling=None).event, plan.delta)
+    if plan.sampling is None or plan.noise_multiplier == 0:
+        return unamplified
+    sampled = plan.sampling.rdp_epsilon(plan.mechanism, unit_noise(plan), plan.delta)
+    return min(unamplified, sampled)

@@ -2,8 +2,8 @@
 
 In round t client i sends its update clipped to zeta_t, and one bit b_i: whether the update was
 within zeta_t (Andrew, Thakkar, McMahan and Ramaswamy 2021, arXiv 1905.03871). Two sums are
-released, each with noise of the same encoder and the same participation, and independent of each
-other:
+released, each with noise of the same encoder and the same participation,
+and independent of each other:
 
     sum of u_i / zeta_t      each of norm at most 1       noise multiplier z_x
     sum of b_i - 1/2         each -1/2 or 1/2             noise multiplier z_b, of a sum of clients
@@ -39,8 +39,8 @@ class QuantileClipping:
 
     Attributes:
       quantile: part of the clients that zeta is to be above, in (0, 1).
-      share: part of rho that the bits spend, in (0, 1): z_x = z / sqrt(1 - share) and z_b = z / (2
-        sqrt(share)).
+      share: part of rho that the bits spend, in (0, 1): z_x = z / sqrt(1 - share) and z_b = z
+        / (2 sqrt(share)).
       every: rounds between changes of zeta.
       learning_rate: zeta changes by a factor of at most exp(learning_rate) at once.
 
@@ -86,8 +86,7 @@ class QuantileClipping:
         if 2 * bit_noise <= noise_multiplier:
             raise ValueError(
                 f"bit_noise={bit_noise} is at most half of noise_multiplier={noise_multiplier}, "
-                "and nothing would be left for the updates: "
-                "use a larger one"
+                "and nothing would be left for the updates: use a larger one"
             )
         return cls(share=(noise_multiplier / (2 * bit_noise)) ** 2, **options)
 

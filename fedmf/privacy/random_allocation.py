@@ -10,7 +10,8 @@ Under Q the ratio P / Q is the mean M = (R_1 + .. + R_t) / t of independent R_i 
 s^2)), s = 1 / sigma. The ratio of E epochs is the product of E such means. Both deltas are
 expectations under Q of functions that are convex in M:
 
-    remove   delta(epsilon) = E max(0, M - exp(epsilon))         add   delta(epsilon) = E max(0, 1 - exp(epsilon) M)
+    remove   delta(epsilon) = E max(0, M - exp(epsilon))
+    add      delta(epsilon) = E max(0, 1 - exp(epsilon) M)
 
 Rounding. Replace the value of one R_i by two neighbours in a grid, at random and with the same
 mean. The ratio is affine in each R_i: no expectation of a convex function of it falls (Jensen). All
@@ -39,8 +40,8 @@ import numpy as np
 from fedmf import checks
 from fedmf.privacy.gaussian import check_delta, gaussian_delta, gaussian_epsilon, loss_scale
 
-# Mass beyond the ends of a grid, which becomes 0 and infinity: nothing beside the least delta,
-# 1e-15.
+# Mass beyond the ends of a grid, which becomes 0 and infinity:
+# nothing beside the least delta, 1e-15.
 _TAIL = 1e-25
 # Grid points for a standard deviation of log R_i.
 _FINENESS = 64
@@ -102,8 +103,8 @@ class RatioLaw:
         )
 
     def coarsened(self) -> "RatioLaw":
-        """The law on every second point, where those between become their neighbours with the same
-        mean.
+        """The law on every second point, where those between become their neighbours
+        with the same mean.
         """
         mass = np.concatenate(
             [np.zeros(self.low % 2), self.mass, np.zeros(2 - (self.low + len(self.mass)) % 2)]
@@ -241,8 +242,10 @@ def random_allocation_epsilon(
         independently of everything else.
       epochs: E >= 1.
 
-    >>> round(random_allocation_epsilon(1.0, 1e-8, positions=8), 2), round(gaussian_epsilon(1.0, 1e-8), 2)
-    (3.72, 5.78)
+    >>> round(random_allocation_epsilon(1.0, 1e-8, positions=8), 2)
+    3.72
+    >>> round(gaussian_epsilon(1.0, 1e-8), 2)
+    5.78
     """
     t = min(
         checks.integer("positions", positions, low=1, hint="count the releases of an epoch"),

@@ -26,16 +26,16 @@ FORMAT = "fedmf privacy statement 1"
 NOT_COVERED = (
     "Hyperparameter tuning, and any other run on the same clients: every run has its own "
     "guarantee, and several of them compose.",
-    "The choice of a checkpoint, of a stopping time or of one run among several by evaluation "
-    "metrics or A/B tests.",
+    "The choice of a checkpoint, of a stopping time or of one run among several by "
+    "evaluation metrics or A/B tests.",
     "Evaluation metrics, and training metrics that are exact functions of client data: loss, "
     "examples, clients that took part, clip "
     "fraction, updates zeroed. Publishing them is a release of its own.",
     "What was computed from client data before training, such as a vocabulary, tokens or "
     "normalisation constants.",
     "Who took part and when: the participation record names clients and is not part of the output.",
-    "Single updates, checkpoints and the noise seed: whoever holds them holds more than the "
-    "output.",
+    "Single updates, checkpoints and the noise seed: whoever holds them "
+    "holds more than the output.",
     "Floating-point arithmetic: Gaussians are drawn in float32 by a counter-based generator "
     "(AES-256; Philox inside TensorFlow graphs), "
     "and attacks on rounding, on the generator or on timing are out of scope.",
@@ -66,11 +66,13 @@ def installed_versions() -> dict[str, str]:
 
 
 def mechanism_digest(mechanism: Mechanism) -> str:
-    """SHA-256 of what the mechanism is, its matrices and family, without its certificate;
-    hexadecimal.
+    """SHA-256 of what the mechanism is, its matrices and family,
+    without its certificate; hexadecimal.
 
     >>> from fedmf.mechanisms import IdentityMechanism
-    >>> mechanism_digest(IdentityMechanism(rounds=4)) == mechanism_digest(IdentityMechanism(rounds=5))
+    >>> mechanism_digest(IdentityMechanism(rounds=4)) == mechanism_digest(
+    ...     IdentityMechanism(rounds=5)
+    ... )
     False
     """
     digest = hashlib.sha256()

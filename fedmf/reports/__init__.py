@@ -27,8 +27,8 @@ _MAX_CARDS = 8
 def write_report(
     runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str
 ) -> pathlib.Path:
-    """Writes folder/report.html and folder/plots/*.png; files of an earlier report there are
-    replaced.
+    """Writes folder/report.html and folder/plots/*.png; files of an earlier report
+    there are replaced.
 
     The HTML file carries its plots inside and loads nothing. The same runs give the same bytes.
     Only their owner can read the files: like the runs' metrics, what they show of the clients is

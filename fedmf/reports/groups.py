@@ -101,8 +101,8 @@ def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]
 
 
 def distinct_noise(groups: Sequence[Group]) -> list[Group]:
-    """A private group for each different noise on the average update, labelled by what tells these
-    apart.
+    """A private group for each different noise on the average update, labelled by what
+    tells these apart.
     """
     kinds = [
         kind[0]
@@ -128,7 +128,7 @@ def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds in which every run of the group was validated, and the metric there, (runs, rounds)."""
+    """Rounds in which all runs of the group were validated; the metric there, (runs, rounds)."""
     curves = [validation_curve(run) for run in group.runs]
     common = functools.reduce(np.intersect1d, [rounds for rounds, _ in curves])
     return common, np.stack([values[np.isin(rounds, common)] for rounds, values in curves])

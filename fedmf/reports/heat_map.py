@@ -24,8 +24,8 @@ def without_specks(matrix: np.ndarray) -> np.ndarray:
 
 
 def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
-    """One symmetric scale for all: logarithmic from the largest entry down to the median entry of
-    each.
+    """One symmetric scale for all: logarithmic from the largest entry down
+    to the median entry of each.
 
     Entries of N fall off as a power of the distance between rounds. Long runs therefore need more
     decades than short ones.
@@ -39,8 +39,8 @@ def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
 
 
 def draw_heat_map(ax: Axes, matrix: np.ndarray, norm: SymLogNorm) -> None:
-    """Draws `matrix`, one colour step for each of its entries or, where it is large, blocks of
-    entries.
+    """Draws `matrix`, one colour step for each of its entries or, where it is large,
+    blocks of entries.
     """
     rows, columns = matrix.shape
     extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 
 from fedmf.mechanisms.family import FAMILIES
+from fedmf.privacy.flat_config import families_taking
 from fedmf.reports.text import plain
-from fedmf.runs.config import families_taking
 from fedmf.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "war
 # changes no result or is a path: the table of run folders lists them, and labels only where two
 # groups would have the same name without.
 _IN_TABLE_ONLY = {
-    "family", "decoder", "mechanism", "data", "seed", "client_learning_rate", "server_learning_rate", "server_momentum",
+    "family", "decoder", "mechanism", "data", "seed", "client_learning_rate",
+    "server_learning_rate", "server_momentum",
     "evaluate_every", "checkpoint_every", "execution",
 }  # fmt: skip
 

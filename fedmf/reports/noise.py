@@ -40,13 +40,10 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
             row[1].set_title("correlation between rounds", color=SOFT, fontweight="normal")
     caption = (
         "Left: the noising matrix N times the sensitivity; row t holds the weights with which the "
-        "independent noise "
-        "sources enter round t, so blue entries below red ones take back noise that an earlier "
-        "round added. Right: the "
-        "correlation of the noise of two rounds; off the diagonal, blue noise cancels over time "
-        "and white noise is "
-        "fresh in every round. All mechanisms share a colour scale, logarithmic in both directions "
-        "away from white."
+        "independent noise sources enter round t, so blue entries below red ones take back noise "
+        "that an earlier round added. Right: the correlation of the noise of two rounds; off the "
+        "diagonal, blue noise cancels over time and white noise is fresh in every round. All "
+        "mechanisms share a colour scale, logarithmic in both directions away from white."
     )
     names = ", ".join(label for label, _ in kinds)
     alt = f"Heat maps of the noising matrix and of the correlation between rounds, for {names}."
@@ -62,8 +59,8 @@ def correlation(noising: np.ndarray) -> np.ndarray:
 
 
 def levels_plot(groups: Sequence[Group]) -> Plot | None:
-    """Standard deviation of the noise on each round and on the sum of rounds; None if no group is
-    private.
+    """Standard deviation of the noise on each round and on the sum of rounds;
+    None if no group is private.
     """
     private = distinct_noise(groups)
     if not private:
@@ -84,10 +81,8 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
         legend_above(figure, figure.axes[0].lines, [group.label for group in private])
     caption = (
         "Standard deviation of the noise in each coordinate of the cohort's average update, in the "
-        "units of the model. "
-        "Training adds updates up, so the right side decides: correlated noise may be larger in "
-        "single rounds (left) "
-        "and still smaller in the sum (right)."
+        "units of the model. Training adds updates up, so the right side decides: correlated noise "
+        "may be larger in single rounds (left) and still smaller in the sum (right)."
     )
     alt = "Two line plots of noise levels. On the sum after the last round: " + "; ".join(
         f"{group.label} {significant(on_sum[-1])}"

@@ -42,14 +42,14 @@ def picture_title(forecast: dict[str, Any]) -> str:
     if forecast["schema"] == "budget":
         limit = f"participation budget {forecast['budget']:.4g}"
     return (
-        f"{forecast['population']:,} clients, {forecast['cohort_size']:,} a round, {available}, "
-        f"{drawn}{limit}"
+        f"{forecast['population']:,} clients, {forecast['cohort_size']:,} a round, "
+        f"{available}, {drawn}{limit}"
     )
 
 
 def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
-    """The pool or, where a scheme draws from all, the cohorts; rounds without enough clients are
-    shaded.
+    """The pool or, where a scheme draws from all, the cohorts;
+    rounds without enough clients are shaded.
     """
     n, dry, pool = forecast["rounds"], forecast["dry"], forecast["pool"]
     values = pool or forecast["cohorts"]

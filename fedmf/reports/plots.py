@@ -65,8 +65,8 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
             named.setdefault(name, Line2D([], [], color=group.color, linestyle=group.line))
         legend_above(figure, list(named.values()), list(named))
     caption = (
-        f"Validation {metric_name(metric)} against the number of completed rounds, one colour for "
-        "each mechanism."
+        f"Validation {metric_name(metric)} against the number of completed rounds, one "
+        "colour for each mechanism."
     )
     if len({group.config.family for group in groups}) < len(groups):
         caption += " Shades and dashes tell apart what is of one kind."
@@ -74,8 +74,8 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
         caption += " They are too many to name: the tables do."
     if len(runs) > len(groups):
         caption += (
-            " The bold line is the mean over seeds, thin lines are the seeds, and the band spans "
-            "them."
+            " The bold line is the mean over seeds, thin lines are the seeds, "
+            "and the band spans them."
         )
     if any(unfinished(run) for run in runs):
         caption += " A cross ends the curve of an unfinished run."
@@ -153,8 +153,8 @@ def training_plot(groups: Sequence[Group]) -> Plot | None:
     if len(runs) > len(groups):
         caption += " Lines are means over seeds."
     caption += (
-        " Colours are those above. These are exact functions of client data, which the guarantee "
-        "does not cover."
+        " Colours are those above. These are exact functions of client data, which the "
+        "guarantee does not cover."
     )
     return Plot(
         png=png.getvalue(),
@@ -218,8 +218,7 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
         legend_above(figure, list(named.values()), list(named))
     caption = (
         f"Deciles of the {metric_name(metric)} on the training examples of each client by itself "
-        "(`fedmf evaluate --by-client`). A flat "
-        "line serves all clients alike."
+        "(`fedmf evaluate --by-client`). A flat line serves all clients alike."
     )
     if left_out:
         caption += (
@@ -254,8 +253,8 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
         ax.set_title("How often clients took part")
         alt = f"Bar plot. {_draw_participation(ax, drawn)}"
     caption = (
-        "Clients by the number of rounds in which they took part; the grey bar counts those that "
-        "never did."
+        "Clients by the number of rounds in which they took part; the grey bar "
+        "counts those that never did."
     )
     if len(drawn) > 1:
         caption += " Bars are means over runs, and lines span the smallest and the largest count."

@@ -73,13 +73,12 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     if any(map(_amplified, groups)):
         caption += (
             " An amplified ε rests on the sampling, and on nobody knowing who was drawn; ρ is not "
-            "amplified, and is that "
-            "of one who knows."
+            "amplified, and is that of one who knows."
         )
     if any(map(unfinished, runs)):
         caption += (
-            " Of unfinished runs it is the latest validation, and the privacy is that of the whole "
-            "planned run."
+            " Of unfinished runs it is the latest validation, and the privacy is that of "
+            "the whole planned run."
         )
     error = (
         "of prefix sums"
@@ -122,9 +121,8 @@ def _adaptive_servers(groups: Sequence[Group]) -> str:
     some = "The" if len(set(private)) == len(names) else "Some of the"
     return (
         f" {some} servers optimise with {join([name.capitalize() for name in names])}: the privacy "
-        "is the same, but the mechanism was "
-        "optimised for prefix sums, that is for a server that adds up the updates, and its noise "
-        "is not the best possible for this one."
+        "is the same, but the mechanism was optimised for prefix sums, that is for a server that "
+        "adds up the updates, and its noise is not the best possible for this one."
     )
 
 
@@ -192,9 +190,8 @@ def participation_table(groups: Sequence[Group]) -> Table:
         )
     caption = (
         "Participation as the ledger of each run shows it, with what was planned below. The "
-        "achieved ε accounts the "
-        f"same noise with the participation that was observed; {kept} Short rounds had fewer "
-        "clients than the cohort size."
+        f"achieved ε accounts the same noise with the participation that was observed; {kept} "
+        "Short rounds had fewer clients than the cohort size."
     )
     columns = [
         "Run",
@@ -287,8 +284,8 @@ def _time(run: Run) -> Cell:
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:
-    """By id of a run: the last part of its path, or the last two where that would not tell runs
-    apart.
+    """By id of a run: the last part of its path, or the last two where that would not
+    tell runs apart.
     """
     unique = max(collections.Counter(run.path.name for run in runs).values()) == 1
     return {id(run): run.path.name if unique else "/".join(run.path.parts[-2:]) for run in runs}

@@ -10,8 +10,8 @@ import markupsafe
 # Raw HTML, links and images are no part of a statement; those in a damaged or foreign run folder
 # must stay text.
 _INLINE_REFUSED = (
-    "html entity autolink automail link image_link image_reference reference short_reference "
-    "short_image_ref"
+    "html entity autolink automail link image_link image_reference reference "
+    "short_reference short_image_ref"
 )
 
 
@@ -76,8 +76,8 @@ def metric_name(metric: str) -> str:
 def smaller_is_better(metric: str) -> bool:
     """Whether the metric is an error by its name.
 
-    >>> [smaller_is_better(name) for name in ("squared_error", "loss", "perplexity", "accuracy")]
-    [True, True, True, False]
+    >>> [smaller_is_better(name) for name in ("mean_squared_error", "perplexity", "accuracy")]
+    [True, True, False]
     """
     return any(word in metric for word in ("error", "loss", "perplexity"))
 

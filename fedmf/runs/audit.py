@@ -13,11 +13,10 @@ from fedmf.audits.guarantee import Audit, audit_ledger, named
 from fedmf.files import write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
-from fedmf.participation.schema import Participation
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.describe import calibrate_command, summary
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.quantile_clipping import QuantileClipping
-from fedmf.privacy.sampling import scheme_from_facts
-from fedmf.privacy.statement import as_text
+from fedmf.privacy.statement import as_text, mechanism_digest
 from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.config import SCALED, TrainConfig
 from fedmf.runs.folder import CANARIES, Run, RunFolder, digests
@@ -68,17 +67,15 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
         if row.get("clients") != 0 and row["round"] >= len(ledger)
     }
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))
-    if (
-        run.result is None and files.has_diverged()
-    ):  # an end that the data decided is not that of a shorter plan
+    # An end that the data decided is not that of a shorter plan
+    if run.result is None and files.has_diverged():
         hint = "training losses decided that the run stopped before them"
         return audit_ledger(
             ledger, plan, unrecorded=range(len(ledger), plan.participation.rounds), hint=hint
         )
     if (run.result is None or ended) and not unrecorded and len(ledger) < plan.participation.rounds:
-        with contextlib.suppress(
-            ValueError
-        ):  # of some mechanisms, and with sampling, only all rounds have a guarantee
+        # Of some mechanisms, and with sampling, only all rounds have a guarantee
+        with contextlib.suppress(ValueError):
             plan = stopped_after(plan, len(ledger))
     return audit_ledger(
         ledger, plan, unrecorded=unrecorded, hint="resume the run, and audit it when it is done"
@@ -95,9 +92,8 @@ def _check_digests(run: Run) -> None:
         if changed:
             raise ValueError(
                 f"{run.path}: {', '.join(changed)} changed after the run had finished (result.json "
-                "has other SHA-256 digests): no "
-                "guarantee can be stated; put the run's own files back, or run it again in another "
-                "folder"
+                "has other SHA-256 digests): no guarantee can be stated; put the run's own files "
+                "back, or run it again in another folder"
             )
 
 
@@ -110,7 +106,7 @@ def _record(run: Run) -> ParticipationLedger:
         raise ValueError(
             f"{run.path} has no participation.csv yet: it is written with the first checkpoint"
         )
-    scheme = run.config.sampling_scheme()
+    scheme = run.config.scheme()
     cohort_size = None if scheme is not None and scheme.independent else run.config.cohort_size
     try:
         # After a resume from an older checkpoint it may have more rounds than metrics.jsonl.
@@ -159,40 +155,38 @@ def audit_run_canaries(
             evidence = CanaryEvidence(rounds=rounds, **arrays)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{path} is not there, as in a copy of the run that was made to be published: audit "
-            "the run itself"
+            f"{path} is not there, as in a copy of the run that was made to be "
+            "published: audit the run itself"
         ) from error
     except (*READ_ERRORS, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): put back the run's own file") from error
     return audit_canaries(recorded_plan(run), evidence, confidence=confidence)
 
 
+def plan_record(config: TrainConfig, plan: Plan) -> dict[str, Any]:
+    """The part of plan.json that says what is promised, in plain JSON types.
+
+    "config" and "mechanism_sha256" are what `recorded_plan` reads; the rest follows from them.
+    """
+    return summary(plan) | {
+        "config": dataclasses.asdict(config.stating(plan)),
+        "mechanism_sha256": mechanism_digest(plan.mechanism),
+    }
+
+
 def recorded_plan(run: Run) -> Plan:
-    """The plan that a run was started with: the noise that plan.json records, which need not be
-    what the config asks for.
+    """The plan that a run was started with: that of plan.json, whatever the config asks for.
 
     Raises:
       ValueError: plan.json and mechanism.npz do not belong together.
     """
     recorded = run.plan
     try:
-        sampling = None if recorded["sampling"] is None else scheme_from_facts(recorded["sampling"])
-        adaptive = recorded.get("quantile_clipping")
-        names = [field.name for field in dataclasses.fields(QuantileClipping)]
-        plan = Plan(
-            mechanism=run.mechanism,
-            participation=Participation(**recorded["participation"]),
-            noise_multiplier=recorded["noise_multiplier"],
-            clip_norm=recorded["clip_norm"],
-            delta=recorded["delta"],
-            sampling=sampling,
-            simulated_cohort=recorded["simulated_cohort"],
-            claimed_cohort=recorded["claimed_cohort"],
-            quantile_clipping=adaptive
-            and QuantileClipping(**{name: adaptive[name] for name in names}),
-        )
+        config = PlanConfig.from_mapping(recorded["config"], "plan.json")
+        plan = config.plan_with(run.mechanism, config.noise_multiplier or 0.0)
         # Epsilon may differ where another accountant computed it; what was added may not.
         same = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
+        same = same and mechanism_digest(run.mechanism) == recorded["mechanism_sha256"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{run.path / 'plan.json'} is damaged ({error}): nothing can be said about this run"
@@ -200,35 +194,30 @@ def recorded_plan(run: Run) -> Plan:
     if not same:
         raise ValueError(
             f"{run.path}: plan.json records noise of standard deviation {recorded['stddev']}, its "
-            f"mechanism.npz needs {plan.stddev}: one "
-            "of them is another run's, put it back"
+            f"mechanism.npz needs {plan.stddev}: one of them is another run's, put it back"
         )
     return plan
 
 
-def run_statement_values(run: Run, audit: Audit, **options: Any) -> dict[str, Any]:
+def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
     """The statement of a run and its audit, in plain JSON types.
 
     Args:
       run: the run.
       audit: from `audit_run`, or of the controller that served the run.
-      **options: those of `Plan.statement_values`, in place of what the run says of itself.
     """
-    known: dict[str, Any] = {
-        "cohort_size": run.config.cohort_size,
-        "population": run.plan["task"]["clients"] + run.config.canaries,
-        "canaries": run.config.canaries,
-        "pretraining": pretraining(run.config),
-        "versions": run.plan["versions"],
-        # The config of a run with a plan of its caller's says nothing of its noise.
-        "commands": [
-            audit.planned.calibrate_command("RUN/mechanism.npz")
-            if run.plan.get("given")
-            else "fedmf train --config config.json --out RUN --noise-seed os",
-            "fedmf audit RUN --statement statement.md",
-        ],
-    }
-    return audit.statement_values(**(known | options)) | scaling_values(run.config)
+    # The config of a run with a plan of its caller's says nothing of its noise.
+    made = "fedmf train --config config.json --out RUN --noise-seed os"
+    if run.plan.get("given"):
+        made = calibrate_command(audit.planned, "RUN/mechanism.npz")
+    values = audit.statement_values(
+        cohort_size=run.config.cohort_size,
+        population=run.plan["task"]["clients"] + run.config.canaries,
+        canaries=run.config.canaries,
+        pretraining=pretraining(run.config),
+        commands=[made, "fedmf audit RUN --statement statement.md"],
+    )
+    return values | {"versions": run.plan["versions"]} | scaling_values(run.config)
 
 
 def scaling_values(config: TrainConfig) -> dict[str, str]:
@@ -248,13 +237,11 @@ def pretraining(config: TrainConfig) -> str:
     if path.suffix == ".keras":
         return (
             f"the initial model is {path.name}, which was trained before this run; for clients "
-            "whose data it was trained on as well, the "
-            "losses add up"
+            "whose data it was trained on as well, the losses add up"
         )
     return (
         f"the initial model is that of the run {path.name}, which has a statement of its own; for "
-        "clients who took part in both runs the "
-        "losses add up"
+        "clients who took part in both runs the losses add up"
     )
 
 

@@ -40,12 +40,12 @@ class Checkpoint:
         """
         arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(self.state)}
         for name, array in arrays.items():
-            # Kind V covers the extension types, bfloat16 among them, that an .npz turns into raw
-            # bytes.
+            # Kind V covers the extension types, bfloat16 among them, that an .npz turns
+            # into raw bytes.
             if array.dtype.hasobject or array.dtype.kind == "V":
                 raise TypeError(
-                    f"{name} holds {array.dtype} entries: a checkpoint keeps plain numeric arrays "
-                    "only"
+                    f"{name} holds {array.dtype} entries: a checkpoint keeps "
+                    "plain numeric arrays only"
                 )
         for name, of in (("cohort", self.ledger.cohort), ("selected", self.ledger.selected)):
             cohorts = [of(t) for t in range(len(self.ledger))]
@@ -78,8 +78,7 @@ class Checkpoint:
         except READ_ERRORS as error:
             raise ValueError(
                 f"checkpoint {path} is damaged or half-written ({path.stat().st_size} bytes): "
-                "delete this file to resume from the one "
-                "before it"
+                "delete this file to resume from the one before it"
             ) from error
         return Checkpoint(
             rounds_done=rounds_done, config_digest=config_digest, state=state, ledger=ledger

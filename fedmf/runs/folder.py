@@ -7,20 +7,25 @@ run/
   mechanism.npz        the fitted mechanism
   metrics.jsonl        one row a round; the same bits for the same seeds; mode 0600
   timings.jsonl        seconds of every round; not reproducible, hence apart; mode 0600
-  metrics.csv          the rows of metrics.jsonl as a flat table, once the run is finished; mode 0600
+  metrics.csv          the rows of metrics.jsonl as a flat table, once it is finished; mode 0600
   participation.csv    (round, client), written at every checkpoint; mode 0600
   selected.csv         beside it where selected clients failed to report: everybody who was selected
   result.json          test metrics, achieved guarantee, SHA-256 of the files above it; mode 0600
   model.npz            the final weights
   initial_model.npz    the weights that a run with initial_model started from
-  clients.json         the headline metric over training clients, where `fedmf evaluate --by-client` measured it; mode 0600
+  clients.json         the headline metric over training clients, of `fedmf evaluate --by-client`;
+                       mode 0600
   tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
-  diverged             where stop_on_divergence stopped the run: its training losses decided after how many rounds
-  rounds_done          after a crash: how many rounds were done before it, also those that the resumed run does again
+  diverged             where stop_on_divergence stopped the run: its training losses decided after
+                       how many rounds
+  rounds_done          after a crash: how many rounds were done before it, also those that the
+                       resumed run does again
   private/noise_seed   secret; do not publish
-  private/identity.json  digests of what a resume must not change: files above, model, loss and the first clients' examples
-  private/canaries.npz with canaries: their coins, and what was released along their directions; as secret until the audit
+  private/identity.json  digests of what a resume must not change: files above, model, loss and the
+                       first clients' examples
+  private/canaries.npz with canaries: their coins, and what was released along their directions; as
+                       secret until the audit
 """
 
 import contextlib
@@ -39,7 +44,7 @@ from fedmf.files import append_privately, check_archive, lock, make_folder, writ
 from fedmf.mechanisms import Mechanism, load_mechanism
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.runs.checkpoint import Checkpoint
-from fedmf.runs.config import TrainConfig, config_from_mapping
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.metric_table import columns, metrics_csv
 
 _KEPT_CHECKPOINTS = 2
@@ -58,9 +63,8 @@ _BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed")
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl "
-    "participation.csv selected.csv result.json "
-    "model.npz initial_model.npz clients.json tensorboard final_statement.md final_statement.json "
-    "diverged rounds_done"
+    "participation.csv selected.csv result.json model.npz initial_model.npz clients.json "
+    "tensorboard final_statement.md final_statement.json diverged rounds_done"
 ).split()
 
 
@@ -82,8 +86,8 @@ class RunFolder:
         try:
             if (folder.path / "config.json").exists():
                 raise ValueError(
-                    f"{folder.path} already holds a run: resume it with resume=True, or name "
-                    "another folder"
+                    f"{folder.path} already holds a run: resume it with resume=True, "
+                    "or name another folder"
                 )
             # A run that was stopped at once leaves its private folder, and no result or checkpoint.
             names = ("result.json",) if (folder.path / "private").exists() else _WRITTEN
@@ -145,8 +149,7 @@ class RunFolder:
             if (folder.path / "private").is_dir() and not folder.saved_rounds():
                 raise ValueError(
                     f"{folder.path} holds no run yet: one was stopped there before it began (no "
-                    "config.json); give its command again, "
-                    "without resume=True"
+                    "config.json); give its command again, without resume=True"
                 )
             raise ValueError(
                 f"{folder.path} holds no run to resume or to read (no config.json): name the "
@@ -191,8 +194,7 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"cannot resume {self.path}: {IDENTITY} is missing or damaged, so that nothing "
-                "says what the run was begun with: put back "
-                "its own, or start a new folder"
+                "says what the run was begun with: put back its own, or start a new folder"
             ) from error
         changed = [
             name for name in _BOUND if recorded[name] != _sha256((self.path / name).read_bytes())
@@ -253,8 +255,7 @@ class RunFolder:
         if checkpoint.config_digest != self.digest():
             raise ValueError(
                 f"checkpoint {paths[-1]} belongs to another run (its config, plan, mechanism or "
-                "noise seed differs): move it out of the "
-                "folder"
+                "noise seed differs): move it out of the folder"
             )
         return checkpoint
 
@@ -439,8 +440,8 @@ class Run:
 
     @functools.cached_property
     def noising(self) -> np.ndarray:
-        """N of the mechanism, float64 (rounds, m); ValueError where it has too many rounds for
-        that.
+        """N of the mechanism, float64 (rounds, m); ValueError where it has too many
+        rounds for that.
         """
         return self.mechanism.noising()
 
@@ -463,15 +464,15 @@ class Run:
         rounds = None if self.result is None else self.result.get("ended_after")
         if rounds is not None and (type(rounds) is not int or not 1 <= rounds < self.config.rounds):
             raise ValueError(
-                f"{self.path / 'result.json'} has ended_after={rounds!r}: put the run's own file "
-                "back"
+                f"{self.path / 'result.json'} has ended_after={rounds!r}: put "
+                "the run's own file back"
             )
         return rounds
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """The trained weights of a finished run, float32, in the order of the model's trainable
-        variables.
+        """The trained weights of a finished run, float32, in the order
+        of the model's trainable variables.
 
         Raises:
           ValueError: the run is not finished, or its model.npz is damaged or missing.
@@ -494,7 +495,7 @@ class Run:
             result, clients = folder / "result.json", folder / "clients.json"
             return Run(
                 path=folder,
-                config=config_from_mapping(
+                config=TrainConfig.from_mapping(
                     _read_object(folder / "config.json"), str(folder / "config.json")
                 ),
                 plan=_read_object(folder / "plan.json"),

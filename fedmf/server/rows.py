@@ -21,15 +21,15 @@ import numpy as np
 from fedmf import checks
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, noise_size
 from fedmf.server.source import LARGEST, GaussianSource, check_noise_seed, noise_key
 from fedmf.server.state import NoiseState, check_tail, plan_mark, state_mark
 from fedmf.terminal import progress_bar
 
 
 class HostNoise:
-    """The rows of N Z for one run, made a block ahead and handed into the state of a query with
-    noise_strategy="precomputed".
+    """The rows of N Z for one run, made a block ahead and handed into the state
+    of a query with noise_strategy="precomputed".
 
     The same (seed, round) gives the same row whatever ran before, bit for bit within one strategy
     and block length, and up to float32 rounding otherwise.
@@ -52,7 +52,9 @@ class HostNoise:
     Example:
       >>> import fedmf
       >>> once = fedmf.Participation(rounds=3, schema="single")
-      >>> plan = fedmf.calibrate(fedmf.fit(fedmf.prefix_sum(3), once, family="banded"), once, epsilon=8.0, delta=1e-6)
+      >>> plan = fedmf.calibrate(
+      ...     fedmf.fit(fedmf.prefix_sum(3), once, family="banded"), once, epsilon=8.0, delta=1e-6
+      ... )
       >>> noise = HostNoise(plan, 5, noise_seed=1)
       >>> noise.row(2).shape, np.array_equal(noise.row(0), HostNoise(plan, 5, noise_seed=1).row(0))
       ((5,), True)
@@ -80,8 +82,8 @@ class HostNoise:
                 'noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state'
             )
         stream = plan.mechanism.stream().causal()
-        size = plan.noise_size(
-            checks.integer("size", size, low=0, hint="it is the number of model parameters")
+        size = noise_size(
+            plan, checks.integer("size", size, low=0, hint="it is the number of model parameters")
         )
         self.size = size
         self.rounds = stream.rounds
@@ -114,7 +116,7 @@ class HostNoise:
         noise = _the_noise(state)
         return cls(
             plan,
-            int(np.shape(noise.rows)[1]) - plan.noise_size(0),
+            int(np.shape(noise.rows)[1]) - noise_size(plan, 0),
             key=np.asarray(noise.key),
             **options,
         )
@@ -133,8 +135,8 @@ class HostNoise:
           ValueError: t is not in 0 .. rounds - 1.
         """
         hint = (
-            f"the noise was planned for rounds={self.rounds}: fit and calibrate a longer mechanism "
-            "to train on"
+            f"the noise was planned for rounds={self.rounds}: fit and calibrate a "
+            "longer mechanism to train on"
         )
         t = checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint)
         with self._lock:  # the source and the blocks are of one round at a time
@@ -148,15 +150,14 @@ class HostNoise:
             aggregator or a whole TFF process.
 
         Raises:
-          ValueError: no such state, more than one, another key or mechanism, or past the last
-            round.
+          ValueError: no such state, more than one, another key or mechanism,
+            or past the last round.
         """
         noise = _the_noise(state)
         if np.shape(noise.rows) != (1, self.size):
             raise ValueError(
                 f"state holds noise rows of shape {np.shape(noise.rows)}: make the aggregator with "
-                "noise_strategy='precomputed' "
-                f"for a model of {self.size} parameters"
+                f"noise_strategy='precomputed' for a model of {self.size} parameters"
             )
         if not np.array_equal(np.asarray(noise.key), self._key):
             raise ValueError(
@@ -172,9 +173,8 @@ class HostNoise:
                 "and the aggregator with that strategy"
             )
         t = int(noise.next_round)
-        row = self.row(t)[
-            None
-        ]  # not within: the tree's error would show the state, and the key in it
+        # Not within: the tree's error would show the state, and the key in it
+        row = self.row(t)[None]
         return _replace(state, lambda noise: noise._replace(made_for=np.int32(t), rows=row))
 
 
@@ -206,7 +206,7 @@ def _replace(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
 
 
 def _array(rows: int, size: int, *, mapped: bool, folder: str | pathlib.Path | None) -> np.ndarray:
-    """Float32 (rows, size) in memory, or in a file without a name that only this process can read."""
+    """Float32 (rows, size), in memory or in a file without a name, of this process alone."""
     if not mapped:
         # Zeros: an early state reaches before round 0, with weights of 0, and no NaN may be there.
         return np.zeros((rows, size), np.float32)

@@ -105,8 +105,8 @@ def aes_counter_mode(key: bytes) -> Bits:
 
 
 class GaussianSource:
-    """Independent standard normals by row and coordinate, each a pure function of (key, row,
-    coordinate).
+    """Independent standard normals by row and coordinate, each a pure function
+    of (key, row, coordinate).
 
     They have the Gaussian's tail: no draw beyond 12 standard deviations exists, and a Gaussian has
     one in 10^32.
@@ -129,8 +129,8 @@ class GaussianSource:
         ).digest()
         self._bits = aes_counter_mode(secret) if bits is None else bits
         self._words = np.empty(_WORDS, "<u4")
-        # Arrays of their own: numpy's fast cosine does not run from one part of an array into
-        # another.
+        # Arrays of their own: numpy's fast cosine does not run from one part
+        # of an array into another.
         self._radius, self._cosine, self._sine = (
             np.empty(_WORDS // 2, np.float32) for _ in range(3)
         )

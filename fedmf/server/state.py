@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import scipy.integrate
 import scipy.special
 
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.privacy.statement import mechanism_digest
 
 
@@ -47,13 +47,14 @@ def plan_mark(plan: Plan) -> int:
     >>> import fedmf
     >>> once = fedmf.Participation(rounds=4, schema="single")
     >>> identity = fedmf.fit(fedmf.prefix_sum(4), once, family="identity")
-    >>> plans = [fedmf.calibrate(identity, once, epsilon=epsilon, delta=1e-6) for epsilon in (2.0, 2.0, 8.0)]
+    >>> targets = (2.0, 2.0, 8.0)
+    >>> plans = [fedmf.calibrate(identity, once, epsilon=target, delta=1e-6) for target in targets]
     >>> [plan_mark(plan) == plan_mark(plans[0]) for plan in plans]
     [True, True, False]
     """
     text = f"{mechanism_digest(plan.mechanism)} {plan.stddev:.5e} {plan.clip_norm:.5e}"
     if plan.quantile_clipping is not None:
-        text += f" {plan.bit_stddev:.5e} {plan.quantile_clipping}"
+        text += f" {bit_stddev(plan):.5e} {plan.quantile_clipping}"
     return mark_of(text)
 
 
@@ -117,8 +118,8 @@ def check_tail(plan: Plan, end: float, *, entries: int) -> None:
 
 
 def _marcum(a: float, b: float) -> float:
-    """Q_1(a, b), the chance that a pair of normals with a mean of length a is further than b from
-    0.
+    """Q_1(a, b), the chance that a pair of normals with a mean of length a is further
+    than b from 0.
     """
 
     def density(r: float) -> float:

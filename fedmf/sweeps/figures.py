@@ -1,5 +1,5 @@
-"""The figures of a sweep: validation over the tuned number, and the best settings over the compared
-one.
+"""The figures of a sweep: validation over the tuned number, and the best settings over
+the compared one.
 """
 
 import dataclasses

@@ -14,10 +14,13 @@ from typing import Any
 
 from fedmf import tasks
 from fedmf.checks import meant
-from fedmf.runs.config import TrainConfig, config_from_mapping, families_taking
+from fedmf.mechanisms.family import fitted_families
+from fedmf.privacy.flat_config import families_taking
+from fedmf.runs.config import TrainConfig
 
+_NESTED = ("task_options", "mechanism_options")
 _FIELDS = {
-    field.name: field for field in dataclasses.fields(TrainConfig) if field.name != "task_options"
+    field.name: field for field in dataclasses.fields(TrainConfig) if field.name not in _NESTED
 }
 _OPTION = "task_option."
 MAX_NAME_CHARACTERS = 200  # file systems allow 255
@@ -39,17 +42,24 @@ def varied_values(text: str) -> tuple[str, list[Any]]:
         raise ValueError(f"vary={text!r} names no values: write it as epsilon=2,8")
     if name.startswith(_OPTION):
         return name, [value.strip() for value in values.split(",")]
-    if name not in _FIELDS:
+    if name not in _FIELDS and families_option(name) is None:
         hint = meant(name, _FIELDS, "task-option.NAME varies one of the task; the fields are")
         raise ValueError(f"vary={text!r} names no option of fedmf train: {hint}")
     return name, [_value(name, value.strip()) for value in values.split(",")]
 
 
 def _value(name: str, text: str) -> Any:
-    kinds = typing.get_args(_FIELDS[name].type) or (_FIELDS[name].type,)
+    option = None if name in _FIELDS else families_option(name)
+    kinds = (
+        typing.get_args(_FIELDS[name].type) or (_FIELDS[name].type,)
+        if option is None
+        else (option,)
+    )
     if text == "none" and types.NoneType in kinds and name != "family":
         return None
     kind = next(kind for kind in kinds if kind is not types.NoneType)
+    if kind is bool:
+        return {"true": True, "false": False}.get(text, text)
     try:
         return kind(text)
     except ValueError:
@@ -57,13 +67,21 @@ def _value(name: str, text: str) -> Any:
         raise ValueError(f"vary {name}={text!r} is not {number}: give values such as 1,2") from None
 
 
+def families_option(name: str) -> type | None:
+    """The kind of an option of the families; None for a name that no family has."""
+    for record in fitted_families().values():
+        if name in record.options:
+            return record.options[name].kind
+    return None
+
+
 def sweep_configs(
     fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]
 ) -> dict[str, TrainConfig]:
     """Name -> configuration, for every combination.
 
-    A family gets only what it takes of epsilon, noise_multiplier, bands, column_norms, decoder and
-    mechanism: family=none with two epsilons is one run.
+    A family gets only what it takes of epsilon, noise_multiplier, mechanism and the options of
+    families: family=none with two epsilons is one run.
 
     Args:
       fixed: field of `TrainConfig`, or task_option.NAME, -> the value of every run.
@@ -100,7 +118,7 @@ def sweep_configs(
         taken |= set(here)
         name = _name({k: v for k, v in chosen.items() if k in here})
         try:
-            config = tasks.completed(config_from_mapping(_nested(here), "the sweep"))
+            config = tasks.completed(TrainConfig.from_mapping(here, "the sweep"))
         except (ValueError, TypeError) as error:
             raise ValueError(f"run {name or family}: {error}") from error
         if name in configs and configs[name] != config:
@@ -112,28 +130,6 @@ def sweep_configs(
             f"{name} belongs to no family of this sweep: leave it out, or add one that takes it"
         )
     return configs
-
-
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, with task_option.NAME for each option of the task.
-
-    >>> flat({"rounds": 8, "task_options": {"batch_size": 4}})
-    {'rounds': 8, 'task_option.batch_size': 4}
-    """
-    options = {_OPTION + option: value for option, value in values.get("task_options", {}).items()}
-    return {name: value for name, value in values.items() if name != "task_options"} | options
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, with the options of the task in one of them."""
-    options = {
-        name.removeprefix(_OPTION): value
-        for name, value in values.items()
-        if name.startswith(_OPTION)
-    }
-    return {name: value for name, value in values.items() if not name.startswith(_OPTION)} | {
-        "task_options": options
-    }
 
 
 def named(run: str) -> set[str]:
@@ -162,7 +158,7 @@ def _name(chosen: Mapping[str, Any]) -> str:
     joined = ",".join(parts)
     if len(joined) > MAX_NAME_CHARACTERS:
         raise ValueError(
-            f"vary has so many fields that a folder would be named {joined[:60]}...: vary fewer at "
-            "once"
+            "vary has so many fields that a folder would be named "
+            f"{joined[:60]}...: vary fewer at once"
         )
     return joined

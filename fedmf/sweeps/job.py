@@ -26,8 +26,8 @@ class Job:
     """The parent's end of a process that trains one run at a time."""
 
     def __init__(self, program: Sequence[str]) -> None:
-        # A session of its own keeps a terminal's Ctrl-C from the run, which gets it once, from the
-        # parent.
+        # A session of its own keeps a terminal's Ctrl-C from the run, which gets it once,
+        # from the parent.
         self.process = subprocess.Popen(
             program,
             stdin=subprocess.PIPE,
@@ -45,8 +45,8 @@ class Job:
         self.process.stdin.flush()
 
     def status(self) -> int | None:
-        """The exit status of the run, None while it trains; negative if the process died of that
-        signal.
+        """The exit status of the run, None while it trains; negative if the process died
+        of that signal.
         """
         assert self.process.stdout is not None
         answer = self.process.stdout.read()

@@ -1,5 +1,5 @@
-"""The results of a sweep: a row for every run, the best settings, and what all runs reveal
-together.
+"""The results of a sweep: a row for every run, the best settings, and what all
+runs reveal together.
 """
 
 import csv
@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
-from fedmf.privacy.sampling import scheme_from_facts
+from fedmf.privacy.sampling import SCHEMES
 from fedmf.reports.groups import final_metric, simulation_note, validation_curve
 from fedmf.reports.labels import TUNED, differing
 from fedmf.reports.text import aligned, metric_name, plain, smaller_is_better
@@ -50,8 +50,8 @@ def varying(runs: Sequence[Run]) -> list[str]:
 
 
 def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
-    """A line for every finished run: its folder, the fields that vary, the guarantee, and its
-    metrics.
+    """A line for every finished run: its folder, the fields that vary, the guarantee,
+    and its metrics.
 
     The smoothed column is `validation_of`, where that is a mean. The guarantee of a simulation is
     that of the cohort in simulated_for_cohort, and its achieved_epsilon is empty.
@@ -97,9 +97,8 @@ def validation_of(run: Run, smoothed_over: int = 0) -> float:
     rounds, values = validation_curve(run)
     kept = list(values[rounds > run.config.rounds - smoothed_over])
     if not len(rounds) or rounds[-1] < run.config.rounds:
-        kept.append(
-            last
-        )  # the end of the run is always validated, and is no row of metrics unless it was due
+        # The end of the run is always validated, and is no row of metrics unless it was due
+        kept.append(last)
     return float(np.mean(kept)) if smoothed_over else last
 
 
@@ -241,12 +240,11 @@ def together(runs: Sequence[Run]) -> str:
             sum(plan["epsilon"] for plan in private),
             sum(plan["delta"] for plan in private),
         )
-    shown = (
-        math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon
-    )  # never fewer than the bound
+    # Never fewer than the bound
+    shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon
     claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""
     simulated = sum(
-        scheme_from_facts(plan["sampling"]).simulated for plan in private if plan["sampling"]
+        SCHEMES[plan["config"]["sampling"]].simulated for plan in private if plan["sampling"]
     )
     chance = (
         f" (simulated: wrong with probability at most {plain(simulated * FAILURE_OF_CALIBRATION)})"

@@ -30,7 +30,7 @@ from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
 from fedmf.reports.labels import field_names
-from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.sweeps import figures, grid, halving, results
 from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
@@ -79,7 +79,7 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
         was another in a file of the same name.
     """
     present = {
-        path.parent.name: config_from_mapping(read_config_file(path), str(path))
+        path.parent.name: TrainConfig.from_mapping(read_config_file(path), str(path))
         for path in sorted((out / "runs").glob("*/config.json"))
     }
     names = {}

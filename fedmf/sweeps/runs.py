@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmf.files import append_privately, make_folder, write_atomically
-from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.sweeps import job
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
     folder, file = run_folder(out, name), out / "logs" / f"{name}.json"
     arguments = ["train", "--quiet", "--out", str(folder), *options]
     if (folder / "config.json").exists():
-        data = config_from_mapping(read_config_file(file), str(file)).data
+        data = TrainConfig.from_mapping(read_config_file(file), str(file)).data
         arguments += ["--resume", *([] if data is None else ["--data", data])]
     else:
         arguments += [

@@ -1,4 +1,4 @@
-"""The one progress bar: on terminals that know their size, on those that do not, and in log files."""
+"""The one progress bar: on terminals that know their size or do not, and in log files."""
 
 import os
 import sys

@@ -39,7 +39,8 @@ _HINT = (
     "`fedmf data synth --task cifar10 --out FILE`"
 )
 _PICKLE_ERRORS = (
-    pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, MemoryError, OverflowError, TypeError, ValueError,
+    pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, MemoryError,
+    OverflowError, TypeError, ValueError,
 )  # fmt: skip
 
 
@@ -198,8 +199,8 @@ def _batch(
         or not isinstance(labels, list)
     ):
         raise ValueError(
-            f"{archive}: {name} does not hold b'data' of 3,072 bytes an image and b'labels': "
-            f"{_HINT}"
+            f"{archive}: {name} does not hold b'data' of 3,072 bytes an image "
+            f"and b'labels': {_HINT}"
         )
     if (
         len(labels) != len(data)
@@ -207,8 +208,8 @@ def _batch(
         or not all(type(label) is int and 0 <= label < 10 for label in labels)
     ):
         raise ValueError(
-            f"{archive}: {name} does not hold one label in 0..9 for each of {len(data)} images: "
-            f"{_HINT}"
+            f"{archive}: {name} does not hold one label in 0..9 for each of "
+            f"{len(data)} images: {_HINT}"
         )
     return data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), np.array(labels, np.int32)
 

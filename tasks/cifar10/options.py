@@ -25,8 +25,7 @@ class Cifar10Options:
     validation: str = fields.choice(
         "train",
         "train: validate on the last 5,000 training images (a tenth of a small file), which do not "
-        "train; "
-        "test: on every other test image, so that all training images train, as published.",
+        "train; test: on every other test image, so that all training images train, as published.",
         lambda: VALIDATION,
     )
     max_clients: int | None = fields.whole(

@@ -23,7 +23,7 @@ _TINTED = 0.3  # share of the tint in a picture's colour
 
 
 def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """uint8 (m, 32, 32, 3), red, green, blue, for labels (m,) in 0..9, indices into `LABEL_NAMES`."""
+    """uint8 (m, 32, 32, 3), red, green, blue, for labels (m,), indices into `LABEL_NAMES`."""
     m = len(labels)
 
     def uniform(low: float, high: float) -> np.ndarray:

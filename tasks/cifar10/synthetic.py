@@ -108,8 +108,8 @@ def write_synthetic(
         write_atomically(path, write)
     except OSError as error:
         raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that exists and is "
-            "writable"
+            f"cannot write {path}: {error.strerror or error}; choose a folder that "
+            "exists and is writable"
         ) from None
     return path
 

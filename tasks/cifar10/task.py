@@ -48,8 +48,7 @@ def build_task(o: Cifar10Options) -> Task:
         name="cifar10",
         description=(
             f"{'a stand-in for ' if images.synthetic else ''}CIFAR-10: {len(client_ids)} training "
-            "images, each a client; "
-            f"network {o.model!r}; validated on {o.validation} images"
+            f"images, each a client; network {o.model!r}; validated on {o.validation} images"
         ),
         data_version=images.version,
         client_ids=client_ids,

@@ -23,8 +23,7 @@ _SPLITS = ("digits_only_train", "digits_only_test", "all_train", "all_test")
 _SAMPLED_WRITERS = 100
 _HINT = (
     f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, or, offline, write a stand-in "
-    "with "
-    "`fedmf data synth --task emnist --out FILE` (`--letters` gives 62 classes)"
+    "with `fedmf data synth --task emnist --out FILE` (`--letters` gives 62 classes)"
 )
 
 
@@ -67,13 +66,13 @@ def client_examples(
         image, label = example.get("pixels"), example.get("label")
         if not isinstance(image, np.ndarray) or image.size != PIXELS**2:
             raise ValueError(
-                f"{file.path}, writer {client_id!r}: a record without 28 x 28 float 'pixels'; "
-                f"{_HINT}"
+                f"{file.path}, writer {client_id!r}: a record without 28 x 28 "
+                f"float 'pixels'; {_HINT}"
             )
         if not isinstance(label, int) or not 0 <= label < classes:
             raise ValueError(
-                f"{file.path}, writer {client_id!r}: label {label!r} is not in 0..{classes - 1}; "
-                f"{_HINT}"
+                f"{file.path}, writer {client_id!r}: label {label!r} is not in "
+                f"0..{classes - 1}; {_HINT}"
             )
         pixels.append(image)
         labels.append(label)

@@ -1,5 +1,5 @@
-"""Writes a stand-in in the format of TFF's emnist_all.sqlite: offline work goes through the same
-loader.
+"""Writes a stand-in in the format of TFF's emnist_all.sqlite: offline work goes through
+the same loader.
 """
 
 import os
@@ -32,8 +32,8 @@ def write_synthetic(
     The file appears when it is complete.
 
     A writer's images depend on (seed, writer, examples_per_client, only_digits) only. Like the real
-    writers each has train and test images, not equally many, and some characters more often than
-    others.
+    writers each has train and test images, not equally many, and some characters more
+    often than others.
 
     Args:
       path: file to write, such as "emnist.sqlite"; its folder must exist.

@@ -25,8 +25,8 @@ def build_task(o: EmnistOptions) -> Task:
     writers = list(file.client_sizes(o.split("test")))
     if len(writers) < 2:
         raise ValueError(
-            f"{file.path} has one writer in {o.split('test')!r}: validation and test need at least "
-            "one each"
+            f"{file.path} has one writer in {o.split('test')!r}: validation and test "
+            "need at least one each"
         )
     evaluated = dict(zip(("validation", "test"), data.halves(writers), strict=True))
     read = functools.partial(data.client_examples, file, classes=o.classes)
@@ -41,8 +41,7 @@ def build_task(o: EmnistOptions) -> Task:
         name="emnist",
         description=(
             f"EMNIST on {'a stand-in' if file.synthetic else 'the federated file'}: {len(train)} "
-            f"writers, {o.classes} classes, "
-            f"network {o.model!r}"
+            f"writers, {o.classes} classes, network {o.model!r}"
         ),
         data_version=file.version,
         client_ids=train,

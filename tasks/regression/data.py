@@ -28,7 +28,7 @@ def effective_dimension(o: RegressionOptions) -> float:
 
 
 def true_weights(o: RegressionOptions) -> np.ndarray:
-    """Float64 (features,): the weights that the labels are drawn with; <x, weights> has variance 1."""
+    """Float64 (features,): the labels' weights; <x, weights> has variance 1."""
     direction = np.random.default_rng([o.seed, 0]).normal(size=o.features)
     return direction / np.sqrt(eigenvalues(o) @ direction**2)
 
@@ -56,8 +56,8 @@ def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.n
 
 
 def split_examples(o: RegressionOptions, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The examples of clients that do not train, as `client_examples` has them, for "validation" or
-    "test".
+    """The examples of clients that do not train, as `client_examples` has them,
+    for "validation" or "test".
     """
     first = o.clients + (o.evaluation_clients if split == "test" else 0)
     parts = [client_examples(o, client) for client in range(first, first + o.evaluation_clients)]

@@ -18,8 +18,7 @@ def build_task(o: RegressionOptions) -> Task:
         name="regression",
         description=(
             f"{o.kind} regression: {o.clients} generated clients of {o.examples} examples, "
-            f"{o.features} features with effective "
-            f"dimension {data.effective_dimension(o):.3g}"
+            f"{o.features} features with effective dimension {data.effective_dimension(o):.3g}"
         ),
         data_version=data.version(o),
         client_ids=tuple(str(i) for i in range(o.clients)),

@@ -52,8 +52,8 @@ def resolve_path(path: str | os.PathLike[str] | None) -> pathlib.Path:
     if not wanted.exists():
         raise FileNotFoundError(
             f"no StackOverflow data at {wanted}: put TFF's unpacked {FILE_NAME} there or name it "
-            "by data=FILE, "
-            f"or, offline, write a synthetic corpus with `fedmf data synth --clients N --out FILE`"
+            "by data=FILE, or, offline, write a synthetic corpus with `fedmf data synth "
+            "--clients N --out FILE`"
         )
     return wanted
 
@@ -82,8 +82,8 @@ def _check_header(path: pathlib.Path) -> None:
         page_size = 65_536 if page_size == 1 else page_size
         changes, pages = struct.unpack(">II", header[24:32])
         valid_for = struct.unpack(">I", header[92:96])[0]
-    # The page count in the header is in use only when both counters agree; older writers left it
-    # unset.
+    # The page count in the header is in use only when both counters agree;
+    # older writers left it unset.
     if len(header) < 100 or (changes == valid_for and pages * page_size > size) or size < page_size:
         raise ValueError(
             f"{path} is truncated ({size} bytes of {max(pages * page_size, 100)}): {_HINT}"
@@ -93,14 +93,13 @@ def _check_header(path: pathlib.Path) -> None:
     if 2 in header[18:20]:
         raise ValueError(
             f"{path} is in SQLite's write-ahead mode (WAL), in which its header does not count "
-            "changes: close its writer and run "
-            f"{_OUT_OF_WAL}"
+            f"changes: close its writer and run {_OUT_OF_WAL}"
         )
 
 
 def _check_no_log(path: pathlib.Path) -> None:
-    """Refuses changes that lie beside the file: SQLite reads them with it, whatever its header
-    says.
+    """Refuses changes that lie beside the file: SQLite reads them with it,
+    whatever its header says.
     """
     resolved = path.resolve()  # as SQLite does: the log is beside the file, not beside a link to it
     log = resolved.with_name(f"{resolved.name}-wal")
@@ -157,8 +156,8 @@ def check_file(path: str | os.PathLike[str] | None) -> pathlib.Path:
             missing = [column for column in wanted if column not in columns]
             if not columns:
                 raise ValueError(
-                    f"{file} has no table {table!r}, so it is not TFF's StackOverflow format: "
-                    f"{_HINT}"
+                    f"{file} has no table {table!r}, so it is not TFF's "
+                    f"StackOverflow format: {_HINT}"
                 )
             if missing:
                 raise ValueError(
@@ -189,8 +188,8 @@ def client_sizes(path: pathlib.Path, split: str) -> dict[str, int]:
     """
     with connect(path) as connection:
         query = (
-            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY "
-            "client_id"
+            "SELECT client_id, num_examples FROM client_metadata WHERE split_name "
+            "= ? ORDER BY client_id"
         )
         return dict(connection.execute(query, (split,)))
 
@@ -204,8 +203,8 @@ def iterate_examples(
     For counting and describing, without TensorFlow; training reads through `Corpus`.
     """
     query = (
-        "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ? "
-        "LIMIT ?"
+        "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND "
+        "split_name = ? LIMIT ?"
     )
     with connect(path) as connection:
         for client_id in client_ids:
@@ -285,8 +284,8 @@ def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
     """Opens a StackOverflow data file for training.
 
     Args:
-      path: the SQLite file; None for TFF's own cache, ~/.tff/stackoverflow.sqlite. Nothing is
-        downloaded.
+      path: the SQLite file; None for TFF's own cache, ~/.tff/stackoverflow.sqlite.
+        Nothing is downloaded.
 
     Returns:
       The corpus.

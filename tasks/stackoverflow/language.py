@@ -192,8 +192,8 @@ def _smallest(topics: int) -> int:
 
 @functools.cache
 def make_language(vocabulary_size: int, topics: int) -> Language:
-    """The language with `vocabulary_size` words and `topics` topics; the same sizes give the same
-    language.
+    """The language with `vocabulary_size` words and `topics` topics; the same sizes give
+    the same language.
 
     Raises:
       ValueError: too few words for the clauses and topics, or more topics than have names.
@@ -202,8 +202,8 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
         raise ValueError(f"topics={topics} must lie between 1 and {MAX_TOPICS}")
     if vocabulary_size < _smallest(topics):
         raise ValueError(
-            f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use "
-            f"{_smallest(topics)}+"
+            f"vocabulary_size={vocabulary_size} is too small for {topics} topics: "
+            f"use {_smallest(topics)}+"
         )
     words: list[str] = []
     ids: dict[str, int] = {}
@@ -365,8 +365,8 @@ def draw_sentences(
 
     Args:
       language: the language. style: the user's.
-      topics: int64 (sentences,), topic of each. questions: bool (sentences,), whether its post is a
-        question.
+      topics: int64 (sentences,), topic of each. questions: bool (sentences,),
+        whether its post is a question.
       rng: source of randomness.
 
     Returns:

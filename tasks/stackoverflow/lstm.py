@@ -110,8 +110,8 @@ class UnrolledLSTM(tf.keras.layers.LSTM):
     def call(
         self, inputs: Any, mask: Any = None, training: Any = None, initial_state: Any = None
     ) -> Any:
-        """(batch, length, features) float32 to (batch, length, units) float32, starting from a zero
-        state.
+        """(batch, length, features) float32 to (batch, length, units) float32,
+        starting from a zero state.
         """
         del mask, training, initial_state
         gates = (

@@ -22,8 +22,8 @@ class StackOverflowOptions:
     )
     vocabulary_data: str | None = fields.text(
         None,
-        "StackOverflow SQLite file whose frequent words are the vocabulary; by default data "
-        "itself.",
+        "StackOverflow SQLite file whose frequent words are the vocabulary; "
+        "by default data itself.",
     )
     vocabulary_size: int = fields.whole(
         10_000, "Most frequent words kept; the model has four classes more."

@@ -140,9 +140,8 @@ def _records(
     words: language.Language, split: str, user: int, mean: float, seed: int
 ) -> list[bytes]:
     """The serialized examples of one user in one split, oldest post first."""
-    style = language.draw_style(
-        words, _generator(seed, user, 3)
-    )  # the same in train and test: the same person
+    # The same in train and test: the same person
+    style = language.draw_style(words, _generator(seed, user, 3))
     rng = _generator(seed, user, data_file.SPLITS.index(split))
     spread = 0.7
     count = max(4, round(min(mean * rng.lognormal(-(spread**2) / 2, spread), 50 * mean)))
@@ -156,8 +155,8 @@ def _records(
     # a single list.
     strays = rng.random(count) < 0.1
     topics = np.where(strays, rng.choice(len(words.topics), size=count), topic[post])
-    # Sentences and the posts' titles, which read like questions, in one draw: the cost is the numpy
-    # calls.
+    # Sentences and the posts' titles, which read like questions, in one draw:
+    # the cost is the numpy calls.
     asking = np.concatenate([question[post], np.ones(posts, bool)])
     drawn = language.draw_sentences(words, style, np.concatenate([topics, topic]), asking, rng)
     texts = _texts(words, *drawn)
@@ -169,7 +168,9 @@ def _records(
         {
             "creation_date": dates[i].encode(),
             "score": int(scores[i]),
-            "tags": f"{words.topics[topic[i]]}|{words.words[words.nouns[topic[i], second_tag[i]]]}".encode(),
+            "tags": "|".join(
+                (words.topics[topic[i]], words.words[words.nouns[topic[i], second_tag[i]]])
+            ).encode(),
             "title": titles[i].encode(),
             "type": b"question" if question[i] else b"answer",
         }

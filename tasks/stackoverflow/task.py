@@ -23,7 +23,7 @@ MAX_CACHE_BYTES = 256 << 20
 
 
 class _Cache:
-    """Clients read last, as the smallest integer type that holds the ids, up to a number of bytes."""
+    """Clients read last, up to a number of bytes; ids of the smallest integer type that fits."""
 
     def __init__(
         self, read: Callable[[str], Examples], classes: int, limit: int = MAX_CACHE_BYTES
@@ -86,8 +86,8 @@ def stackoverflow_task(
     total = sum(data.client_sizes(corpus.path, "test").values())
     if total < 2:
         raise ValueError(
-            f"{corpus.path} has a test split of {total} sentences: validation and test need at "
-            "least one each"
+            f"{corpus.path} has a test split of {total} sentences: validation and test "
+            "need at least one each"
         )
     first = min(o.validation_sentences, total // 2)
     last = total if o.test_sentences is None else min(total, first + o.test_sentences)
@@ -95,8 +95,8 @@ def stackoverflow_task(
     def read(client_id: str) -> Examples:
         if client_id not in known:
             raise ValueError(
-                f"client_id={client_id!r} is not a train client of this task: take one of "
-                "client_ids"
+                f"client_id={client_id!r} is not a train client of this task: "
+                "take one of client_ids"
             )
         return preprocessor.encode(corpus.sentences("train", client_id, o.max_sentences))
 
@@ -118,11 +118,10 @@ def stackoverflow_task(
     # Without the file's name: a run may be resumed on the same data under another.
     description = (
         f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train "
-        "clients of "
-        f"at most {o.max_sentences} sentences, {o.vocabulary_size} words{missing}, {words.source}; "
-        f"sequences of {o.sequence_length}; embedding {o.embedding_size}, LSTM {o.lstm_size}; "
-        f"{o.loss} loss; "
-        f"{first} validation sentences{halved}, {last - first} test sentences"
+        f"clients of at most {o.max_sentences} sentences, {o.vocabulary_size} words{missing}, "
+        f"{words.source}; sequences of {o.sequence_length}; embedding {o.embedding_size}, "
+        f"LSTM {o.lstm_size}; {o.loss} loss; {first} validation sentences{halved}, "
+        f"{last - first} test sentences"
     )
     return Task(
         name="stackoverflow_nwp",
@@ -164,8 +163,7 @@ def _encode_slice(
                     number = "more" if len(sentences) > size else f"only {len(sentences)}"
                     raise ValueError(
                         f"{corpus.path}: client_metadata promises {size} test examples of client "
-                        f"{client_id!r}, but "
-                        f"there are {number}: fetch or write the file again"
+                        f"{client_id!r}, but there are {number}: fetch or write the file again"
                     )
                 place = slice(begin - start, end - start)
                 x[place], y[place] = preprocessor.encode(sentences[begin - seen : end - seen])

@@ -1,5 +1,5 @@
-"""Text of one's own, a row for each text with its user, as a data file in the format of TFF's
-stackoverflow.sqlite.
+"""Text of one's own, a row for each text with its user, as a data file in the format
+of TFF's stackoverflow.sqlite.
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ class ImportOptions:
     def __post_init__(self) -> None:
         if self.user_column == self.text_column:
             raise ValueError(
-                f"user_column and text_column are both {self.user_column!r}: name two columns of "
-                "the file"
+                f"user_column and text_column are both {self.user_column!r}: name "
+                "two columns of the file"
             )
         for name in ("heldout_users", "test_users"):
             checks.positive(
@@ -199,9 +199,8 @@ def _load(
         user, text = read.columns
         db.execute(
             f"CREATE TABLE texts AS SELECT nullif({seen}, '') AS client, nullif(spelling, {seen}) "
-            "AS spelling, text, fault "
-            f"FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR AS text, {read.fault} AS "
-            f"fault FROM {read.table})"
+            f"AS spelling, text, fault FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR "
+            f"AS text, {read.fault} AS fault FROM {read.table})"
         )
         wrong = db.execute(
             "SELECT rowid + 1, fault FROM texts WHERE fault IS NOT NULL ORDER BY rowid LIMIT 1"
@@ -225,7 +224,8 @@ def _load(
     (lookalikes,) = db.execute(
         """
         SELECT count(*) FROM (
-          SELECT client FROM texts WHERE client IN (SELECT client FROM texts WHERE spelling IS NOT NULL)
+          SELECT client FROM texts
+          WHERE client IN (SELECT client FROM texts WHERE spelling IS NOT NULL)
           GROUP BY client HAVING count(DISTINCT coalesce(spelling, client)) > 1)"""
     ).fetchall()[0]
     return rows, without_user, lookalikes

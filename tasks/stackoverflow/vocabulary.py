@@ -74,8 +74,8 @@ def load_vocabulary(
     # The first line cannot be mistaken for a word: a word holds no blank, so its line has exactly
     # two fields.
     stamp = (
-        f"# fedmf word counts of {stat.st_size} bytes at {stat.st_mtime_ns} ns over {len(clients)} "
-        "clients"
+        f"# fedmf word counts of {stat.st_size} bytes at {stat.st_mtime_ns} ns over "
+        f"{len(clients)} clients"
     )
     words = _cached(cache, stamp)
     if words is None:

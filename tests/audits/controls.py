@@ -1,5 +1,5 @@
-"""Known mistakes, made on purpose: an audit that does not catch them would not catch the real ones
-either.
+"""Known mistakes, made on purpose: an audit that does not catch them would not catch
+the real ones either.
 """
 
 import numpy as np

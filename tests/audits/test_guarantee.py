@@ -2,16 +2,16 @@
 and its sampling.
 """
 
-import json
 import re
 
 import numpy as np
 import pytest
 
 from fedmf.audits.guarantee import audit_ledger, audit_log
-from fedmf.mechanisms import DenseMechanism, IdentityMechanism
+from fedmf.mechanisms import IdentityMechanism
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
+from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE
 from tests.privacy.plans import ledger_of, plan, two_bands
@@ -44,26 +44,6 @@ class TestWithoutSampling:
             assert one.values() | {"offenders": None} == other.values() | {"offenders": None}
             assert one.achieved.noise_multiplier == other.achieved.noise_multiplier
             assert one.contradictions
-
-    def test_epochs_that_were_missed_are_within_the_span(self):
-        # Rounds 0 and 8 meet in row 9 of C, rounds 0 and 4 nowhere: two participations of a fixed
-        # order with one epoch missed.
-        C = np.eye(12)
-        C[9, 0] = C[9, 8] = 3.0
-        plan = plan_of(
-            DenseMechanism(matrix=C),
-            participation=Participation(rounds=12, schema="fixed_epoch", min_sep=4),
-        )
-        cohorts = [[]] * 12
-        cohorts[0] = cohorts[8] = [5]
-        audit = audit_ledger(ledger_of(cohorts, None), plan)
-        worst = np.linalg.norm(C[:, 0] + C[:, 8])
-        assert audit.contradictions == ()
-        assert audit.observed.max_participations == 2
-        assert audit.achieved.sensitivity.value == pytest.approx(worst, rel=1e-12)
-        # What counting participations alone would have accounted with: two rounds in a row of the
-        # order.
-        assert worst > 1.2 * max(np.linalg.norm(C[:, t] + C[:, t + 4]) for t in range(8))
 
     @pytest.mark.parametrize(
         ("participation", "cohorts", "words"),
@@ -112,16 +92,12 @@ class TestWithoutSampling:
         assert (audit.observed.min_separation, audit.everyone.observed.min_separation) == (4, 1)
         assert audit.everyone.epsilon > plan.epsilon
         assert len(audit.everyone.contradictions) == 2
+        assert [one.client for one in audit.offenders.first] == [100]
+        assert audit.offenders.others.epsilon == audit.epsilon
         assert audit.values()["epsilon_achieved_of_all_clients"] == audit.everyone.epsilon
         text = audit.statement()
         assert "known to have disobeyed" in " ".join(text.split())
         assert "Not as planned" not in text
-
-    def test_values_are_json(self):
-        plan = plan_of(IdentityMechanism(rounds=4), noise_multiplier=0)
-        values = audit_ledger(ledger_of([[1], [2]]), plan).values()
-        assert json.loads(json.dumps(values, allow_nan=False)) == values
-        assert values["epsilon_achieved"] is None
 
 
 ROUNDS, POPULATION, COHORT, GROUPS = 64, 400, 10, 2
@@ -150,10 +126,10 @@ class TestWithSampling:
         plan = sampled_plan()
         audit = audit_ledger(ledger_of(poisson_cohorts(plan, 1)), plan)
         assert audit.contradictions == ()
-        assert audit.amplified_epsilon == plan.epsilon < 0.6 * plan.unamplified_epsilon
+        assert audit.amplified_epsilon == plan.epsilon < 0.6 * unamplified_epsilon(plan)
         # Nobody was drawn as often as could be, so that less than the unamplified epsilon is
         # achieved without trusting the draw.
-        assert plan.epsilon < audit.epsilon <= plan.unamplified_epsilon
+        assert plan.epsilon < audit.epsilon <= unamplified_epsilon(plan)
 
     def test_honest_runs_are_not_accused(self):
         # 60 runs of two schemes at a false-positive rate of 1e-6 each: one accusation has
@@ -207,28 +183,19 @@ class TestWithSampling:
         # Those drawn may drop out.
         assert audit_contradictions(fixed_cohorts(1, size=9), plan) == ()
 
-    def test_shuffle(self):
-        plan = sampled_plan(CyclicShuffle)
-        order = np.random.default_rng(3).permutation(POPULATION).reshape(-1, COHORT)
-        cohorts = [order[t % len(order)] for t in range(ROUNDS)]
-        assert audit_contradictions(cohorts, plan) == ()
-        # A new order in the second epoch is not what one order for all epochs promises.
-        cohorts[40:] = np.random.default_rng(4).permutation(POPULATION).reshape(-1, COHORT)[:24]
-        assert "where at least 40 were planned" in audit_contradictions(cohorts, plan)[0]
-
 
 def audit_contradictions(cohorts, plan):
     return audit_ledger(ledger_of(cohorts, None), plan).contradictions
 
 
 def test_a_reshuffled_client_stays_in_its_part():
-    """Rounds of one client are multiples of the groups apart also where every epoch has a new
-    order.
+    """Rounds of one client are multiples of the groups apart also where every epoch
+    has a new order.
     """
     plan = plan_of(
         IdentityMechanism(rounds=40),
         participation=None,
-        sampling=CyclicShuffle(population=20, cohort_size=2, partitions=2, reshuffle=True),
+        sampling=CyclicShuffle(population=20, cohort_size=2, partitions=2),
     )
 
     def contradictions(second):

@@ -8,9 +8,8 @@ from fedmf.cli import main
 
 SMALL = (
     "--rounds 4 --cohort-size 4 --min-sep 2 -o vocabulary-size=60 -o embedding-size=8 -o "
-    "lstm-size=8 -o max-sentences=8 "
-    "-o validation-sentences=50 -o test-sentences=50 --checkpoint-every 2 --evaluate-every 2 "
-    "--quiet"
+    "lstm-size=8 -o max-sentences=8 -o validation-sentences=50 -o test-sentences=50 "
+    "--checkpoint-every 2 --evaluate-every 2 --quiet"
 ).split()
 SECRET = "98765432109876543210"
 TRAIN = [*SMALL, "--epsilon", "8", "--noise-seed", SECRET]
@@ -31,7 +30,7 @@ def fedmf(*arguments, status=0):
 
 
 def refused(*arguments, status=2, words=()):
-    """Runs a command, expects one sentence on standard error that holds all words, and returns it."""
+    """Runs a command that fails with one sentence on standard error, and returns it."""
     error = fedmf(*arguments, status=status).stderr
     (line,) = error.strip().splitlines()
     assert line.startswith("fedmf: error: ")

@@ -102,7 +102,7 @@ def test_fit_and_calibrate(tmp_path, identity):
         "infinite",
     ]
     assert "# Privacy statement" in fedmf(*calibrate, "--epsilon", 2, "--statement").stdout
-    explain = [*calibrate, "--epsilon", 2, "--explain", "--parameters", 10**8]
+    explain = ["plan", "noise", calibrate[1], "--parameters", 10**8]
     assert "Noise for 100,000,000 parameters, the choice first" in fedmf(*explain).stdout
     strategies = json.loads(fedmf(*explain, "--json", "--noise-memory", 1).stdout)[
         "noise_strategies"

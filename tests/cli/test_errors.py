@@ -32,27 +32,54 @@ WRONG_CALLS = {
     "fit --rounds 8 --out x.npz --min-sep 9": ["--min-sep 9", "1..8"],
     "fit --rounds 8 --out x.npz": ["--min-sep (not given)", "1..8"],
     "fit --rounds 8 --out x.npz --min-sep 2 --bands 9": ["--bands 9"],
-    "fit --rounds 8 --out x.npz --min-sep 2 --family tree --bands 2": ["--bands 2", "--family tree", "--decoder"],
-    "fit --rounds 8 --out x.npz --min-sep 2 --bands 3 --no-equal-norms": ["--bands 3", "--min-sep 2", "--equal-norms"],
+    "fit --rounds 8 --out x.npz --min-sep 2 --family tree --bands 2": [
+        "--bands 2",
+        "--family tree",
+        "--decoder",
+    ],
+    "fit --rounds 8 --out x.npz --min-sep 2 --bands 3 --no-equal-norms": [
+        "--bands 3",
+        "--min-sep 2",
+        "--equal-norms",
+    ],
     "fit --rounds many --out x.npz": ["--rounds", "many"],
     "fit --rounds 8": ["--out"],
     "fit --rounds 8 --min-sep 2 --show --out x.png": ["--out", "x.png", "does not end in .npz"],
-    "fit --rounds 8 --min-sep 2 --out absent/x.npz": ["--out", "absent/x.npz", "choose another place"],
-    "fit --rounds 8 --min-sep 2 --out x.npz --momentum 0.5": ["--momentum 0.5", "momentum_sgd"],
-    "fit --rounds 8 --min-sep 2 --out x.npz --workload identity --warmup 0.5": ["--warmup 0.5", "--workload identity"],
+    "fit --rounds 8 --min-sep 2 --out absent/x.npz": [
+        "--out",
+        "absent/x.npz",
+        "choose another place",
+    ],
+    "fit --rounds 8 --min-sep 2 --out x.npz --workload-momentum 0.5": [
+        "--workload-momentum 0.5",
+        "momentum_sgd",
+    ],
+    "fit --rounds 8 --min-sep 2 --out x.npz --workload identity --warmup 0.5": [
+        "--workload identity",
+        "warmup",
+    ],
     "fit --rounds 8 --min-sep 2 --out x.npz --matrices . --bands 2": ["--matrices", "--bands"],
     "calibrate absent.npz --rounds 12 --min-sep 4 --epsilon 8": ["MECHANISM", "absent.npz"],
-    f"calibrate {PLAN}": ["--epsilon (not given)", "--noise-multiplier (not given)", "exactly one"],
-    f"calibrate {PLAN} --epsilon 8 --explain --noise-memory 0": ["--noise-memory", "0"],
-    f"calibrate {PLAN} --epsilon 8 --explain --noise-memory nan": ["--noise-memory", "nan"],
-    f"calibrate {PLAN} --epsilon 8 --clip-norm 1e300": ["--clip-norm 1e+300", "beyond the range of float32"],
-    f"calibrate {PLAN} --epsilon 8 --simulated-cohort 4": ["--simulated-cohort 4", "--claimed-cohort (not given)"],
-    f"calibrate {PLAN} --epsilon 8 --simulated-cohort 9 --claimed-cohort 9": ["--simulated-cohort 9", "--claimed-cohort 9"],
-    f"calibrate {PLAN} --epsilon 8 --sampling poisson": ["--population", "--cohort-size"],
-    f"calibrate {PLAN} --epsilon 8 --sampling balls-in-bins --population 10 --cohort-size 4": ["--cohort-size 4", "use 5"],
-    f"calibrate {PLAN} --epsilon 8 --sampling min-sep-poisson --population 9 --cohort-size 9 "
-    "--partitions 2": ["give --min-sep"],
-    f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9", "--sampling"],
+    f"calibrate {PLAN}": ["--epsilon (not given) and --noise-multiplier (not given)"],
+    "plan noise MECHANISM --noise-memory 0": ["--noise-memory", "0"],
+    "plan noise MECHANISM --noise-memory nan": ["--noise-memory", "nan"],
+    f"calibrate {PLAN} --epsilon 8 --clip-norm 1e300": [
+        "--clip-norm 1e+300",
+        "beyond the range of float32",
+    ],
+    f"calibrate {PLAN} --epsilon 8 --cohort-size 9 --claimed-cohort 9": [
+        "--cohort-size 9",
+        "--claimed-cohort 9",
+    ],
+    f"calibrate {PLAN} --epsilon 8 --budget 2": ["--budget 2.0 belongs to", "budget"],
+    f"calibrate {PLAN} --epsilon 8 --sampling poisson": ["needs --population"],
+    f"calibrate {PLAN} --epsilon 8 --sampling balls-in-bins --population 10 --cohort-size 4": [
+        "--cohort-size 4",
+        "use 5",
+    ],
+    f"calibrate {PLAN} --epsilon 8 --sampling min-sep-poisson --population 9 "
+    "--cohort-size 9 --partitions 2": ["--partitions 2 does not belong"],
+    f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9 belongs to sampling"],
     f"calibrate {PLAN} --epsilon 8 --stop-after 13": ["--stop-after 13", "1..12"],
     "calibrate MECHANISM --rounds 13 --min-sep 4 --epsilon 8": ["12 rounds", "13"],
     "paper run banded-figure-99": ["NAME", "banded-figure-99", "fedmf paper list"],
@@ -60,28 +87,58 @@ WRONG_CALLS = {
     "paper list --jsonn": ["--jsonn"],
     "paper report --out x.html": ["--out", "x.html", "does not end in .md"],
     f"plan learning-rate {PLAN} --epsilon 8 --cohort-size 0": ["--cohort-size", "0"],
-    f"plan learning-rate {PLAN} --noise-multiplier -0 --cohort-size 9": ["--noise-multiplier 0", "with noise"],
-    "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": ["--bands", "'x'"],
-    "plan bands --rounds 8 --population 9 --cohort-size 20 --epsilon 1": ["--cohort-size 20", "--population 9"],
+    f"plan learning-rate {PLAN} --noise-multiplier -0 --cohort-size 9": [
+        "--noise-multiplier 0",
+        "with noise",
+    ],
+    "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": [
+        "--bands",
+        "'x'",
+    ],
+    "plan bands --rounds 8 --population 9 --cohort-size 20 --epsilon 1": [
+        "--cohort-size 20",
+        "--population 9",
+    ],
     f"{POOL} --no-search": ["--min-sep", "--no-search"],
-    f"{POOL} --min-sep 110": ["--min-sep 110", "exceeds --population 2000", "lower --min-sep to at most 100"],
+    f"{POOL} --min-sep 110": [
+        "--min-sep 110",
+        "exceeds --population 2000",
+        "lower --min-sep to at most 100",
+    ],
     f"{POOL} --availability sometimes": ["--availability sometimes is unknown"],
-    f"{POOL} --availability independent:0": ["cannot be filled in every round", "lower --cohort-size"],
+    f"{POOL} --availability independent:0": [
+        "cannot be filled in every round",
+        "lower --cohort-size",
+    ],
     f"{POOL} --sampling poisson": ["--partitions (not given)"],
-    f"{POOL} --partitions 2": ["--partitions 2 belongs to --sampling"],
+    f"{POOL} --partitions 2": ["--partitions 2 belongs to sampling"],
     f"{POOL} --sampling poisson --partitions 2 --min-sep 3": ["leave them out"],
-    f"{POOL} --sampling shuffle --partitions 5 --availability diurnal": ["use CyclicPoisson"],
+    f"{POOL} --sampling fixed_size --partitions 5 --availability diurnal": ["use CyclicPoisson"],
     f"{POOL} --simulated-cohort 30": ["--simulated-cohort 30"],
     f"{POOL} --cohort-size 2001": ["--cohort-size 2001", "--population 2000"],
     "data import absent.csv --out x.sqlite": ["'FILE'", "absent.csv", "does not exist"],
     "data synth --clients 4 --words 258 --out x.sqlite": ["--words", "258"],
-    "data synth --task emnist --words 500 --out x": ["--words 500", "--task stackoverflow_nwp", "--task emnist", "leave it out"],
-    "data synth --task cifar10 --clients 4 --out x": ["--clients 4", "--task stackoverflow_nwp or emnist", "--task cifar10"],
+    "data synth --task emnist --words 500 --out x": [
+        "--words 500",
+        "--task stackoverflow_nwp",
+        "--task emnist",
+        "leave it out",
+    ],
+    "data synth --task cifar10 --clients 4 --out x": [
+        "--clients 4",
+        "--task stackoverflow_nwp or emnist",
+        "--task cifar10",
+    ],
     "data synth --task cifar10 --letters --out x": ["--letters", "--task emnist"],
-    "data synth --task emnist --examples-per-client 9 --out x": ["--examples-per-client 9", "each split"],
+    "data synth --task emnist --examples-per-client 9 --out x": [
+        "--examples-per-client 9",
+        "each split",
+    ],
     "data synth --task regression --out x": ["--task", "'regression'", "cifar10"],
-    f"{RUN} --epsilon 8 --noise-seed ²": ["--noise-seed", "'²' must be a non-negative whole "
-                                                          "number"],
+    f"{RUN} --epsilon 8 --noise-seed ²": [
+        "--noise-seed",
+        "'²' must be a non-negative whole number",
+    ],
     f"{RUN} --epsilon 8 --noise-seed {'1' * 5000}": ["at most 4000 digits"],
     f"{RUN} --epsilon 8 --config absent.toml": ["--config", "absent.toml"],
     "train --out r --epsilon 8": ["--noise-seed is missing"],
@@ -94,8 +151,15 @@ WRONG_CALLS = {
     f"{RUN} --epsilon 8 -o lstm-size=many": ["--task-option lstm-size='many'", "Expected `int`"],
     f"{RUN} --epsilon 8 -o size=5": ["--task-option 'size'", "vocabulary-size"],
     f"{RUN} --epsilon 8 -o lstm-size": ["'lstm-size'", "batch-size=20"],
-    f"{RUN} --epsilon 8 --task weather": ["--task weather", "stackoverflow_nwp", "package.module:function"],
-    f"{RUN} --epsilon 8 --task no_such_module:task": ["--task no_such_module:task", "No module named"],
+    f"{RUN} --epsilon 8 --task weather": [
+        "--task weather",
+        "stackoverflow_nwp",
+        "package.module:function",
+    ],
+    f"{RUN} --epsilon 8 --task no_such_module:task": [
+        "--task no_such_module:task",
+        "No module named",
+    ],
     f"{RUN} --epsilon 8 --claimed-cohort 4": ["--claimed-cohort 4", "--cohort-size 100"],
     f"{RUN} --epsilon 8 --sampling poisson": ["--sampling poisson", "population"],
     f"{RUN} --epsilon 8 --zeroing-norm nothing": ["--zeroing-norm", "nothing"],
@@ -115,10 +179,14 @@ WRONG_CALLS = {
     "audit": ["RUN"],
     f"audit log absent.csv {PLAN} --epsilon 8": ["absent.csv"],
     f"audit log absent.csv {PLAN} --epsilon 8 --duplicates x": ["--duplicates", "refuse", "once"],
-    f"audit log absent.csv {PLAN} --epsilon 8 --statement x.txt": ["--statement", "x.txt", ".md or .json"],
+    f"audit log absent.csv {PLAN} --epsilon 8 --statement x.txt": [
+        "--statement",
+        "x.txt",
+        ".md or .json",
+    ],
     f"audit mechanism {PLAN}": ["--epsilon (not given)"],
     f"audit mechanism {PLAN} --epsilon 8 --trials -1": ["--trials", "-1"],
-}  # fmt: skip
+}
 
 
 def python_names(text):
@@ -198,7 +266,7 @@ def test_every_command_is_called_wrongly():
     ],
 )
 def test_the_first_mistake_that_was_typed_is_reported(call, option):
-    refused(*call.split(), words=[f"Invalid value for '{option}'"])
+    refused(*call.split(), words=[option])
 
 
 def test_arguments_are_named_as_options():
@@ -288,8 +356,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_fit(out, tmp_path, 
 
 
 def texts(source):
-    """The texts of a program that are no documentation, those of an f-string with {} for its
-    values.
+    """The texts of a program that are no documentation, those of an f-string with {}
+    for its values.
     """
     tree = ast.parse(source)
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

@@ -121,10 +121,15 @@ def visits(options: Options) -> federated.Task:
     owner = np.repeat(np.arange(8), 10)[:71]
     y[:30] = owner[:30] % 2
     return federated.Task.from_arrays(
-        name="visits", x=x[:71], y=y[:71], client_ids=owner, validation=(x[71:91], y[71:91]), test=(x[91:], y[91:]), batch_size=5,
-        model=lambda: tf.keras.Sequential([tf.keras.Input((options.width,)), tf.keras.layers.Dense(1, activation="sigmoid")]),
+        name="visits", x=x[:71], y=y[:71], client_ids=owner, batch_size=5,
+        validation=(x[71:91], y[71:91]), test=(x[91:], y[91:]),
+        model=lambda: tf.keras.Sequential(
+            [tf.keras.Input((options.width,)), tf.keras.layers.Dense(1, activation="sigmoid")]
+        ),
         loss=tf.keras.losses.BinaryCrossentropy(),
-        metrics=lambda: [tf.keras.metrics.AUC(name="auc"), tf.keras.metrics.BinaryAccuracy("accuracy")],
+        metrics=lambda: [
+            tf.keras.metrics.AUC(name="auc"), tf.keras.metrics.BinaryAccuracy("accuracy")
+        ],
     )
 
 

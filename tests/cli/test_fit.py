@@ -1,5 +1,5 @@
-"""fedmf fit, run in this process: every family and option, pictures, other people's matrices, and
-Ctrl-C.
+"""fedmf fit, run in this process: every family and option, pictures,
+other people's matrices, and Ctrl-C.
 """
 
 import json
@@ -47,7 +47,7 @@ def run(tmp_path, capfd, monkeypatch):
         [
             "--workload",
             "momentum_sgd",
-            "--momentum",
+            "--workload-momentum",
             "0.9",
             "--warmup",
             "0.25",
@@ -121,8 +121,8 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path):
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    # Until the fit shows its first steps there is nothing to keep; the line appears after two
-    # seconds.
+    # Until the fit shows its first steps there is nothing to keep;
+    # the line appears after two seconds.
     assert process.stderr is not None
     seen = ""
     while "step" not in seen:
@@ -131,8 +131,8 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path):
         seen += letter
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    # The certificate of what it has takes ten seconds, and a minute where other programs have the
-    # processors.
+    # The certificate of what it has takes ten seconds, and a minute where other programs
+    # have the processors.
     out, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert "the banded fit was interrupted after" in errors
@@ -164,8 +164,8 @@ def test_a_full_disk_names_the_file_and_nothing_else(tmp_path):
 
 
 def test_a_warning_names_options(tmp_path, capfd):
-    ask = "fit --rounds 24 --schema single --bands 4 --max-iterations 2 --tolerance 1e-9 --no-cache".split()
-    main([*ask, "--out", str(tmp_path / "x.npz")])
+    ask = "fit --rounds 24 --schema single --bands 4 --max-iterations 2 --tolerance 1e-9 --no-cache"
+    main([*ask.split(), "--out", str(tmp_path / "x.npz")])
     warning = capfd.readouterr().err
     assert "raise --max-iterations 2" in warning
     assert "--tolerance 1e-09" in warning

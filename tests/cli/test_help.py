@@ -53,19 +53,18 @@ def test_options_of_train_are_grouped():
     found = sections(program("train", "--help").stdout)
     assert list(found) == [
         "Options",
-        "Task",
-        "Who takes part",
-        "Privacy",
-        "Optimisation",
-        "The run",
+        *("Who takes part", "Mechanism", "Privacy", "Task", "Devices and updates"),
+        *("Optimisation", "The run", "Options of the families"),
     ]
     assert "--min-sep" in found["Who takes part"]
     assert "--epsilon" in found["Privacy"]
+    own = set(found.pop("Options of the families"))
+    assert {"--buffers", "--restarts"} < own
     shown = {flag.rstrip(",") for flags in list(found.values())[1:] for flag in flags}
     fields = {
         f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(fedmf.TrainConfig)
     }
-    assert shown == fields - {"--task-options"} | {"-o"}
+    assert shown == fields - {"--task-options", "--mechanism-options"} | {"-o"}
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)

@@ -110,9 +110,8 @@ def test_ctrl_c_before_the_first_round_says_how_to_go_on(corpus, tmp_path, monke
         patch.setattr(loop, "build_execution", pressed)
         said = fedmf(*command, status=130).stderr.strip()
         assert (
-            said
-            == f"fedmf: interrupted: no round of the run is saved in {tmp_path / 'run'}: go on "
-            "with --resume"
+            said == "fedmf: interrupted: no round of the run is saved in "
+            f"{tmp_path / 'run'}: go on with --resume"
         )
         # Of another run nothing is said.
         patch.setattr(loop, "check_model", pressed)
@@ -145,9 +144,8 @@ def test_the_same_error_in_a_round_is_a_failed_run(corpus, tmp_path, monkeypatch
     read = data.Corpus.sentences
 
     def damaged(self, split, *arguments):
-        if (
-            split == "train" and (tmp_path / "run" / "config.json").exists()
-        ):  # before that it would be bad input
+        # Before that it would be bad input
+        if split == "train" and (tmp_path / "run" / "config.json").exists():
             raise ValueError("the data are damaged")
         return read(self, split, *arguments)
 
@@ -197,8 +195,8 @@ def test_a_rate_far_above_the_noise_is_warned_of_in_the_words_of_the_command_lin
     assert (
         len(
             re.findall(
-                r"fedmf: warning: --server-learning-rate 1000 is \d+ times the 0\.\d+ that the "
-                r"rule of",
+                r"fedmf: warning: --server-learning-rate 1000 is \d+ times the "
+                r"0\.\d+ that the rule of",
                 said,
             )
         )

@@ -1,11 +1,10 @@
-"""Controllers for tests: arguments that may or may not work, availability as a mask, and a run
-without training.
+"""Controllers for tests: arguments that may or may not work, availability by a function, and
+a run without training.
 """
 
 import dataclasses
 import warnings
 
-import numpy as np
 from hypothesis import strategies as st
 
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
@@ -47,12 +46,11 @@ def controllers_that_work(draw):
     return given | {"population": max(given["population"], least)}
 
 
-def available_to(probability):
-    """A pure mask of the round, some clients away."""
-    return lambda t: np.random.default_rng([7, t]).random(population_of[0]) < probability
+class WhoComes:
+    """A model of availability from a function of the round and the clients."""
 
-
-population_of = [0]
+    def __init__(self, available):
+        self.available = available
 
 
 def run(controller, rounds=None):

@@ -11,8 +11,6 @@ from fedmf.cohorts.availability import (
     Window,
     availability_from_text,
 )
-from fedmf.cohorts.controller import ParticipationController
-from fedmf.participation.schema import Participation
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
@@ -117,23 +115,6 @@ class TestDiurnal:
             assert not none.available(t, CLIENTS).any()
 
 
-class TestMasks:
-    def test_the_same_cohorts_as_a_model(self):
-        model, asked = Independent(probability=0.5, seed=2), []
-        given = {"population": 30_000, "cohort_size": 40, "seed": 1}
-        participation = Participation(rounds=6, schema="min_sep", min_sep=3)
-        by_model = ParticipationController(participation, availability=model, **given)
-
-        def mask(t):
-            asked.append(t)
-            return model.available(t, np.arange(30_000))
-
-        by_mask = ParticipationController(participation, availability=mask, **given)
-        for t in range(6):
-            assert by_model.cohort(t).tolist() == by_mask.cohort(t).tolist()
-        assert asked == list(range(6))
-
-
 class TestTexts:
     @pytest.mark.parametrize(
         ("text", "model"),
@@ -142,9 +123,11 @@ class TestTexts:
             ("independent:0.3,seed=4", Independent(probability=0.3, seed=4)),
             ("independent:probability=1,seed=4", Independent(probability=1.0, seed=4)),
             ("diurnal", Diurnal()),
-            ("diurnal:rounds_per_day=24,phase_hours=2.5,start_hour=6,seed=1",
-             Diurnal(rounds_per_day=24, phase_hours=2.5, start_hour=6, seed=1)),
+            (
+                "diurnal:rounds_per_day=24,phase_hours=2.5,start_hour=6,seed=1",
+                Diurnal(rounds_per_day=24, phase_hours=2.5, start_hour=6, seed=1),
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_read(self, text, model):
         assert availability_from_text(text) == model

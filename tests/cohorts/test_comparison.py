@@ -1,21 +1,17 @@
 """What a budget gains over min_sep, as `fedmf plan participation` shows it."""
 
-import dataclasses
 import json
 
 import pytest
 
 import fedmf
-from fedmf.cohorts.availability import Always, Independent
-from fedmf.cohorts.comparison import compared
-from fedmf.cohorts.forecast import Size
-from fedmf.mechanisms.budget import Budget
 from tests.cli.program import fedmf as command
 from tests.cli.program import refused
 from tests.mechanisms.schemas import separated
 
 APART = separated(200, 40)
-ASK = "plan participation --rounds 200 --population 800 --cohort-size 20 --schema budget --min-sep 40 --json".split()
+ASK = """plan participation --rounds 200 --population 800 --cohort-size 20 --schema budget
+    --min-sep 40 --json""".split()
 
 
 @pytest.fixture(scope="module")
@@ -47,41 +43,8 @@ def test_the_default_pace_never_loses(mechanism_file, availability, tmp_path):
     assert found["participations_budget"][0] >= found["participations_apart"][0]
 
 
-def test_without_a_pace_frequent_devices_lose(mechanism_file):
-    budget = Budget.of(fedmf.load_mechanism(mechanism_file), APART)
-    greedy = dataclasses.replace(budget, pace=200)
-    size = Size(population=800, cohort_size=20)
-    lost = compared(greedy, APART, size, seeds=(0, 1), availability=Independent(probability=0.5))
-    assert lost["participations_gained"][2] < 0.0
-    even = compared(budget, APART, size, seeds=(0, 1), availability=Always())
-    assert even["participations_gained"] == [0.0, 0.0, 0.0]
-
-
 def test_refusals(mechanism_file):
     refused(*ASK, words=["mechanism is missing", "fedmf fit --out"])
     refused(*ASK, "--mechanism", mechanism_file, "--seeds", 1, words=["--seeds"])
     apart = [word for word in ASK if word not in ("--schema", "budget")]
     refused(*apart, "--pace", 3, words=["--pace 3 belongs to --schema budget"])
-
-
-def test_calibrate_and_its_statement_say_the_same(mechanism_file):
-    ask = [
-        "calibrate",
-        mechanism_file,
-        "--rounds",
-        200,
-        "--schema",
-        "budget",
-        "--epsilon",
-        8,
-        "--json",
-        "--statement",
-    ]
-    of_min_sep = json.loads(command(*ask, "--min-sep", 40).stdout)
-    said = of_min_sep["statement_values"]["commands"][0].split()
-    again = json.loads(command(*said[1:2], mechanism_file, *said[3:], "--json").stdout)
-    assert again["statement_values"] == of_min_sep["statement_values"]
-    apart = json.loads(command(*ask[:4], "--min-sep", 40, "--epsilon", 8, "--json").stdout)
-    assert of_min_sep["stddev"] == pytest.approx(apart["stddev"], rel=1e-11)
-    assert of_min_sep["participation"]["schema"] == "budget"
-    assert "budget" not in apart["participation"]

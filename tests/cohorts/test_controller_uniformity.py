@@ -200,9 +200,8 @@ class TestOrders:
     def test_every_place_is_uniform(self):
         # Client 3's place in the order of 8, of which 6 are dealt out.
         claimed = np.array([1, 1, 1, 1, 1, 1, 2]) / 8
-        truth = (
-            np.array([PREFERENCE, *(claimed[1:] * 8 * (8 - PREFERENCE) / 7)]) / 8
-        )  # the first place preferred
+        # The first place preferred
+        truth = np.array([PREFERENCE, *(claimed[1:] * 8 * (8 - PREFERENCE) / 7)]) / 8
         places, seeds = [], draws_that_see(claimed, truth)
         for seed in range(seeds):
             order = EpochOrder(population=8, cohort_size=2, epoch=3, seed=seed)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmf
-from fedmf.audits.guarantee import audit_ledger
+from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.spending import Spending
@@ -19,7 +19,7 @@ from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
-from tests.cohorts.controllers import rounds_of_clients, run
+from tests.cohorts.controllers import WhoComes, rounds_of_clients, run
 from tests.mechanisms.schemas import separated
 from tests.privacy.plans import ledger_of, plan
 
@@ -140,7 +140,7 @@ def budgeted_controller(**changes):
         "population": 60,
         "cohort_size": 5,
         "seed": 3,
-        "availability": lambda t: np.arange(60) % 4 != t % 4,
+        "availability": WhoComes(lambda t, clients: clients % 4 != t % 4),
     }
     return ParticipationController(Budget.of(mechanism, apart), **{**given, **changes}), mechanism
 
@@ -179,20 +179,16 @@ class TestController:
             controller.go_on_from(ledger_of([[1]] * 8, 5))
 
     def test_dropped_clients_have_paid_and_those_that_disobey_harm_nobody(self):
+        behavior = DeviceBehavior(dropout=0.3, noncompliant_fraction=0.1, seed=2)
         controller, mechanism = budgeted_controller(
-            population=40,
-            availability=None,
-            behavior=DeviceBehavior(dropout=0.3, noncompliant_fraction=0.1, seed=2),
+            population=40, availability=None, behavior=behavior
         )
         run(controller)
         of_plan = plan(controller.participation, mechanism)
         assert controller.audit(of_plan).contradictions == ()
-        assert audit_ledger(
-            controller.ledger.planned(), of_plan
-        ).contradictions  # all clients together
-        assert (
-            audit_ledger(controller.ledger.well_behaved().planned(), of_plan).contradictions == ()
-        )
+        planned = controller.ledger.planned()
+        assert audit_ledger(planned, of_plan).contradictions  # all clients together
+        assert audit_ledger(planned.well_behaved(), of_plan).contradictions == ()
 
     def test_as_many_rounds_as_min_sep_fills(self):
         # Everybody always there: the pools of both last.
@@ -204,16 +200,17 @@ class TestController:
         assert controller.ledger.observed().max_participations >= apart.max_participations
 
 
-def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee():
+def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee(tmp_path):
     mechanism = ToeplitzMechanism(rounds=8, coefficients=0.7 ** np.arange(8))
-    budget = Budget.of(mechanism, separated(8, 4))
+    budget = plan(Budget.of(mechanism, separated(8, 4)).participation, mechanism)
     ledger = ledger_of([[1], [1, 2], [1], [], [], [2], [], []], None)
-    audit = audit_ledger(ledger, plan(budget.participation, mechanism))
-    C = mechanism.encoder()
-    worst = np.linalg.norm(C[:, :3].sum(axis=1))
-    assert len(audit.contradictions) == 1
-    assert f"cost a sensitivity of {worst:.6g} where a budget" in audit.contradictions[0]
-    np.testing.assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
-    assert audit.epsilon > audit.planned.epsilon
-    assert "does not keep" not in audit.statement()
+    (tmp_path / "log.csv").write_text(ledger.to_csv())
+    worst = np.linalg.norm(mechanism.encoder()[:, :3].sum(axis=1))
+    for audit in (audit_ledger(ledger, budget), audit_log(tmp_path / "log.csv", budget)):
+        (contradiction,) = audit.contradictions
+        assert f"cost a sensitivity of {worst:.6g} where a budget" in contradiction
+        np.testing.assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
+        (bad,) = audit.offenders.first
+        assert (str(bad.client), bad.rounds) == ("1", (0, 1, 2))
+        assert audit.epsilon > audit.planned.epsilon
     assert "Not as planned" in audit.statement()

@@ -143,7 +143,7 @@ def test_cifars_grid_is_that_of_the_papers():
 @pytest.mark.parametrize("name", STACKOVERFLOW)
 def test_the_data_has_the_clients_that_a_study_draws_or_claims_to(name):
     for config in itertools.chain(*lines(getattr(grids, name)).values()):
-        scheme, cohort = config.sampling_scheme(), config.claimed_cohort or config.cohort_size
+        scheme, cohort = config.scheme(), config.claimed_cohort or config.cohort_size
         assert scheme is None or scheme.population == 342_477
         assert config.rounds in (2048, 2052)
         fedmf.ParticipationController(

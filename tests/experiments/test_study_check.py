@@ -150,8 +150,8 @@ def test_167_clients_do_not_last_for_2052_rounds(grid, wrong, tmp_path, data, mo
     made = grid.make(dataclasses.replace(grid.sizes["full"], rounds_once=2052))
     with pytest.raises(
         ValueError,
-        match=rf"{wrong} settings cannot train, the first, .*rounds=2052 = 342684 exceeds "
-        rf"population={USERS}",
+        match=rf"{wrong} settings cannot train, the first, .*rounds=2052 = 342684 "
+        rf"exceeds population={USERS}",
     ):
         study.dry_run(made, asked(tmp_path, data, made))
 

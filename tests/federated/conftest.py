@@ -7,8 +7,8 @@ import pytest
 
 @pytest.fixture(scope="module")
 def clients_in_turn() -> Iterator[None]:
-    """Clients of small models train one after the other too, for tests whose subject is not their
-    work.
+    """Clients of small models train one after the other too, for tests whose subject
+    is not their work.
 
     Tracing the clients side by side takes two thirds of a small run; tests/federated/execution has
     that both train the same model.

@@ -3,8 +3,8 @@
     python -m tests.federated.full_size FOLDER EXECUTION ROUNDS MECHANISM CLIENTS SENTENCES
 
 Runs up to ROUNDS rounds from the newest checkpoint in FOLDER, then stops as if killed; prints JSON:
-peak memory of this process and of TFF's worker in GiB, and a digest of the weights after every
-round.
+peak memory of this process and of TFF's worker in GiB, and a digest of the weights
+after every round.
 """
 
 import contextlib
@@ -59,7 +59,8 @@ def make_task(cohort_size: int, sentences: int) -> federated.Task:
 def config(execution: str, cohort_size: int) -> fedmf.TrainConfig:
     """The banded paper's StackOverflow run with a small cohort."""
     return fedmf.TrainConfig(
-        rounds=ROUNDS, min_sep=MIN_SEP, family="banded", noise_multiplier=0.65, cohort_size=cohort_size, execution=execution,
+        rounds=ROUNDS, min_sep=MIN_SEP, family="banded", noise_multiplier=0.65,
+        cohort_size=cohort_size, execution=execution,
         checkpoint_every=1, evaluate_every=2000,
     )  # fmt: skip
 
@@ -108,7 +109,8 @@ def main(
     loop.build_execution = watched
     with contextlib.suppress(Stop):
         federated.train(
-            make_task(cohort_size, sentences), settings, folder=folder, noise_seed=None if resume else 5, plan=plan, resume=resume,
+            make_task(cohort_size, sentences), settings, folder=folder,
+            noise_seed=None if resume else 5, plan=plan, resume=resume,
             progress=False, on_round=stop_after,
         )  # fmt: skip
     peaks = {

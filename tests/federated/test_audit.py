@@ -1,8 +1,8 @@
-"""The audit of what really runs: honest mechanisms pass, and mistakes in the code that runs are
-caught.
+"""The audit of what really runs: honest mechanisms pass, and mistakes in the code
+that runs are caught.
 
-The host's rows and TFF's process are held to the same rows exactly, in noise/test_host.py and
-aggregation/test_aggregator.py.
+The host's rows and TFF's process are held to the same rows exactly,
+in noise/test_host.py and aggregation/test_aggregator.py.
 """
 
 import collections

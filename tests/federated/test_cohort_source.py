@@ -1,5 +1,5 @@
-"""TFF programs with our cohorts: stopped and started again they train the same model on the same
-clients.
+"""TFF programs with our cohorts: stopped and started again they train the same model on
+the same clients.
 """
 
 import asyncio

@@ -53,7 +53,8 @@ def wide():
 def task_of(x, model, **changes):
     split = tf.nest.map_structure(lambda array: array[::2], (x, LABELS))
     attributes = {
-        "name": "own", "x": x, "y": LABELS, "client_ids": OWNERS, "validation": split, "test": split, "model": model, "batch_size": 4,
+        "name": "own", "x": x, "y": LABELS, "client_ids": OWNERS, "validation": split,
+        "test": split, "model": model, "batch_size": 4,
         "loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "metrics": lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
     }  # fmt: skip
@@ -268,9 +269,12 @@ def two_outputs():
 def test_what_does_not_fit_is_one_sentence(tmp_path, changes, said):
     with pytest.raises((TypeError, ValueError), match=said):
         federated.train(
-            task_of(changes.pop("x", PIXELS), changes.pop("model", cnn), **changes), config(), folder=tmp_path / "run",
-            noise_seed=1, progress=False,
-        )  # fmt: skip
+            task_of(changes.pop("x", PIXELS), changes.pop("model", cnn), **changes),
+            config(),
+            folder=tmp_path / "run",
+            noise_seed=1,
+            progress=False,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -303,8 +307,8 @@ def test_a_client_of_nan_is_zeroed_and_does_not_stop_the_run(tmp_path):
     said = [str(w.message) for w in told if "hold NaN" in str(w.message)]
     assert len(said) == 1
     assert re.fullmatch(
-        r"round \d: the examples of client '[07]' of task 'own' hold NaN .*; its update is "
-        r"zeroed.*",
+        r"round \d: the examples of client '[07]' of task 'own' hold NaN .*; "
+        r"its update is zeroed.*",
         said[0],
     )
     _, train_empty = trained("empty", lambda x, y: (x[:0], y[:0]))
@@ -468,9 +472,12 @@ def test_a_label_for_each_example_and_a_model_with_one_output(tmp_path):
     runs = []
     for labels in (y, y[:, None]):
         changes = {
-            "y": labels, "validation": (x, labels), "test": (x, labels), "loss": tf.keras.losses.MeanSquaredError(),
+            "y": labels,
+            "validation": (x, labels),
+            "test": (x, labels),
+            "loss": tf.keras.losses.MeanSquaredError(),
             "metrics": lambda: [tf.keras.metrics.MeanSquaredError("error")],
-        }  # fmt: skip
+        }
         task = task_of(x, model, **changes)
         runs.append(
             federated.train(

@@ -62,8 +62,8 @@ def test_coefficients_are_those_of_the_product(data):
 
 
 def test_a_last_zero_below_0_is_a_mechanism_like_any_other():
-    # Given by its decays and scales: the zeros are the roots of what is over their common
-    # denominator.
+    # Given by its decays and scales: the zeros are the roots of what is over
+    # their common denominator.
     decays, scales = np.array([0.9, 0.5, 0.001]), np.array([0.1, 0.2, 0.5])
     above = np.poly(decays)
     for i, scale in enumerate(scales):

@@ -74,8 +74,8 @@ def test_twelve_rounds_by_a_semidefinite_program():
 
 
 def test_a_budget_of_signed_costs_would_be_exceeded():
-    # Negative control: counted with signs, opposite contributions cancel in the cost and add in C
-    # x.
+    # Negative control: counted with signs, opposite contributions cancel in the cost
+    # and add in C x.
     budget = with_budget(DenseMechanism(matrix=np.eye(6) - 0.45 * np.eye(6, k=-1)), 0.2)
     claimed = sensitivity(budget.mechanism, budget.participation).value
     assert largest_within(budget, lambda X: np.abs(X).sum()) <= claimed * (1 + 1e-9)

@@ -52,8 +52,8 @@ def refused(mechanism) -> bool:
 
 
 def test_the_danger_is_real():
-    # The inverse that float64 finds of this encoder is that of another, many times more sensitive
-    # one.
+    # The inverse that float64 finds of this encoder is that of another,
+    # many times more sensitive one.
     C = np.tril(np.full((80, 80), 1e-9)) + np.eye(80) + 1.9 * np.eye(80, k=-1)
     claimed = sensitivity(C, single(80)).value
     assert largest_column_of_exact_inverse(lower_inverse(C)) > 1000.0 * claimed

@@ -19,8 +19,8 @@ B = np.tri(4) @ np.linalg.inv(C)
 
 
 def serialized(array, dtype=2):
-    """A TensorProto; tests/federated/execution/test_foreign_tensors.py has those that TensorFlow
-    writes.
+    """A TensorProto; tests/federated/execution/test_foreign_tensors.py has those
+    that TensorFlow writes.
     """
     shape = {"dim": [{"size": size} for size in array.shape]}
     content = array.astype({1: "<f4", 2: "<f8"}[dtype]).tobytes()
@@ -46,9 +46,8 @@ def files(request, tmp_path):
         return path.with_suffix(".npy")
     if request.param == "folder":
         return folder(path, C, B)
-    path.write_bytes(
-        serialized(C, dtype=1 if "floats" in request.param else 2)
-    )  # C has few binary digits
+    # C has few binary digits
+    path.write_bytes(serialized(C, dtype=1 if "floats" in request.param else 2))
     return path
 
 
@@ -153,9 +152,8 @@ def test_damaged_tensors_are_refused(tmp_path):
     for place in range(len(whole)):
         damaged = bytearray(whole)
         damaged[place] ^= 0x41
-        with contextlib.suppress(
-            ValueError
-        ):  # and of no other kind; a flipped bit in a number cannot be noticed here
+        # And of no other kind; a flipped bit in a number cannot be noticed here
+        with contextlib.suppress(ValueError):
             parse_tensor(bytes(damaged))
 
 
@@ -168,9 +166,8 @@ def test_unfit_matrices_do_not_make_a_mechanism():
 
 def test_small_entries_are_no_rounding_where_they_decide_the_noise(tmp_path):
     path = tmp_path / "m.npy"
-    encoder = np.array(
-        [[1e-9, 5e-10, 0.0], [0.0, 1e-9, 0.0], [0.0, 0.0, 1.0]]
-    )  # 5e-10 is small beside 1 only
+    # 5e-10 is small beside 1 only
+    encoder = np.array([[1e-9, 5e-10, 0.0], [0.0, 1e-9, 0.0], [0.0, 0.0, 1.0]])
     np.save(path, encoder)
     mechanism = load_factorization(path)
     noise = np.linalg.inv(encoder)

@@ -6,7 +6,6 @@ import pytest
 from fedmf.mechanisms import LowRankMechanism
 from fedmf.mechanisms.error import loss
 from fedmf.mechanisms.fit import fit
-from fedmf.mechanisms.low_rank.fit import _PENALTY, _Approximation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import single
 
@@ -52,28 +51,6 @@ def test_the_stream_keeps_a_few_rows(workload, near):
     assert stream.buffers.decay.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(("n", "h", "r"), [(8, 1, 1), (12, 3, 2), (7, 6, 3), (6, 6, 2)])
-def test_a_sweep_solves_every_row_by_least_squares(n, h, r):
-    B = decoder_of(n)
-    approximation = _Approximation(np.tri(n), B, h, r)
-    R = approximation.right.copy()
-    approximation.sweep()
-    penalty = np.sqrt(_PENALTY * np.abs(np.diagonal(B)).mean()) * np.eye(r)
-    for t in range(n):  # rows of L, given the old R
-        inside = np.arange(n) <= t - h
-        rows, targets = np.vstack([R[inside], penalty]), np.concatenate([B[t, inside], np.zeros(r)])
-        np.testing.assert_allclose(
-            approximation.left[t], np.linalg.lstsq(rows, targets, rcond=None)[0], atol=1e-6
-        )
-    for s in range(n):  # rows of R, given the new L
-        inside = np.arange(n) >= s + h
-        rows = np.vstack([approximation.left[inside], penalty])
-        targets = np.concatenate([B[inside, s], np.zeros(r)])
-        np.testing.assert_allclose(
-            approximation.right[s], np.linalg.lstsq(rows, targets, rcond=None)[0], atol=1e-6
-        )
-
-
 def test_certificate_against_the_optimum():
     mechanism = fitted(64, 3, 3)
     certificate = mechanism.certificate
@@ -92,9 +69,8 @@ def test_more_rank_and_more_bands_come_closer():
     assert losses == sorted(losses, reverse=True)
     optimum = fit(prefix_sum(64), single(64), family="dense", tolerance=1e-6).certificate.loss
     np.testing.assert_allclose(losses[-1], optimum, rtol=1e-3)
-    np.testing.assert_allclose(
-        fitted(64, 64, 1).certificate.loss, optimum, rtol=1e-3
-    )  # all bands: B is the optimum
+    # All bands: B is the optimum
+    np.testing.assert_allclose(fitted(64, 64, 1).certificate.loss, optimum, rtol=1e-3)
 
 
 def test_the_unit_of_the_workload_does_not_matter():

@@ -38,7 +38,15 @@ def fit_scaled(workload, participation, stopping, *, scale: float = 2.0):
     return ScaledMechanism(rounds=workload.rounds, scale=scale)
 
 
-register(Family(mechanism=ScaledMechanism, fit=fit_scaled, label="Scaled ({bands})", color="#123456", help={"scale": "the entries"}))
+register(
+    Family(
+        mechanism=ScaledMechanism,
+        fit=fit_scaled,
+        label="Scaled ({bands})",
+        color="#123456",
+        help={"scale": "the entries"},
+    )
+)
 '''
 
 PROGRAM = """
@@ -51,7 +59,8 @@ from fedmf.mechanisms.fitting import cache
 
 cache.MIN_SECONDS = 0.0
 participation = fedmf.Participation(rounds=6, schema="min_sep", min_sep=3)
-fedmf.fit(fedmf.prefix_sum(6), participation, family="scaled", scale=4.0, cache="fits").save("m.npz")
+options = {"family": "scaled", "scale": 4.0, "cache": "fits"}
+fedmf.fit(fedmf.prefix_sum(6), participation, **options).save("m.npz")
 mechanism = fedmf.load_mechanism("m.npz")
 plan = fedmf.calibrate(mechanism, participation, epsilon=2.0, delta=1e-6)
 config = fedmf.TrainConfig(family="scaled", rounds=6, min_sep=3, cohort_size=2, epsilon=2.0)

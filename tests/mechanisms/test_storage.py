@@ -132,8 +132,8 @@ def test_missing_folder(tmp_path):
 
 @pytest.mark.parametrize("field", [8, 10], ids=["flags", "compression"])
 def test_a_directory_that_zipfile_does_not_understand(saved, field):
-    """Of the archive's directory: an entry that seems encrypted, or compressed in a way nobody
-    knows.
+    """Of the archive's directory: an entry that seems encrypted,
+    or compressed in a way nobody knows.
     """
     content = bytearray(saved.read_bytes())
     content[content.index(b"PK\x01\x02") + field] ^= 0x09

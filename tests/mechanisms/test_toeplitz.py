@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fedmf.mechanisms import ToeplitzMechanism, load_mechanism
 from fedmf.mechanisms.error import per_round_error
-from fedmf.mechanisms.sensitivity import _toeplitz, sensitivity
+from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz import mechanism
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.workloads import prefix_sum
@@ -94,9 +94,8 @@ def test_long_mechanisms_are_saved_and_checked_when_read(tmp_path):
     mechanism = ToeplitzMechanism(rounds=50_000, coefficients=[1.0, 0.5])
     mechanism.save(tmp_path / "good")
     assert np.array_equal(load_mechanism(tmp_path / "good").coefficients, mechanism.coefficients)
-    ToeplitzMechanism(rounds=50_000, coefficients=[1.0, -9.0]).save(
-        tmp_path / "unstable"
-    )  # N grows to 9^50000
+    # N grows to 9^50000
+    ToeplitzMechanism(rounds=50_000, coefficients=[1.0, -9.0]).save(tmp_path / "unstable")
     with pytest.raises(ValueError, match="not an inverse"):
         load_mechanism(tmp_path / "unstable")
 
@@ -114,9 +113,6 @@ def test_sensitivity_is_never_below_the_truth(data):
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
         np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
-    assert _toeplitz(mechanism.coefficients, participation).value >= attained * (
-        1.0 - 1e-9
-    )  # alone, for long runs
     # No worse than what is known of the matrix.
     assert claimed.value <= sensitivity(mechanism.encoder(), participation).value * (1.0 + 1e-9)
 

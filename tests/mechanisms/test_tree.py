@@ -13,19 +13,6 @@ from tests.mechanisms.schemas import epochs, separated, single
 from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
 
 
-def test_four_rounds_are_the_matrix_of_denisov_eq_12():
-    expected = [
-        [1, 0, 0, 0],
-        [0, 1, 0, 0],
-        [1, 1, 0, 0],
-        [0, 0, 1, 0],
-        [0, 0, 0, 1],
-        [0, 0, 1, 1],
-        [1, 1, 1, 1],
-    ]
-    assert np.array_equal(TreeMechanism(rounds=4).encoder(), expected)
-
-
 @pytest.mark.parametrize("rounds", range(1, 20))
 def test_nodes_are_the_dyadic_intervals_of_rounds(rounds):
     expected = {

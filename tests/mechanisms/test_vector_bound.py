@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
-from tests.paper_figures import VECTOR_COUNTEREXAMPLE, VECTOR_COUNTEREXAMPLE_INPUTS
 
 
 def random_gram(seed, k, rank):
@@ -36,21 +35,6 @@ def test_no_contributions_exceed_the_bound(seed, k, rank):
 def test_bound_and_attained_value_meet(seed, k):
     attained, bound = vector_sensitivity_bounds(random_gram(seed, k, k))
     np.testing.assert_allclose(attained, bound, rtol=1e-6)
-
-
-def test_scalar_sensitivity_one_is_not_vector_sensitivity_one():
-    X = VECTOR_COUNTEREXAMPLE.T @ VECTOR_COUNTEREXAMPLE
-    scalar = max(np.array(s) @ X @ np.array(s) for s in itertools.product([-1.0, 1.0], repeat=3))
-    np.testing.assert_allclose(scalar, 1.0)
-    attained, bound = vector_sensitivity_bounds(X)
-    assert (
-        bound
-        >= attained
-        >= np.linalg.norm(VECTOR_COUNTEREXAMPLE @ VECTOR_COUNTEREXAMPLE_INPUTS) ** 2 - 1e-12
-    )
-    np.testing.assert_allclose(
-        bound, 1.125, rtol=1e-8
-    )  # 1.0607 squared: above the paper's example of 1.0488
 
 
 def test_nothing_at_all():

@@ -51,22 +51,17 @@ ONE = np.ones((3, 1))
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"window": np.ones((3, 2))}, ["window", "before round 0", "j > t"]),
-        ({"window": np.ones((3, 4))}, ["window", "(3, 4)", "at most 3"]),
-        ({"read": np.ones((2, 1))}, ["read", "(2, 1)", "(3, 1)"]),
-        ({"write": np.ones((3, 2))}, ["write", "(3, 2)", "(3, 1)"]),
-        ({"decay": [np.nan]}, ["decay", "not finite"]),
+        ({"window": np.ones((3, 2))}, "window.*before round 0"),
+        ({"window": np.ones((3, 4))}, r"window.*\(3, 4\).*at most 3"),
+        ({"read": np.ones((2, 1))}, r"read.*\(2, 1\).*\(3, 1\)"),
+        ({"write": np.ones((3, 2))}, r"write.*\(3, 2\).*\(3, 1\)"),
+        ({"decay": [np.nan]}, "decay.*not finite"),
     ],
 )
 def test_refused_in_one_sentence(fields, words):
-    with pytest.raises(ValueError, match="[a-z]") as caught:
-        Buffers(**{"window": ONE, "read": ONE, "write": ONE, "decay": [0.5], **fields})
-    message = str(caught.value)
-    assert "\n" not in message
-    assert all(word in message for word in words)
-
-
-def test_buffers_of_other_rounds_do_not_make_a_stream():
-    buffers = Buffers(window=ONE, read=ONE, write=ONE, decay=[0.5])
-    with pytest.raises(ValueError, match="rounds=4 and sources=4 do not fit"):
-        NoiseStream(rounds=4, sources=4, buffers=buffers)
+    given = {"window": ONE, "read": ONE, "write": ONE, "decay": [0.5]}
+    NoiseStream(rounds=3, sources=3, buffers=Buffers(**given))
+    with pytest.raises(ValueError, match=words):
+        Buffers(**given | fields)
+    with pytest.raises(ValueError, match="rounds=4 and sources=4"):
+        NoiseStream(rounds=4, sources=4, buffers=Buffers(**given))

@@ -1,8 +1,8 @@
 import dataclasses
-import importlib.metadata
 import itertools
 import math
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,24 +12,31 @@ from scipy import special, stats
 
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism
 from fedmf.participation.schema import Participation
-from fedmf.privacy import amplification, random_allocation
+from fedmf.privacy import random_allocation
 from fedmf.privacy.amplification import (
-    _sampled_accountant,
     group_epsilon,
     least_noise_multiplier,
-    rdp_epsilon,
     sampled_gaussian_epsilon,
     sampled_gaussian_noise_multiplier,
 )
+from fedmf.privacy.amplification import (
+    rdp_epsilon as rdp_epsilon_of,
+)
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import (
+    Plan,
+    per_query_noise_multiplier,
+    rdp_epsilon,
+    unamplified_epsilon,
+    unit_noise,
+)
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 
 
 def hockey_stick(p, q, epsilon, cell):
-    """max over both directions of the integral of (p - exp(epsilon) q)+, densities on a grid of
-    cells.
+    """max over both directions of the integral of (p - exp(epsilon) q)+,
+    densities on a grid of cells.
     """
     growth = math.exp(epsilon)
     return cell * max(np.maximum(p - growth * q, 0).sum(), np.maximum(q - growth * p, 0).sum())
@@ -40,27 +47,21 @@ def grid(sigma, cells=6000):
     return x, x[1] - x[0]
 
 
-@pytest.mark.parametrize(("sigma", "q"), [(0.6, 0.3), (1.0, 0.05), (2.0, 0.5), (0.8, 0.9)])
-def test_one_sample_against_the_integral(sigma, q):
+@pytest.mark.parametrize(
+    ("sigma", "q", "k"),
+    [(0.6, 0.3, 1), (1.0, 0.05, 1), (2.0, 0.5, 1), (0.8, 0.9, 1), (1.1, 0.2, 2)],
+)
+def test_samples_against_the_integral(sigma, q, k):
     # The definition: a client's 1 is there with probability q, or never; no accountant is involved.
-    x, cell = grid(sigma)
+    x, cell = grid(sigma, 6000 if k == 1 else 1500)
     without = stats.norm.pdf(x, 0, sigma)
     present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * without
+    if k == 2:
+        present, without, cell = np.outer(present, present), np.outer(without, without), cell**2
     delta = 1e-5
-    epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=1)
+    epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=k)
     assert hockey_stick(present, without, epsilon, cell) <= delta * 1.0001
     assert hockey_stick(present, without, 0.995 * epsilon, cell) > delta
-
-
-def test_two_samples_against_the_integral():
-    sigma, q, delta = 1.1, 0.2, 1e-4
-    x, cell = grid(sigma, 1500)
-    without = stats.norm.pdf(x, 0, sigma)
-    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * without
-    two, none = np.outer(present, present), np.outer(without, without)
-    epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=2)
-    assert hockey_stick(two, none, epsilon, cell**2) <= delta * 1.0001
-    assert hockey_stick(two, none, 0.995 * epsilon, cell**2) > delta
 
 
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
@@ -74,35 +75,18 @@ def test_composed_deltas_are_above_the_closed_form(k, sigma):
     assert sampled_gaussian_epsilon(each, 9.9e-11, probability=almost, compositions=k) == math.inf
 
 
-@pytest.mark.skipif(
-    importlib.metadata.version("dp-accounting") != "0.4.3",
-    reason="a later one need not be too small there",
-)
-def test_deltas_near_the_rounding_of_a_composition_are_not_taken_from_it():
-    # The control of the test above: what dp_accounting says at 1e-13 is too small.
-    k, sigma = 2052, 0.5
-    accountant = _sampled_accountant(sigma * math.sqrt(k), 1 - 1e-13, k, 2.0**-10)
-    assert gaussian_delta(sigma, accountant.get_epsilon(1e-13)) > 1.1e-13
-
-
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.floats(0.7, 4), st.floats(0.01, 1), st.integers(1, 40))
 def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
-    epsilon = sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k)
-    slack = 1 + 1e-4
-    assert epsilon <= gaussian_epsilon(sigma / math.sqrt(k), 1e-6) * slack
-    assert (
-        sampled_gaussian_epsilon(1.1 * sigma, 1e-6, probability=q, compositions=k)
-        <= epsilon * slack
-    )
-    assert (
-        epsilon
-        <= sampled_gaussian_epsilon(sigma, 1e-6, probability=min(1.0, 1.2 * q), compositions=k)
-        * slack
-    )
-    assert (
-        epsilon <= sampled_gaussian_epsilon(sigma, 1e-6, probability=q, compositions=k + 5) * slack
-    )
+    def epsilon(noise, probability, compositions):
+        given = {"probability": probability, "compositions": compositions}
+        return sampled_gaussian_epsilon(noise, 1e-6, **given)
+
+    here, slack = epsilon(sigma, q, k), 1 + 1e-4
+    assert here <= gaussian_epsilon(sigma / math.sqrt(k), 1e-6) * slack
+    assert epsilon(1.1 * sigma, q, k) <= here * slack
+    assert here <= epsilon(sigma, min(1.0, 1.2 * q), k) * slack
+    assert here <= epsilon(sigma, q, k + 5) * slack
 
 
 @pytest.mark.parametrize(("q", "k"), [(0.026, 2052), (0.5, 10), (2e-7, 2052)])
@@ -123,20 +107,18 @@ def test_much_noise_has_a_small_epsilon_and_none_at_last(q, k, delta):
             assert gaussian_delta(z / (q * math.sqrt(k)), 0.0) <= 1.01 * delta
 
 
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
-def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(monkeypatch, sigma):
+@pytest.mark.parametrize("sigma", [0.5, 4.0])
+def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(sigma):
     # Ten clients of 50 million: it was asked for a grid of 1e-9, and 58 GiB.
-    grids = []
-
-    def accountant(noise_multiplier, q, k, interval):
-        grids.append((1 / noise_multiplier**2 / 2 + 5 / noise_multiplier) / interval)
-        assert grids[-1] < 1e6
-        return _sampled_accountant(noise_multiplier, q, k, interval)
-
-    monkeypatch.setattr(amplification, "_sampled_accountant", accountant)
-    epsilon = sampled_gaussian_epsilon.__wrapped__(sigma, 1e-6, probability=2e-7, compositions=2052)
+    given = {"probability": 2e-7, "compositions": 2052}
+    tracemalloc.start()
+    try:
+        epsilon = sampled_gaussian_epsilon.__wrapped__(sigma, 1e-6, **given)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert 0 <= epsilon < 5e-4
-    assert grids
+    assert peak < 2e9
 
 
 @pytest.mark.slow
@@ -175,49 +157,32 @@ def test_search_never_ends_on_the_wrong_side():
 def test_fixed_size_is_above_what_a_concrete_data_set_shows(others, sigma, part, size):
     q, delta = size / part, 1e-5
     x, cell = grid(sigma)
-    elsewhere = stats.norm.pdf(
-        x, others, sigma
-    )  # one more of the others is drawn in the client's place
+    # One more of the others is drawn in the client's place
+    elsewhere = stats.norm.pdf(x, others, sigma)
     present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * elsewhere
     zeroed = q * stats.norm.pdf(x, 0, sigma) + (1 - q) * elsewhere
     scheme = CyclicFixedSize(population=part, cohort_size=size, partitions=1)
     epsilon = scheme.epsilon(IdentityMechanism(rounds=1), sigma, delta)
     assert hockey_stick(present, zeroed, epsilon, cell) <= delta
-
-
-def test_poisson_accounting_would_be_too_small_for_a_fixed_size():
-    # The control of the test above: the others at -1 show more than a Poisson sample would.
-    sigma, q, delta = 1.0, 0.3, 1e-5
-    x, cell = grid(sigma)
-    elsewhere = stats.norm.pdf(x, -1, sigma)
-    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * elsewhere
-    zeroed = q * stats.norm.pdf(x, 0, sigma) + (1 - q) * elsewhere
-    epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=1)
-    assert hockey_stick(zeroed, present, epsilon, cell) > delta
+    if others == -1.0:  # the control: these show more than a Poisson sample would
+        poisson = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=1)
+        assert hockey_stick(zeroed, present, poisson, cell) > delta
 
 
 def test_group_of_two_is_above_what_two_present_clients_show():
     sigma, q, delta = 2.0, 0.3, 1e-4
     x, cell = grid(sigma)
-    without = stats.norm.pdf(x, 0, sigma)
-    one, both = (stats.norm.pdf(x, c, sigma) for c in (1, 2))
+    without, one, both = (stats.norm.pdf(x, c, sigma) for c in (0, 1, 2))
     present = (1 - q) ** 2 * without + 2 * q * (1 - q) * one + q**2 * both
-    epsilon = group_epsilon(
-        lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1), delta, 2
-    )
-    assert epsilon == pytest.approx(
-        group_epsilon(
-            lambda d: sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1),
-            delta,
-            2,
-            least=1e-10,
-        ),
-        rel=1e-5,
-    )
-    assert (
-        group_epsilon(lambda d: 0.1, 1e-10, 2, least=1e-10) == math.inf
-    )  # no delta of one client is small enough
+
+    def of_one(d):
+        return sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1)
+
+    epsilon = group_epsilon(of_one, delta, 2)
+    assert epsilon == pytest.approx(group_epsilon(of_one, delta, 2, least=1e-10), rel=1e-5)
     assert hockey_stick(present, without, epsilon, cell) <= delta
+    # No delta of one client is small enough.
+    assert group_epsilon(lambda d: 0.1, 1e-10, 2, least=1e-10) == math.inf
 
 
 ONCE = Participation(rounds=24, schema="single")
@@ -256,36 +221,13 @@ def test_event_is_that_of_example_f1():
     assert plan.sampling.partitions == 4
     largest = np.linalg.norm(plan.mechanism.encoder(), axis=0).max()
     sigma = plan.stddev / largest
-    assert plan.per_query_noise_multiplier == pytest.approx(sigma, rel=1e-12)
+    assert per_query_noise_multiplier(plan) == pytest.approx(sigma, rel=1e-12)
     poisson = plan.event.event
     assert isinstance(poisson, dp_accounting.PoissonSampledDpEvent)
     assert (plan.event.count, poisson.sampling_probability) == (6, 20 * 4 / 1000)
     assert poisson.event.noise_multiplier == pytest.approx(sigma, rel=1e-12)
     # Both accountants of dp_accounting read it.
-    assert plan.rdp_epsilon >= plan.epsilon * (1 - 1e-3)
-
-
-def test_without_amplification_the_noise_is_that_of_one_gaussian():
-    plan = sampled(banded(4), CyclicPoisson(population=1000, cohort_size=20))
-    plain = plan.without_amplification()
-    assert (plain.sampling, plain.participation, plain.stddev) == (
-        None,
-        plan.participation,
-        plan.stddev,
-    )
-    assert plan.epsilon <= 2.0 < plan.unamplified_epsilon == plain.epsilon
-    assert plan.rho == plain.rho
-
-
-def test_the_known_mistake_claims_a_fraction_of_the_epsilon():
-    # FACTS: q = cohort / population AND ceil(n / b) compositions; the theorem needs q = cohort *
-    # bands / population.
-    scheme = CyclicPoisson(population=1000, cohort_size=20, partitions=4)
-    plan = sampled(banded(4), scheme)
-    wrong = sampled_gaussian_epsilon(
-        plan.per_query_noise_multiplier, 1e-6, probability=20 / 1000, compositions=6
-    )
-    assert wrong < 0.5 * plan.epsilon
+    assert rdp_epsilon(plan) >= plan.epsilon * (1 - 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -294,9 +236,9 @@ def test_the_known_mistake_claims_a_fraction_of_the_epsilon():
         CyclicPoisson(population=1000, cohort_size=20),
         CyclicFixedSize(population=1000, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20),
-        CyclicShuffle(population=480, cohort_size=20, reshuffle=True),
+        CyclicShuffle(population=480, cohort_size=20),
         pytest.param(
-            CyclicShuffle(population=4_000_000, cohort_size=2, reshuffle=True),
+            CyclicShuffle(population=4_000_000, cohort_size=2),
             marks=pytest.mark.slow,
         ),
     ],
@@ -306,7 +248,7 @@ def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
     assert plan.epsilon <= 2.0
     assert dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * 0.999).epsilon > 2.0
     # No scheme costs more than keeping to it would without secrecy.
-    assert plan.per_query_noise_multiplier <= gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(
+    assert per_query_noise_multiplier(plan) <= gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(
         6
     ) * (1 + 1e-6)
 
@@ -315,7 +257,7 @@ def test_one_order_is_not_amplified():
     several = sampled(
         banded(4), CyclicShuffle(population=160, cohort_size=20)
     )  # an epoch of 8 rounds, three epochs
-    assert several.epsilon == several.unamplified_epsilon
+    assert several.epsilon == unamplified_epsilon(several)
     assert several.participation == Participation(rounds=24, schema="fixed_epoch", min_sep=8)
 
 
@@ -332,9 +274,9 @@ def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
     is claimed.
     """
     n, epsilon, samples = mechanism.rounds, 0.5, 200_000
-    plan = sampled(mechanism, CyclicShuffle(population=160, cohort_size=20, reshuffle=True))
+    plan = sampled(mechanism, CyclicShuffle(population=160, cohort_size=20))
     assert (plan.sampling.positions, plan.sampling.epochs(n)) == (4, 2)
-    rng, noise = np.random.default_rng(1), plan.unit_noise
+    rng, noise = np.random.default_rng(1), unit_noise(plan)
     columns = np.pad(
         mechanism.encoder(), ((0, 0), (0, 16 - n))
     )  # rounds beyond the last add nothing
@@ -353,7 +295,9 @@ def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
         math.log(2e6) / (2 * samples)
     )  # Hoeffding: each is further from its mean with probability at most 1e-6
     claimed, of_eight = (
-        random_allocation.allocation_law(plan.per_query_noise_multiplier, places, 2).deltas(epsilon)
+        random_allocation.allocation_law(per_query_noise_multiplier(plan), places, 2).deltas(
+            epsilon
+        )
         for places in (4, 8)
     )
     for found, claim, control in zip(seen, claimed, of_eight, strict=True):
@@ -367,7 +311,7 @@ def test_every_client_every_round_is_no_amplification():
     # App. F.4: with b = m / B the sample is everybody.
     plan = sampled(banded(4), CyclicPoisson(population=80, cohort_size=20))
     assert plan.sampling.probability == 1
-    assert plan.epsilon == pytest.approx(plan.unamplified_epsilon, rel=1e-9)
+    assert plan.epsilon == pytest.approx(unamplified_epsilon(plan), rel=1e-9)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
@@ -396,8 +340,8 @@ def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
         clip_norm=1.0,
         delta=1e-6,
     )
-    assert label - 0.5 <= plan.rdp_epsilon <= label + 0.05
-    assert plan.epsilon < plan.rdp_epsilon == rdp_epsilon(plan.event, 1e-6)
+    assert label - 0.5 <= rdp_epsilon(plan) <= label + 0.05
+    assert plan.epsilon < rdp_epsilon(plan) == rdp_epsilon_of(plan.event, 1e-6)
 
 
 def test_bands_are_read_from_the_entries():
@@ -409,8 +353,11 @@ def test_bands_are_read_from_the_entries():
             return banded(4).encoder()
 
     plan = Plan(
-        mechanism=Boasting(rounds=24), noise_multiplier=1.0, clip_norm=1.0, delta=1e-6,
+        mechanism=Boasting(rounds=24),
+        noise_multiplier=1.0,
+        clip_norm=1.0,
+        delta=1e-6,
         sampling=CyclicPoisson(population=1000, cohort_size=2),
-    )  # fmt: skip
+    )
     assert Boasting(rounds=24).bands == 1
     assert plan.sampling.partitions == 4

@@ -15,7 +15,7 @@ from fedmf.privacy import fixed_size
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import gaussian_epsilon
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, rdp_epsilon, unamplified_epsilon
 from fedmf.privacy.sampling import CyclicFixedSize
 
 SCHEME = CyclicFixedSize(population=1000, cohort_size=10)
@@ -101,8 +101,8 @@ def test_small_targets_are_met_and_little_more(target, delta):
         sampling=SCHEME,
     )
     assert less.epsilon > target
-    assert plan.unamplified_epsilon > 5 * target
-    assert plan.rdp_epsilon == plan.epsilon
+    assert unamplified_epsilon(plan) > 5 * target
+    assert rdp_epsilon(plan) == plan.epsilon
 
 
 def test_the_ends():

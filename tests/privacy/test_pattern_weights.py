@@ -87,26 +87,6 @@ def test_is_the_largest_weight_of_all_patterns(data):
     assert largest == pytest.approx(bound, abs=1e-7)
 
 
-def test_no_other_thread_sees_a_bound_before_the_last(monkeypatch):
-    """An attack: a thread that drew with the advance of the first bound had weights above the
-    second.
-    """
-    losses, largest, calls = (
-        MinSepLosses(np.full((20, 2), 0.6), 3, 0.2, True),
-        MinSepLosses._largest,
-        [],
-    )
-
-    def unseen(self, K):
-        assert K not in self.bounds
-        calls.append(K)
-        return largest(self, K)
-
-    monkeypatch.setattr(MinSepLosses, "_largest", unseen)
-    assert losses._best(2) == losses._best(2) < losses._searched(2)
-    assert calls == [2]
-
-
 @pytest.mark.parametrize("order", [2, 3])
 def test_rounds_in_blocks_are_bounded_closely(order):
     """Of a hundred rounds two share their largest products: columns that shrink slowly have a bound

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import fft, special
 
-from fedmf.privacy import random_allocation
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from fedmf.privacy.random_allocation import allocation_law, random_allocation_epsilon
 
@@ -73,20 +72,6 @@ def test_delta_is_the_integral_in_both_directions(sigma, positions, epsilon, top
 def test_epsilon_of_one_epoch(sigma, positions, delta, epsilon, error):
     found = random_allocation_epsilon(sigma, delta, positions=positions)
     assert epsilon - error <= found <= epsilon * 1.0005 + error
-
-
-@pytest.mark.parametrize(
-    ("sigma", "epsilon", "remove", "add"),
-    [
-        (1.0, 0.5, 0.149178, 0.142687),
-        (1.0, 1.0, 0.059207, 0.050198),
-        (2.0, 0.25, 0.059803, 0.058999),
-    ],
-)
-def test_two_positions_by_quadrature(sigma, epsilon, remove, add):
-    found = allocation_law(sigma, 2, 1).deltas(epsilon)
-    assert found == pytest.approx((remove, add), rel=2e-4)
-    assert all(delta >= exact - 1e-6 for delta, exact in zip(found, (remove, add), strict=True))
 
 
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 16.5), (1.0, 2.5), (1.0, 5.8), (3.0, 1.8)])
@@ -152,20 +137,12 @@ def test_one_position_is_the_gaussian(sigma, epochs, epsilon):
     )
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.floats(0.3, 8), st.integers(1, 60), st.integers(1, 6), st.floats(0, 5))
-def test_a_coarser_grid_is_never_below(sigma, positions, epochs, epsilon):
-    fine = allocation_law(sigma, positions, epochs)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_allocation, "_FINENESS", 8)
-        coarse = allocation_law.__wrapped__(sigma, positions, epochs)
-    for law in (fine, coarse):
-        assert law.mass.sum() + law.zero == pytest.approx(1, abs=1e-12)
-        assert law.mass_under_p.sum() + law.infinite == pytest.approx(1, abs=1e-12)
-    assert all(
-        a <= b * (1 + 1e-9) + 1e-20
-        for a, b in zip(fine.deltas(epsilon), coarse.deltas(epsilon), strict=True)
-    )
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.3, 8), st.integers(1, 60), st.integers(1, 6))
+def test_the_law_is_one(sigma, positions, epochs):
+    law = allocation_law(sigma, positions, epochs)
+    assert law.mass.sum() + law.zero == pytest.approx(1, abs=1e-12)
+    assert law.mass_under_p.sum() + law.infinite == pytest.approx(1, abs=1e-12)
 
 
 @settings(max_examples=8, deadline=None)
@@ -186,18 +163,18 @@ def test_more_places_or_noise_or_fewer_epochs_never_raise_epsilon(
 
 
 def test_the_ends_of_its_range():
+    def epsilon(sigma, delta=1e-6, positions=8):
+        return random_allocation_epsilon(sigma, delta, positions=positions)
+
     # The least delta there is; so many positions that they are counted as fewer; noise without
-    # amplification to speak of.
-    assert random_allocation_epsilon(1.0, 1e-15, positions=8) < gaussian_epsilon(1.0, 1e-15)
-    many = [random_allocation_epsilon(4.0, 1e-6, positions=n) for n in (2**16, 10**9)]
-    assert many[0] == many[1] < 0.003
-    assert random_allocation_epsilon(0.03, 1e-6, positions=8) == gaussian_epsilon(0.03, 1e-6)
-    assert (
-        random_allocation_epsilon(0.0, 1e-6, positions=8)
-        == random_allocation_epsilon(1e-200, 1e-6, positions=8)
-        == math.inf
-    )
-    assert random_allocation_epsilon(100.0, 0.9, positions=8) == 0
+    # amplification to speak of, whose ratios leave float64; none, and much.
+    assert epsilon(1.0, 1e-15) < gaussian_epsilon(1.0, 1e-15)
+    assert epsilon(4.0, positions=2**16) == epsilon(4.0, positions=10**9) < 0.003
+    assert epsilon(0.03) == gaussian_epsilon(0.03, 1e-6)
+    for sigma in (0.038, 0.045, 0.054, 0.06):
+        assert 0 < epsilon(sigma, 1e-15) <= gaussian_epsilon(sigma, 1e-15)
+    assert epsilon(0.0) == epsilon(1e-200) == math.inf
+    assert epsilon(100.0, 0.9) == 0
 
 
 def test_batches_of_fixed_size_show_more():
@@ -225,13 +202,3 @@ def test_batches_of_fixed_size_show_more():
     present, zeroed = (sums[0] + sums[1]) / 2 / sums[0].sum(), sums[2] / sums[2].sum()
     seen = np.maximum(0, present - math.exp(epsilon) * zeroed).sum()
     assert seen <= allocation_law(sigma, 2, 1).deltas(epsilon)[0]
-
-
-@pytest.mark.parametrize("noise_multiplier", [0.03, 0.038, 0.045, 0.05, 0.054, 0.06])
-def test_next_to_no_noise_is_the_gaussian_or_less(noise_multiplier):
-    """Ratios of such noise leave float64."""
-    for positions, epochs in ((2, 1), (64, 1), (3, 4)):
-        epsilon = random_allocation_epsilon(
-            noise_multiplier, 1e-15, positions=positions, epochs=epochs
-        )
-        assert 0 < epsilon <= gaussian_epsilon(noise_multiplier / math.sqrt(epochs), 1e-15)

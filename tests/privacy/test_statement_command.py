@@ -11,10 +11,13 @@ import pytest
 
 from fedmf.mechanisms import BandedMechanism
 from fedmf.mechanisms.budget import Budget
+from fedmf.mechanisms.family import fitted_families
 from fedmf.participation.schema import Participation
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.describe import calibrate_command, statement, statement_values, summary
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
-from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, scheme_from, takes
+from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, takes
 from fedmf.privacy.stopping import stopped_after
 from tests.cli.test_commands import fedmf, refused
 
@@ -53,8 +56,8 @@ def plan(schema="min_sep", **changes):
 def printed_again(made, folder):
     """What the printed command prints as JSON, run in the folder of its mechanism."""
     made.mechanism.save(folder / "mechanism.npz")
-    (command,) = made.statement_values()["commands"]
-    assert command == made.calibrate_command()
+    (command,) = statement_values(made)["commands"]
+    assert command == calibrate_command(made)
     program, *arguments = shlex.split(command)
     assert program == "fedmf"
     return json.loads(fedmf(*arguments, "--json").stdout)
@@ -62,12 +65,12 @@ def printed_again(made, folder):
 
 def check(made, folder):
     shown = printed_again(made, folder)
-    assert shown["epsilon"] == made.summary()["epsilon"]
+    assert shown["epsilon"] == summary(made)["epsilon"]
     assert shown["stddev"] == made.stddev
-    assert shown["statement"] == made.statement()
-    assert shown["statement_values"] == made.statement_values()
-    again = {name: shown[name] for name in made.summary()}
-    assert again == json.loads(json.dumps(made.summary()))
+    assert shown["statement"] == statement(made)
+    assert shown["statement_values"] == statement_values(made)
+    again = {name: shown[name] for name in summary(made)}
+    assert again == json.loads(json.dumps(summary(made)))
 
 
 @pytest.fixture
@@ -83,18 +86,15 @@ def test_without_sampling(folder, schema, simulated):
     check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
 
 
-@pytest.mark.parametrize(
-    ("partitions", "simulated"), [(None, True), (8, False)]
-)  # of 4 bands; 8 say more than they do
+# Of 4 bands; 8 say more than they do
+@pytest.mark.parametrize(("partitions", "simulated"), [(None, True), (8, False)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
     setting = "min_sep" if takes(scheme, "min_sep") else "partitions"
-    partitions = partitions and (
-        32 if scheme == "balls-in-bins" else partitions
-    )  # there they follow from the cohort
-    made = plan(
-        sampling=scheme_from(scheme, population=640, cohort_size=20, **{setting: partitions})
-    )
+    # There they follow from the cohort
+    partitions = partitions and (32 if scheme == "balls-in-bins" else partitions)
+    settings = {"partitions": None, "min_sep": None} | {setting: partitions}
+    made = plan(sampling=SCHEMES[scheme].configured(population=640, cohort_size=20, **settings))
     if scheme != "balls-in-bins":
         assert getattr(made.sampling, setting) == (partitions or 4)
     check(made.simulating(simulated=2, claimed=20) if simulated else made, folder)
@@ -109,10 +109,10 @@ def test_a_clip_norm_that_follows_a_quantile(folder, simulated):
 def test_of_a_run_that_ends_early(folder):
     made = stopped_after(plan(), 20)
     made.longer.mechanism.save(folder / "mechanism.npz")
-    _, *arguments = shlex.split(made.calibrate_command())
+    _, *arguments = shlex.split(calibrate_command(made))
     shown = json.loads(fedmf(*arguments, "--json").stdout)
-    assert shown["statement_values"] == json.loads(json.dumps(made.statement_values()))
-    assert "--stop-after 20" in made.calibrate_command()
+    assert shown["statement_values"] == json.loads(json.dumps(statement_values(made)))
+    assert "--stop-after 20" in calibrate_command(made)
 
 
 def test_of_a_budget(folder):
@@ -131,15 +131,20 @@ def test_of_a_budget(folder):
 
 
 def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
-    # A new one needs an option, or the command leaves it out.
+    # A new one needs a field of `PlanConfig`, or the command leaves it out.
     assert {field.name for field in dataclasses.fields(Plan)} == {
         *("mechanism", "participation", "noise_multiplier", "clip_norm", "delta", "sampling"),
-        *("simulated_cohort", "claimed_cohort", "quantile_clipping", "longer"),
+        *("simulation", "quantile_clipping", "longer"),
     }
-    kinds = {kind for kind, _ in SCHEMES.values()}
-    assert {field.name for kind in kinds for field in dataclasses.fields(kind)} == {
-        *("population", "cohort_size", "partitions", "reshuffle", "bins", "min_sep", "warm"),
+    assert {field.name for kind in SCHEMES.values() for field in dataclasses.fields(kind)} == {
+        *("population", "cohort_size", "partitions", "reshuffle", "bins", "min_sep"),
     }
+
+
+@pytest.mark.parametrize("family", fitted_families())
+def test_every_family(folder, family):
+    config = PlanConfig(rounds=16, min_sep=4, family=family, noise_multiplier=1.5)
+    check(config.plan(), folder)
 
 
 def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
@@ -148,7 +153,7 @@ def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
     (folder / "log.csv").write_text(
         "client,round\n" + "".join(f"{t % 8},{t}\n" for t in range(ROUNDS))
     )
-    options = shlex.split(made.calibrate_command())[3:-1]
+    options = shlex.split(calibrate_command(made))[3:-1]
     fedmf("audit", "log", "log.csv", "mechanism.npz", *options, "--statement", "first.json")
     first = json.loads((folder / "first.json").read_text())
     assert first["guarantee"]["epsilon"] == made.epsilon
@@ -161,15 +166,13 @@ def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
 def test_a_simulation_is_said_in_the_table(folder):
     made = plan().simulating(simulated=7, claimed=90)
     made.mechanism.save(folder / "mechanism.npz")
-    arguments = [
-        word for word in shlex.split(made.calibrate_command())[1:] if word != "--statement"
-    ]
+    arguments = [word for word in shlex.split(calibrate_command(made))[1:] if word != "--statement"]
     rows = dict(line.split(maxsplit=1) for line in fedmf(*arguments).stdout.splitlines())
     assert (rows["simulated_cohort"], rows["claimed_cohort"]) == ("7", "90")
     # Calibrated, the noise of the claimed run is scaled as well.
     target = ["--rounds", ROUNDS, "--min-sep", 6, "--epsilon", 8, "--json"]
     claimed = json.loads(fedmf("calibrate", "mechanism.npz", *target).stdout)
-    simulated = [*target, "--simulated-cohort", 7, "--claimed-cohort", 70]
+    simulated = [*target, "--cohort-size", 7, "--claimed-cohort", 70]
     shown = json.loads(fedmf("calibrate", "mechanism.npz", *simulated).stdout)
     assert shown["epsilon"] == claimed["epsilon"]
     assert shown["stddev"] == pytest.approx(claimed["stddev"] / 10, rel=1e-14)
@@ -178,10 +181,10 @@ def test_a_simulation_is_said_in_the_table(folder):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--sampling", "poisson", "--population", 640, "--cohort-size", 10, "--simulated-cohort", 10, "--claimed-cohort", 20],
-         "10 but --claimed"),
-        (["--partitions", 4], "--partitions 4 belongs to --sampling"),
-        (["--sampling", "poisson", "--population", 640, "--cohort-size", 20, "--partitions", 3], "--partitions 3 but the mechanism has 4"),
+        (["--cohort-size", 20, "--claimed-cohort", 20], "--claimed-cohort 20 must be above"),
+        (["--partitions", 4], "--partitions 4 belongs to sampling"),
+        (["--sampling", "poisson", "--population", 640, "--cohort-size", 20, "--partitions", 3],
+         "decides how far apart"),
     ],
     ids=lambda v: "" if isinstance(v, str) else " ".join(map(str, v))[-40:],
 )  # fmt: skip
@@ -204,8 +207,8 @@ def test_refusals_are_one_sentence(folder, options, words):
 def test_the_command_names_the_file_and_the_accounting(tmp_path):
     made = plan()
     made.mechanism.save(tmp_path / "b 1.npz")
-    words = shlex.split(made.calibrate_command(shlex.quote("b 1.npz"), rdp=True))[1:]
+    words = shlex.split(calibrate_command(made, "b 1.npz", rdp=True))[1:]
     first = fedmf(*[str(tmp_path / word) if word == "b 1.npz" else word for word in words]).stdout
     (line,) = [line for line in first.splitlines() if line.startswith("    fedmf calibrate")]
-    assert line.strip() == made.calibrate_command(shlex.quote("b 1.npz"), rdp=True)
+    assert line.strip() == calibrate_command(made, "b 1.npz", rdp=True)
     assert "Renyi" in first

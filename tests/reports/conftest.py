@@ -13,7 +13,9 @@ import pytest
 
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms.error import rmse
+from fedmf.privacy.describe import statement
 from fedmf.reports import bands, canvas, noise, participation, plots
+from fedmf.runs.audit import plan_record
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 
@@ -75,7 +77,7 @@ def make_run(
                 "histogram": {str(count): clients for count, clients in sorted(times.items())},
             },
             "achieved": None
-            if plan.claimed_cohort is not None
+            if plan.simulation is not None
             else {
                 "epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None,
                 "rho": audit.rho if np.isfinite(audit.rho) else None,
@@ -83,7 +85,7 @@ def make_run(
             },
             "seconds": 61.5,
         }
-    summary = plan.summary() | {
+    recorded = plan_record(config, plan) | {
         "task": {
             "name": task,
             "description": description,
@@ -91,16 +93,16 @@ def make_run(
             "clients": POPULATION,
         },
         "workload": "prefix_sum",
-        "rmse": rmse(plan.mechanism, config.workload(), plan.participation),
+        "rmse": rmse(plan.mechanism, config.fit_workload(), plan.participation),
         "versions": {"fedmf": "0.1.0", "tensorflow": "2.14.1"},
     }
     return Run(
         path=pathlib.Path("/runs") / f"{family}-{seed}",
         config=config,
-        plan=json.loads(json.dumps(summary)),  # what a report reads has been through JSON
+        plan=json.loads(json.dumps(recorded)),  # what a report reads has been through JSON
         metrics=rows,
         timings=[],
-        statement=plan.statement(),
+        statement=statement(plan),
         mechanism=plan.mechanism,
         result=result,
     )

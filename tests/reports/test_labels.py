@@ -52,11 +52,14 @@ def _of_families(make_run):
     banded = make_run("banded")
     return [
         dataclasses.replace(
-            banded, config=dataclasses.replace(banded.config, family=family, mechanism="m.npz" if family == "file" else None)
+            banded,
+            config=dataclasses.replace(
+                banded.config, family=family, mechanism="m.npz" if family == "file" else None
+            ),
         )
         for family in config.families()
         if family != "none"
-    ]  # fmt: skip
+    ]
 
 
 def test_every_family_has_a_colour_of_its_own(make_run):
@@ -66,9 +69,8 @@ def test_every_family_has_a_colour_of_its_own(make_run):
 
 @pytest.mark.parametrize("sight", _SIGHT)
 def test_colours_of_families_are_told_apart(sight):
-    private = {
-        family: labels.family_color(family) for family in config.families()[1:]
-    }  # that is dashed
+    # That is dashed
+    private = {family: labels.family_color(family) for family in config.families()[1:]}
     for (a, first), (b, second) in itertools.combinations(private.items(), 2):
         apart = np.linalg.norm(
             _lab(_SIGHT[sight] @ _linear(first)) - _lab(_SIGHT[sight] @ _linear(second))
@@ -94,7 +96,12 @@ def test_families_without_a_colour_differ_in_dashes():
         # What differs anywhere is in all labels, so that none looks comparable by mistake.
         (
             [("none", {}), ("identity", {}), ("tree", {}), ("banded", {"epsilon": 2.0})],
-            ["No noise (not private)", "DP-FedAvg, epsilon 8", "Tree (full Honaker), epsilon 8", "Banded (8 bands), epsilon 2"],
+            [
+                "No noise (not private)",
+                "DP-FedAvg, epsilon 8",
+                "Tree (full Honaker), epsilon 8",
+                "Banded (8 bands), epsilon 2",
+            ],
         ),
         (
             [("identity", {"clip_norm": 0.5}), ("banded", {})],
@@ -107,8 +114,10 @@ def test_families_without_a_colour_differ_in_dashes():
         ),
         (
             [("banded", {"server_learning_rate": 0.5}), ("banded", {})],
-            ["Banded (8 bands), server learning rate 0.5", "Banded (8 bands), server learning "
-                                                           "rate 1"],
+            [
+                "Banded (8 bands), server learning rate 0.5",
+                "Banded (8 bands), server learning rate 1",
+            ],
         ),
         # What is not set is not said.
         (
@@ -116,7 +125,7 @@ def test_families_without_a_colour_differ_in_dashes():
             ["Banded (8 bands), epsilon 4", "Banded (8 bands), noise multiplier 1"],
         ),
     ],
-)  # fmt: skip
+)
 def test_labels_say_what_is_compared(make_run, configs, expected):
     runs = [make_run(family, **config) for family, config in configs]
     assert [group.label for group in groups.group_runs(runs)] == expected

@@ -158,8 +158,10 @@ def test_noise_is_drawn_once_whatever_the_learning_rate(make_run):
         groups.group_runs([*runs, make_run("identity"), make_run("none")])
     )
     assert [group.label for group in drawn] == [
-        "Banded (8 bands), epsilon 2", "Banded (8 bands), epsilon 8", "DP-FedAvg, epsilon 8"
-    ]  # fmt: skip
+        "Banded (8 bands), epsilon 2",
+        "Banded (8 bands), epsilon 8",
+        "DP-FedAvg, epsilon 8",
+    ]
     levels = [noise.noise_levels(group)[1][-1] for group in drawn[:2]]
     assert levels[0] > levels[1]
     alone = groups.group_runs(runs[:1])

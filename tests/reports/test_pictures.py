@@ -18,13 +18,19 @@ def _shown(axis):
 
 
 QUESTION = {
-    "population": 400, "cohort_size": 10, "availability": "independent:0.6", "sampling": None, "schema": "min_sep", "min_sep": 20,
-}  # fmt: skip
+    "population": 400,
+    "cohort_size": 10,
+    "availability": "independent:0.6",
+    "sampling": None,
+    "schema": "min_sep",
+    "min_sep": 20,
+}
 
 
 def _forecast(rounds=1, **more):
     return {
-        **QUESTION, "simulated_population": 400, "rounds": rounds, "dry": [], "pool": [10.0] * rounds, "pool_rounds": list(range(rounds)),
+        **QUESTION, "simulated_population": 400, "rounds": rounds, "dry": [],
+        "pool": [10.0] * rounds, "pool_rounds": list(range(rounds)),
         "cohorts": [1.0] * rounds, "histogram": {0: 0.9, 1: 0.1}, "max_participations": 1,
     } | more  # fmt: skip
 
@@ -85,8 +91,11 @@ def test_ticks_of_bands_are_whole_and_differ(figures, errors):
 def test_the_last_round_has_a_tick(make_run, figures, rounds):
     run = make_run("banded")
     shorter = dataclasses.replace(
-        run, config=dataclasses.replace(run.config, rounds=rounds), metrics=run.metrics[:rounds], mechanism=IdentityMechanism(rounds=rounds)
-    )  # fmt: skip
+        run,
+        config=dataclasses.replace(run.config, rounds=rounds),
+        metrics=run.metrics[:rounds],
+        mechanism=IdentityMechanism(rounds=rounds),
+    )
     plots.accuracy_plot(groups.group_runs([shorter]))
     noise.levels_plot(groups.group_runs([shorter]))
     assert str(rounds) in _shown(figures[0].axes[0].xaxis)

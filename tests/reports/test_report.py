@@ -74,9 +74,8 @@ def test_page_is_well_formed_and_loads_nothing(demo):
     assert "http://" not in page.source
     assert "https://" not in page.source
     assert "url(" not in page.source
-    (script,) = re.findall(
-        r"<script>(.*?)</script>", page.source, re.S
-    )  # sorts tables, and knows no network
+    # Sorts tables, and knows no network
+    (script,) = re.findall(r"<script>(.*?)</script>", page.source, re.S)
     assert not re.search(r"fetch|XMLHttp|import|src|href|WebSocket|Beacon|eval|innerHTML", script)
     for tag, name, value in page.attributes:
         assert name not in ("href", "srcset", "onclick"), (tag, name, value)
@@ -146,8 +145,8 @@ def test_simulation_is_said_everywhere(make_run, tmp_path, figures):
     )
     assert len(figures) == 5
     said = (
-        "Simulation: 5 clients a round were simulated to estimate a cohort of 1,000 (noise scaled "
-        "by 5/1,000)."
+        "Simulation: 5 clients a round were simulated to estimate a cohort of 1,000 "
+        "(noise scaled by 5/1,000)."
     )
     assert "simulation" in page.ids
     assert "The models trained here do not have the epsilon shown." in page.text
@@ -169,8 +168,8 @@ def test_neither_simulation_nor_a_broken_promise_is_said_elsewhere(demo):
 
 
 def test_simulation_of_some_runs_is_said_where_they_are_shown(make_run, tmp_path):
-    # The simulated run is the one without noise, so that the plots of the noise show no simulated
-    # run.
+    # The simulated run is the one without noise, so that the plots of the noise show
+    # no simulated run.
     page = report([make_run("none", claimed_cohort=1000), make_run("banded")], tmp_path)
     assert "Some of the models trained here" in page.text
     assert all("Simulation in 1 of 2 runs" in caption for caption in page.captions)
@@ -192,9 +191,8 @@ def test_data_is_escaped(make_run, tmp_path):
         plan=run.plan | {"versions": {evil: evil}},
     )
     page = report([run], tmp_path, title=evil)
-    (script,) = re.findall(
-        r"<script>(.*?)</script>", page.source, re.S
-    )  # sorts tables, and knows no network
+    # Sorts tables, and knows no network
+    (script,) = re.findall(r"<script>(.*?)</script>", page.source, re.S)
     assert not re.search(r"fetch|XMLHttp|import|src|href|WebSocket|Beacon|eval|innerHTML", script)
     assert not any(value.startswith("http") for _, _, value in page.attributes)
     assert not any(name == "href" for _, name, _ in page.attributes)
@@ -296,8 +294,8 @@ def test_an_adaptive_server_is_said_where_the_error_is_printed(make_run, tmp_pat
         return Page(write_report(list(runs), tmp_path, title="servers").read_text()).captions[0]
 
     assert (
-        "The servers optimise with Adam: the privacy is the same, but the mechanism was optimised "
-        "for prefix sums" in (caption(adam, none))
+        "The servers optimise with Adam: the privacy is the same, but the mechanism was "
+        "optimised for prefix sums" in (caption(adam, none))
     )
     assert "Some of the servers optimise with Adam" in caption(adam, sgd)
     assert "optimise with" not in caption(sgd, none)

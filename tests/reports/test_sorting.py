@@ -15,7 +15,8 @@ CHROMIUM = (
 # title.
 CLICKS = """<script>
 const table = document.querySelector("#table-results");
-const read = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent.trim().split(/\\s+/)[0]).join(" ");
+const first = row => row.cells[0].textContent.trim().split(/\\s+/)[0];
+const read = () => [...table.tBodies[0].rows].map(first).join(" ");
 const seen = [read()];
 for (const column of [0, 5, 6, 6]) {
   table.tHead.rows[0].cells[column].querySelector("button").click();

@@ -9,6 +9,7 @@ import pytest
 from fedmf.files import write_atomically
 from fedmf.mechanisms import DenseMechanism
 from fedmf.participation.ledger import ParticipationLedger
+from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.statement import as_text
 from fedmf.runs.audit import audit_run, run_statement_values, write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
@@ -124,8 +125,8 @@ class TestRoundsBeyondTheRecord:
     def test_after_a_broken_plan_may_be_anything(self, tmp_path):
         cohorts = [np.arange(COHORT) for _ in range(12)]
         audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=11))
-        # The six rounds of each client and the five that nothing is known of; the twelfth was not
-        # run.
+        # The six rounds of each client and the five that nothing is known of;
+        # the twelfth was not run.
         assert audit.achieved.sensitivity.value == pytest.approx(np.sqrt(11), rel=1e-12)
         assert audit.contradictions
         assert "as if every client had taken part in all of them" in audit.unrecorded
@@ -147,7 +148,7 @@ class TestRoundsBeyondTheRecord:
                 tmp_path / "run", config=config, plan=plan, cohorts=cohorts, recorded=6, run=11
             )
         )
-        assert audit.epsilon == plan.unamplified_epsilon
+        assert audit.epsilon == unamplified_epsilon(plan)
         assert audit.amplified_epsilon == plan.epsilon
 
     def test_there_are_none_after_ctrl_c(self, tmp_path):
@@ -156,8 +157,8 @@ class TestRoundsBeyondTheRecord:
         assert audit_run(run).epsilon < PLAN.epsilon
 
     def test_that_were_saved_are_known_without_metrics(self, tmp_path):
-        # Nobody came in the last three rounds; their releases say something of those before all the
-        # same.
+        # Nobody came in the last three rounds; their releases say something of those
+        # before all the same.
         cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(9)] + [
             np.zeros(0, np.int64)
         ] * 3
@@ -341,7 +342,7 @@ class TestRunsThatWereTrained:
         assert audit.contradictions == ()
         if json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[4])["clients"]:
             assert audit.unrecorded.startswith("round 4 is not")
-            assert audit.epsilon == audit.planned.unamplified_epsilon
+            assert audit.epsilon == unamplified_epsilon(audit.planned)
         train(settings, folder=tmp_path / "run", resume=True)
         audit = audit_run(tmp_path / "run")
         assert (audit.contradictions, audit.unrecorded, audit.observed.rounds) == ((), None, 6)

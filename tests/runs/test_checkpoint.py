@@ -1,4 +1,4 @@
-"""Checkpoints as bytes: what is read is what was written, whatever happened to the file in between."""
+"""Checkpoints as bytes: what is read is what was written, whatever happened to the file."""
 
 import random
 
@@ -82,8 +82,8 @@ def test_what_could_not_be_read_back_is_not_written(path, leaf):
 
 
 class TestDamage:
-    """Every damage that a reader could see is refused with the path; none is ever read as something
-    else.
+    """Every damage that a reader could see is refused with the path; none is ever read
+    as something else.
     """
 
     def refused(self, path, damaged, *, harmless=False):
@@ -94,8 +94,8 @@ class TestDamage:
         except ValueError as error:
             message = str(error)
             assert (
-                f"checkpoint {path} is damaged or half-written ({len(damaged)} bytes): delete this "
-                "file" in message
+                f"checkpoint {path} is damaged or half-written ({len(damaged)} "
+                "bytes): delete this file" in message
             )
             assert "\n" not in message
             return True
@@ -108,8 +108,8 @@ class TestDamage:
         assert all(self.refused(path, data[:length]) for length in lengths)
 
     def test_single_bit_flips(self, path):
-        # An archive holds some bits that nobody reads, such as times. Those of the arrays are all
-        # refused.
+        # An archive holds some bits that nobody reads, such as times. Those of the arrays
+        # are all refused.
         data = written(path, checkpoint())
         start = data.index(STATE[0].tobytes())
         values = range(8 * start, 8 * (start + STATE[0].nbytes))

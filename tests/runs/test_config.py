@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedmf
 from fedmf.mechanisms.family import fitted_families
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
-from fedmf.runs.config import TrainConfig, config_from_mapping, read_config_file
+from fedmf.runs.config import TrainConfig, read_config_file
 from tests.paper_figures import BANDED_SCHEDULE
 
 NAN, INF = float("nan"), float("inf")
@@ -87,9 +88,9 @@ def test_every_field_refuses_what_cannot_work(field):
         ("dropout", (1.1,), "0"),
         ("epsilon", (5000.0,), "below 5000"),
         ("family", ("fourier", ""), "choose one of none, banded, blt, dense"),
-        ("decoder", ("plain",), "choose one of online, full"),
+        ("decoder", ("best",), "choose one of online, full"),
         ("execution", ("remote",), "choose one of fast, tff"),
-        ("sampling", ("bernoulli",), "choose one of poisson, fixed_size, shuffle, reshuffle"),
+        ("sampling", ("bernoulli",), "choose one of poisson, fixed_size, reshuffle"),
         ("availability", ("sometimes", "independent:2", "independent"), ""),
     ],
 )
@@ -180,7 +181,7 @@ class TestPlan:
     def test_a_claimed_cohort_scales_the_noise(self):
         plan = config(cohort_size=10, claimed_cohort=50).plan()
         assert plan.stddev == pytest.approx(config().plan().stddev / 5)
-        assert config(cohort_size=10).plan().simulated_cohort is None
+        assert config(cohort_size=10).plan().simulation is None
 
     @pytest.mark.parametrize("family", fitted_families())
     def test_each_family_is_fitted_for_the_run(self, family):
@@ -193,7 +194,7 @@ class TestPlan:
         config(family="banded", bands=3).fit().save(path)
         loaded = config(family="file", mechanism=str(path)).fit()
         assert (loaded.family, loaded.bands) == ("banded", 3)
-        with pytest.raises(ValueError, match="is for 8 rounds but the config trains rounds=9"):
+        with pytest.raises(ValueError, match="mechanism has 8 rounds but rounds=9"):
             config(family="file", mechanism=str(path), rounds=9).fit()
 
     def test_bands(self):
@@ -201,32 +202,63 @@ class TestPlan:
         assert config(family="banded").fit().bands == 4
         assert config(family="tree", decoder="online").fit().decoder == "online"
 
-    @pytest.mark.parametrize(("family", "default"), [("banded", "equal"), ("dense", "free")])
+    @pytest.mark.parametrize(("family", "default"), [("banded", True), ("dense", False)])
     def test_column_norms(self, family, default):
         spreads = {}
-        for norms in (None, "equal", "free"):
+        for equal in (None, True, False):
             columns = np.linalg.norm(
-                config(family=family, column_norms=norms, min_sep=2).fit().encoder(), axis=0
+                config(family=family, mechanism_options={"equal_norms": equal}, min_sep=2)
+                .fit()
+                .encoder(),
+                axis=0,
             )
-            spreads[norms] = np.ptp(columns) / columns.max()
-        assert spreads["equal"] < 1e-9 < 0.01 < spreads["free"]
+            spreads[equal] = np.ptp(columns) / columns.max()
+        assert spreads[True] < 1e-9 < 0.01 < spreads[False]
         assert spreads[None] == spreads[default]
         # A limit below the epoch's rounds is one of the participation, and not of the optimum that
         # is asked for.
-        assert (
-            config(family=family, column_norms="free", min_sep=2, max_participations=2).fit()
-            is not None
+        free = {"equal_norms": False}
+        limited = config(family=family, mechanism_options=free, min_sep=2, max_participations=2)
+        assert limited.fit() is not None
+        with pytest.raises(ValueError, match="equal_norms=True belongs to family=banded or dense"):
+            config(family="tree", mechanism_options={"equal_norms": True})
+        assert config(family=family, mechanism_options={"equal_norms": default}) == config(
+            family=family
         )
-        with pytest.raises(
-            ValueError,
-            match="column_norms=equal belongs to family=banded or dense, not to family=tree",
-        ):
-            config(family="tree", column_norms="equal")
-        assert config(family=family, column_norms=default) == config(family=family)
         drawn = {"sampling": "poisson", "population": 40, "cohort_size": 10, "min_sep": None}
         if family == "banded":
-            sampled = config(family=family, column_norms="free", bands=2, **drawn)
+            sampled = config(family=family, mechanism_options=free, bands=2, **drawn)
             assert sampled.plan().epsilon <= sampled.epsilon
+
+    @pytest.mark.parametrize(
+        ("family", "options"),
+        [
+            ("blt", {"buffers": 3}),
+            ("tree", {"restarts": 2}),
+            ("toeplitz", {"coefficients": "sqrt"}),
+            ("low_rank", {"rank": 1}),
+        ],
+    )
+    def test_every_option_of_a_family(self, family, options):
+        fitted = config(family=family, mechanism_options=options).fit()
+        assert fitted.rounds == 8
+        ((name, value),) = options.items()
+        flags = " ".join(config(family=family, mechanism_options=options).flags())
+        assert f"--{name} {value}" in flags
+
+    def test_workloads(self):
+        made = config(family="blt", workload="momentum_sgd", workload_momentum=0.5)
+        expected = fedmf.momentum_sgd(8, 0.5)
+        np.testing.assert_array_equal(made.fit_workload().matrix, expected.matrix)
+        with pytest.raises(ValueError, match="workload_momentum=0.5 belongs to workload"):
+            config(workload_momentum=0.5)
+
+    def test_a_budget(self):
+        made = config(schema="budget", family="banded", budget=3.0)
+        assert made.plan().sensitivity.value == pytest.approx(3.0)
+        assert config(schema="budget", family="banded").plan().participation.budget > 0
+        with pytest.raises(ValueError, match="budget=3.0 belongs to schema=budget"):
+            config(budget=3.0)
 
 
 # Values that differ from the defaults, for the round trips.
@@ -260,7 +292,7 @@ def test_numpys_numbers_become_plain_ones():
 
 @given(other_configs)
 def test_json_round_trip(made):
-    again = config_from_mapping(json.loads(made.to_json()), "here")
+    again = TrainConfig.from_mapping(json.loads(made.to_json()), "here")
     assert again == made
     assert again.to_json() == made.to_json()
 
@@ -274,12 +306,12 @@ def test_bad_fields_name_their_file():
     with pytest.raises(
         ValueError, match="my.toml has an unknown field 'epsilno': did you mean epsilon?"
     ):
-        config_from_mapping({"epsilno": 8}, "my.toml")
+        TrainConfig.from_mapping({"epsilno": 8}, "my.toml")
     with pytest.raises(
         ValueError,
-        match="my.toml has an unknown field 'colour': the fields are task, data, .*noise_m",
+        match="my.toml has an unknown field 'colour': the fields are rounds, .*noise_m",
     ):
-        config_from_mapping({"colour": 8}, "my.toml")
+        TrainConfig.from_mapping({"colour": 8}, "my.toml")
     for name, value in (
         ("rounds", "8"),
         ("rounds", 8.5),
@@ -288,7 +320,7 @@ def test_bad_fields_name_their_file():
         ("delta", [1]),
     ):
         with pytest.raises(ValueError, match="my.toml: ") as caught:
-            config_from_mapping({**BASE, name: value}, "my.toml")
+            TrainConfig.from_mapping({**BASE, name: value}, "my.toml")
         one_sentence(caught, f"{name}={value!r}", "Expected")
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from fedmf.files import write_atomically
 from fedmf.participation.ledger import ParticipationLedger
+from fedmf.privacy.describe import statement
+from fedmf.runs.audit import plan_record
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
@@ -28,8 +30,8 @@ def new_run(path, config=CONFIG, plan=None, **facts):
     folder = RunFolder.create(path)
     plan = plan or config.plan()
     plan.mechanism.save(folder.path / "mechanism.npz")
-    folder.write_json("plan", plan.summary() | facts)
-    write_atomically(folder.path / "statement.md", plan.statement())
+    folder.write_json("plan", plan_record(config, plan) | facts)
+    write_atomically(folder.path / "statement.md", statement(plan))
     write_atomically(folder.path / "private" / "noise_seed", "17\n", mode=0o600)
     write_atomically(folder.path / "config.json", config.to_json())
     return folder
@@ -53,7 +55,9 @@ with folder.rows("metrics") as write:
         t += 1
         ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([i]) for i in range(t)])
         state = [np.full(200_000, t, np.float32), np.array(t)]
-        folder.save_checkpoint(Checkpoint(rounds_done=t, config_digest=digest, state=state, ledger=ledger))
+        folder.save_checkpoint(
+            Checkpoint(rounds_done=t, config_digest=digest, state=state, ledger=ledger)
+        )
         if t == int(sys.argv[2]) + 2:
             print("ready", flush=True)
 """
@@ -232,8 +236,8 @@ class TestCreate:
         (tmp_path / "notes" / "checkpoints").mkdir(parents=True)
         (tmp_path / "notes" / name).write_text("mine")
         words = (
-            f"has a {name} and no config.json: a new run would overwrite it; name another folder, "
-            "or empty"
+            f"has a {name} and no config.json: a new run would overwrite it; name "
+            "another folder, or empty"
         )
         self.refused(tmp_path / "notes", words)
 
@@ -278,7 +282,7 @@ class TestLoad:
         assert (run.config, run.result, run.timings) == (CONFIG, None, [])
         assert run.metrics == [{"round": 0, "train_loss": 2.5}]
         assert run.plan["epsilon"] == CONFIG.plan().epsilon
-        assert run.statement == CONFIG.plan().statement()
+        assert run.statement == statement(CONFIG.plan())
         np.testing.assert_array_equal(run.noising, np.eye(8))
         folder.write_json("result", {"test": {}})
         result = Run.load(str(folder.path)).result

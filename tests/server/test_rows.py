@@ -17,7 +17,7 @@ from fedmf.noise import strategies
 from fedmf.noise.strategies import ROWS_TOGETHER
 from fedmf.server import rows as rows_ahead
 from fedmf.server.rows import HostNoise
-from fedmf.server.source import CHUNK
+from fedmf.server.source import CHUNK, GaussianSource
 from fedmf.terminal import progress_bar
 from tests.mechanisms.registry import every_form
 from tests.server.plans import draws_of_host, plan_of
@@ -65,10 +65,8 @@ def dense(rounds=300):
 @pytest.mark.parametrize("rounds", [1, 35])
 def test_every_strategy_writes_the_causal_rows(build, rounds):
     mechanism = build(rounds)
-    L, Z = (
-        mechanism.stream().causal().as_contraction().contraction,
-        draws_of_host(SEED, rounds, SIZE),
-    )
+    L = mechanism.stream().causal().as_contraction().contraction
+    Z = draws_of_host(SEED, rounds, SIZE)
     scale = np.abs(L).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
     for name in ("recurrent", "regenerated"):
         noise = noise_of(mechanism, name)
@@ -104,7 +102,7 @@ def test_no_bit_of_a_dense_mechanism_depends_on_the_room():
 
 @pytest.mark.parametrize("name", ["recurrent", "regenerated"])
 class TestTheMemoryMap:
-    """Rows in a private file: nothing of it outlives the process, and no half of a block is read."""
+    """Rows in a private file: nothing of it outlives the process, no half of a block is read."""
 
     def test_it_has_no_name_and_is_in_the_folder(self, tmp_path, name):
         noise = noise_of(banded(), name, mapped=True, folder=tmp_path / "private")
@@ -115,55 +113,46 @@ class TestTheMemoryMap:
 
     @pytest.mark.slow
     def test_kill_9_in_the_middle_of_a_block(self, tmp_path, name):
-        """The next process makes the same rows, from the source: nothing half written is there to
-        read.
+        """The next process makes the same rows, from the source:
+        nothing half written is there to read.
         """
         program = f"""
 import os, signal
-from fedmf.server import rows
-from fedmf.noise import strategies
-from tests.server.test_rows import banded, noise_of
-rows.TILE = strategies.TILE = 1024
-noise, draw = noise_of(banded(), {name!r}, mapped=True, folder={str(tmp_path)!r}), rows._Tiles.draw
-print(*noise.row(0).tolist(), flush=True)
-def dying(self, first, tile, out):
-    if tile.start:
-        os.kill(os.getpid(), signal.SIGKILL)
-    draw(self, first, tile, out)
-rows._Tiles.draw = dying
-noise._maker._made = range(0)
-noise.row(39)
+from tests.server.test_rows import *
+rows_ahead.TILE = strategies.TILE = 1024
+whole, dying = (noise_of(banded(), {name!r}, mapped=True, folder={str(tmp_path)!r}) for _ in "12")
+print(*whole.row(39).tolist(), flush=True)
+fill = GaussianSource.fill
+GaussianSource.fill = lambda self, out, row, start=0: (
+    os.kill(os.getpid(), signal.SIGKILL) if start else fill(self, out, row))
+dying.row(39)
 """
-        killed = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False
-        )
+        killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert list(tmp_path.iterdir()) == []
         again = noise_of(banded(), name, mapped=True, folder=tmp_path)
-        np.testing.assert_array_equal(again.row(0), np.array(killed.stdout.split(), np.float32))
+        np.testing.assert_array_equal(again.row(39), np.array(killed.stdout.split(), np.float32))
 
     @pytest.mark.parametrize("mapped", [False, True])
     def test_an_interrupted_block_is_made_again(self, name, mapped, monkeypatch):
-        """Ctrl-C in the middle of a block leaves it half written: none of it is taken for a round's
-        noise.
+        """Ctrl-C in the middle of a block leaves it half written: none of it is taken
+        for a round's noise.
         """
-        whole = [noise_of(banded(), name, mapped).row(t) for t in (0, 39)]
-        noise, draw = noise_of(banded(), name, mapped), rows_ahead._Tiles.draw
+        whole = [noise_of(banded(), name, mapped).row(t) for t in (39, 0)]
+        noise, fill = noise_of(banded(), name, mapped), GaussianSource.fill
         if name == "recurrent":
             noise.row(0)
 
-        def interrupted(self, first, tile, out):
-            if tile.start:
+        def interrupted(self, out, row, start=0):
+            if start:
                 raise KeyboardInterrupt
-            draw(self, first, tile, out)
+            fill(self, out, row)
 
-        for t, expected in zip((39, 0), whole[::-1], strict=True):
-            with monkeypatch.context() as patch:
-                patch.setattr(rows_ahead._Tiles, "draw", interrupted)
-                if t:
-                    with pytest.raises(KeyboardInterrupt):
-                        noise.row(t)
-            np.testing.assert_array_equal(noise.row(t), expected)
+        with monkeypatch.context() as patch:
+            patch.setattr(GaussianSource, "fill", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                noise.row(39)
+        np.testing.assert_array_equal([noise.row(t) for t in (39, 0)], whole)
 
     def test_a_disk_without_room_is_refused_before_the_run(self, name, monkeypatch):
         def full(descriptor, offset, size):

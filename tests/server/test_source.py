@@ -1,5 +1,5 @@
 """docs/randomness.md says what the host's source computes: here it is written again from that
-description, AES included.
+description, on AES of single blocks.
 """
 
 import hashlib
@@ -8,62 +8,16 @@ import pickle
 import numpy as np
 import pytest
 import scipy.stats
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedmf.server.source import CHUNK, GaussianSource, aes_counter_mode, noise_key
 from tests.power import distributed, missed_by_count, p_of_count, trials_that_see, unrelated
 
-FAR = 5.6777  # where the noise of a generator with uniforms of 23 bits ends
 
-
-def times(a, b):
-    """The product of two bytes in AES's field."""
-    product = 0
-    while b:
-        product ^= a if b & 1 else 0
-        a = a << 1 ^ (0x11B if a & 0x80 else 0)
-        b >>= 1
-    return product
-
-
-def s_box():
-    table = []
-    for byte in range(256):
-        inverse = next((x for x in range(1, 256) if times(byte, x) == 1), 0)
-        rotated = [inverse << i | inverse >> 8 - i for i in range(5)]
-        table.append(0x63 ^ (rotated[0] ^ rotated[1] ^ rotated[2] ^ rotated[3] ^ rotated[4]) & 255)
-    return table
-
-
-S_BOX = s_box()
-DOUBLED = [times(2, byte) for byte in range(256)]
-
-
-def aes256(key, block):
-    """FIPS 197, for one block."""
-    words = [list(key[4 * i : 4 * i + 4]) for i in range(8)]
-    constant = 1
-    for i in range(8, 60):
-        word = list(words[-1])
-        if i % 8 == 0:
-            word = [S_BOX[byte] for byte in word[1:] + word[:1]]
-            word[0] ^= constant
-            constant = times(2, constant)
-        elif i % 8 == 4:
-            word = [S_BOX[byte] for byte in word]
-        words.append([a ^ b for a, b in zip(word, words[-8], strict=True)])
-    keys = [[byte for word in words[4 * r : 4 * r + 4] for byte in word] for r in range(15)]
-    state = [a ^ b for a, b in zip(block, keys[0], strict=True)]
-    for r in range(1, 15):
-        state = [S_BOX[state[(i + 4 * (i % 4)) % 16]] for i in range(16)]
-        if r < 14:
-            for c in range(0, 16, 4):
-                column = state[c : c + 4]
-                total = column[0] ^ column[1] ^ column[2] ^ column[3]
-                state[c : c + 4] = [
-                    column[i] ^ total ^ DOUBLED[column[i] ^ column[(i + 1) % 4]] for i in range(4)
-                ]
-        state = [a ^ b for a, b in zip(state, keys[r], strict=True)]
-    return bytes(state)
+def aes256(key, high, low):
+    """One block, of the counter (high, low)."""
+    block = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
+    return block.update(high.to_bytes(8, "big") + low.to_bytes(8, "big"))
 
 
 def entry(seed, row, coordinate):
@@ -73,16 +27,14 @@ def entry(seed, row, coordinate):
     chunk, place = divmod(coordinate, 1024)
 
     def word(number):
-        block = aes256(key, row.to_bytes(8, "big") + (256 * chunk + number // 4).to_bytes(8, "big"))
+        block = aes256(key, row, 256 * chunk + number // 4)
         return int.from_bytes(block[4 * (number % 4) :][:4], "little")
 
     first, second = word(place % 512), word(512 + place % 512)
     bits = first << 8 | second & 255
     uniform = (bits + 0.5) / 2**40
     if bits < 2**24:
-        more = aes256(
-            key, (2**63 + row).to_bytes(8, "big") + (512 * chunk + place % 512).to_bytes(8, "big")
-        )
+        more = aes256(key, 2**63 + row, 512 * chunk + place % 512)
         uniform = (bits + (int.from_bytes(more[:8], "little") + 0.5) / 2**64) / 2**40
     signed = second >> 8
     angle = (signed - (2**24 if signed >= 2**23 else 0) + 0.5) * np.pi / 2**23
@@ -110,15 +62,10 @@ def test_aes_in_counter_mode_is_that_of_nist():
     )
     stream = int(plain, 16) ^ int(cipher, 16)
     out = np.empty(64, np.uint8)
-    aes_counter_mode(key)(
-        out, int.from_bytes(counter[:8], "big"), int.from_bytes(counter[8:], "big")
-    )
+    high, low = (int.from_bytes(counter[i : i + 8], "big") for i in (0, 8))
+    aes_counter_mode(key)(out, high, low)
     assert out.tobytes() == stream.to_bytes(64, "big")
-    for i in range(4):  # and the oracle's
-        assert (
-            aes256(key, (int.from_bytes(counter, "big") + i).to_bytes(16, "big"))
-            == out[16 * i :][:16].tobytes()
-        )
+    assert aes256(key, high, low) == out[:16].tobytes()  # and the oracle's
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**256 - 1, 10**99])
@@ -131,16 +78,6 @@ def test_the_source_is_what_the_document_says(seed):
             assert noise[coordinate] == pytest.approx(
                 entry(seed, row, coordinate), rel=2e-6, abs=2e-6
             )
-
-
-def test_neighbours_are_not_taken_for_one_another():
-    noise = drawn(7, 16, 3)[0]
-    assert all(
-        abs(noise[5] - entry(7, row, c)) > 1e-3
-        for row in range(2, 5)
-        for c in range(16)
-        if (row, c) != (3, 5)
-    )
 
 
 @pytest.mark.parametrize("size", [1, 62, 1024, 5000, 200_000])
@@ -159,8 +96,8 @@ def test_an_entry_is_a_function_of_seed_row_and_coordinate_alone(size):
 
 
 def stream_of(first, second, more=None):
-    """A key stream that gives these words to the pairs of a chunk, and `more` to those that ask for
-    more.
+    """A key stream that gives these words to the pairs of a chunk, and `more` to those
+    that ask for more.
     """
 
     def bits(out, high, low):
@@ -203,15 +140,14 @@ def test_the_tail_is_there_as_far_as_doubles_count():
         exact.append(np.sqrt(-2 * np.log(uniform / 2**40)))
     # float32 has 24 bits: between its own numbers near 1 a radius is off by so much.
     np.testing.assert_allclose(radius, exact, rtol=1e-5, atol=2e-6)
-    assert radius[0] == pytest.approx(
-        np.sqrt(2 * 105 * np.log(2)), rel=1e-6
-    )  # 12.06: the largest there is
+    # 12.06: the largest there is
+    assert radius[0] == pytest.approx(np.sqrt(2 * 105 * np.log(2)), rel=1e-6)
     assert radius[length // 2] > 0  # of the uniform nearest to 1
 
 
-@pytest.mark.parametrize("beyond", [3.0, 4.0, 5.0, 5.7, 6.0, 6.5])
+@pytest.mark.parametrize("beyond", [4.0, 6.0])
 def test_frequencies_beyond(beyond):
-    """Draws as they are up to 5, and beyond that with first words below 2^9: the radius is above
+    """Draws as they are, and far out with first words below 2^9: the radius is above
     5.64 then, so all of the tail is there.
 
     False positives 1e-6; the trials see a tail that lacks half of what it should have.
@@ -237,21 +173,6 @@ def test_frequencies_beyond(beyond):
         count, played = count + int((np.abs(entries) > beyond).sum()), played + len(entries)
     assert p_of_count(count, trials, given) > 1e-6
     assert p_of_count(int(0.5 * given * trials), trials, given) < 1e-6  # the control
-
-
-def test_draws_pass_where_a_short_generator_ends():
-    """A generator with uniforms of 23 bits makes none beyond 5.6777.
-
-    Of so many draws none passing has a chance of 1e-6.
-    """
-    draws = int(np.log(1e6) / (2 * scipy.stats.norm.sf(FAR)))
-    source, out, largest = GaussianSource(noise_key(4)), np.empty((1, 2**20), np.float32), 0.0
-    for row in range(-(-draws // out.size)):
-        source.fill(out, row)
-        largest = max(largest, float(np.abs(out).max()))
-        if largest > FAR:
-            break
-    assert largest > FAR
 
 
 def test_it_is_standard_normal_and_the_test_can_fail():

@@ -31,12 +31,10 @@ def chance(noise_multiplier, end, draws=2_000_000):
 def test_a_delta_that_the_end_of_the_tail_would_break_is_refused(noise_multiplier):
     end = 9.49
     exact = chance(noise_multiplier, end)
-    assert exact > 1.2 * scipy.stats.norm.sf(
-        end - 1 / noise_multiplier
-    )  # of an entry alone it would be too little
-    check_tail(
-        plan(noise_multiplier, 20.01 * exact), end, entries=2
-    )  # the bound is twice that of one pair
+    # Of an entry alone it would be too little.
+    assert exact > 1.2 * scipy.stats.norm.sf(end - 1 / noise_multiplier)
+    # The bound is twice that of one pair.
+    check_tail(plan(noise_multiplier, 20.01 * exact), end, entries=2)
     with pytest.raises(ValueError, match="no draw passes 9.49 standard deviations"):
         check_tail(plan(noise_multiplier, max(1e-15, 9.99 * exact)), end, entries=2)
 

@@ -26,22 +26,31 @@ WIDE = "() => document.documentElement.scrollWidth - window.innerWidth"
 # under it.
 DARK = """(least) => {
   const channels = colour => (colour.match(/[\\d.]+/g) || []).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+  const linear = c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => [r, g, b].map(c => linear(c / 255))
     .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const over = (top, below) => { const a = top.length > 3 ? top[3] : 1; return [0, 1, 2].map(i => a * top[i] + (1 - a) * below[i]); };
+  const over = (top, below) => {
+    const a = top.length > 3 ? top[3] : 1;
+    return [0, 1, 2].map(i => a * top[i] + (1 - a) * below[i]);
+  };
   const under = element => {
     if (!element) return [255, 255, 255];
     const own = channels(getComputedStyle(element).backgroundColor);
-    return own.length > 3 && own[3] === 0 ? under(element.parentElement) : over(own, under(element.parentElement));
+    const behind = under(element.parentElement);
+    return own.length > 3 && own[3] === 0 ? behind : over(own, behind);
   };
   const found = new Set();
   for (const element of document.querySelectorAll('body *')) {
-    const text = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.textContent.trim()).join('');
-    if (!text || !element.checkVisibility({checkOpacity: true, checkVisibilityCSS: true}) || element.closest('.headerlink, svg')) continue;
+    const texts = [...element.childNodes].filter(n => n.nodeType === 3);
+    const text = texts.map(n => n.textContent.trim()).join('');
+    const shown = element.checkVisibility({checkOpacity: true, checkVisibilityCSS: true});
+    if (!text || !shown || element.closest('.headerlink, svg')) continue;
     const below = under(element), above = over(channels(getComputedStyle(element).color), below);
     const [low, high] = [light(above), light(below)].sort((a, b) => a - b);
     const contrast = (high + 0.05) / (low + 0.05);
-    if (contrast < least) found.add(`${element.tagName} ${element.className}: "${text.slice(0, 30)}" ${contrast.toFixed(2)}`);
+    if (contrast < least) found.add(
+      `${element.tagName} ${element.className}: "${text.slice(0,
+    30)}" ${contrast.toFixed(2)}` );
   }
   return [...found];
 }"""

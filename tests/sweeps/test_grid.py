@@ -30,7 +30,7 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
     varied = {
         "family": ["none", "identity", "banded", "tree"],
         "bands": [2, 4],
-        "column_norms": ["equal"],
+        "equal_norms": [True],
         "decoder": ["online", "full"],
         "epsilon": [2.0, 8.0],
     }
@@ -57,14 +57,16 @@ def test_options_of_the_task_vary_as_fields_do():
         sweep_configs(FIXED | {"epsilon": 1.0}, {"task_option.size": ["8"]})
 
 
-def test_a_default_beside_its_name_is_one_run():
+def test_an_option_of_a_family_at_its_default_is_none():
     configs = sweep_configs(
-        FIXED | {"epsilon": 8.0},
-        {"family": ["banded", "dense"], "column_norms": ["equal", "free", None]},
+        FIXED | {"epsilon": 8.0}, {"family": ["banded", "dense"], "equal_norms": [True, False]}
     )
-    assert [(c.family, c.column_norms) for c in configs.values()] == [
-        ("banded", None), ("banded", "free"), ("dense", "equal"), ("dense", None),
-    ]  # fmt: skip
+    assert [(c.family, dict(c.mechanism_options)) for c in configs.values()] == [
+        ("banded", {}),
+        ("banded", {"equal_norms": False}),
+        ("dense", {"equal_norms": True}),
+        ("dense", {}),
+    ]
 
 
 @pytest.mark.parametrize(

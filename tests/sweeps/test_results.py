@@ -228,9 +228,8 @@ def test_the_best_settings_over_what_was_compared(drawn):
     assert best_figure([*runs, *none])[:8] == b"\x89PNG\r\n\x1a\n"
     lines = {label: (x, y) for label, x, y in drawn if label}
     assert lines["Banded (8 bands)"][0] == [1.0, 4.0]
-    assert lines["Banded (8 bands)"][1] == pytest.approx(
-        [0.09, 0.39]
-    )  # the test metric is 0.01 less
+    # The test metric is 0.01 less
+    assert lines["Banded (8 bands)"][1] == pytest.approx([0.09, 0.39])
     assert lines["DP-FedAvg"][1] == pytest.approx([0.04, 0.19])
     assert best_figure(none) is None
     assert best_figure([run for run in runs if run.config.server_learning_rate == 1.0]) is None

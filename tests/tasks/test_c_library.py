@@ -42,7 +42,7 @@ def test_without_a_compiler_there_is_none(monkeypatch, source):
 
 @pytest.mark.parametrize("cache", ["", "file/cache"])
 def test_a_cache_that_cannot_be_written_is_none(cache, monkeypatch, tmp_path, source):
-    """As a home folder that is not writable: that is no reason to say that a compiler is missing."""
+    """As a home folder that is not writable: no reason to call a compiler missing."""
     (tmp_path / "file").write_text("")  # nobody makes a folder in it, not even root
     monkeypatch.setenv("FEDMF_CACHE", cache and os.path.join(tmp_path, cache))
     assert c_library.library(source).number() == 1

@@ -1,5 +1,5 @@
-"""The compiled epoch of the next-word model against SGD by automatic differentiation of the Keras
-model.
+"""The compiled epoch of the next-word model against SGD by automatic differentiation
+of the Keras model.
 """
 
 import concurrent.futures
@@ -18,7 +18,7 @@ from fedmf.tasks.stackoverflow.compiled.epoch import compiled_epoch, tensor_shap
 LENGTH, WIDTH, UNITS = 5, 3, 4
 
 
-def sgd(kind, sizes, weights, x, y, *, batch_size, rate):
+def sgd(kind, sizes, weights, x, y, *, batch_size=16, rate=0.3):
     """Weights before less after, and the loss summed over examples."""
     vocabulary, width, units = sizes
     built = model.build_model(
@@ -42,18 +42,24 @@ def sgd(kind, sizes, weights, x, y, *, batch_size, rate):
     return [w - v.numpy() for w, v in zip(weights, variables, strict=True)], total
 
 
-def compiled(kind, sizes, weights, x, y, *, batch_size, rate):
-    epoch = compiled_epoch(
-        vocabulary_size=sizes[0],
-        embedding_size=sizes[1],
-        lstm_size=sizes[2],
-        loss=kind,
-        batch_size=batch_size,
-    )()
-    if epoch is None:
+def compiled(kind, sizes, weights, x, y, *, batch_size=16, rate=0.3):
+    names = ("vocabulary_size", "embedding_size", "lstm_size")
+    epoch = compiled_epoch(**dict(zip(names, sizes, strict=True)), loss=kind, batch_size=batch_size)
+    if (run := epoch()) is None:
         pytest.skip("no C compiler")
     update = [np.full(w.shape, np.nan, np.float32) for w in weights]
-    return update, epoch(weights, x, y, rate, update)
+    return update, run(weights, x, y, rate, update)
+
+
+def check(kind, sizes, drawn, rtol=1e-4, atol=3e-6, **options):
+    """Keras's update is a difference of weights and so has their rounding, 6e-8 for weights of size
+    1, for each of up to 21 batches.
+    """
+    expected, loss = sgd(kind, sizes, *drawn, **options)
+    update, found = compiled(kind, sizes, *drawn, **options)
+    assert found == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    for one, other in zip(update, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
 
 
 def draw(seed, sizes, sentences, length, scale=0.5):
@@ -94,14 +100,7 @@ def test_any_shape_trains_as_keras_does(
     kind, vocabulary, width, units, length, sentences, batch_size, seed
 ):
     sizes = (vocabulary, width, units)
-    weights, x, y = draw(seed, sizes, sentences, length)
-    expected, loss = sgd(kind, sizes, weights, x, y, batch_size=batch_size, rate=0.3)
-    update, found = compiled(kind, sizes, weights, x, y, batch_size=batch_size, rate=0.3)
-    assert found == pytest.approx(loss, rel=1e-5, abs=1e-6)
-    for one, other in zip(update, expected, strict=True):
-        # Keras's update is a difference of weights of size 1 and so has their rounding, 6e-8, for
-        # each of up to 21 batches.
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
+    check(kind, sizes, draw(seed, sizes, sentences, length), batch_size=batch_size)
 
 
 @pytest.fixture(scope="module")
@@ -117,70 +116,63 @@ def test_a_wrong_gradient_is_seen(kind, case):
     sentence less.
     """
     sizes, weights, x, y = case
-    expected, _ = sgd(kind, sizes, weights, x, y, batch_size=16, rate=0.3)
+    expected, _ = sgd(kind, sizes, weights, x, y)
 
     def agrees(kind=kind, x=x, y=y, rate=0.3):
-        update, _ = compiled(kind, sizes, weights, x, y, batch_size=16, rate=rate)
+        update, _ = compiled(kind, sizes, weights, x, y, rate=rate)
         return [
             np.allclose(one, other, rtol=1e-4, atol=3e-6)
             for one, other in zip(update, expected, strict=True)
         ]
 
     assert all(agrees())
-    wrong = [
-        agrees(kind=next(other for other in model.LOSSES if other != kind)),
-        agrees(rate=0.301),
-        agrees(x=x[::-1].copy(), y=y[::-1].copy()),
-        agrees(x=x[:-1], y=y[:-1]),
-    ]
-    assert not any(any(tensors) for tensors in wrong)
+    assert not any(agrees(kind=next(other for other in model.LOSSES if other != kind)))
+    assert not any(agrees(rate=0.301))
+    assert not any(agrees(x=x[::-1].copy(), y=y[::-1].copy()))
+    assert not any(agrees(x=x[:-1], y=y[:-1]))
 
 
 def test_the_same_bits_again_and_on_another_thread(case):
-    sizes, weights, x, y = case
-    run = lambda: compiled("published", sizes, weights, x, y, batch_size=16, rate=0.3)  # noqa: E731
-    once, again = run(), run()
+    once, *others = [compiled("published", *case) for _ in range(2)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        others = [job.result() for job in [pool.submit(run) for _ in range(8)]]
-    for update, loss in (again, *others):
+        others += [
+            job.result() for job in [pool.submit(compiled, "published", *case) for _ in range(8)]
+        ]
+    for update, loss in others:
         assert loss == once[1]
-        assert all(np.array_equal(a, b) for a, b in zip(update, once[0], strict=True))
+        assert all(map(np.array_equal, update, once[0]))
 
 
 def test_a_client_that_diverges_says_so(case):
-    """An update that is not finite counts as zero, on both paths: it must not come back as a
-    number.
+    """An update that is not finite counts as zero, on both paths: it must not come
+    back as a number.
     """
     sizes, weights, x, y = case
     weights = [w.copy() for w in weights]
     weights[2][1, 3] = np.nan
-    update, loss = compiled("published", sizes, weights, x, y, batch_size=16, rate=0.3)
+    update, loss = compiled("published", sizes, weights, x, y)
     assert np.isnan(loss)
     assert not all(np.isfinite(part).all() for part in update)
 
 
-def test_what_c_would_read_past_is_refused(case):
-    sizes, weights, x, y = case
-
-    def run(weights=weights, x=x, y=y):
-        return compiled("masked", sizes, weights, x, y, batch_size=16, rate=0.3)
-
-    outside = x.copy()
-    outside[0, 0] = 11
-    with pytest.raises(ValueError, match="ids of words must be in 0 .. 10: found 0 .. 11"):
-        run(x=outside)
-    with pytest.raises(ValueError, match="ids of words must be in 0 .. 10"):
-        run(y=-x)
-    with pytest.raises(ValueError, match="must have the shapes"):
-        run(weights=weights[::-1])
-    with pytest.raises(ValueError, match="one shape"):
-        run(x=x[:-1])
-    with pytest.raises(TypeError, match="int64"):
-        run(x=x.astype(np.int64))
-    with pytest.raises(TypeError, match="float64"):
-        run(weights=[w.astype(np.float64) for w in weights])
-    with pytest.raises(ValueError, match="C-contiguous"):
-        run(x=np.asfortranarray(x))
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda weights, x, y: (weights, x + 11 * (x == x.max()), y), ValueError),
+        (lambda weights, x, y: (weights, x, -x), ValueError),
+        (lambda weights, x, y: (weights[::-1], x, y), ValueError),
+        (lambda weights, x, y: (weights, x[:-1], y), ValueError),
+        (lambda weights, x, y: (weights, x.astype(np.int64), y), TypeError),
+        (lambda weights, x, y: ([w.astype(np.float64) for w in weights], x, y), TypeError),
+        (lambda weights, x, y: (weights, np.asfortranarray(x), y), ValueError),
+    ],
+    ids=["beyond", "negative", "shapes", "lengths", "int64", "float64", "order"],
+)
+def test_what_c_would_read_past_is_refused(case, change, error):
+    sizes, *arrays = case
+    compiled("masked", sizes, *arrays)
+    with pytest.raises(error):
+        compiled("masked", sizes, *change(*arrays))
 
 
 @pytest.mark.parametrize("likeliest", [2, 40])
@@ -188,28 +180,15 @@ def test_what_c_would_read_past_is_refused(case):
 def test_the_likeliest_word_may_be_any(likeliest, ahead):
     """e^200 would overflow: softmax subtracts the largest logit, in whichever panel it is."""
     sizes = (60, WIDTH, UNITS)
-    weights, x, y = draw(6, sizes, 22, LENGTH)
-    weights[-1][likeliest : likeliest + 2] += ahead, ahead - 1
-    expected, loss = sgd("masked", sizes, weights, x, y, batch_size=16, rate=0.3)
-    update, found = compiled("masked", sizes, weights, x, y, batch_size=16, rate=0.3)
-    assert found == pytest.approx(loss, rel=1e-5)
-    for one, other in zip(update[:-1], expected[:-1], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
-    np.testing.assert_allclose(
-        update[-1], expected[-1], rtol=1e-4, atol=3e-5
-    )  # a bias of 200 has roundings of 1.5e-5
+    drawn = draw(6, sizes, 22, LENGTH)
+    drawn[0][-1][likeliest : likeliest + 2] += ahead, ahead - 1
+    check("masked", sizes, drawn, atol=3e-5)  # a bias of 200 has roundings of 1.5e-5
 
 
 def test_extreme_numbers_match_tensorflow():
     """The elementary functions far out, where exp overflows and gates are shut: a model of large
-    weights.
+    weights, which have roundings of 8e-6.
     """
     sizes = (7, WIDTH, UNITS)
-    weights, x, y = draw(5, sizes, 3, LENGTH, scale=30.0)
-    expected, loss = sgd("published", sizes, weights, x, y, batch_size=16, rate=1e-3)
-    update, found = compiled("published", sizes, weights, x, y, batch_size=16, rate=1e-3)
-    assert found == pytest.approx(loss, rel=1e-5)
-    for one, other in zip(update, expected, strict=True):
-        np.testing.assert_allclose(
-            one, other, rtol=1e-3, atol=2e-5
-        )  # weights up to 100 have roundings of 8e-6
+    drawn = draw(5, sizes, 3, LENGTH, scale=30.0)
+    check("published", sizes, drawn, rtol=1e-3, atol=2e-5, rate=1e-3)

@@ -29,8 +29,8 @@ def write_posts(path):
         path.with_suffix(".made"), clients=1700, vocabulary_size=4000, progress=False
     )
     query = (
-        "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = 'train' ORDER "
-        "BY rowid"
+        "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = "
+        "'train' ORDER BY rowid"
     )
     with (
         sqlite3.connect(path.with_suffix(".made")) as connection,

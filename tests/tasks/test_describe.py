@@ -1,5 +1,5 @@
-"""`fedmf data info`: each task's file is told by its content and described, anything else is one
-sentence.
+"""`fedmf data info`: each task's file is told by its content and described,
+anything else is one sentence.
 """
 
 import gzip
@@ -9,7 +9,6 @@ import pytest
 
 from fedmf.tasks import cifar10, emnist
 from fedmf.tasks.describe import describe_file
-from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 
 def test_emnist(tmp_path):
@@ -19,17 +18,10 @@ def test_emnist(tmp_path):
     )
     found = json.loads(json.dumps(describe_file(path)))
     assert (found["task"], found["origin"]) == ("emnist", "synthetic stand-in")
-    assert list(found["splits"]) == [
-        "digits_only_train",
-        "digits_only_test",
-        "all_train",
-        "all_test",
-    ]
     train = found["splits"]["all_train"]
     assert train["writers"] == train["sample"]["writers"] == 7
     assert train["images"] == sum(train["sample"]["labels"].values()) > 100
     assert len(train["sample"]["labels"]) == 62
-    assert train["images_per_writer"]["max"] <= train["images"]
 
 
 def test_cifar10(tmp_path):
@@ -37,17 +29,11 @@ def test_cifar10(tmp_path):
     cifar10.write_synthetic(path, examples=50, test_examples=20, progress=False)
     found = json.loads(json.dumps(describe_file(path)))
     assert (found["task"], found["origin"]) == ("cifar10", "synthetic stand-in")
-    assert {name: part["images"] for name, part in found["splits"].items()} == {
-        "training": 50,
-        "test": 20,
-    }
-    assert sum(found["splits"]["training"]["labels"].values()) == 50
+    assert [sum(part["labels"].values()) for part in found["splits"].values()] == [50, 20]
 
 
-def test_stackoverflow(tmp_path):
-    path = tmp_path / "file"
-    write_synthetic_corpus(path, clients=5, progress=False)
-    assert describe_file(path)["task"] == "stackoverflow_nwp"
+def test_stackoverflow(corpus_file):
+    assert describe_file(corpus_file)["task"] == "stackoverflow_nwp"
 
 
 def test_other_files(tmp_path):

@@ -2,14 +2,15 @@
 something to learn.
 """
 
+import pathlib
 import shutil
 import sqlite3
 
 import numpy as np
 import pytest
 
-from fedmf.tasks.emnist import EmnistOptions, data, write_synthetic
-from fedmf.tasks.example_proto import decode_example, encode_example
+from fedmf.tasks.emnist import data, write_synthetic
+from fedmf.tasks.example_proto import encode_example
 
 TENSORFLOW = pytest.mark.tensorflow
 
@@ -46,20 +47,17 @@ def test_what_is_written_is_read(digits_file):
         assert len(sizes) == 12
         for client, size in sizes.items():
             x, y = data.client_examples(file, split, client, classes=10)
-            assert x.shape == (size, 28, 28, 1)
-            assert y.shape == (size,)
+            assert (x.shape, y.shape) == ((size, 28, 28, 1), (size,))
             assert (x.dtype, y.dtype) == (np.float32, np.int32)
+        few, _ = data.client_examples(file, split, client, classes=10, limit=2)
+        np.testing.assert_array_equal(few, x[:2])
         assert sum(sizes.values()) == pytest.approx(12 * 60 * share, rel=0.3)
     x, y = pooled(digits_file, "digits_only_train")
     assert set(y) == set(range(10))
-    assert x.min() == 0  # ink
-    assert x.max() == 1  # paper
+    assert (x.min(), x.max()) == (0, 1)  # ink and paper
     assert x.mean() > 0.7
-    np.testing.assert_array_equal(
-        np.round(255 * x) / 255, x.astype(np.float64).round(12).astype(np.float32)
-    )
-    np.testing.assert_array_equal(data.client_examples(file, "digits_only_train", "f0003_03", classes=10, limit=2)[0],
-                                  data.client_examples(file, "digits_only_train", "f0003_03", classes=10)[0][:2])  # fmt: skip
+    with pytest.raises(ValueError, match=r"no split 'all_train' \(but digits_only_test"):
+        file.client_sizes("all_train")
 
 
 def test_letters_stand_beside_the_digits_alone(letters_file):
@@ -71,30 +69,19 @@ def test_letters_stand_beside_the_digits_alone(letters_file):
 
 
 def test_writers_differ_and_do_not_depend_on_how_many_there_are(digits_file, tmp_path):
-    few = write_synthetic(tmp_path / "few", clients=2, examples_per_client=60, progress=False)
-    other = write_synthetic(
-        tmp_path / "other", clients=2, examples_per_client=60, seed=1, progress=False
+    few, other = (
+        write_synthetic(
+            tmp_path / str(seed), clients=2, examples_per_client=60, seed=seed, progress=False
+        )
+        for seed in (0, 1)
     )
     files = [data.open_file(path) for path in (digits_file, few, other)]
     for client in ("f0000_00", "f0001_01"):
         first, same, seed = (file.records("digits_only_train", client) for file in files)
         assert first == same != seed
-    assert len({file.version for file in files}) == 3
-    copy = shutil.copy(few, tmp_path / "copy")
-    assert data.open_file(copy).version == files[1].version
-    execute(
-        copy,
-        "UPDATE examples SET client_id = 'other' WHERE rowid = (SELECT MAX(rowid) FROM examples)",
-    )
-    assert data.open_file(copy).version != files[1].version
-
-
-def test_an_example_survives_the_round_trip():
-    pixels = np.random.default_rng(0).random((28, 28), np.float32)
-    record = encode_example({"pixels": pixels, "label": 7, "name": b"x"})
-    decoded = decode_example(record)
-    np.testing.assert_array_equal(decoded["pixels"], pixels.ravel())
-    assert (decoded["label"], decoded["name"]) == (7, b"x")
+    versions = [file.version for file in files]
+    execute(few, "UPDATE examples SET client_id = 'other' WHERE rowid = 1")
+    assert len({*versions, data.open_file(few).version}) == 4
 
 
 @TENSORFLOW
@@ -131,30 +118,15 @@ def test_tensorflow_writes_the_same_records():
     assert theirs == encode_example({"label": 3, "pixels": pixels})
 
 
-def test_nothing_is_downloaded(tmp_path, monkeypatch, digits_file):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(
-        FileNotFoundError, match=r"\.tff/emnist_all\.sqlite.*fedmf data synth --task emnist"
-    ):
-        data.open_file()
-    assert not list(tmp_path.iterdir())
-    (tmp_path / ".tff").mkdir()
-    shutil.copy(digits_file, tmp_path / ".tff")
-    assert len(data.open_file().client_sizes("digits_only_train")) == 12
-
-
-def test_a_split_that_is_not_there_is_named(digits_file):
-    with pytest.raises(
-        ValueError,
-        match=r"sqlite has no split 'all_train' \(but digits_only_test, digits_only_train\)",
-    ):
-        data.open_file(digits_file).client_sizes("all_train")
-
-
-def execute(path, *statements):
+def execute(path, *statement):
     with sqlite3.connect(path) as connection:
-        for statement in statements:
-            connection.execute(statement)
+        connection.execute(*statement)
+
+
+@pytest.fixture
+def copy(digits_file, tmp_path):
+    """A copy to damage."""
+    return pathlib.Path(shutil.copy(digits_file, tmp_path / "file.sqlite"))
 
 
 @pytest.mark.parametrize(
@@ -162,22 +134,22 @@ def execute(path, *statements):
     [
         (lambda path: path.write_bytes(b""), "is empty"),
         (lambda path: path.write_bytes(b"hello, this is no database"), "is not a SQLite file"),
-        (lambda path: path.write_bytes(path.read_bytes()[:10]), "is truncated"),
         (lambda path: path.write_bytes(path.read_bytes()[:20_000]), "is truncated"),
-        (lambda path: path.write_bytes(path.read_bytes()[:100] + b"\xff" * (path.stat().st_size - 100)), "cannot be read"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:100].ljust(path.stat().st_size)),
+            "cannot be read",
+        ),
         (lambda path: execute(path, "PRAGMA journal_mode=WAL"), "write-ahead mode"),
         (lambda path: path.with_name(f"{path.name}-wal").write_bytes(b"x"), "write-ahead mode"),
         (lambda path: execute(path, "DROP TABLE examples"), "'examples'"),
-        (lambda path: execute(path, "ALTER TABLE client_metadata RENAME COLUMN num_examples TO n"), "'num_examples'"),
+        (lambda path: path.unlink() or path.mkdir(), "is a folder"),
     ],
-)  # fmt: skip
-def test_damaged_files(digits_file, tmp_path, damage, words):
-    path = tmp_path / "file.sqlite"
-    shutil.copy(digits_file, path)
-    damage(path)
+)
+def test_damaged_files(copy, damage, words):
+    damage(copy)
     with pytest.raises(ValueError, match=words) as caught:
-        data.open_file(path)
-    assert str(path) in str(caught.value)
+        data.open_file(copy)
+    assert str(copy) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -187,22 +159,15 @@ def test_damaged_files(digits_file, tmp_path, damage, words):
         (b"\xff", "is not a serialized tf.train.Example"),
         ("text", "holds a str"),
         (encode_example({"pixels": np.ones(9), "label": 1}), "28 x 28"),
-        (encode_example({"label": 1}), "28 x 28"),
         (encode_example({"pixels": np.ones(784), "label": 10}), "label 10 is not in 0..9"),
         (encode_example({"pixels": np.ones(784)}), "label None"),
     ],
 )
-def test_records_of_another_kind(digits_file, tmp_path, record, words):
-    path = tmp_path / "file.sqlite"
-    shutil.copy(digits_file, path)
-    with sqlite3.connect(path) as connection:
-        connection.execute(
-            "UPDATE examples SET serialized_example_proto = ? WHERE client_id = 'f0001_01'",
-            (record,),
-        )
+def test_records_of_another_kind(copy, record, words):
+    execute(copy, "UPDATE examples SET serialized_example_proto = ?", (record,))
     with pytest.raises(ValueError, match=words) as caught:
-        data.client_examples(data.open_file(path), "digits_only_train", "f0001_01", classes=10)
-    assert str(path) in str(caught.value)
+        data.client_examples(data.open_file(copy), "digits_only_train", "f0001_01", classes=10)
+    assert str(copy) in str(caught.value)
 
 
 def test_folders_are_refused(tmp_path):
@@ -210,46 +175,11 @@ def test_folders_are_refused(tmp_path):
         data.open_file(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"only_digits": 1}, TypeError, "only_digits=1 is a int, not a bool"),
-        ({"model": "large"}, ValueError, "model='large' is unknown: choose one of cnn, small"),
-        ({"batch_size": 0}, ValueError, "batch_size=0 must be at least 1"),
-        ({"max_clients": 0}, ValueError, "max_clients=0 must be at least 1"),
-        ({"data": 3}, TypeError, "data=3 is a int, not a str"),
-        ({"batch_size": None}, TypeError, "batch_size=None"),
-    ],
-)
-def test_options_are_checked(changes, error, message):
-    with pytest.raises(error, match=message):
-        EmnistOptions(**changes)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"clients": 0}, {"examples_per_client": 9}, {"seed": -1}]
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [{"clients": 0}, {"examples_per_client": 9}, {"seed": -1}])
 def test_bad_arguments_leave_no_file(tmp_path, changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         write_synthetic(tmp_path / "file", progress=False, **changes)
     assert not list(tmp_path.iterdir())
-
-
-@TENSORFLOW
-@pytest.mark.parametrize(
-    ("kind", "classes", "size"),
-    [("cnn", 62, 1_206_590), ("cnn", 10, 1_199_882), ("small", 10, 56_714)],
-)
-def test_the_networks(kind, classes, size):
-    from fedmf.tasks.emnist.model import build_model
-
-    first, again, other = (build_model(seed, classes=classes, kind=kind) for seed in (5, 5, 6))
-    assert first.count_params() == size
-    for left, right, third in zip(
-        *(model.get_weights() for model in (first, again, other)), strict=True
-    ):
-        np.testing.assert_array_equal(left, right)
-        assert left.ndim == 1 or not np.array_equal(left, third)
 
 
 @TENSORFLOW
@@ -270,37 +200,17 @@ def test_the_published_network_is_tff_s_without_dropout():
 
 
 @TENSORFLOW
-def test_there_is_something_to_learn(tmp_path):
-    import tensorflow as tf
-
-    from fedmf.tasks.emnist.model import build_model
-
-    path = write_synthetic(tmp_path / "file", clients=40, progress=False)
-    model = build_model(0, classes=10, kind="small")
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(tf.keras.optimizers.SGD(0.05), loss, ["accuracy"])
-    tf.keras.utils.set_random_seed(0)
-    model.fit(*pooled(path, "digits_only_train"), batch_size=20, epochs=2, verbose=0)
-    assert model.evaluate(*pooled(path, "digits_only_test"), verbose=0)[1] > 0.6
-
-
-@TENSORFLOW
 def test_the_task(digits_file):
     from fedmf.tasks.emnist import EmnistOptions, emnist
 
-    task = emnist(
-        EmnistOptions(data=str(digits_file), model="small", max_clients=10, max_examples=30)
-    )
+    options = EmnistOptions(data=str(digits_file), model="small", max_clients=10, max_examples=30)
+    task = emnist(options)
     assert len(task.client_ids) == 10
-    assert task.headline == "accuracy"
     assert "stand-in" in task.description
-    x, y = task.examples_of(task.client_ids[0])
-    assert x.shape == (30, 28, 28, 1)
-    assert y.dtype == np.int32
+    x, _ = task.examples_of(task.client_ids[0])
     assert task.build_model(0)(x).shape == (30, 10)
     halves = [task.split(name)[0] for name in ("validation", "test")]
     everything, _ = pooled(digits_file, "digits_only_test")
-    assert sorted(image.tobytes() for half in halves for image in half) == sorted(
-        i.tobytes() for i in everything
-    )
+    found = np.concatenate(halves)
+    assert sorted(map(np.ndarray.tobytes, found)) == sorted(map(np.ndarray.tobytes, everything))
     assert min(map(len, halves)) > len(everything) / 4

@@ -25,6 +25,26 @@ def test_every_option_has_help_and_a_check(options):
             options(**{field.name: [1]})
 
 
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        (EmnistOptions, {"model": "large"}),
+        (EmnistOptions, {"batch_size": 0}),
+        (Cifar10Options, {"model": "cnn"}),
+        (Cifar10Options, {"validation": "none"}),
+        (Cifar10Options, {"max_clients": 0}),
+        (RegressionOptions, {"kind": "ridge"}),
+        (RegressionOptions, {"shift": 1.0}),
+        (RegressionOptions, {"decay": -1}),
+        (RegressionOptions, {"noise": 0}),
+    ],
+)
+def test_values_are_checked(options, changes):
+    ((name, value),) = changes.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        options(**changes)
+
+
 def test_they_import_without_tensorflow():
     names = sorted({options.__module__.rpartition(".")[0] for options in OPTIONS})
     result = subprocess.run(

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from fedmf import tasks
+from fedmf import TrainConfig, tasks
 from fedmf.cli import main
 from fedmf.runs.folder import Run
 
@@ -31,7 +31,8 @@ class TinyOptions:
             raise ValueError(f"batch_size={self.batch_size} must be positive")
 
 def tiny(options: TinyOptions, *, progress):
-    return dataclasses.replace(small_task(), name=options.label or "nameless", batch_size=options.batch_size)
+    name = options.label or "nameless"
+    return dataclasses.replace(small_task(), name=name, batch_size=options.batch_size)
 
 def broken(options: TinyOptions):
     raise KeyError("lost")
@@ -54,57 +55,34 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("tiny_task", None)
 
 
-@pytest.mark.parametrize("way", ["registry", "entry point", "module:function"])
-def test_a_task_is_one_module_and_its_name(way, module, monkeypatch, capsys):
-    name = "tiny_task:tiny" if way == "module:function" else "tiny"
-    if way == "registry":
-        monkeypatch.setitem(tasks.TASKS, "tiny", "tiny_task:tiny")
-    elif way == "entry point":
-        point = importlib.metadata.EntryPoint("tiny", "tiny_task:tiny", "fedmf.tasks")
-        monkeypatch.setattr(
-            importlib.metadata, "entry_points", lambda group: [point] * (group == "fedmf.tasks")
-        )
+def test_a_task_is_one_module_and_its_name(module, monkeypatch, capsys):
+    monkeypatch.setitem(tasks.TASKS, "tiny", "tiny_task:tiny")
     train = ["train", "--out", "run", "--quiet", "--json"]
-    main(
-        [
-            *train,
-            "--task",
-            name,
-            "-o",
-            "batch-size=3",
-            "-o",
-            "label=none",
-            "--noise-seed",
-            "1",
-            *OPTIONS,
-        ]
-    )
+    own = "--task tiny -o batch-size=3 -o label=none --noise-seed 1".split()
+    main([*train, *own, *OPTIONS])
     assert "validation accuracy" in json.loads(capsys.readouterr().out)
     run = Run.load("run")
-    assert (run.config.task, run.config.task_options) == (name, {"batch_size": 3, "label": None})
+    assert (run.config.task, run.config.task_options) == ("tiny", {"batch_size": 3, "label": None})
     assert run.plan["task"]["name"] == "nameless"
     main([*train, "--resume"])
     main(["audit", "./run"])
     capsys.readouterr()
-    if way == "registry":
-        vary = ["--vary", "task-option.batch-size=2,3", "--vary", "seed=0,1"]
-        main(
-            [
-                "sweep",
-                "--task",
-                name,
-                "--out",
-                "sweep",
-                "--noise-seed",
-                "1",
-                "--dry-run",
-                *vary,
-                *OPTIONS,
-            ]
-        )
-        assert "task_option.batch_size=3,seed=1" in capsys.readouterr().out
-        main(["train", "--task", name, "--help"])
-        assert "Sequences in a batch." in capsys.readouterr().out
+    vary = ["--vary", "task-option.batch-size=2,3", "--vary", "seed=0,1", "--dry-run"]
+    main(["sweep", "--task", "tiny", "--out", "sweep", "--noise-seed", "1", *vary, *OPTIONS])
+    assert "task_option.batch_size=3,seed=1" in capsys.readouterr().out
+    main(["train", "--task", "tiny", "--help"])
+    assert "Sequences in a batch." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny_task:tiny"])
+def test_a_task_of_another_package(name, module, monkeypatch):
+    """By an entry point, or by the name of its function."""
+    point = importlib.metadata.EntryPoint("tiny", "tiny_task:tiny", "fedmf.tasks")
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [point] * (group == "fedmf.tasks")
+    )
+    config = TrainConfig(task=name, task_options={"batch_size": 3}, family="none", min_sep=1)
+    assert tasks.task_from_config(config, progress=False).batch_size == 3
 
 
 @pytest.mark.parametrize(
@@ -114,15 +92,10 @@ def test_a_task_is_one_module_and_its_name(way, module, monkeypatch, capsys):
         ("tiny_task:number", "is a int"),
         ("tiny_task:broken", "raises KeyError: 'lost'"),
         ("tiny_task:nothing", "returns a dict"),
-        (
-            "dataclasses:replace",
-            "cannot be called (missing a required argument: 'obj'): give its first parameter a "
-            "frozen",
-        ),
+        ("dataclasses:replace", "cannot be called (missing a required argument: 'obj')"),
         ("tiny_task:nothing -o batch-size=3", "the task tiny_task:nothing has no options"),
         ("tiny_task:tiny --data corpus.sqlite", "reads no data"),
-        ("tiny_task:tiny -o batch-size=0", "--task-option batch-size=0 must be positive"),
-        ("tiny_task:tiny -o batch-size=x", "--task-option batch-size='x'"),
+        ("tiny_task:tiny -o batch-size=0", "--task-option batch-size=0"),
         ("tiny_task:tiny -o sentences=3", "its options are batch-size, label"),
     ],
 )
@@ -135,6 +108,7 @@ def test_a_task_that_cannot_be_is_one_sentence(arguments, said, module, capsys):
     assert not pathlib.Path("run").exists()
 
 
+@pytest.mark.slow
 def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
     """In a process of its own, without what an import in this process has set: TensorFlow is
     imported once.
@@ -160,8 +134,8 @@ def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
 
 @pytest.mark.slow
 def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path):
-    """Packages of these names in the working folder shadowed ours, and killed train, demo and data
-    synth.
+    """Packages of these names in the working folder shadowed ours, and killed train,
+    demo and data synth.
     """
     for name in ("tasks", "experiments"):
         (tmp_path / name).mkdir()
@@ -181,8 +155,8 @@ def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path
     # As `python -m` does it: the working folder comes first. All in one process, which imports
     # TensorFlow once.
     program = (
-        "import sys; sys.path.insert(0, ''); from fedmf.cli import main\nfor line in sys.argv[1:]: "
-        "main(line.split())"
+        "import sys; sys.path.insert(0, ''); from fedmf.cli import main\n"
+        "for line in sys.argv[1:]: main(line.split())"
     )
     command = [sys.executable, "-c", program, *commands]
     done = subprocess.run(

@@ -4,14 +4,9 @@ No TensorFlow here.
 """
 
 import collections
-import contextlib
 import os
 import re
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -19,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmf.tasks import example_proto
-from fedmf.tasks.stackoverflow import describe_file, language, write_synthetic_corpus
+from fedmf.tasks.stackoverflow import data, describe_file, language, write_synthetic_corpus
 
 
 def rows(
@@ -83,28 +78,12 @@ def test_records_hold_the_six_features(corpus_file):
 
 
 def test_metadata_counts_the_examples(corpus_file):
-    counted = collections.Counter((client, split) for split, client, _ in rows(corpus_file))
-    stated = {
-        row[:2]: row[2]
-        for row in rows(
-            corpus_file, "SELECT client_id, split_name, num_examples FROM client_metadata"
-        )
-    }
-    assert stated == counted
-    sizes = collections.Counter(split for _, split in stated)
-    assert sizes == {"train": 40, "heldout": 4, "test": 24}
-
-
-def test_test_users_are_mostly_train_users_and_heldout_users_are_neither(corpus_file):
-    users = {
-        split: {
-            row[0]
-            for row in rows(
-                corpus_file, f"SELECT client_id FROM client_metadata WHERE split_name = '{split}'"
-            )
-        }
-        for split in ("train", "heldout", "test")
-    }
+    query = "SELECT split_name, client_id, num_examples FROM client_metadata"
+    counted = collections.Counter((split, client) for split, client, _ in rows(corpus_file))
+    assert {row[:2]: row[2] for row in rows(corpus_file, query)} == counted
+    users = {name: {c for split, c in counted if split == name} for name in data.SPLITS}
+    assert {name: len(of) for name, of in users.items()} == {"train": 40, "heldout": 4, "test": 24}
+    # Test users are mostly train users; held-out users are neither.
     assert len(users["test"] & users["train"]) == 19
     assert not users["heldout"] & (users["train"] | users["test"])
 
@@ -128,20 +107,15 @@ def test_a_user_does_not_depend_on_how_many_others_there_are(tmp_path):
 
 def test_words_follow_a_zipf_like_law_and_users_differ(tmp_path):
     path = write(tmp_path / "file", clients=60, sentences_per_client=60, vocabulary_size=1_000)
-    total, users = collections.Counter(), collections.defaultdict(collections.Counter)
+    users = collections.defaultdict(collections.Counter)
     for split, client, record in rows(path):
         if split == "train":
-            words = example_proto.decode_example(record)["tokens"].split()
-            total.update(words)
-            users[client].update(words)
+            users[client].update(example_proto.decode_example(record)["tokens"].split())
+    total = sum(users.values(), collections.Counter())
     counts = np.array(sorted(total.values(), reverse=True))
-    share = counts / counts.sum()
-    assert 0.04 < share[0] < 0.12
-    assert 0.9 < share[:500].sum() < 0.99
+    assert 0.04 < counts[0] / counts.sum() < 0.12
     slope = np.polyfit(np.log(np.arange(10, 500)), np.log(counts[9:499]), 1)[0]
     assert -1.8 < slope < -0.7
-    sizes = np.array([sum(counter.values()) for counter in users.values()])
-    assert sizes.max() > 3 * np.median(sizes)
     content = [word for word, _ in total.most_common(300) if word.endswith((b"et", b"ic"))]
     profile = np.array([[counter[word] for word in content] for counter in users.values()], float)
     profile /= profile.sum(1, keepdims=True)
@@ -168,12 +142,6 @@ def test_examples_survive_the_round_trip(features):
     assert example_proto.decode_example(example_proto.encode_example(features)) == features
 
 
-@given(st.binary(max_size=60))
-def test_noise_is_refused_or_decoded_but_never_crashes(data):
-    with contextlib.suppress(ValueError):
-        assert isinstance(example_proto.decode_example(data), dict)
-
-
 def test_an_existing_file_is_kept_unless_told(tmp_path):
     path = write(tmp_path / "file")
     before = path.read_bytes()
@@ -188,28 +156,25 @@ def test_an_existing_file_is_kept_unless_told(tmp_path):
 def test_folders_that_cannot_be_written_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"cannot write .*missing/file.*choose a folder"):
         write(tmp_path / "missing" / "file")
-    (tmp_path / "plain").write_text("")
-    with pytest.raises(ValueError, match="cannot write"):
-        write(tmp_path / "plain" / "file")
     with pytest.raises(ValueError, match="is a folder"):
         write(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "error"),
     [
-        ({"clients": 0}, ValueError, "clients=0 must lie between"),
-        ({"clients": 2.5}, TypeError, "clients=2.5 must be an integer"),
-        ({"clients": True}, TypeError, "clients=True must be an integer"),
-        ({"seed": -1}, ValueError, "seed=-1"),
-        ({"sentences_per_client": float("nan")}, ValueError, "sentences_per_client=nan"),
-        ({"vocabulary_size": 50}, ValueError, "vocabulary_size=50 is too small"),
-        ({"topics": 99}, ValueError, "topics=99"),
-        ({"test_fraction": "0.5"}, TypeError, "test_fraction='0.5' must be a number"),
+        ({"clients": 0}, ValueError),
+        ({"clients": 2.5}, TypeError),
+        ({"seed": -1}, ValueError),
+        ({"sentences_per_client": float("nan")}, ValueError),
+        ({"vocabulary_size": 50}, ValueError),
+        ({"topics": 99}, ValueError),
+        ({"test_fraction": "0.5"}, TypeError),
     ],
 )
-def test_bad_arguments_are_named(tmp_path, changes, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_arguments_are_named(tmp_path, changes, error):
+    ((name, value),) = changes.items()
+    with pytest.raises(error, match=f"{name}={value!r}"):
         write(tmp_path / "file", **changes)
     assert not list(tmp_path.iterdir())
 
@@ -224,56 +189,13 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_killed_writer_leaves_no_half_file_and_the_next_one_cleans_up(tmp_path):
-    target = tmp_path / "file"
-    code = (
-        "from fedmf.tasks.stackoverflow import write_synthetic_corpus as w;"
-        f"w({str(target)!r}, clients=1_000_000, seed=1, progress=False)"
-    )
-    writer = subprocess.Popen([sys.executable, "-c", code])
-    try:
-        deadline = time.monotonic() + 60
-        while (
-            not any(part.stat().st_size > 100_000 for part in tmp_path.iterdir())
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.02)
-        assert [part.name for part in tmp_path.iterdir()] == [f".file.{writer.pid}.partial"]
-        assert write(tmp_path / "other").exists()  # another file's writer does not touch it
-    finally:
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-    assert not target.exists()
-    write(target)
-    assert sorted(os.listdir(tmp_path)) == ["file", "other"]
-
-
-def test_writing_and_describing_need_no_tensorflow(tmp_path):
-    code = (
-        "import sys; sys.modules['tensorflow'] = None\n"
-        "from fedmf.tasks.stackoverflow import describe_file, write_synthetic_corpus as w\n"
-        f"path = w({str(tmp_path / 'file')!r}, clients=3, seed=1, progress=False)\n"
-        "print(describe_file(path)['splits']['train']['clients'])"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "3\n"
-    )
-
-
 def test_description(corpus_file):
     found = describe_file(corpus_file)
     assert found["origin"] == "synthetic corpus"
-    assert found["bytes"] == corpus_file.stat().st_size
     train = found["splits"]["train"]
-    assert train["clients"] == 40
-    assert train["examples"] == len([1 for split, *_ in rows(corpus_file) if split == "train"])
+    assert train["clients"] == train["sample"]["clients"] == 40
+    assert train["examples"] == sum(split == "train" for split, *_ in rows(corpus_file))
     assert list(train["sentences_per_client"]) == ["min", "10%", "median", "90%", "max"]
-    sample = train["sample"]
-    assert sample["clients"] == 40
-    assert 8 < sample["mean_sentence_length"] < 18
-    assert sample["first_date"] < sample["last_date"] < "2018"
-    assert set(sample["top_words"][:2]) == {"the", "."}
-    assert found["splits"]["test"]["sample"]["first_date"] >= "2018"
+    assert 8 < train["sample"]["mean_sentence_length"] < 18
+    assert set(train["sample"]["top_words"][:2]) == {"the", "."}
+    assert train["sample"]["last_date"] < "2018" <= found["splits"]["test"]["sample"]["first_date"]

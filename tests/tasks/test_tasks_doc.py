@@ -1,5 +1,5 @@
-"""The commands of docs/tasks.md run as printed, and show at one epsilon the order that its table
-has.
+"""The commands of docs/tasks.md run as printed, and show at one epsilon the order
+that its table has.
 """
 
 import itertools
@@ -22,8 +22,8 @@ COMMANDS = [
     for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
     for line in block.replace("\\\n", " ").splitlines()
 ]
-# The table's smallest figures are 0.90 and 0.59 of ten classes, and a squared error of 0.32 at
-# most.
+# The table's smallest figures are 0.90 and 0.59 of ten classes, and a squared error
+# of 0.32 at most.
 REACHED = {"emnist": (0.7, 1.0), "cifar10": (0.4, 1.0), "regression": (0.25, 0.4)}
 
 

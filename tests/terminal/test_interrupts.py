@@ -83,8 +83,8 @@ WORK = {
     "at once": "signal.raise_signal(signal.SIGTERM)",
     "with Ctrl-C ignored": "signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.raise_signal(signal.SIGTERM)",
-    "deferred": "exec('with interrupts.deferred():\\n signal.raise_signal(signal.SIGTERM)\\n "
-    "interrupts.check()')",
+    "deferred": "exec('with interrupts.deferred():\\n "
+    "signal.raise_signal(signal.SIGTERM)\\n interrupts.check()')",
 }
 
 

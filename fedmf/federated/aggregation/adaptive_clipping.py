@@ -1,5 +1,5 @@
-"""The clip norm that follows a quantile, from round to round: `fedmf.privacy.quantile_clipping` on
-tensors.
+"""The clip norm that follows a quantile, from round to round:
+`fedmf.privacy.quantile_clipping` on tensors.
 """
 
 from typing import Any, NamedTuple
@@ -39,8 +39,8 @@ def clip_after(
 
     Args:
       clipping: of the plan.
-      first: the clip norm of round 0, which no later one is a million times as large or as small
-        as.
+      first: the clip norm of round 0, which no later one is a million times as large
+        or as small as.
       state: before.
       bits: float32 (), the released sum of b_i - 1/2.
       part: float32 (), `bits` divided by the fixed number of clients.

@@ -52,11 +52,12 @@ def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
     checks.integer(
         "clients_per_round", clients_per_round, low=1, hint="it is the fixed divisor of the mean"
     )
-    if plan.simulated_cohort not in (None, clients_per_round):
+    cohorts = plan.simulation
+    if cohorts is not None and cohorts.simulated != clients_per_round:
         raise ValueError(
-            f"clients_per_round={clients_per_round} but the plan simulates {plan.simulated_cohort} "
+            f"clients_per_round={clients_per_round} but the plan simulates {cohorts.simulated} "
             "clients a round "
-            f"for {plan.claimed_cohort}: use clients_per_round={plan.simulated_cohort}"
+            f"for {cohorts.claimed}: use clients_per_round={cohorts.simulated}"
         )
 
 
@@ -85,8 +86,8 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         return factory
 
     def create(self, value_type: Any, *weight_type: Any) -> tff.templates.AggregationProcess:
-        """The aggregation process for updates of `value_type`, a TFF tensor or structure of float
-        tensors.
+        """The aggregation process for updates of `value_type`, a TFF tensor or structure
+        of float tensors.
 
         The first process of this factory and its copies has the noise of noise_seed, each later one
         noise of its own: two parts of a model that shared their noise would give away the
@@ -122,8 +123,8 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
 # NAME." before they call anything of ours.
 MatrixFactorizationAggregator.__name__ = (
     "dp_aggregator, which takes no weights: pass "
-    "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all clients weigh the "
-    "same"
+    "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all "
+    "clients weigh the same"
 )
 
 

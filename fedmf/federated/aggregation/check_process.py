@@ -8,8 +8,8 @@ from typing import Any
 from fedmf.federated.aggregation.data_flow import Leaf, Origin, Path, Release, RoundFlow, leaves
 from fedmf.federated.tff import tff
 
-# Where a round's output has what is neither state nor result. The guarantee does not cover that
-# place.
+# Where a round's output has what is neither state nor result. The guarantee does not
+# cover that place.
 _METRICS_AT = {
     tff.learning.templates.LearningProcessOutput: 1,
     tff.templates.MeasuredProcessOutput: 2,
@@ -83,10 +83,8 @@ def check_process(process: Any) -> list[Aggregation]:
     if len(numbers) > 1:
         raise ValueError(
             f"process releases {len(numbers)} clipped and noised sums of its clients a round, and "
-            "each "
-            "spends the whole budget of its plan: give dp_aggregator to one aggregation, of all "
-            "that "
-            "the clients send"
+            "each spends the whole budget of its plan: give dp_aggregator to one aggregation, of "
+            "all that the clients send"
         )
     release = flow.releases[numbers.pop()] if numbers else None
     hidden = _of_state(release, "secret", "count")
@@ -108,15 +106,13 @@ def check_process(process: Any) -> list[Aggregation]:
     if any(path not in state or state[path].name != place for path, place in places.items()):
         raise ValueError(
             "process does not keep the noise's next state where it takes it from, so that noise "
-            "may "
-            "come again: return the state of get_noised_result in its place"
+            "may come again: return the state of get_noised_result in its place"
         )
     clipping = release.clipping
     if clipping.params - _of_state(release, "public") or clipping.record & hidden:
         raise ValueError(
             "process sends its clients more of the noise's state than derive_sample_params of the "
-            "same "
-            "query makes of it: send them nothing else of that state"
+            "same query makes of it: send them nothing else of that state"
         )
     for leaf in metrics:
         _check_metrics(leaf, release)
@@ -154,14 +150,12 @@ def _check_released(flow: RoundFlow, leaf: Leaf, hidden: set[Origin]) -> None:
     if found := flow.aggregate_in(leaf.origins):
         raise ValueError(
             f"process has a {found.operation} of {found.type} from the clients, which reaches its "
-            "state "
-            f"or result without clipping and noise: {_WAY_OUT}"
+            f"state or result without clipping and noise: {_WAY_OUT}"
         )
     if leaf.origins & hidden or "secret" in kinds:
         raise ValueError(
             "process lets the noise's key, its rows or the exact counts of an earlier round reach "
-            "its "
-            "state or result: leave the noise's state in its place, and use it for nothing else"
+            "its state or result: leave the noise's state in its place, and use it for nothing else"
         )
     if kinds - {"state", "release"}:
         raise ValueError(f"process returns values of single clients: {_WAY_OUT}")
@@ -172,8 +166,7 @@ def _check_metrics(leaf: Leaf, release: Release) -> None:
     if "record" in kinds:
         raise ValueError(
             "process measures its clipped updates, or their sum, without noise: let the sum go "
-            "through "
-            "get_noised_result and nowhere else"
+            "through get_noised_result and nowhere else"
         )
     if leaf.origins & _of_state(release, "secret") or "secret" in kinds:
         raise ValueError("process has the noise's key or rows in its metrics: leave them out")

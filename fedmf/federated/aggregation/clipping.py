@@ -13,14 +13,16 @@ _CHUNK = 32
 
 # How much less than clip_norm a record is scaled to, so that no rounding lifts it over clip_norm.
 # Proof, with u = 2^-24 for float32 and n entries in all (float64 leaves: the same with u = 2^-53):
-# - q, the computed sum of K squares: each square is off by a factor 1 + u at most, and each of the K - 1 additions by another, in
-#   whatever order they are made. All terms are non-negative, so the true sum is at most q (1 + K u), to first order, and the true norm of
-#   the chunk at most sqrt(q) (1 + K/2 u). Chunks are added up in float64, and the root is taken there.
-# - Numbers below 2^-126 may count as 0: the sum of squares lacks 2 n 2^-126 at most. The quick way is taken only where the norm that
-#   is compared with is at least 1e-15 sqrt(n), of whose square that is a part of 3e-8.
+# - q, the computed sum of K squares: each square is off by a factor 1 + u at most, and each of the
+#   K - 1 additions by another, in whatever order they are made. All terms are non-negative, so the
+#   true sum is at most q (1 + K u), to first order, and the true norm of the chunk at most
+#   sqrt(q) (1 + K/2 u). Chunks are added up in float64, and the root is taken there.
+# - Numbers below 2^-126 may count as 0: the sum of squares lacks 2 n 2^-126 at most. The quick way
+#   is taken only where the norm that is compared with is at least 1e-15 sqrt(n), of whose square
+#   that is a part of 3e-8.
 # - The factor is rounded to float32 (u), and so is the product with each entry (u).
-# In all (32/2 + 2) u + 1.5e-8 = 1.09e-6 of the norm. The careful way rounds in float64 and once to
-# float32.
+# In all (32/2 + 2) u + 1.5e-8 = 1.09e-6 of the norm. The careful way rounds in float64
+# and once to float32.
 ROUNDING_MARGIN = 1.5e-6
 _LEAST_NORM_OF_AN_ENTRY = 1e-15
 
@@ -55,8 +57,8 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> Clipped:
     DP-FedAvg's flat clipping.
 
     Args:
-      record: structure of float tensors, float16, bfloat16, float32 or float64, of fully defined
-        shapes.
+      record: structure of float tensors, float16, bfloat16, float32 or float64,
+        of fully defined shapes.
       clip_norm: positive float64 scalar.
       zeroing_norm: positive float64 scalar, or infinity; a record with an entry above it in
         absolute value counts as zero. So does one with a NaN or an infinity, always.
@@ -67,7 +69,10 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> Clipped:
       both 1.
 
     Example:
-      >>> clipped = zero_and_clip({"a": tf.constant([30.0, 40.0]), "b": tf.zeros([0])}, clip_norm=0.5, zeroing_norm=100.0)
+      >>> clipped = zero_and_clip(
+      ...     {"a": tf.constant([30.0, 40.0]), "b": tf.zeros([0])}, clip_norm=0.5,
+      ...     zeroing_norm=100.0
+      ... )
       >>> clipped.record["a"].numpy().round(3), int(clipped.clipped), int(clipped.zeroed)
       (array([0.3, 0.4], dtype=float32), 1, 0)
     """
@@ -93,8 +98,8 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> Clipped:
 
 
 def _norm(leaves: list[Any]) -> Any:
-    """The L2 norm over all leaves, float64; infinite or NaN when an entry is, or a square
-    overflows.
+    """The L2 norm over all leaves, float64; infinite or NaN when an entry is,
+    or a square overflows.
     """
     squared = tf.constant(0.0, tf.float64)
     for leaf in leaves:
@@ -138,8 +143,8 @@ def _chosen(zeroed: Any, clipped: Any, leaves: list[Any], scaled: Any) -> list[A
 
 def _quickly(leaves: list[Any], norm: Any, target: Any, limit: Any) -> tuple[list[Any], Any, Any]:
     """For a norm that is trusted to within ROUNDING_MARGIN."""
-    # No entry is larger than the norm, so that most records need not be searched for one above the
-    # limit.
+    # No entry is larger than the norm, so that most records need not be searched for one
+    # above the limit.
     zeroed = tf.cond(
         norm <= limit / 2, lambda: tf.constant(False), lambda: _largest(leaves) > limit
     )

@@ -34,10 +34,10 @@ class Origin(NamedTuple):
     Attributes:
       kind: "client", data of the client itself; "record" or "count", of a clipped sample;
         "secured", of a sample in a secure sum; "aggregate", of clients, without noise; "state", of
-        the process before the round; "secret", of the noise's state after it; "release", with
-        noise.
-      key: which one: the path of a state, the index of an aggregate or a release, the call that
-        clipped.
+        the process before the round; "secret", of the noise's state after it;
+        "release", with noise.
+      key: which one: the path of a state, the index of an aggregate or a release,
+        the call that clipped.
     """
 
     kind: str
@@ -52,8 +52,8 @@ class Leaf:
     """A tensor.
 
     Attributes:
-      name: of the tensor that it equals, such as ("state", path); None where it was computed from
-        others.
+      name: of the tensor that it equals, such as ("state", path); None where it was
+        computed from others.
       origins: what it depends on.
     """
 
@@ -122,8 +122,8 @@ class RoundFlow:
       process: built.
 
     Attributes:
-      output: a leaf, or tff.structure.Struct of them, in the structure of what process.next
-        returns.
+      output: a leaf, or tff.structure.Struct of them, in the structure
+        of what process.next returns.
       aggregates, releases: of this round, in their order.
 
     Raises:
@@ -326,9 +326,8 @@ class _Graph:
         if found := self._flow.aggregate_in(record):
             raise ValueError(
                 f"process clips updates that depend on a {found.operation} of {found.type} from "
-                "the "
-                "clients in the same round, without noise: let an update depend on its own client "
-                "and on past releases only"
+                "the clients in the same round, without noise: let an update depend on its own "
+                "client and on past releases only"
             )
         made = f"{self._number}/{call}"
         self._flow.clippings[made] = Clipping(
@@ -385,8 +384,7 @@ class _Graph:
             raise ValueError(
                 "process adds its noise to something else than the federated_sum of its clipped "
                 "updates: let nothing stand between clipping and the one sum, as "
-                "dp_aggregator(...) "
-                "and DifferentiallyPrivateFactory(query) do"
+                "dp_aggregator(...) and DifferentiallyPrivateFactory(query) do"
             )
         state = [self._leaf(operation) for operation in self._marked(call, "state").values()]
         paths = [leaf.name[1] for leaf in state if leaf.name and leaf.name[0] == "state"]

@@ -26,8 +26,8 @@ class Mark(NamedTuple):
 
     Attributes:
       call: the name scope of the call that made it.
-      kind: "params", "clip" or "noise", of the query's methods, or "parts" or "whole", of a secure
-        sum.
+      kind: "params", "clip" or "noise", of the query's methods, or "parts" or "whole",
+        of a secure sum.
       plan: that of the query's noise, hexadecimal; nothing for a secure sum.
       role: what the tensor is.
       number: of the tensor in the structure of the method's argument or result.
@@ -125,8 +125,8 @@ def _in_graphs(method: Method, call: Callable[..., Any]) -> Method:
     def either(*arguments: Any, **named: Any) -> Any:
         return (method if tf.executing_eagerly() else call)(*arguments, **named)
 
-    # AutoGraph would take two seconds to convert code in which no Python statement depends on a
-    # tensor.
+    # AutoGraph would take two seconds to convert code in which no Python statement
+    # depends on a tensor.
     return cast(Method, tf.autograph.experimental.do_not_convert(either))
 
 

@@ -18,8 +18,7 @@ from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
 from fedmf.federated.noise.rows import NoiseRows
 from fedmf.federated.noise.source import LARGEST, RunSeeds
 from fedmf.federated.tff import tfp
-from fedmf.mechanisms.error import noise_row_norms
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.privacy.quantile_clipping import MOST_CHANGE
 from fedmf.server.state import NoiseState, check_tail, mark_of, plan_mark
 
@@ -92,8 +91,8 @@ def _check_specs(record_specs: Any) -> Any:
     for leaf in tf.nest.flatten(record_specs):
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             raise TypeError(
-                f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or anything with shape and "
-                "dtype"
+                f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or "
+                "anything with shape and dtype"
             )
     specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs)
     for leaf in tf.nest.flatten(specs):
@@ -121,8 +120,7 @@ def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
     ):
         raise TypeError(
             f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for "
-            f"{spec.dtype.name}: cast it, or make the query "
-            "for that"
+            f"{spec.dtype.name}: cast it, or make the query for that"
         )
     return tf.cast(leaf, spec.dtype)
 
@@ -171,12 +169,16 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
       >>> import tensorflow as tf
       >>> once = fedmf.Participation(rounds=2, schema="single")
       >>> mechanism = fedmf.fit(fedmf.prefix_sum(2), once, family="identity")
-      >>> plan = fedmf.Plan(mechanism=mechanism, participation=once, noise_multiplier=0.0, clip_norm=1.0, delta=1e-6)
-      >>> query = federated.MatrixFactorizationQuery(plan, tf.TensorSpec([2], tf.float32), noise_seed=1)
-      >>> state = query.initial_global_state()
-      >>> sample = query.accumulate_record(
-      ...     query.derive_sample_params(state), query.initial_sample_state(), tf.constant([3.0, 4.0])
+      >>> plan = fedmf.Plan(
+      ...     mechanism=mechanism, participation=once, noise_multiplier=0.0, clip_norm=1.0,
+      ...     delta=1e-6
       ... )
+      >>> query = federated.MatrixFactorizationQuery(
+      ...     plan, tf.TensorSpec([2], tf.float32), noise_seed=1
+      ... )
+      >>> state = query.initial_global_state()
+      >>> params, empty = query.derive_sample_params(state), query.initial_sample_state()
+      >>> sample = query.accumulate_record(params, empty, tf.constant([3.0, 4.0]))
       >>> total, state, _ = query.get_noised_result(sample, state)
       >>> total.numpy().round(3), int(state.noise.next_round), int(state.clipped)
       (array([0.6, 0.8], dtype=float32), 1, 1)
@@ -205,34 +207,31 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self.divisor = checks.positive(
             "divisor", divisor, "use the fixed number of records of a round, or 1"
         )
-        if plan.simulated_cohort is not None and self.divisor not in (1, plan.simulated_cohort):
+        cohorts = plan.simulation
+        if cohorts is not None and self.divisor not in (1, cohorts.simulated):
             raise ValueError(
-                f"divisor={divisor:g} but the plan simulates {plan.simulated_cohort} records a "
-                f"round for {plan.claimed_cohort}, and its "
-                f"noise is for a sum of that many: use {plan.simulated_cohort} records a round, or "
-                "a plan that does not simulate"
+                f"divisor={divisor:g} but the plan simulates {cohorts.simulated} records a round "
+                f"for {cohorts.claimed}, and its noise is for a sum of that many: use "
+                f"{cohorts.simulated} records a round, or a plan that does not simulate"
             )
         self._count_metrics = bool(count_metrics)
         self._adaptive = plan.quantile_clipping
         if self._adaptive is not None and self.divisor == 1:
             raise ValueError(
                 "quantile_clipping needs the fixed number of records of a round, to know which "
-                "part of them is clipped: give it as "
-                "divisor, or use a plan of one clip norm"
+                "part of them is clipped: give it as divisor, or use a plan of one clip norm"
             )
         least = _LEAST_CLIP_NORM if self._adaptive is None else _LEAST_CLIP_NORM * MOST_CHANGE
         if plan.clip_norm < least:
             raise ValueError(
                 f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's "
-                "range: rescale the updates, "
-                "and clip_norm with them"
+                "range: rescale the updates, and clip_norm with them"
             )
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
-        self._row_norms = np.zeros(1)  # of N, for a scaling that subtracts the noise's variance
         self._seeds = RunSeeds(noise_seed)
         self._entry_rounding = 0.0
-        size = plan.noise_size(sum(self._sizes))
+        size = noise_size(plan, sum(self._sizes))
         if noise_strategy != "precomputed":
             check_tail(plan, LARGEST, entries=plan.mechanism.rounds * size)
         self._noise = NoiseRows(
@@ -248,8 +247,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         if self._adaptive is not None:
             raise ValueError(
-                "quantile_clipping does not go with secure_sum=True, whose range is fixed: leave "
-                "one of them out"
+                "quantile_clipping does not go with secure_sum=True, whose range is "
+                "fixed: leave one of them out"
             )
         query = copy.copy(self)
         query._entry_rounding = entry_rounding
@@ -266,8 +265,6 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         query = copy.copy(self)
         query._scaling = scaling
-        if scaling is not None and scaling.debiased:
-            query._row_norms = noise_row_norms(self.plan.mechanism)
         return query
 
     def initial_global_state(self) -> QueryState:
@@ -357,13 +354,12 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         if not tf.executing_eagerly() and not _is_read_in_graph(noise.next_round):
             raise ValueError(
                 "the state is a constant of this tf.function, so that every call would add the "
-                "same noise, which protects nothing: pass "
-                "the state as an argument"
+                "same noise, which protects nothing: pass the state as an argument"
             )
         if bool(global_state.scaling) != (self._scaling is not None):
             raise ValueError(
-                "the state was made with another scaling than here: make the aggregator as it was "
-                "then"
+                "the state was made with another scaling than here: make the "
+                "aggregator as it was then"
             )
         t, clip, stddev = (
             noise.next_round,
@@ -379,7 +375,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             bits = tf.cast(sample_state.clients, tf.float32) / 2 - tf.cast(
                 sample_state.clipped, tf.float32
             )
-            bits += tf.constant(self.plan.bit_stddev, tf.float32) * row[-1]
+            bits += tf.constant(bit_stddev(self.plan), tf.float32) * row[-1]
             clip = clip_after(
                 self._adaptive, self.plan.clip_norm, clip, bits, bits / self.divisor, t
             )
@@ -397,9 +393,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         scaling = global_state.scaling
         if self._scaling is not None:
             means = unscaled(means, scaling.scales)
-            norms = tf.constant(self._row_norms / self.divisor, tf.float32)
-            deviation = norms[tf.minimum(t, len(self._row_norms) - 1)] * stddev
-            scaling = self._scaling.after(scaling, means, t, deviation)
+            scaling = self._scaling.after(scaling, means, t)
         means = [
             tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
         ]
@@ -458,10 +452,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         ours = tf.equal(state.records, self._records_mark())
         message = (
             "the state was made with another zeroing_norm, scaling, secure_sum or divisor than "
-            f"here (zeroing_norm={self._zeroing_norm:g}, "
-            f"scaling={self._scaling}, divisor={self.divisor:g}), with which its noise could come "
-            "again under other updates: make the "
-            "aggregator as it was then"
+            f"here (zeroing_norm={self._zeroing_norm:g}, scaling={self._scaling}, "
+            f"divisor={self.divisor:g}), with which its noise could come again under other "
+            "updates: make the aggregator as it was then"
         )
         check = tf.debugging.assert_equal(ours, True, message=message)
         with tf.control_dependencies([] if check is None else [check]):
@@ -478,8 +471,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             shape.is_compatible_with(spec.shape) for shape, spec in zip(shapes, specs, strict=True)
         ):
             raise ValueError(
-                f"the {name} has leaves of shapes {shapes}, not those that the query was made for: "
-                f"{self._specs}"
+                f"the {name} has leaves of shapes {shapes}, not those that the query was "
+                f"made for: {self._specs}"
             )
 
 

@@ -10,14 +10,15 @@ has the proof.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from fedmf import checks
+from fedmf import checks, fields
 
-RULES = ("adam", "adagrad", "yogi")
+RULES = ("adam", "adagrad")
 # float32 holds the ratio of two numbers between the first and the second, and the squares below the
 # second.
 _LEAST_EPSILON, _LARGEST_ROOT = 1e-12, 1e12
@@ -27,8 +28,7 @@ class ScalingState(NamedTuple):
     """State of the scales between rounds; a function of what was released.
 
     Attributes:
-      moment: list of float32 tensors in the record's shapes, the second moment v; less what noise
-        had in it, where that is subtracted.
+      moment: list of float32 tensors in the record's shapes, the second moment v.
       scales: the same, s of the coming round.
       drifts: float32 (2,), rho of the last round and of the coming one.
     """
@@ -39,7 +39,7 @@ class ScalingState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scaling:
+class Scaling(fields.Checked):
     """How s_t follows from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) + epsilon), entry by
     entry.
 
@@ -47,12 +47,8 @@ class Scaling:
 
         adam      v <- decay v + (1 - decay) g^2
         adagrad   v <- v + g^2
-        yogi      v <- v + (1 - decay) sign(g^2 - v) g^2
 
-    from v = 0. With `debiased` g^2 is g^2 - Var: what the round's noise has in it on average is
-    subtracted, a public number for each coordinate (DP-AdamBC; Tang, Shpilevskiy and Lecuyer 2023,
-    arXiv 2312.14334). v may then be negative, and is held to 0 when scales are made; single squares
-    are not, which would leave them with a bias again.
+    from v = 0.
 
     The paper's scale is 1 / (sqrt(v) + epsilon). Ours is that times one number for all coordinates.
     It makes s_0 = 1 and keeps the units of clip_norm: updates whose entries are as large as v says
@@ -62,43 +58,34 @@ class Scaling:
     says how far it does not; a slow `decay` and a larger `every` keep it small.
 
     Attributes:
-      rule: "adam", "adagrad" or "yogi".
+      rule: "adam" or "adagrad".
       epsilon: at least 1e-12; the larger, the closer all scales are to 1.
-      decay: beta_2 of adam and yogi, in [0, 1).
+      decay: beta_2 of adam, in [0, 1).
       every: rounds between changes of s_t; v moves in every round.
-      debiased: subtract the noise's variance; of adam and adagrad, whose v is linear in the
-        squares.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
 
     >>> scaling = Scaling(rule="adagrad", epsilon=1.0)
-    >>> state = scaling.after(scaling.initial_state([tf.TensorSpec([2])]), [tf.constant([7.0, 1.0])], 0)
-    >>> state.scales[0].numpy(), state.drifts.numpy().round(3)  # (sqrt(25) + 1) / (7 + 1), (sqrt(25) + 1) / (1 + 1)
+    >>> state = scaling.after(
+    ...     scaling.initial_state([tf.TensorSpec([2])]), [tf.constant([7.0, 1.0])], 0
+    ... )
+    >>> # (sqrt(25) + 1) / (7 + 1) and (sqrt(25) + 1) / (1 + 1)
+    >>> state.scales[0].numpy(), state.drifts.numpy().round(3)
     (array([0.75, 3.  ], dtype=float32), array([0.   , 1.099], dtype=float32))
     """
 
-    rule: str
-    epsilon: float = 1e-3
-    decay: float = 0.999
-    every: int = 1
-    debiased: bool = False
+    rule: str = fields.checked(functools.partial(checks.one_of, choices=RULES))
+    epsilon: float = fields.real(1e-3, "")
+    decay: float = fields.real(0.999, "", zero=True, below=1)
+    every: int = fields.whole(1, "")
 
     def __post_init__(self) -> None:
-        checks.one_of("rule", self.rule, RULES)
-        hint = "use a number such as 1e-3 that is small beside the entries of a mean update"
-        if not _LEAST_EPSILON <= checks.positive("epsilon", self.epsilon, hint) <= _LARGEST_ROOT:
+        super().__post_init__()
+        if not _LEAST_EPSILON <= self.epsilon <= _LARGEST_ROOT:
             raise ValueError(
                 f"epsilon={self.epsilon} must be between {_LEAST_EPSILON} and {_LARGEST_ROOT:g}: "
-                f"{hint}"
-            )
-        checks.positive("decay", self.decay, "use a number such as 0.999", below=1, zero=True)
-        checks.integer("every", self.every, low=1, hint="use 1 to change the scales in every round")
-        if self.debiased and self.rule == "yogi":
-            raise ValueError(
-                "debiased=True with rule='yogi': its v is no mean of squares, from which the "
-                "noise's variance could be subtracted; use "
-                "adam or adagrad, or leave it out"
+                "use a number such as 1e-3 that is small beside the entries of a mean update"
             )
 
     def initial_state(self, specs: Sequence[Any]) -> ScalingState:
@@ -108,25 +95,15 @@ class Scaling:
         )
         return ScalingState(zeros, ones, tf.zeros([2]))
 
-    def after(
-        self, state: ScalingState, mean: Sequence[Any], t: Any, deviation: Any = 0.0
-    ) -> ScalingState:
+    def after(self, state: ScalingState, mean: Sequence[Any], t: Any) -> ScalingState:
         """State after round t, in which `mean` was released: noisy, and in the units of updates.
 
         Args:
           state: before.
           mean: list of float32 tensors.
           t: the round.
-          deviation: float32 (), standard deviation of the noise of an entry of the mean while it
-            was scaled; for `debiased`.
         """
-        squares = [_square(g) for g in mean]
-        if self.debiased:
-            squares = [
-                square - _square(deviation / s)
-                for square, s in zip(squares, state.scales, strict=True)
-            ]
-        moment = [self._moved(v, square) for v, square in zip(state.moment, squares, strict=True)]
+        moment = [self._moved(v, _square(g)) for v, g in zip(state.moment, mean, strict=True)]
         scales = tf.cond(
             tf.equal((t + 1) % self.every, 0),
             lambda: self._scales(moment),
@@ -140,15 +117,11 @@ class Scaling:
 
     def _moved(self, v: Any, square: Any) -> Any:
         if self.rule == "adagrad":
-            return tf.clip_by_value(v + square, -(_LARGEST_ROOT**2), _LARGEST_ROOT**2)
-        if self.debiased:
-            return v + (1 - self.decay) * (square - v)
-        change = square - v if self.rule == "adam" else tf.sign(square - v) * square
+            return tf.minimum(v + square, _LARGEST_ROOT**2)
         # Rounding must not lead below 0, of which there is no root.
-        return tf.maximum(v + (1 - self.decay) * change, 0.0)
+        return tf.maximum(v + (1 - self.decay) * (square - v), 0.0)
 
     def _scales(self, moment: Sequence[Any]) -> list[Any]:
-        moment = [tf.maximum(v, 0.0) for v in moment] if self.debiased else moment
         total = tf.add_n([tf.reduce_sum(tf.cast(v, tf.float64)) for v in moment])
         entries = sum(v.shape.num_elements() for v in moment)
         rms = tf.cast(tf.sqrt(total / entries), tf.float32)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks
+from fedmf import fields
 from fedmf.federated.task import Task
 from fedmf.server.rows import HostNoise
 
@@ -16,7 +16,7 @@ CLIENT_WORK = ("compiled", "autodiff")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(fields.Checked):
     """How this machine trains: all of it leaves the model as it is, to float32 rounding.
 
     Attributes:
@@ -51,36 +51,18 @@ class RunOptions:
 
     noise_strategy: str | None = None
     noise_memory: int | None = None
-    threads: int | None = None
+    threads: int | None = fields.whole(None, "")
     cluster: str | None = None
     worker_task: Callable[[], Task] | None = None
-    client_work: str | None = None
+    client_work: str | None = fields.choice(None, "", lambda: CLIENT_WORK)
     test: bool = True
     progress: bool = True
     tensorboard: bool = False
-    stop_after: int | None = None
-    stop_at_epsilon: float | None = None
+    stop_after: int | None = fields.whole(None, "")
+    stop_at_epsilon: float | None = fields.real(None, "")
     stop_on_divergence: bool = False
     on_start: Callable[[], None] | None = None
     on_round: Callable[[int], None] | None = None
-
-    def __post_init__(self) -> None:
-        if self.threads is not None:
-            checks.integer(
-                "threads", self.threads, low=1, hint="use None for one on each processor"
-            )
-        if self.stop_after is not None:
-            checks.integer(
-                "stop_after", self.stop_after, low=1, hint="use a number of rounds, or None for all"
-            )
-        if self.stop_at_epsilon is not None:
-            checks.positive(
-                "stop_at_epsilon",
-                self.stop_at_epsilon,
-                "use a privacy loss such as 8.0, or None for all rounds",
-            )
-        if self.client_work is not None:
-            checks.one_of("client_work", self.client_work, CLIENT_WORK)
 
 
 class Execution(abc.ABC):
@@ -112,8 +94,8 @@ class Execution(abc.ABC):
           {"clip_fraction", "zeroed", "noise_stddev"}; with scaled updates {"scale_drift"}, with a
           clip norm that adapts {"clip_norm"}. train_loss is the mean of the batches' losses before
           each step, an example a vote, without the model's own losses. not_finite counts the
-          clients whose examples are not finite: they are among the zeroed, and not among the
-          examples.
+          clients whose examples are not finite: they are among the zeroed,
+          and not among the examples.
         """
 
     @abc.abstractmethod
@@ -127,7 +109,7 @@ class Execution(abc.ABC):
         return {}
 
     def leaves(self, state: Any) -> list[np.ndarray]:
-        """The state as numpy arrays in a fixed order; the model's trainable weights are the first."""
+        """The state as numpy arrays in a fixed order, trainable weights first."""
         return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
 
     def from_leaves(self, leaves: Sequence[np.ndarray]) -> Any:
@@ -140,8 +122,8 @@ class Execution(abc.ABC):
         expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in tf.nest.flatten(template)]
         if expected != [(leaf.shape, leaf.dtype) for leaf in leaves]:
             raise ValueError(
-                "the checkpoint's state does not fit this model and mechanism: resume with the "
-                "version that wrote it"
+                "the checkpoint's state does not fit this model and mechanism: resume with "
+                "the version that wrote it"
             )
         return tf.nest.pack_sequence_as(template, list(leaves))
 

@@ -1,5 +1,5 @@
-"""Canaries of a run: clients with known random directions, each in or out by a secret coin
-(`fedmf.audits.canaries`).
+"""Canaries of a run: clients with known random directions, each in or out
+by a secret coin (`fedmf.audits.canaries`).
 """
 
 import hashlib

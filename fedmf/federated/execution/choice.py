@@ -1,7 +1,8 @@
-"""The execution that a config names: pure state machines over the same task, plan, cohorts and
-examples.
+"""The execution that a config names: pure state machines over the same task, plan,
+cohorts and examples.
 
-fast   our loop: client work outside TFF's executor, in this process or on a cluster, the mean by the same DPQuery as in TFF.
+fast   our loop: client work outside TFF's executor, in this process or on a cluster, the mean by
+       the same DPQuery as in TFF.
 tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
 """
 
@@ -42,8 +43,8 @@ def build_execution(
       options: how this machine runs it.
       place: where clients train: with "fast" a connected cluster, None for this process; with "tff"
         a worker, None for one that ends with the execution.
-      noise_folder: private folder for a memory map of noise; None for one that ends with the
-        execution.
+      noise_folder: private folder for a memory map of noise; None for one that ends
+        with the execution.
     """
     noise = HostNoise(
         plan,

@@ -15,13 +15,11 @@ from fedmf.runs.config import TrainConfig
 
 _NOT_COMPILED = (
     "client_work='compiled': task {!r} has no compiled epoch that runs here (it needs a C "
-    "compiler, and one epoch of plain SGD): use "
-    "client_work='autodiff'"
+    "compiler, and one epoch of plain SGD): use client_work='autodiff'"
 )
 _SLOW = (
     "the compiled epoch of {} does not run here, so its Keras model trains, about half as fast: "
-    "install a C compiler, or name one in "
-    "FEDMF_CC"
+    "install a C compiler, or name one in FEDMF_CC"
 )
 
 
@@ -60,8 +58,8 @@ class ClientSetup:
 
 
 def compiled_epoch(task: Task, config: TrainConfig) -> CompiledEpoch | None:
-    """The task's compiled epoch; None where it has none for this client work, or none that runs
-    here.
+    """The task's compiled epoch; None where it has none for this client work,
+    or none that runs here.
     """
     return task.compiled_epoch() if task.compiled_epoch is not None and _is_plain(config) else None
 

@@ -267,8 +267,8 @@ class AutodiffClients(ClientWork):
     def _train_side_by_side(
         self, sent: Broadcast, total: Any, xs: Any, ys: Any, order: Steps, clients: Any
     ) -> Any:
-        """`_train_in_turn` with many clients' steps at once, in this order; `clients` is their
-        number.
+        """`_train_in_turn` with many clients' steps at once, in this order;
+        `clients` is their number.
         """
         broadcast, params = sent
 

@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -38,6 +37,8 @@ from fedmf.terminal import interrupts
 _ADDRESS = re.compile(
     r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}"
 )
+# A noise seed in a command or a program on the command line.
+_SEED = re.compile(r"noise[-_]seed\W+[0-9]")
 _CONNECT_SECONDS = 5.0
 # Characters of a folder of temporary files in which the names of Ray's sockets, of 107 at most,
 # have room.
@@ -45,8 +46,8 @@ _LONGEST_FOLDER = 30
 # So long a run waits for workers when there are none.
 WAIT_SECONDS = 120.0
 _LOOK_SECONDS = 2.0
-# Groups under way for each processor of the cluster: one in work, and some that wait for their
-# turn.
+# Groups under way for each processor of the cluster: one in work, and some that wait
+# for their turn.
 _GROUPS_AHEAD = 3
 # What a worker holds of the model's size: weights, variables, gradients, update, sum, and the
 # optimizer's state.
@@ -64,8 +65,8 @@ def versions() -> dict[str, str]:
 
 
 def check_address(address: Any, execution: str) -> None:
-    """Raises unless `address` is None, or the address of a cluster and the execution is the one for
-    clusters.
+    """Raises unless `address` is None, or the address of a cluster and the execution
+    is the one for clusters.
     """
     if address is None:
         return
@@ -91,11 +92,17 @@ def connected(address: str | None, cpus: int | None) -> Iterator["Cluster | None
 
     Raises:
       ImportError: Ray is not installed.
+      ValueError: the noise seed stands on the command line.
       WorkersLost: nothing answers there, or it has no processors.
     """
     if address is None:
         yield None
         return
+    if _SEED.search(" ".join(sys.orig_argv)):
+        raise ValueError(
+            f"cluster={address!r}: the noise seed stands on the command line, which Ray tells the "
+            "cluster: use os, or @FILE to read it from a file"
+        )
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of groups behind one that failed
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -127,16 +134,12 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
         if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
             options["_temp_dir"] = "/tmp/ray"
     handler = signal.getsignal(signal.SIGTERM)
-    mask = os.umask(
-        0o077
-    )  # Ray's processes inherit it: what does not fit into memory, examples too, they write to files
+    # Ray's processes inherit it: what does not fit into memory, examples too, they write to files.
+    mask = os.umask(0o077)
     try:
-        # Ray tells the cluster the driver's command line, and the noise seed may stand in it.
-        with mock.patch("ray._private.utils.get_entrypoint_name", return_value="fedmf"):
-            ray.init(address=address, **options)
-        ray._private.worker._worker_logs_enabled = (
-            False  # it prints of lost machines on standard output, which is for results
-        )
+        ray.init(address=address, **options)
+        # It prints of lost machines on standard output, which is for results.
+        ray._private.worker._worker_logs_enabled = False
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise WorkersLost(
@@ -145,9 +148,8 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
     finally:
         os.umask(mask)
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(
-                signal.SIGTERM, handler
-            )  # Ray's own would end this process before it has saved
+            # Ray's own would end this process before it has saved.
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _check_listens(address: str) -> None:
@@ -269,14 +271,14 @@ class Cluster:
             if empty_since is None:
                 empty_since = looked
                 text = (
-                    f"fedmf: no worker is left in cluster {self.address}: waiting {WAIT_SECONDS:g} "
-                    "s for one"
+                    f"fedmf: no worker is left in cluster {self.address}: waiting "
+                    f"{WAIT_SECONDS:g} s for one"
                 )
                 tqdm.tqdm.write(text, file=sys.stderr)
             if looked - empty_since >= WAIT_SECONDS:
                 raise WorkersLost(
-                    f"no worker is left in cluster {self.address}: add machines to it, then go on "
-                    "with resume=True"
+                    f"no worker is left in cluster {self.address}: add machines to it, then "
+                    "go on with resume=True"
                 )
         return self.value(reference)
 
@@ -325,9 +327,8 @@ class ClusterClients(ClientWork):
                 if needed > memory:
                     raise ValueError(
                         f"cluster={self._cluster.address!r}: a group of {len(group)} clients takes "
-                        f"some {needed / 1e9:.2g} GB and machine "
-                        f"{machine} has {memory / 1e9:.2g} for each processor: give it more "
-                        "memory, or Ray fewer processors there"
+                        f"some {needed / 1e9:.2g} GB and machine {machine} has {memory / 1e9:.2g} "
+                        "for each processor: give it more memory, or Ray fewer processors there"
                     )
                 yield self._setup, model, number, group
 

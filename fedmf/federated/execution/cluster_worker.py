@@ -26,8 +26,8 @@ def _on_one_thread() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _begun(pickled: bytes) -> tuple[ClientSetup, ClientWork, Task]:
-    """What the groups of a run share: its setup, the traced client work, and the task that has the
-    examples.
+    """What the groups of a run share: its setup, the traced client work, and the task
+    that has the examples.
     """
     setup, worker_task = pickle.loads(pickled)
     _on_one_thread()
@@ -35,8 +35,7 @@ def _begun(pickled: bytes) -> tuple[ClientSetup, ClientWork, Task]:
     if task.data_version != setup.task.data_version:
         raise ValueError(
             f"worker {platform.node()} has other data than the run (version {task.data_version!r} "
-            f"and not {setup.task.data_version!r}): "
-            "copy the same file there"
+            f"and not {setup.task.data_version!r}): copy the same file there"
         )
     return setup, setup.work(1), task
 

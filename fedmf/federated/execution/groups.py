@@ -42,13 +42,15 @@ class GroupSum(NamedTuple):
 
 
 def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
-    """Clients of a group, for the planned cohort, the task's batches and the model's trainable
-    parameters.
+    """Clients of a group, for the planned cohort, the task's batches
+    and the model's trainable parameters.
 
     The number of groups is even where it can be, so that two workers end together.
 
-    >>> [group_size(clients, 16, 4_050_748) for clients in (10, 100, 1000)], group_size(500, 1, 550_570)
-    ([5, 5, 16], 60)
+    >>> [group_size(clients, 16, 4_050_748) for clients in (10, 100, 1000)]
+    [5, 5, 16]
+    >>> group_size(500, 1, 550_570)
+    60
     """
     groups = min(MOST_GROUPS, max(2, cohort_size // (2 * LEAST_CLIENTS) * 2))
     return max(-(-cohort_size // groups), LEAST_PRODUCTS // (batch_size * parameters))
@@ -85,10 +87,9 @@ def checked(
         if fault:
             worker = f", of worker {part.worker!r}," if getattr(part, "worker", "") else ""
             raise ValueError(
-                f"group {number} of {len(sizes)}{worker} did not return the sum of its clipped "
-                "updates: "
-                f"{fault}; the round was not done, so find out what is wrong there, then resume "
-                "the run"
+                f"group {number} of {len(sizes)}{worker} did not return the sum of its "
+                f"clipped updates: {fault}; the round was not done, so find out what is wrong "
+                "there, then resume the run"
             )
         yield part
 
@@ -120,8 +121,8 @@ def _fault(part: Any, number: int, clients: int | None, zero: Any, clip_norm: fl
 
 
 def largest_norm(clients: int, clip_norm: float, entries: int) -> float:
-    """The largest norm that is computed of a float64 sum of so many updates, each of clip_norm at
-    most.
+    """The largest norm that is computed of a float64 sum of so many updates,
+    each of clip_norm at most.
 
     Proof, with u = 2^-53. An addition moves each entry of the sum by a factor of 1 + u at most, so
     ||S_k|| <= (||S_(k-1)|| + clip_norm) (1 + u), and ||S_n|| <= n clip_norm (1 + u)^n. The sum of d

@@ -86,8 +86,8 @@ class FastExecution(Execution):
         directions, float64 (rounds, canaries).
         """
         weights = [tf.constant(w) for w in self._initial]
-        # TFF's adaptive optimizers begin with Python numbers, and go on with tensors of other
-        # dtypes.
+        # TFF's adaptive optimizers begin with Python numbers, and go on with tensors
+        # of other dtypes.
         optimizer_state = tf.nest.map_structure(
             tf.convert_to_tensor, self._optimizer.initialize(self._specs)
         )

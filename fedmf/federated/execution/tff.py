@@ -74,9 +74,8 @@ class TffExecution(Execution):
         output = self._worker.run(lambda: self._process.next(state, data))
         train = output.metrics["client_work"]["train"]
         examples, not_finite = int(train["num_examples"]), sum(not epochs for epochs in cohort)
-        zeroed = not_finite + int(
-            train["zeroed"]
-        )  # whose updates are zero before the query sees them
+        # Whose updates are zero before the query sees them
+        zeroed = not_finite + int(train["zeroed"])
         row = {
             "examples": examples,
             "train_loss": float(train["loss"]) if examples else 0.0,

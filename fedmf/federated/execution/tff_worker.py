@@ -38,8 +38,8 @@ _START_SECONDS = 60.0
 # prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends the worker when this process is gone, also by kill
 # -9. It survives the exec.
 _DIE_WITH_PARENT = (
-    "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); os.execv(sys.argv[1], "
-    "sys.argv[1:])"
+    "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
 )
 
 
@@ -90,8 +90,8 @@ class TffWorker:
         stub = tff.framework.RemoteExecutorGrpcStub(self._channel)
 
         def executor(cardinalities: Any) -> Any:
-            # TFF's default keeps twenty values of the model's size in the worker before it drops
-            # them.
+            # TFF's default keeps twenty values of the model's size in the worker
+            # before it drops them.
             remote = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
             remote.set_cardinalities({tff.CLIENTS: 0} | cardinalities)
             return remote
@@ -115,9 +115,8 @@ class TffWorker:
 
         def work() -> None:
             try:
-                with tff.framework.get_context_stack().install(
-                    self._context
-                ):  # contexts are each thread's own
+                # Contexts are each thread's own
+                with tff.framework.get_context_stack().install(self._context):
                     done.append((job(), None))
             except BaseException as error:
                 done.append((None, error))
@@ -131,8 +130,8 @@ class TffWorker:
                 interrupts.check()
                 if self._process.poll() is not None and thread.is_alive():
                     raise ChildProcessError(
-                        "TFF's worker process has ended (was there enough memory?): go on with "
-                        "resume=True"
+                        "TFF's worker process has ended (was there enough memory?): "
+                        "go on with resume=True"
                     )
         except BaseException:
             self.close()
@@ -188,7 +187,7 @@ def end_workers() -> None:
     for pid in worker_processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    # TFF's handle of its worker is dropped while its destructor still finds the modules that it
-    # needs.
+    # TFF's handle of its worker is dropped while its destructor still finds
+    # the modules that it needs.
     tff.framework.set_default_context(_Ended())
     gc.collect()

@@ -40,8 +40,7 @@ def limited_threads(threads: int | None) -> Iterator[None]:
     except RuntimeError as error:
         raise ValueError(
             f"threads={threads}: TensorFlow has already started in this process with another "
-            "number: train in a new process, "
-            "or leave threads out"
+            "number: train in a new process, or leave threads out"
         ) from error
     saved = {name: os.environ.get(name) for name in _OF_TENSORFLOW}
     with contextlib.ExitStack() as limits:

@@ -1,8 +1,9 @@
 """Rows of N Z on tensors: a pure step from one round to the next, for any TensorFlow graph.
 
 Two strategies keep the state that passes through a graph small:
-  recurrent    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S that the future needs of the past (`fedmf.noise.blocks`).
-  precomputed  row t is made by the host and put in the state before round t; see `fedmf.server.rows`.
+  recurrent    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S that the future needs of the
+               past (`fedmf.noise.blocks`).
+  precomputed  row t is made by the host and put in the state before round t (`fedmf.server.rows`).
 Both write the rows of `NoiseStream.causal`, each of the draws of its own source.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fedmf import fields
 from fedmf.federated.noise.source import Draw, source_of_key
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import choose_graph_strategy
@@ -48,12 +50,8 @@ class NoiseRows:
 
     def __post_init__(self) -> None:
         chosen = choose_graph_strategy(self.stream, self.size, self.strategy)
-        for name, value in (
-            ("strategy", chosen.name),
-            ("state_rows", chosen.width),
-            ("_form", chosen.form),
-        ):
-            object.__setattr__(self, name, value)
+        made = {"strategy": chosen.name, "state_rows": chosen.width, "_form": chosen.form}
+        fields.set_fields(self, made)
 
     def initial_state(self, key: Any) -> NoiseState:
         """State before round 0 of the run with this key, uint64 (4,)."""

@@ -28,8 +28,8 @@ def source_of_key(key: Any, size: int) -> Draw:
     and so a tail to 9.4.
 
     Args:
-      key: uint64 (4,), an array or a tensor; from `noise_key`. The last two words are not used
-        here.
+      key: uint64 (4,), an array or a tensor; from `noise_key`. The last two words
+        are not used here.
       size: number of coordinates.
     """
     key, pairs = tf.convert_to_tensor(key, tf.uint64), -(-size // 2)
@@ -105,8 +105,8 @@ class RunSeeds:
 
 
 def _key_of_this_call(key: Any) -> Any:
-    """A key that differs from call to call of the graph that is being built, and is as secret as
-    `key`.
+    """A key that differs from call to call of the graph that is being built,
+    and is as secret as `key`.
 
     Secrecy is from `key`. Calls are told apart by the clock and by a number that TensorFlow draws
     from the system.
@@ -125,8 +125,8 @@ def _key_once(key: Any) -> Any:
     """`key` in one call of the graph that is being built, and a `_key_of_this_call` in every other.
 
     Each call leaves a file of its own, then counts the files: of calls side by side at most one
-    finds its own alone. Files are what TFF's runtime keeps from call to call; it makes variables
-    anew.
+    finds its own alone. Files are what TFF's runtime keeps from call to call;
+    it makes variables anew.
     """
     folder = tempfile.TemporaryDirectory(prefix="fedmf-runs-")
     _FOLDERS.append(folder)
@@ -134,8 +134,8 @@ def _key_once(key: Any) -> Any:
     with tf.control_dependencies(
         [tf.io.write_file(tf.strings.join([folder.name, "/", mark]), mark)]
     ):
-        # The pattern depends on the mark: a constant one could be looked up before the file is
-        # there.
+        # The pattern depends on the mark: a constant one could be looked up before
+        # the file is there.
         begun = tf.io.matching_files(
             tf.strings.join([folder.name, "/*", tf.strings.substr(mark, 0, 0)])
         )

@@ -1,11 +1,11 @@
-"""A run that diverges, told from its training losses, and the server learning rate that its noise
-allows.
+"""A run that diverges, told from its training losses, and the server learning rate
+that its noise allows.
 """
 
 import math
 
 from fedmf.privacy.learning_rate import on_grid, predicted_learning_rate
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, update_noise_multiplier
 from fedmf.runs.config import TrainConfig
 
 # The loss of a cohort of a few clients goes up and down: the start is the worst of some rounds, and
@@ -84,12 +84,12 @@ def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None
     rate leaves as much noise in the model.
 
     Args:
-      rmse: of the plan's mechanism on prefix sums, as `fedmf.rmse` gives it, for a long tree in a
-        minute.
+      rmse: of the plan's mechanism on prefix sums, as `fedmf.rmse` gives it, for a long
+        tree in a minute.
     """
     if not plan.noise_multiplier or config.server_optimizer != "sgd":
         return None
-    error = plan.update_noise_multiplier * rmse / (config.claimed_cohort or config.cohort_size)
+    error = update_noise_multiplier(plan) * rmse / (config.claimed_cohort or config.cohort_size)
     rate = on_grid(predicted_learning_rate(error, clip_norm=plan.clip_norm, grid=None))
     return rate * (1 - config.server_momentum) / (1 - RULE_MOMENTUM)
 

@@ -20,8 +20,8 @@ def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) ->
     """Counts a batch as `Model.evaluate` does: without what is masked in the outputs.
 
     A label for each example and a model with one output: without an axis that such labels lack,
-    Keras's metrics would take one mean of the batch, and a short batch would count as much as any
-    other.
+    Keras's metrics would take one mean of the batch, and a short batch would count
+    as much as any other.
     """
     mask = keras_mask(outputs)
     if (
@@ -40,9 +40,8 @@ class Evaluator:
     def __init__(self, task: Task, config: TrainConfig) -> None:
         self._task, self._loss = task, batch_loss(task)
         self._model = task.build_model(config.seed)
-        self._own = (
-            self._model if isinstance(self._model, TffModel) else None
-        )  # with metrics of its own
+        # With metrics of its own
+        self._own = self._model if isinstance(self._model, TffModel) else None
         self._metrics = [] if task.metrics is None else list(task.metrics())
         # Float64: float32 stands still at 16 million counted words.
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)

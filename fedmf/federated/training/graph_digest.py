@@ -83,7 +83,7 @@ class _Digests:
         self._known: dict[str, str] = {}
 
     def of_graph(self, nodes: Iterable[Any], given: Mapping[str, str], roots: Iterable[str]) -> str:
-        """Of the roots, "node:output" or "^node", from what is given for the arguments' names on."""
+        """Of the roots, "node:output" or "^node", from what is given for the arguments."""
         by_name = {node.name: node for node in nodes}
         known, roots = dict(given), list(roots)
         waiting = [_node_of(root) for root in roots]

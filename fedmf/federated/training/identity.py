@@ -1,5 +1,5 @@
-"""What a run is of besides config and plan: model and loss, clients, and the examples of the first
-cohort.
+"""What a run is of besides config and plan: model and loss, clients, and the examples
+of the first cohort.
 
 A resume does rounds again with the same noise. With other updates the difference of the two
 releases would be free of it. So all that the updates follow from is in private/identity.json before
@@ -19,8 +19,8 @@ from fedmf.federated.task import Task
 _DIFFERS = {
     "batch_size": "batch_size={now} (the run has {kept})",
     "model": "another model or loss, which do not compute what the run's did",
-    "initial_weights": "another initial model: build_model must give the same weights for the "
-    "same seed",
+    "initial_weights": "another initial model: build_model must give the same "
+    "weights for the same seed",
     "client_ids": "other client_ids, or in another order",
 }
 
@@ -34,8 +34,8 @@ def task_identity(
       task: of the run.
       model: what `check_model` gives.
       controller: of the run, before its first round.
-      resumed: read the clients in another order than the run did, which examples must not depend
-        on.
+      resumed: read the clients in another order than the run did,
+        which examples must not depend on.
 
     Returns:
       "model" and "initial_weights", hexadecimal; "batch_size"; "client_ids", hexadecimal;
@@ -51,9 +51,8 @@ def task_identity(
         if first[client] != again[client]:
             raise ValueError(
                 f"client {client!r} of task {task.name!r} has other examples when they are read "
-                "again, and a resume would put the same "
-                "noise on other updates: client_examples and preprocess must be pure, so leave out "
-                "shuffles (fedmf shuffles), or seed them "
+                "again, and a resume would put the same noise on other updates: client_examples "
+                "and preprocess must be pure, so leave out shuffles (fedmf shuffles), or seed them "
                 "and what else is random by the client"
             )
     return {

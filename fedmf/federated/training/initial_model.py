@@ -28,9 +28,8 @@ def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) ->
         return task
     if resumed is not None:
         weights = resumed.initial_weights()
-        return (
-            task if weights is None else task.starting_from(weights)
-        )  # `reopen_run` refuses a run that lost them
+        # `reopen_run` refuses a run that lost them
+        return task if weights is None else task.starting_from(weights)
     try:
         return task.starting_from(_weights(task, pathlib.Path(config.initial_model)))
     except ValueError as error:

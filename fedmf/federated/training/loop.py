@@ -43,8 +43,7 @@ from fedmf.terminal import interrupts, progress_bar
 
 _ALL_ZEROED = (
     "every client of a round was zeroed, and the model got noise alone: no update is finite, or "
-    "none has all entries within "
-    "zeroing_norm={}; raise it, or lower client_learning_rate"
+    "none has all entries within zeroing_norm={}; raise it, or lower client_learning_rate"
 )
 
 
@@ -73,8 +72,8 @@ def train(
       folder: the run's folder; new without `resume`, an existing run's with it.
       noise_seed: a non-negative int, or "os" for one from the operating system; kept in private/.
         Needed for a new run that adds noise; without noise None is "os".
-      plan: a plan of your own in place of the one `config` describes; must have its rounds and
-        participation.
+      plan: a plan of your own in place of the one `config` describes;
+        must have its rounds and participation.
       resume: go on from the newest checkpoint.
       options: of `RunOptions`, such as threads=2 or progress=False.
 
@@ -86,8 +85,8 @@ def train(
         asked for, a folder that holds another run, a damaged checkpoint.
       InterruptedRun: after Ctrl-C, once the last complete round is safely on disk. A second Ctrl-C
         stops at once.
-      WorkersLost: the cluster does not answer at the start, or has no worker left; the run can be
-        resumed.
+      WorkersLost: the cluster does not answer at the start, or has no worker left;
+        the run can be resumed.
       DivergedRun: the run diverged, and `stop_on_divergence` is among the options; the run can be
         resumed without it.
     """
@@ -145,14 +144,12 @@ class _Training:
                 checkpoint.rounds_done,
             )
         self.saved = self.done
-        self.last = max(
-            setup.rounds(), folder.rounds_ever_done()
-        )  # what was released must be in the guarantee
+        # What was released must be in the guarantee
+        self.last = max(setup.rounds(), folder.rounds_ever_done())
         if (ended := Run.load(folder.path).ended_after) is not None:
             raise ValueError(
                 f"{folder.path} has ended after {ended} rounds, as its stop_at_epsilon said, and "
-                "states their guarantee: it does not go "
-                "on; start a new folder for more rounds"
+                "states their guarantee: it does not go on; start a new folder for more rounds"
             )
         self.end = min(self.last, options.stop_after or self.last)
         self.evaluator = Evaluator(task, config)
@@ -198,10 +195,11 @@ class _Training:
                     interrupts.check()
         except (KeyboardInterrupt, WorkersLost, DivergedRun) as stop:
             self._stop(stop)
+        # A client's examples do not do: the rounds before are worth keeping
         except (
             TypeError,
             ValueError,
-        ):  # a client's examples do not do: the rounds before are worth keeping
+        ):
             if self.done > self.saved:
                 self._save()
             raise
@@ -259,8 +257,8 @@ class _Training:
                 return
 
     def _watch(self, run: Run) -> None:
-        """Begins to watch for divergence; warns before round 0 of a rate that the noise hardly
-        allows.
+        """Begins to watch for divergence; warns before round 0 of a rate
+        that the noise hardly allows.
         """
         config = self.config
         rate = rate_for_noise(self.plan, config, run.plan["rmse"])
@@ -301,9 +299,8 @@ class _Training:
             except tf.errors.InvalidArgumentError as error:
                 return ValueError(
                     f"round {t} cannot train client {client_id!r} of task {self.task.name!r}: "
-                    f"{misfit_reason(error)}; make the model's "
-                    f"outputs and all labels fit, and start a new run ({self.done} rounds are "
-                    f"saved in {self.folder.path})"
+                    f"{misfit_reason(error)}; make the model's outputs and all labels fit, and "
+                    f"start a new run ({self.done} rounds are saved in {self.folder.path})"
                 )
         return None
 
@@ -393,9 +390,9 @@ class _Training:
                 "validation": self.evaluator(weights, "validation"),
                 "test": self.evaluator(weights, "test") if self.options.test else {},
                 "participation": participation,
-                "claimed_cohort": self.plan.claimed_cohort,
+                "claimed_cohort": self.config.claimed_cohort,
                 # Nobody observed the run that a simulation stands for.
-                "achieved": achieved if self.plan.claimed_cohort is None else None,
+                "achieved": achieved if self.plan.simulation is None else None,
                 "seconds": round(seconds, 1),
             }
             | ({"ended_after": self.done} if ended else {}),

@@ -22,8 +22,8 @@ _FORBIDDEN = (
     (
         r"Assign|Resource(Scatter|StridedSliceAssign|Apply)|Scatter(Nd)?(Add|Sub|Update)$|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",
         "writes a variable or a table",
-        "leave out layers that keep something from batch to batch (BatchNormalization, "
-        "stateful=True)",
+        "leave out layers that keep something from batch to batch "
+        "(BatchNormalization, stateful=True)",
     ),
     # Draws from a generator that goes on from call to call; tf.random.stateless_... is not among
     # them. TensorFlow does not count pooling and glimpses among the operations with a state.
@@ -84,8 +84,7 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"model or loss of task {task.name!r} do not take a batch {task.spec} of its examples: "
-            "make them fit "
-            f"({str(error).strip().splitlines()[-1].strip()})"
+            f"make them fit ({str(error).strip().splitlines()[-1].strip()})"
         ) from error
     shape = traced.structured_outputs[0].shape
     if shape.rank != 0:
@@ -104,8 +103,7 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
             f"model or loss of task {task.name!r} fail on its validation split: make outputs and "
-            "labels fit "
-            f"({misfit_reason(error)})"
+            f"labels fit ({misfit_reason(error)})"
         ) from error
     _check_metrics(task, model, first)
     found = operations(traced)
@@ -119,8 +117,7 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
         if matching:
             raise ValueError(
                 f"build_model of task {task.name!r} gives a model that {does} in training "
-                f"({', '.join(matching)}), so that the "
-                f"guarantee would not hold: {instead}"
+                f"({', '.join(matching)}), so that the guarantee would not hold: {instead}"
             )
     if not isinstance(model, TffModel):
         _check_outside(task, model, traced.graph.variables)
@@ -149,14 +146,14 @@ def _has_state(operation: str) -> bool:
 
 
 def misfit_reason(error: tf.errors.InvalidArgumentError) -> str:
-    """What an operation says of its inputs, without the names of nodes and the places in the code."""
+    """What an operation says of its inputs, without nodes' names and places in the code."""
     lines = [line for line in error.message.splitlines() if line.strip() and "[[" not in line]
     return lines[-1].rpartition("}} ")[2].strip()
 
 
 def _check_dtypes(task: Task, model: Any) -> None:
-    """Refuses what clipped float32 updates do not hold, and float16, in which small gradients are
-    zero.
+    """Refuses what clipped float32 updates do not hold, and float16, in which small
+    gradients are zero.
     """
     layers = () if isinstance(model, TffModel) else model._flatten_layers()
     half = [
@@ -193,8 +190,8 @@ def _check_dtypes(task: Task, model: Any) -> None:
         )
     if not model.trainable_variables:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model of which nothing is trained: leave a "
-            "layer trainable"
+            f"build_model of task {task.name!r} gives a model of which nothing is trained: "
+            "leave a layer trainable"
         )
 
 
@@ -270,13 +267,12 @@ def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(
                 f"metric {metric.name!r} of task {task.name!r} fails on its validation split: make "
-                "it fit outputs and labels "
-                f"({str(error).strip().splitlines()[-1].strip()})"
+                f"it fit outputs and labels ({str(error).strip().splitlines()[-1].strip()})"
             ) from error
         if shape:
             raise ValueError(
-                f"metric {metric.name!r} of task {task.name!r} has a result of shape {shape}: give "
-                "one number"
+                f"metric {metric.name!r} of task {task.name!r} has a result of shape "
+                f"{shape}: give one number"
             )
 
 

@@ -44,8 +44,8 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
             or not np.all(rates > 0)
         ):
             raise ValueError(
-                f"learning_rates={learning_rates!r} must be one finite positive rate for every "
-                "round"
+                f"learning_rates={learning_rates!r} must be one finite "
+                "positive rate for every round"
             )
         if not (np.isfinite(momentum) and 0 <= momentum < 1):
             raise ValueError(f"momentum={momentum!r} must be in [0, 1)")
@@ -95,15 +95,12 @@ def scaling_of(config: TrainConfig) -> Scaling | None:
     if not config.server_optimizer.startswith(SCALED):
         return None
     rule = config.server_optimizer.removeprefix(SCALED)
-    debiased = config.scale_moment == "debiased"
-    return Scaling(
-        rule=rule, epsilon=config.server_epsilon, every=config.scale_every, debiased=debiased
-    )
+    return Scaling(rule=rule, epsilon=config.server_epsilon, every=config.scale_every)
 
 
 class Proximal(tff.learning.optimizers.Optimizer):
-    """An optimizer with FedProx's term: gradient + strength * (weights - weights before the first
-    step).
+    """An optimizer with FedProx's term: gradient + strength * (weights - weights before
+    the first step).
 
     Li et al., Federated Optimization in Heterogeneous Networks, Eq. 2. TFF 0.87's
     build_unweighted_fed_prox adds the term with the other sign, which drives clients apart.

@@ -5,6 +5,7 @@ the guarantee.
 import contextlib
 import dataclasses
 import hashlib
+import json
 import pathlib
 import reprlib
 import warnings
@@ -24,10 +25,12 @@ from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
+from fedmf.privacy.config import PlanConfig, differences
+from fedmf.privacy.describe import statement_values
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.statement import installed_versions, markdown, mechanism_digest
+from fedmf.privacy.statement import installed_versions, markdown
 from fedmf.privacy.stopping import rounds_within
-from fedmf.runs.audit import pretraining, recorded_plan, scaling_values
+from fedmf.runs.audit import plan_record, pretraining, recorded_plan, scaling_values
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.server.source import check_noise_seed
@@ -68,8 +71,7 @@ class RunSetup:
         if self.config.canaries:
             raise ValueError(
                 f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.config.canaries}, "
-                "which audit all rounds of a plan: leave "
-                "one of them out"
+                "which audit all rounds of a plan: leave one of them out"
             )
         return rounds_within(self.plan, self.stop_at_epsilon, argument="stop_at_epsilon")
 
@@ -82,15 +84,14 @@ class RunSetup:
         size, canaries = parameters(self.task, self.config), self.config.canaries
         if size < 10 * canaries:
             raise ValueError(
-                f"canaries={canaries} disturb each other in a model of {size} parameters: use at "
-                f"most {size // 10}"
+                f"canaries={canaries} disturb each other in a model of {size} parameters: "
+                f"use at most {size // 10}"
             )
         entry, limit = largest_entry(self.plan.clip_norm, size), self.config.zeroing_norm
         if canaries and limit is not None and entry > limit:
             raise ValueError(
                 f"canaries={canaries} have entries of {entry:.3g}, and zeroing_norm={limit} would "
-                "zero them, so that nothing is audited: "
-                "raise zeroing_norm, or lower clip_norm"
+                "zero them, so that nothing is audited: raise zeroing_norm, or lower clip_norm"
             )
         choose_host_strategy(
             self.plan.mechanism.stream().causal(),
@@ -106,14 +107,14 @@ class RunSetup:
         """
         folder, plan = RunFolder.create(self.folder.path), self.plan
         plan.mechanism.save(folder.path / "mechanism.npz")
-        workload = self.config.workload()
+        workload = self.config.fit_workload()
         if self.config.initial_model is not None:
             folder.write_weights(
                 "initial_model", self.task.build_model(self.config.seed).get_weights()
             )
         folder.write_json(
             "plan",
-            plan.summary()
+            plan_record(self.config, plan)
             | {
                 "given": self.plan_given,
                 "task": _task_summary(self.task),
@@ -126,7 +127,8 @@ class RunSetup:
         write_atomically(
             folder.path / "statement.md",
             markdown(
-                plan.statement_values(
+                statement_values(
+                    plan,
                     population=len(self.task.client_ids) + self.config.canaries,
                     pretraining=pretraining(self.config),
                     canaries=self.config.canaries,
@@ -194,11 +196,11 @@ def controller_of(
     With sampling it is seeded by the secret seed: amplification needs a sample that nobody knows.
 
     Raises:
-      ValueError: the task has another number of clients than the sampling, or what the controller
-        refuses.
+      ValueError: the task has another number of clients than the sampling,
+        or what the controller refuses.
     """
     sampling = None if plan is None else plan.sampling
-    budget = None if plan is None else config.budget(plan.mechanism)
+    budget = None if plan is None else config.budget_with(plan.mechanism)
     participation, seed = config.participation() if budget is None else budget, config.seed
     population = len(task.client_ids) + config.canaries
     if sampling is not None:
@@ -229,46 +231,21 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
     """Refuses a plan for another run than the config's.
 
     Raises:
-      TypeError, ValueError: saying where they differ, or that float32 cannot hold the noise's
-        scale.
+      TypeError, ValueError: saying where they differ, or that float32 cannot hold
+        the noise's scale.
     """
     if not isinstance(plan, Plan):
         raise TypeError(
-            f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one that the config "
-            "describes"
+            f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one "
+            "that the config describes"
         )
     _ = plan.stddev  # refuses what float32 cannot hold
-    wanted = config.sampling_scheme()
-    if plan.sampling != (None if wanted is None else wanted.for_mechanism(plan.mechanism)):
-        raise ValueError(
-            f"plan has sampling={plan.sampling} but the config asks for {wanted}: calibrate the "
-            "plan for the run"
-        )
-    budget = config.budget(plan.mechanism)
-    kept = config.participation() if budget is None else budget.participation
-    if plan.sampling is None and plan.participation != kept:
-        raise ValueError(
-            f"plan is for {plan.participation} but the config trains {kept}: calibrate the plan "
-            "for the run"
-        )
-    if plan.simulated_cohort not in (None, config.cohort_size):
-        raise ValueError(
-            f"plan simulates simulated_cohort={plan.simulated_cohort} clients a round but the "
-            "config trains cohort_size="
-            f"{config.cohort_size}: make them agree"
-        )
-    adaptive = config.quantile_clipping()
-    if plan.quantile_clipping != adaptive:
-        raise ValueError(
-            f"plan has quantile_clipping={plan.quantile_clipping} but the config asks for "
-            f"{adaptive}: make them agree"
-        )
-    if plan.clip_norm != config.clip_norm or plan.claimed_cohort != config.claimed_cohort:
-        raise ValueError(
-            f"plan has clip_norm={plan.clip_norm} and claimed_cohort={plan.claimed_cohort} but the "
-            f"config clip_norm={config.clip_norm} "
-            f"and claimed_cohort={config.claimed_cohort}: make them agree"
-        )
+    wanted = config.plan_with(plan.mechanism, plan.noise_multiplier)
+    differs = differences(
+        PlanConfig.of(plan), PlanConfig.of(wanted), leave_out=("delta",), was="the config has"
+    )
+    if differs:
+        raise ValueError(f"plan has {differs}: calibrate it for the run, or make them agree")
 
 
 def _task_summary(task: Task) -> dict[str, Any]:
@@ -306,23 +283,20 @@ def reopen_run(
       stop_at_epsilon: None for that of the run.
 
     Raises:
-      ValueError: the run was begun with another config, plan, mechanism, model or end, or on other
-        data.
+      ValueError: the run was begun with another config, plan, mechanism, model or end,
+        or on other data.
     """
     run = Run.load(folder.path)
     cannot = f"cannot resume {folder.path}"
     # Where the data lie may change; what they are is compared below.
-    changes = _changes(
-        dataclasses.asdict(config) | {"data": None}, dataclasses.asdict(run.config) | {"data": None}
-    )
+    changes = differences(config, run.config, leave_out=("data",), was="the run has")
     if changes:
         why = ""
         if config.rounds > run.config.rounds:
             why = (
                 ": whether to go on is decided by what was released, which a guarantee allows only "
-                "within noise that was made for all "
-                "rounds beforehand; plan the most rounds that you may want and end earlier "
-                "(stop_after, stop_at_epsilon)"
+                "within noise that was made for all rounds beforehand; plan the most rounds that "
+                "you may want and end earlier (stop_after, stop_at_epsilon)"
             )
         raise ValueError(
             f"{cannot} with another config: {changes}{why}; start a new folder for that"
@@ -331,8 +305,8 @@ def reopen_run(
     if recorded != _task_summary(task):
         changes = _changes(_task_summary(task), recorded if isinstance(recorded, dict) else {})
         raise ValueError(
-            f"{cannot} on other data: {changes or 'its plan.json describes more'}; start a new "
-            "folder for that"
+            f"{cannot} on other data: {changes or 'its plan.json describes more'}; "
+            "start a new folder for that"
         )
     if run.plan.get("initial_model") != folder.initial_model_digest():
         raise ValueError(
@@ -343,17 +317,19 @@ def reopen_run(
     if stored.rounds != config.rounds:
         raise ValueError(
             f"{cannot}: its mechanism.npz has {stored.rounds} rounds where its config.json has "
-            f"{config.rounds}; put back the "
-            "mechanism.npz that the run was begun with"
+            f"{config.rounds}; put back the mechanism.npz that the run was begun with"
         )
     plan_given = plan is not None
     if plan is None:
         plan = recorded_plan(run) if run.plan.get("given") else config.plan(stored)
-    other = any(run.plan[key] != value for key, value in plan.summary().items())
-    if other or mechanism_digest(plan.mechanism) != mechanism_digest(stored):
+    record, was = plan_record(config, plan), run.plan
+    if any(was.get(name) != value for name, value in json.loads(json.dumps(record)).items()):
+        changes = differences(
+            config.stating(plan), PlanConfig.from_mapping(was["config"], "plan.json")
+        )
         raise ValueError(
-            f"{cannot} with another plan: its plan.json or mechanism.npz differs; start a new "
-            "folder for that"
+            f"{cannot} with another plan: its plan.json or mechanism.npz differs{changes and ': '}"
+            f"{changes}; start a new folder for that"
         )
     seed = _stored_seed(folder.path / "private" / "noise_seed")
     kept = folder.identity()
@@ -393,15 +369,14 @@ def _check_task(setup: RunSetup, model: Mapping[str, str]) -> None:
             else f" (it was begun with {versions}, which may differ)"
         )
         raise ValueError(
-            f"cannot resume {folder.path} {reason}; take the run's own{software}, or start a new "
-            "folder"
+            f"cannot resume {folder.path} {reason}; take the run's "
+            f"own{software}, or start a new folder"
         )
     if not task.data_version:
         warnings.warn(
             f"task {task.name!r} has no data_version: only the first cohort's examples are known "
-            "to be those that the run was begun on, "
-            "and on others the guarantee does not hold; set Task.data_version to a text that "
-            "changes with the data",
+            "to be those that the run was begun on, and on others the guarantee does not hold; set "
+            "Task.data_version to a text that changes with the data",
             stacklevel=4,
         )
 

@@ -41,8 +41,8 @@ class TrainedRun(Run):
         """The run with its task.
 
         Raises:
-          ValueError: the task's model has other weights than the initial model that the run started
-            from.
+          ValueError: the task's model has other weights than the initial model
+            that the run started from.
         """
         initial = RunFolder(run.path).initial_weights()
         values = {field.name: getattr(run, field.name) for field in dataclasses.fields(Run)}
@@ -80,8 +80,8 @@ class TrainedRun(Run):
         )
 
     def model(self) -> Any:
-        """A tf.keras.Model with the run's weights, which Keras saves and loads without the task's
-        code.
+        """A tf.keras.Model with the run's weights, which Keras saves and loads without
+        the task's code.
 
         Raises:
           ValueError: as `weights` does, or the task has a model of TFF.
@@ -150,8 +150,7 @@ class TrainedRun(Run):
         if not values:
             raise ValueError(
                 f"{headline} of task {self.task.name!r} is not defined on any client's examples "
-                f"({undefined} of {len(clients)} clients "
-                "have some): choose another headline_metric"
+                f"({undefined} of {len(clients)} clients have some): choose another headline_metric"
             )
         return {
             "clients": len(values),
@@ -165,8 +164,8 @@ class TrainedRun(Run):
         """Saves `model`, whole or not at all, and returns it.
 
         Args:
-          path: FILE.keras, which is replaced; or a folder without a suffix, new or empty, for a
-            SavedModel.
+          path: FILE.keras, which is replaced; or a folder without a suffix, new or empty,
+            for a SavedModel.
 
         Raises:
           ValueError: another suffix, a folder that holds files, or as `weights` does.

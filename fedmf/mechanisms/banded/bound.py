@@ -8,8 +8,8 @@ from fedmf.mechanisms.banded.recursion import NoiseRecursion, blocks_of, lower_i
 
 # Corrections of the dual point, and steps of conjugate gradients for each.
 _MAX_CORRECTIONS, _MAX_STEPS = 5, 60
-# Shares of the gap aimed at that may be left to the residual of conjugate gradients, first and
-# then.
+# Shares of the gap aimed at that may be left to the residual of conjugate gradients,
+# first and then.
 _RESIDUALS = (0.3, 0.1)
 # A gap this many times the one aimed at is not worth a second correction.
 _MAX_GAP_RATIO = 30.0
@@ -18,11 +18,11 @@ Blocks = tuple[np.ndarray, np.ndarray]
 
 
 class SymmetricBand:
-    """Symmetric matrices of n rounds with `bands` bands on either side, as blocks of `length`
-    rounds.
+    """Symmetric matrices of n rounds with `bands` bands on either side,
+    as blocks of `length` rounds.
 
-    A matrix is a pair (diagonal blocks, blocks below them); rounds that fill up the last block are
-    0.
+    A matrix is a pair (diagonal blocks, blocks below them); rounds that fill up
+    the last block are 0.
     """
 
     def __init__(self, n: int, bands: int, length: int) -> None:
@@ -79,8 +79,8 @@ def banded_bound(
     Let X = C^T C, M = X^-1 A^T A X^-1 (minus the gradient of the loss along X) and Y = A X^-1 (I -
     D) for any symmetric D. Then ||A X'^(-1/2) - Y X'^(1/2)||_F^2 >= 0 bounds every feasible X':
 
-        tr(A^T A X'^-1) >= 2 tr(A Y^T) - tr(Y^T Y X') >= 2 a - S,      a = loss - tr(D M X),
-        Y^T Y = U = (I - D) M (I - D),                                 S >= tr(U X') for all feasible X',
+        tr(A^T A X'^-1) >= 2 tr(A Y^T) - tr(Y^T Y X') >= 2 a - S,   a = loss - tr(D M X),
+        Y^T Y = U = (I - D) M (I - D),                           S >= tr(U X') for all feasible X',
 
     and Y scaled for the best bound gives a^2 / S. Since |X'_ij| <= (X'_ii + X'_jj) / 2, S may be
     the sum over classes of the largest U_ii + sum_(j != i) |U_ij|, j inside the band. At the

@@ -113,8 +113,8 @@ def _descend(
         x = columns.better_norms(gradient)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        # Scaled to start at n, the order at which L-BFGS's first, unit-length step is a sensible
-        # one.
+        # Scaled to start at n, the order at which L-BFGS's first,
+        # unit-length step is a sensible one.
         with np.errstate(all="ignore"):
             value, gradient = loss.evaluate(columns.of(x))
             return value / unit, columns.pull_back(x, gradient) / unit
@@ -124,9 +124,8 @@ def _descend(
     def certified(x: np.ndarray, iterations: int) -> Certificate:
         value, bound = loss.bound(columns.of(x), columns.classes, stopping.tolerance)
         if certificate is not None:
-            bound = max(
-                bound, certificate.lower_bound
-            )  # bounds hold for every encoder of the family
+            # Bounds hold for every encoder of the family
+            bound = max(bound, certificate.lower_bound)
         return certify(value, bound, iterations, time.perf_counter() - began, participation=under)
 
     iterations, certified_at, interrupted = 0, 0, False
@@ -194,9 +193,9 @@ def _epochs(participation: Participation, bands: int) -> Participation | None:
         )
     if k < -(-n // b):
         raise ValueError(
-            f"max_participations={k} is less than the {-(-n // b)} that fit into rounds={n} at "
-            f"min_sep={b}, which "
-            f"equal_norms=False is for: leave max_participations out, or pass equal_norms=True"
+            f"max_participations={k} is less than the {-(-n // b)} that fit into rounds={n} "
+            f"at min_sep={b}, which equal_norms=False is for: leave max_participations out, "
+            "or pass equal_norms=True"
         )
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b, max_participations=k)
 

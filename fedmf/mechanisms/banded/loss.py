@@ -155,12 +155,11 @@ class DenseLoss:
         return B
 
     def _with_band_view(self) -> tuple[np.ndarray, np.ndarray]:
-        """A zero (n, n) matrix in Fortran order, and a view of its band: [j, o] is [j + o, j], or
-        padding.
+        """A zero (n, n) matrix in Fortran order, and a view of its band: [j, o] is [j + o,
+        j], or padding.
         """
-        padded = np.zeros(
-            (self.n, self.n + self.bands)
-        )  # row j holds column j, so that the view's rows are contiguous
+        # Row j holds column j, so that the view's rows are contiguous
+        padded = np.zeros((self.n, self.n + self.bands))
         across, along = padded.strides
         view = np.lib.stride_tricks.as_strided(
             padded, (self.n, self.bands), (across + along, along)

@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.stream import banded_matrix, check_recurrence, inverse_of_banded
 
@@ -40,13 +40,7 @@ class BandedMechanism(Mechanism):
 
     family: ClassVar[str] = "banded"
     uncertified: ClassVar[str] = "built from given diagonals, not optimised"
-    diagonals: np.ndarray
-
-    def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "diagonals", checks.frozen(check_recurrence("diagonals", self.diagonals))
-        )
-        super().__post_init__()
+    diagonals: np.ndarray = fields.checked(check_recurrence)
 
     @property
     def rounds(self) -> int:

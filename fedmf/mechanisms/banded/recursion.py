@@ -5,7 +5,7 @@ With A^-1 = P of p bands and C of b bands, R = C P has at most b + p - 1 bands a
 R^-1: the error y of the queries solves R y = z. Cut the rounds into blocks of at least b + p - 2;
 then R has blocks D_t on its diagonal and E_t left of it only, and y is a block autoregression,
 
-    D_t y_t + E_t y_(t-1) = z_t,        Sigma_t = Cov(y_t) = D_t^-1 (I + E_t Sigma_(t-1) E_t^T) D_t^-T.
+    D_t y_t + E_t y_(t-1) = z_t,    Sigma_t = Cov(y_t) = D_t^-1 (I + E_t Sigma_(t-1) E_t^T) D_t^-T.
 
 The diagonal of Sigma_t holds the squared errors of the rounds of block t at unit noise: O(n (b +
 p)^2) work for all of them, of which only two products a block are sequential.
@@ -125,7 +125,8 @@ class NoiseRecursion:
       covariances: Sigma, (blocks, length, length); inverses: D_t^-1, likewise; transfers: D_t^-1
         E_t from the second block on.
 
-    >>> R_columns = np.array([[1.0, -1.0], [1.0, -1.0], [1.0, 0.0]])  # of the inverse of prefix sums
+    >>> # Of the inverse of prefix sums
+    >>> R_columns = np.array([[1.0, -1.0], [1.0, -1.0], [1.0, 0.0]])
     >>> NoiseRecursion(R_columns).squared_errors()
     array([1., 2., 3.])
     """

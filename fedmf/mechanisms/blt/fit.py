@@ -17,8 +17,8 @@ from fedmf.workloads import Workload
 # Step of the complex-step derivative: f(x + i h) = f(x) + i h f'(x) to all digits, since h^2 is
 # lost in rounding.
 _STEP = 1e-30
-# Poles and zeros are at 1 / (1 + exp(u)) for increasing u: this far from both ends, and so far
-# apart.
+# Poles and zeros are at 1 / (1 + exp(u)) for increasing u: this far from both ends,
+# and so far apart.
 _LEAST_LOG_GAP, _MAX_LOG_GAP = -7.0, 4.0
 # Poles of a workload closer than this are not told apart by partial fractions.
 _POLE_GAP = 1e-4
@@ -35,8 +35,8 @@ def fit_blt(
     buffers: int = 4,
     objective: str = "mean",
 ) -> BLTMechanism:
-    """The buffered linear Toeplitz encoder with the smallest loss ("mean") or largest error
-    ("max").
+    """The buffered linear Toeplitz encoder with the smallest loss ("mean")
+    or largest error ("max").
 
     The variables are the poles and zeros of c(x) on the real line, alternating, so that every step
     is a valid `BLTMechanism` whose sensitivity is known exactly under every participation.
@@ -189,8 +189,8 @@ class _Problem:
 
 
 def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times and weights, both (m,), with sum over t = 0..count-1 of f(t) = sum of weights *
-    f(times).
+    """Times and weights, both (m,), with sum over t = 0..count-1 of f(t)
+    = sum of weights * f(times).
 
     The first rounds are taken one by one. Later ones are cut into panels [T, 2 T), each summed
     through the polynomial of degree 23 in its Chebyshev points: exact for those, and to about 1e-13

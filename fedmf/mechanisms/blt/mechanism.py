@@ -1,5 +1,5 @@
-"""Buffered linear Toeplitz encoders: noise correlated over all rounds from a handful of running
-sums.
+"""Buffered linear Toeplitz encoders: noise correlated over all rounds from a handful
+of running sums.
 """
 
 import dataclasses
@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.toeplitz.mechanism import lower_toeplitz
 from fedmf.noise.buffers import Buffers
@@ -52,40 +52,32 @@ class BLTMechanism(Mechanism):
 
     family: ClassVar[str] = "blt"
     uncertified: ClassVar[str] = "built from given decays, not optimised"
-    rounds: int
-    decays: np.ndarray
-    inverse_decays: np.ndarray
+    rounds: int = fields.checked(checks.rounds)
+    decays: np.ndarray = fields.array(1)
+    inverse_decays: np.ndarray = fields.array(1)
 
     def __post_init__(self) -> None:
-        self._set_rounds()
-        for name in ("decays", "inverse_decays"):
-            object.__setattr__(
-                self, name, checks.frozen(checks.array(name, getattr(self, name), ndim=1))
-            )
+        super().__post_init__()
         if self.decays.shape != self.inverse_decays.shape:
             raise ValueError(
                 f"decays has length {len(self.decays)} and inverse_decays "
-                f"{len(self.inverse_decays)}: pass one of each a "
-                "buffer"
+                f"{len(self.inverse_decays)}: pass one of each a buffer"
             )
         for name in ("decays", "inverse_decays"):
             values = getattr(self, name)
             if np.abs(values).max() > 1.0 or len(np.unique(values)) < len(values):
                 raise ValueError(
                     f"{name}={values} must be different numbers from -1 to 1: larger ones grow "
-                    "without end, and equal ones "
-                    "are no partial fractions"
+                    "without end, and equal ones are no partial fractions"
                 )
         with np.errstate(all="ignore"):  # a quotient of neighbours of 0 may overflow
             largest = float(np.max([np.abs(self.scales).sum(), np.abs(self.inverse_scales).sum()]))
         if not largest <= MAX_SUM_OF_SCALES:  # also where it is no number
             raise ValueError(
                 f"decays={self.decays} and inverse_decays={self.inverse_decays} give scales that "
-                f"sum to {largest:.3g} and "
-                "cancel, which float32 does not hold: pass values that are further apart, or that "
-                "alternate"
+                f"sum to {largest:.3g} and cancel, which float32 does not hold: pass values that "
+                "are further apart, or that alternate"
             )
-        super().__post_init__()
 
     @property
     def buffers(self) -> int:
@@ -111,8 +103,8 @@ class BLTMechanism(Mechanism):
         return lower_toeplitz(self.noising_coefficients(), self.rounds)
 
     def stream(self) -> NoiseStream:
-        """x_t = z_t - sum of inverse_scales * S(t), where S(t) = inverse_decays * S(t - 1) +
-        z_{t-1}.
+        """x_t = z_t - sum of inverse_scales * S(t), where S(t) = inverse_decays * S(t
+        - 1) + z_{t-1}.
         """
         n, d = self.rounds, self.buffers
         read = np.tile(-self.inverse_scales, (n, 1))
@@ -131,8 +123,8 @@ class BLTMechanism(Mechanism):
 
 
 def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """The r_i with product of (1 - zeros x) / (1 - poles x) = 1 + x sum of r_i / (1 - poles[i] x),
-    (d,).
+    """The r_i with product of (1 - zeros x) / (1 - poles x) = 1 + x sum of r_i / (1 -
+    poles[i] x), (d,).
 
     r_i = (poles[i] - zeros[i]) * product over j != i of (poles[i] - zeros[j]) / (poles[i] -
     poles[j]): products of differences only, so that no digits are lost however close the poles are.
@@ -147,8 +139,8 @@ def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def exponentials(first: float, scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
-    """The sequence `first`, sum(scales), sum(scales * decays), sum(scales * decays^2), ..., float64
-    (n,).
+    """The sequence `first`, sum(scales), sum(scales * decays), sum(scales * decays^2),
+    ..., float64 (n,).
     """
     sequence = np.zeros(n)
     lags = np.arange(n - 1)

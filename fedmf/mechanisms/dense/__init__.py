@@ -1,4 +1,4 @@
-"""Dense mechanisms (Denisov et al. 2022; multi-epoch paper): the class, its fit and its dual bound."""
+"""Dense mechanisms (Denisov et al. 2022; multi-epoch paper): class, fit and dual bound."""
 
 from fedmf.mechanisms.dense.fit import fit_dense
 from fedmf.mechanisms.dense.mechanism import DenseMechanism

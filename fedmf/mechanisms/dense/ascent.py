@@ -35,8 +35,8 @@ class Ascent:
         self.variables: Blocks = dual.start()
         self.iterations, self.interrupted = 0, False
         self._reached = self.variables
-        # The best diagonal X: feasible from the start, and the optimum where every round is of one
-        # class.
+        # The best diagonal X: feasible from the start, and the optimum where every round
+        # is of one class.
         diagonal = dual.scaled(np.diag(np.sqrt(np.diagonal(dual.gram))))
         self._compare(lower_factor(dual.classes.in_time_order(diagonal)))
         self._latest_bound, self._checked_at, self._small_rise = 0.0, 0, stopping.tolerance

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A matrix that is zero across classes: for each group its diagonal blocks, float64 (classes, size,
-# size).
+# A matrix that is zero across classes: for each group its diagonal blocks,
+# float64 (classes, size, size).
 Blocks = list[np.ndarray]
 
 
@@ -20,8 +20,8 @@ class Group(NamedTuple):
 
 
 class Classes:
-    """The b classes of n rounds, whose sizes are ceil(n / b) and, where b does not divide n, one
-    less.
+    """The b classes of n rounds, whose sizes are ceil(n / b) and, where b does not
+    divide n, one less.
 
     Attributes:
       order: (n,) the rounds in class order: all of class 0, then all of class 1, ...

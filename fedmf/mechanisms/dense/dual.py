@@ -10,8 +10,8 @@ with equality at X(U) = H^-T (H^T A^T A H)^(1/2) H^-1 (their Thm. 3.1, Eq. 7, an
 feasible X has tr(U X) <= budget(U), the loss of all of them is at least 2 T - budget, and, as U may
 be scaled freely, at least T^2 / budget.
 
-What budget holds, and why no more general U does better, for a class of size k (C of sensitivity
-1):
+What budget holds, and why no more general U does better, for a class of size k (C
+of sensitivity 1):
 
 - "pairs" (their Eq. 36: X_ij >= 0 in each class, sum over the class <= 1). Multipliers v of the sum
   and W >= 0 of the signs give U_c = v 1 1^T - W: a constant diagonal v, entries <= v, and budget v.
@@ -82,9 +82,8 @@ class PairsDual:
             correlations = gram * scale[:, :, None] * scale[:, None, :]
             try:
                 blocks.append(np.linalg.cholesky(correlations))
-            except (
-                np.linalg.LinAlgError
-            ):  # columns of A that are parallel to rounding: start at diagonal U instead
+            # Columns of A that are parallel to rounding: start at diagonal U instead
+            except np.linalg.LinAlgError:
                 blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
         return self._scaled(blocks, self.classes.sums(np.sqrt(np.diagonal(self.gram))))
 
@@ -132,8 +131,8 @@ class PairsDual:
         return [unit * root[:, None, None] for unit, root in zip(units, of_groups, strict=True)]
 
     def evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
-        """-log of the bound, its gradient, and dT / dH: by `resolvents` or one n x n
-        eigendecomposition.
+        """-log of the bound, its gradient, and dT / dH: by `resolvents` or one n
+        x n eigendecomposition.
         """
         self.factor, self._budget = self.factored(variables)
         if self.resolvents is None:
@@ -153,8 +152,8 @@ class PairsDual:
         return -float(np.log(self.bound)), of_loss, G
 
     def gram_matrix(self) -> np.ndarray:
-        """X(U) at the last evaluation, in class order; sets `bound` to the value from the
-        eigendecomposition.
+        """X(U) at the last evaluation, in class order; sets `bound` to the value
+        from the eigendecomposition.
         """
         roots, V = self._decomposed() if self._eigen is None else self._eigen
         self._eigen = None
@@ -163,8 +162,8 @@ class PairsDual:
         return (X + X.T) / 2
 
     def candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
-        """Feasible matrices of sensitivity 1 near X, in class order, of which the first may be
-        indefinite.
+        """Feasible matrices of sensitivity 1 near X, in class order, of which the first
+        may be indefinite.
 
         Where rounds of one class must be orthogonal: once with their entries set to 0, which is
         near X to second order of the loss but may be indefinite; and once by a congruence J^T X J
@@ -196,8 +195,8 @@ class PairsDual:
         eigenvalues, V = np.linalg.eigh(self.classes.congruence(transposed(self.factor), self.gram))
         if eigenvalues[0] > _SMALLEST_EIGENVALUE * eigenvalues[-1]:
             return np.sqrt(eigenvalues), V
-        # A badly scaled workload: singular values keep twice as many digits, and cost some times
-        # more.
+        # A badly scaled workload: singular values keep twice as many digits,
+        # and cost some times more.
         _, roots, Vt = np.linalg.svd(self.classes.apply(transposed(self.factor), self.A.T).T)
         return roots, Vt.T
 

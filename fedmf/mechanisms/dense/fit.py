@@ -44,7 +44,9 @@ def fit_dense(
 
     >>> from fedmf.workloads import prefix_sum
     >>> participation = Participation(rounds=6, schema="fixed_epoch", min_sep=2)
-    >>> mechanism = fit_dense(prefix_sum(6), participation, Stopping(tolerance=1e-6, max_iterations=1000))
+    >>> mechanism = fit_dense(
+    ...     prefix_sum(6), participation, Stopping(tolerance=1e-6, max_iterations=1000)
+    ... )
     >>> round(mechanism.certificate.loss ** 0.5, 3), sensitivity(mechanism, participation).exact
     (6.461, True)
     """
@@ -91,9 +93,8 @@ def _epochs(participation: Participation) -> Participation:
     elif k < -(-n // b):
         raise ValueError(
             f"max_participations={k} is below ceil(rounds / min_sep)={-(-n // b)}, which "
-            "family='dense' has no optimum for: "
-            "leave max_participations out of the fit and calibrate the mechanism under yours, or "
-            "use family='banded'"
+            "family='dense' has no optimum for: leave max_participations out of the fit and "
+            "calibrate the mechanism under yours, or use family='banded'"
         )
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b)
 

@@ -1,13 +1,25 @@
 """Dense lower-triangular encoders, such as the optimum for a single participation."""
 
 import dataclasses
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.stream import check_left_inverse, lower_inverse
+
+
+def _encoder(name: str, value: Any) -> np.ndarray:
+    matrix = checks.lower_triangular(name, value)
+    diagonal = np.diagonal(matrix)
+    if diagonal.min() <= 0.0:
+        t = int(np.argmin(diagonal))
+        raise ValueError(
+            f"{name}[{t}, {t}]={diagonal[t]} is not positive: give C a positive diagonal (flipping "
+            "the sign of a row of C changes neither its sensitivity nor its error)"
+        )
+    return matrix
 
 
 @final
@@ -20,8 +32,8 @@ class DenseMechanism(Mechanism):
         read-only copy.
 
     Raises:
-      TypeError, ValueError: matrix is of another kind or shape, not finite, or breaks what is said
-        above.
+      TypeError, ValueError: matrix is of another kind or shape, not finite,
+        or breaks what is said above.
 
     >>> DenseMechanism(matrix=[[2.0, 0.0], [1.0, 1.0]]).noising()
     array([[ 0.5,  0. ],
@@ -30,20 +42,7 @@ class DenseMechanism(Mechanism):
 
     family: ClassVar[str] = "dense"
     uncertified: ClassVar[str] = "built from a given matrix, not optimised"
-    matrix: np.ndarray
-
-    def __post_init__(self) -> None:
-        matrix = checks.lower_triangular("matrix", self.matrix)
-        diagonal = np.diagonal(matrix)
-        if diagonal.min() <= 0.0:
-            t = int(np.argmin(diagonal))
-            raise ValueError(
-                f"matrix[{t}, {t}]={diagonal[t]} is not positive: give C a positive diagonal "
-                "(flipping the sign of "
-                "a row of C changes neither its sensitivity nor its error)"
-            )
-        object.__setattr__(self, "matrix", checks.frozen(matrix))
-        super().__post_init__()
+    matrix: np.ndarray = fields.checked(_encoder)
 
     @property
     def rounds(self) -> int:

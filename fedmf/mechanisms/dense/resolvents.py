@@ -1,10 +1,12 @@
-"""The dense dual's bound and gradient for workloads with a banded inverse, without any n x n
-matrix.
+"""The dense dual's bound and gradient for workloads with a banded inverse,
+without any n x n matrix.
 
 With K = A^-1 of p bands and P = K K^T, S = (H^T A^T A H)^(1/2) is the inverse square root of H^-1 P
 H^-T, and a rational function that is near x^(-1/2) on its spectrum gives, for U = H H^T,
 
-    S = sum_j w_j H^T R_j H,    X(U) = H^-T S H^-1 = sum_j w_j R_j,    R_j = (P + s_j U)^-1    (shifts s_j, weights w_j > 0).
+    S = sum_j w_j H^T R_j H,    X(U) = H^-T S H^-1 = sum_j w_j R_j,    R_j = (P + s_j U)^-1
+
+    with shifts s_j and weights w_j > 0.
 
 P couples rounds less than p apart, U rounds of one class. Taken from both ends of a period, 0, b -
 1, 1, b - 2, ..., classes that P couples are at most 2 (p - 1) places apart: P + s U is block
@@ -125,8 +127,8 @@ class Resolvents:
 
 
 def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Shifts s and weights w, all positive, with sum_j w_j / (x + s_j) near x^(-1/2) on [low,
-    high].
+    """Shifts s and weights w, all positive, with sum_j w_j / (x + s_j) near x^(-1/2)
+    on [low, high].
 
     >>> shifts, weights = inverse_root(1e-4, 10.0)
     >>> float(abs((weights / (0.25 + shifts)).sum() - 2.0)) < 1e-10

@@ -31,8 +31,8 @@ def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
         return pathlib.Path(choice)
     if not isinstance(choice, bool):
         raise TypeError(
-            f"cache={choice!r} is a {type(choice).__name__}: pass True, False or the path of a "
-            "folder"
+            f"cache={choice!r} is a {type(choice).__name__}: pass True, False "
+            "or the path of a folder"
         )
     return cache_folder() if choice else None
 
@@ -44,8 +44,8 @@ def cached_path(
     family: str,
     options: dict[str, Any],
 ) -> pathlib.Path:
-    """The file of one fit: its name is a hash of everything that decides the outcome, this code
-    included.
+    """The file of one fit: its name is a hash of everything that decides the outcome,
+    this code included.
 
     The workload counts by its numbers, not by its name.
     """

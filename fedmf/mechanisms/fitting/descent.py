@@ -16,8 +16,8 @@ _WINDOW_STEPS = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Descent:
-    """Where a descent ended: the best point, its loss, the steps and the seconds taken, and why it
-    ended.
+    """Where a descent ended: the best point, its loss, the steps and the seconds taken,
+    and why it ended.
     """
 
     point: np.ndarray
@@ -53,7 +53,9 @@ def descend(
         share tolerance.
       bounds: a pair for each variable, None where it has none.
 
-    >>> descent = descend(lambda x: (float(x @ x), 2 * x), np.ones(2), Stopping(tolerance=1e-9, max_iterations=99))
+    >>> descent = descend(
+    ...     lambda x: (float(x @ x), 2 * x), np.ones(2), Stopping(tolerance=1e-9, max_iterations=99)
+    ... )
     >>> descent.converged, round(descent.loss, 9)
     (True, 1.0)
     """
@@ -77,9 +79,8 @@ def descend(
         nonlocal best_point, best
         value, gradient = log_loss(point)
         if not np.isfinite(value):
-            return 1e10, np.zeros_like(
-                point
-            )  # outside of what float64 can tell: the line search steps back
+            # Outside of what float64 can tell: the line search steps back
+            return 1e10, np.zeros_like(point)
         if value < best:
             best_point, best = point.copy(), value
         return value, gradient

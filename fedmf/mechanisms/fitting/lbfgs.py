@@ -13,14 +13,14 @@ Function = Callable[[np.ndarray], tuple[float, np.ndarray]]
 # Armijo's condition: the share of the predicted decrease that a step must keep.
 _DECREASE = 1e-4
 _MIN_STEP = 1e-12
-# Vectors kept, and the number of variables beyond which only half as many fit comfortably in
-# memory.
+# Vectors kept, and the number of variables beyond which only half as many fit
+# comfortably in memory.
 _MEMORY, _MAX_VARIABLES = 20, 1_500_000
 
 
 def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
-    """Yields (x, value) after each step downhill from `start`; ends where rounding leaves no way
-    down.
+    """Yields (x, value) after each step downhill from `start`;
+    ends where rounding leaves no way down.
 
     Values strictly decrease. A `function` may return an infinite value or NaN where it is not
     defined: the step is shortened.

@@ -3,10 +3,13 @@
 import contextlib
 import contextvars
 import dataclasses
+import functools
+import typing
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.terminal import progress_bar
 
 # Called with (step, loss, gap or None) after each step of a fit.
@@ -44,8 +47,17 @@ def raise_if_interruptible() -> None:
         raise
 
 
+def _progress(name: str, value: Any) -> Progress:
+    if not callable(value):
+        raise TypeError(
+            f"{name}={value!r} is a {type(value).__name__}: pass a function of (iteration, loss, "
+            "gap), or None"
+        )
+    return typing.cast(Progress, value)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stopping:
+class Stopping(fields.Checked):
     """When a fit stops, and what watches it.
 
     Attributes:
@@ -54,21 +66,13 @@ class Stopping:
       progress: called with (step, loss, gap or None) after each step, or None.
     """
 
-    tolerance: float
-    max_iterations: int
-    progress: Progress | None = None
-
-    def __post_init__(self) -> None:
-        checks.positive("tolerance", self.tolerance, "choose a small positive number such as 1e-3")
-        checks.integer(
-            "max_iterations", self.max_iterations, low=1, hint="pass a positive int such as 1000"
-        )
-        if self.progress is not None and not callable(self.progress):
-            kind = type(self.progress).__name__
-            raise TypeError(
-                f"progress={self.progress!r} is a {kind}: pass a function of (iteration, loss, "
-                "gap), or None"
-            )
+    tolerance: float = fields.checked(
+        functools.partial(checks.positive, hint="choose a small positive number such as 1e-3")
+    )
+    max_iterations: int = fields.checked(
+        functools.partial(checks.integer, low=1, hint="pass a positive int such as 1000")
+    )
+    progress: Progress | None = fields.checked(_progress, None)
 
     def after(self, steps: int, *, tolerance: float | None = None) -> "Stopping":
         """For a further descent of a fit that has taken `steps` steps, counted on from there."""
@@ -104,8 +108,7 @@ class Stopping:
         reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
         warnings.warn(
             f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after "
-            f"{iterations} steps {reached} "
-            f"tolerance={self.tolerance:g}: {hint}",
+            f"{iterations} steps {reached} tolerance={self.tolerance:g}: {hint}",
             RuntimeWarning,
             stacklevel=stacklevel,
         )

@@ -21,8 +21,8 @@ from fedmf.workloads import Workload
 
 # Gap of the optimum that is approximated: well below what the approximation costs.
 _OPTIMUM = Stopping(tolerance=1e-4, max_iterations=1000)
-# Penalty on the squares of L and R (Denisov et al. 2022, App. H, where the diagonal of B is near
-# 1).
+# Penalty on the squares of L and R (Denisov et al. 2022, App. H, where the diagonal
+# of B is near 1).
 _PENALTY = 1e-6
 # The loss of an iterate costs as much as several sweeps: it is computed at sweep 1 and then at
 # growing intervals.
@@ -73,13 +73,11 @@ def fit_low_rank(
         else checks.integer("rank", rank, low=1, high=n, hint=hint)
     )
     began = time.perf_counter()
-    checks.fits_in_memory(
-        "the fit of family='low_rank'", (n, n), copies=11
-    )  # that of its dense fit
+    # That of its dense fit
+    checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)
     A = workload.matrix
-    dual = PairsDual(
-        workload, Classes(n, n)
-    )  # as `fit_dense`, which does not tell of a Ctrl-C after its tolerance
+    # As `fit_dense`, which does not tell of a Ctrl-C after its tolerance
+    dual = PairsDual(workload, Classes(n, n))
     optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()
     lower_bound, steps = dual.proven(optimum.variables), optimum.iterations

@@ -1,5 +1,5 @@
-"""A banded plus low-rank decoder: nearly the optimum's error, at the cost of a few rows of noise a
-round.
+"""A banded plus low-rank decoder: nearly the optimum's error, at the cost of a few rows
+of noise a round.
 """
 
 import dataclasses
@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream, banded_matrix, check_left_inverse, lower_inverse
@@ -41,7 +41,9 @@ class LowRankMechanism(Mechanism):
         said above.
 
     >>> mechanism = LowRankMechanism(
-    ...     diagonals=[[1.0], [1.0], [1.0]], left=[[0.0], [0.5], [0.25]], right=[[1.0], [2.0], [0.0]],
+    ...     diagonals=[[1.0], [1.0], [1.0]],
+    ...     left=[[0.0], [0.5], [0.25]],
+    ...     right=[[1.0], [2.0], [0.0]],
     ...     inverse_workload=[[1.0], [1.0], [1.0]],
     ... )
     >>> mechanism.noising()
@@ -52,25 +54,18 @@ class LowRankMechanism(Mechanism):
 
     family: ClassVar[str] = "low_rank"
     uncertified: ClassVar[str] = "built from given matrices, not optimised"
-    diagonals: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
-    inverse_workload: np.ndarray
+    diagonals: np.ndarray = fields.checked(checks.banded_rows)
+    left: np.ndarray = fields.array(2)
+    right: np.ndarray = fields.array(2)
+    inverse_workload: np.ndarray = fields.checked(checks.banded_rows)
 
     def __post_init__(self) -> None:
-        arrays = {
-            name: checks.banded_rows(name, getattr(self, name))
-            for name in ("diagonals", "inverse_workload")
-        }
-        arrays |= {
-            name: checks.array(name, getattr(self, name), ndim=2) for name in ("left", "right")
-        }
-        self._set(**arrays)
-        for name, array in arrays.items():
-            if len(array) != self.rounds:
+        super().__post_init__()
+        for name in ("left", "right", "inverse_workload"):
+            if (rows := len(getattr(self, name))) != self.rounds:
                 raise ValueError(
-                    f"{name} has {len(array)} rows and diagonals has {self.rounds}: pass one for "
-                    "each round"
+                    f"{name} has {rows} rows and diagonals has {self.rounds}: pass one for each "
+                    "round"
                 )
         positive = self.diagonals[:, 0] * self.inverse_workload[:, 0] > 0.0
         if not positive.all():
@@ -82,10 +77,9 @@ class LowRankMechanism(Mechanism):
             )
         if self.left.shape != self.right.shape:
             raise ValueError(
-                f"left has shape {self.left.shape} and right has {self.right.shape}: pass the same "
-                "rank"
+                f"left has shape {self.left.shape} and right has "
+                f"{self.right.shape}: pass the same rank"
             )
-        super().__post_init__()
 
     @property
     def rounds(self) -> int:
@@ -127,8 +121,8 @@ class LowRankMechanism(Mechanism):
         if w + self.rank >= n:
             return NoiseStream(rounds=n, sources=n, contraction=self.noising())
         # The first w diagonals of N = P B need the first w of B. Further down, row t of N is P's
-        # combination of rows of L R^T alone, and the sums of R[s] z_s over s <= t - w serve all of
-        # them.
+        # combination of rows of L R^T alone, and the sums of R[s] z_s over s <= t - w
+        # serve all of them.
         near = np.zeros((n, w))
         near[:, :h] = self.diagonals
         for i in range(h, w):

@@ -25,8 +25,7 @@ _CLOSED_FORMS = {
         "coefficients",
         -0.5,
         "the square root of the workload (for prefix sums the smallest largest error of any "
-        "Toeplitz encoder under a "
-        "single participation) is",
+        "Toeplitz encoder under a single participation) is",
     ),
     "nu": ("coefficients", -0.5, "damped coefficients are"),
     "inverse_sqrt": ("noising_window", 0.5, "the banded inverse square root is"),
@@ -62,8 +61,8 @@ def fit_toeplitz(
       workload: the nu-DP-FTRL of the slides, whose beta_t = t^(-3/2) (1 - nu)^t lacks the constant
       1 / (2 sqrt(pi)), without which C would explode. nu = 0 is the "sqrt" of prefix sums.
     - "inverse_sqrt": n(x) = 1 / sqrt(a(x)), its first `bands` coefficients (min_sep, at most 256),
-      so that noise is mixed from the last `bands` draws (Kalinin, McKenna, Upadhyay and Lampert
-      2025).
+      so that noise is mixed from the last `bands` draws (Kalinin, McKenna,
+      Upadhyay and Lampert 2025).
     - "optimized_inverse": the `bands` coefficients of N with the smallest loss or largest error,
       from "inverse_sqrt" on (BandInvMF, there).
 
@@ -127,12 +126,11 @@ def certified(
     descent: Descent,
     stopping: Stopping,
 ) -> Any:
-    """An optimised Toeplitz mechanism with its certificate against all encoders, or the reason for
-    none.
+    """An optimised Toeplitz mechanism with its certificate against all encoders,
+    or the reason for none.
     """
-    if (
-        not descent.converged
-    ):  # the gap of the certificate says nothing about that: it is against all encoders
+    # The gap of the certificate says nothing about that: it is against all encoders
+    if not descent.converged:
         stopping.warn(
             mechanism.family,
             iterations=descent.iterations,
@@ -143,33 +141,32 @@ def certified(
     n, reason = workload.rounds, ""
     if objective == "max":
         reason = (
-            f"the {mechanism.family} fit minimised the largest error, certificates bound the total "
-            "squared error"
+            f"the {mechanism.family} fit minimised the largest error, certificates bound "
+            "the total squared error"
         )
     elif participation.max_participations > 1:
         reason = (
             f"no lower bound for {mechanism.family} encoders under several participations is "
-            "known: compare with "
-            "family='dense'"
+            "known: compare with family='dense'"
         )
     elif workload.coefficients is None or not (workload.coefficients == 1.0).all():
         reason = (
-            "a lower bound at any number of rounds is known for prefix sums only: compare with "
-            "family='dense'"
+            "a lower bound at any number of rounds is known for prefix sums only: "
+            "compare with family='dense'"
         )
     if reason:
         return dataclasses.replace(mechanism, certificate_reason=reason)
     c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
-    # fedmf.loss: c is the largest column, and the t-th entry of the first column of A N is in n - t
-    # rows.
+    # fedmf.loss: c is the largest column, and the t-th entry of the first column of A N
+    # is in n - t rows.
     loss = float(c @ c) * float(np.arange(n, 0, -1.0) @ np.square(np.cumsum(noise)))
     certificate = certify(loss, prefix_sum_bound(n), descent.iterations, descent.seconds)
     return dataclasses.replace(mechanism, certificate=certificate, certificate_reason="")
 
 
 def prefix_sum_bound(n: int) -> float:
-    """A lower bound on `fedmf.loss` of every encoder, for prefix sums of n rounds under a single
-    participation.
+    """A lower bound on `fedmf.loss` of every encoder, for prefix sums of n rounds under
+    a single participation.
 
     For any X = C^T C with columns of norm at most 1, tr(X) <= n, and tr(A^T A X^-1) >= (sum of
     singular values of A)^2 / tr(X): the dual bound of Denisov et al. 2022, Eq. 8, with equal

@@ -7,8 +7,8 @@ import numpy as np
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.participation.schema import Participation
 
-# The first rounds are followed until the response is within this share of the constant it settles
-# at.
+# The first rounds are followed until the response is within this share
+# of the constant it settles at.
 _SETTLED = 1e-7
 # A response that grows so much beyond its first rounds is unstable.
 _UNSTABLE = 1e12
@@ -53,8 +53,8 @@ class ToeplitzProblem:
     ) -> None:
         n, self.bands, self.inverse = participation.rounds, bands, inverse
         self.n, self.b, self.k = n, participation.min_sep, participation.max_participations
-        # Whether columns of one client have rows in common: then only a decreasing c has a known
-        # sensitivity.
+        # Whether columns of one client have rows in common: then only a decreasing c has
+        # a known sensitivity.
         self.overlapping, self.decreasing = self.k > 1 and bands > self.b, decreasing
         # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's,
         # which is the largest.
@@ -81,9 +81,8 @@ class ToeplitzProblem:
         c, scale = self.coefficients(point)
         if not np.isfinite(c).all():
             return np.inf, point
-        with np.errstate(
-            all="ignore"
-        ):  # a far step can overflow; the descent steps back from what is not finite
+        # A far step can overflow; the descent steps back from what is not finite
+        with np.errstate(all="ignore"):
             squared, of_squared = self.squared_sensitivity(c)
             error, of_error = self._squared_error(c)
             gradient = of_squared / squared + of_error / error

@@ -63,9 +63,8 @@ class InverseProblem:
     def log_loss(self, point: np.ndarray) -> tuple[float, np.ndarray]:
         """The logarithm of the loss and its gradient; infinite where C grows beyond float64."""
         r = np.concatenate([[1.0], point])
-        with np.errstate(
-            all="ignore"
-        ):  # a far step can overflow; the descent steps back from what is not finite
+        # A far step can overflow; the descent steps back from what is not finite
+        with np.errstate(all="ignore"):
             c = inverse_series(r, self.n)
             squared, of_squared = self._squared_sensitivity(c)
             error, of_error = self._squared_error(r)

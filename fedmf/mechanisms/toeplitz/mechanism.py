@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream, check_left_inverse
@@ -52,31 +52,26 @@ class ToeplitzMechanism(Mechanism):
 
     family: ClassVar[str] = "toeplitz"
     uncertified: ClassVar[str] = "built from given coefficients, not optimised"
-    rounds: int
-    coefficients: np.ndarray | None = None
-    noising_window: np.ndarray | None = None
+    rounds: int = fields.checked(checks.rounds)
+    coefficients: np.ndarray | None = fields.array(1, None)
+    noising_window: np.ndarray | None = fields.array(1, None)
 
     def __post_init__(self) -> None:
-        self._set_rounds()
+        super().__post_init__()
         if (self.coefficients is None) == (self.noising_window is None):
             raise ValueError(
-                "coefficients and noising_window are both given or both missing: pass exactly one "
-                "of them"
+                "coefficients and noising_window are both given or both missing: "
+                "pass exactly one of them"
             )
         for name in ("coefficients", "noising_window"):
-            if getattr(self, name) is not None:
-                column = checks.array(name, getattr(self, name), ndim=1)
-                if len(column) > self.rounds:
-                    raise ValueError(
-                        f"{name} has length {len(column)}: rounds={self.rounds} have at most as "
-                        "many, drop the others"
-                    )
-                if column[0] <= 0.0:
-                    raise ValueError(
-                        f"{name}[0]={column[0]} is on the main diagonal: make it positive"
-                    )
-                self._set(**{name: column})
-        super().__post_init__()
+            column = getattr(self, name)
+            if column is not None and len(column) > self.rounds:
+                raise ValueError(
+                    f"{name} has length {len(column)}: rounds={self.rounds} have at most as many, "
+                    "drop the others"
+                )
+            if column is not None and column[0] <= 0.0:
+                raise ValueError(f"{name}[0]={column[0]} is on the main diagonal: make it positive")
 
     @property
     def bands(self) -> int:
@@ -129,8 +124,8 @@ class ToeplitzMechanism(Mechanism):
 
 
 def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
-    """The (n, n) lower-triangular Toeplitz matrix whose first column begins with `column`, (at most
-    n,).
+    """The (n, n) lower-triangular Toeplitz matrix whose first column begins
+    with `column`, (at most n,).
 
     >>> lower_toeplitz(np.array([1.0, 2.0]), 3)
     array([[1., 0., 0.],
@@ -145,8 +140,8 @@ def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
 
 
 def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
-    """The first n coefficients of 1 / p(x), for p(x) given by its coefficients, p(0) not 0; float64
-    (n,).
+    """The first n coefficients of 1 / p(x), for p(x) given by its coefficients, p(0)
+    not 0; float64 (n,).
 
     >>> inverse_series(np.array([1.0, -1.0]), 4)
     array([1., 1., 1., 1.])

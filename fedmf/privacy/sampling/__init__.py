@@ -2,7 +2,7 @@
 itself (`base.Sampling`).
 """
 
-from fedmf.privacy.sampling.base import SCHEMES, Sampling, scheme_from, scheme_from_facts, takes
+from fedmf.privacy.sampling.base import SCHEMES, Sampling, takes
 from fedmf.privacy.sampling.cyclic import CyclicFixedSize, CyclicPoisson
 from fedmf.privacy.sampling.shuffle import CyclicShuffle
 from fedmf.privacy.sampling.simulated import BallsInBins, MinSepPoisson
@@ -15,7 +15,5 @@ __all__ = [
     "CyclicShuffle",
     "MinSepPoisson",
     "Sampling",
-    "scheme_from",
-    "scheme_from_facts",
     "takes",
 ]

@@ -9,10 +9,8 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
@@ -26,18 +24,20 @@ if TYPE_CHECKING:
 # The largest chance that a run that was sampled as planned is said to contradict its sampling.
 FALSE_POSITIVE_RATE = 1e-6
 
-# Name on the command line and in configs -> the class, and the fields that the name fixes.
-SCHEMES: "dict[str, tuple[type[Sampling], Mapping[str, Any]]]" = {}
+# Name on the command line and in configs -> the class.
+SCHEMES: "dict[str, type[Sampling]]" = {}
+# The fields of a `PlanConfig` that schemes are made from.
+SETTINGS = ("population", "cohort_size", "partitions", "min_sep")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(abc.ABC):
     """How a server draws the clients of each round, where that amplifies the guarantee.
 
-    A scheme is a frozen, keyword-only dataclass. `class Mine(Sampling, names={"mine": {}})`
-    registers it as `--sampling mine`; a second name may fix fields. Configs and command lines give
-    it population, cohort_size and partitions, where they have them: a scheme whose fields are
-    others overrides `configured`, `command_options` and `resized`.
+    A scheme is a frozen, keyword-only dataclass. `class Mine(Sampling, name="mine")` registers it
+    as `--sampling mine`. Configs and command lines give it what it has of population, cohort_size,
+    partitions and min_sep: a scheme whose fields are others overrides `configured`, `settings` and
+    `resized`.
 
     `noise` is everywhere the standard deviation of Z for unit clip norm.
 
@@ -63,54 +63,50 @@ class Sampling(abc.ABC):
         @property
         def cohort_size(self) -> int: ...  # noqa: D102
 
-    def __init_subclass__(
-        cls, *, names: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
-    ) -> None:
+    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        SCHEMES.update({name: (cls, fixed) for name, fixed in (names or {}).items()})
+        if name is not None:
+            SCHEMES[name] = cls
 
     @classmethod
-    def configured(cls, name: str, settings: Mapping[str, Any]) -> Self:
+    def name(cls) -> str:
+        """The name on the command line and in configs."""
+        for name, kind in SCHEMES.items():
+            if kind is cls:
+                return name
+        raise LookupError(f"{cls.__name__} has no name: pass name= where the class is defined")
+
+    @classmethod
+    def configured(
+        cls,
+        *,
+        population: int | None,
+        cohort_size: int | None,
+        partitions: int | None,
+        min_sep: int | None,
+    ) -> Self:
         """The scheme of these settings, of which None is none.
 
         Raises:
           ValueError: a setting that the scheme has no field for, or a field without a setting.
         """
-        fields = {
-            field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)
-        }
-        chosen = {field: value for field, value in settings.items() if value is not None}
-        for field, value in chosen.items():
-            if field not in fields:
+        given = (population, cohort_size, partitions, min_sep)
+        settings = {n: value for n, value in zip(SETTINGS, given, strict=True) if value is not None}
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        for name, value in settings.items():
+            if name not in fields:
                 raise ValueError(
-                    f"{field}={value} does not belong to sampling={name}: leave it out"
+                    f"{name}={value} does not belong to sampling={cls.name()}: leave it out"
                 )
-        missing = [field for field, required in fields.items() if required and field not in chosen]
-        if missing:
-            raise ValueError(
-                f"sampling={name} needs {' and '.join(f'{field}=None' for field in missing)} to be "
-                "given"
-            )
-        return cls(**chosen)
+        for name, field in fields.items():
+            if field.default is dataclasses.MISSING and name not in settings:
+                raise ValueError(f"sampling={cls.name()} needs {name}=None to be given")
+        return cls(**settings)
 
-    @property
-    def command_options(self) -> dict[str, Any]:
-        """Command-line options, without dashes, that `scheme_from` turns into this scheme."""
-        for name, (kind, fixed) in SCHEMES.items():
-            if kind is type(self) and all(
-                getattr(self, field) == value for field, value in fixed.items()
-            ):
-                others = {
-                    field: value
-                    for field, value in dataclasses.asdict(self).items()
-                    if field not in fixed
-                }
-                return {"sampling": name} | {
-                    f.replace("_", "-"): v for f, v in others.items() if v is not None
-                }
-        raise LookupError(
-            f"{type(self).__name__} has no name: pass names= where the class is defined"
-        )
+    def settings(self) -> dict[str, Any]:
+        """The fields of a `PlanConfig` that `configured` makes this scheme from."""
+        values = {name: getattr(self, name) for name in SETTINGS if hasattr(self, name)}
+        return {"sampling": self.name(), **values}
 
     def resized(self, **sizes: int) -> Self:
         """The scheme with another population or cohort_size."""
@@ -136,8 +132,8 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """An upper bound on epsilon for the zero-out relation; infinite where no amplification is
-        proven.
+        """An upper bound on epsilon for the zero-out relation;
+        infinite where no amplification is proven.
         """
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
@@ -188,36 +184,13 @@ class Sampling(abc.ABC):
         """
 
 
-def scheme_from(name: str, **settings: Any) -> Sampling:
-    """The scheme of a name of `SCHEMES`, with these settings, of which None is none.
-
-    Raises:
-      TypeError, ValueError: an unknown name, a setting of another scheme, or one that is missing.
-
-    >>> scheme_from("reshuffle", population=100, cohort_size=5, partitions=None)
-    CyclicShuffle(population=100, cohort_size=5, partitions=None, reshuffle=True)
-    """
-    kind, fixed = SCHEMES[checks.one_of("sampling", name, tuple(SCHEMES))]
-    return kind.configured(name, settings | dict(fixed))
-
-
 def takes(name: str, setting: str) -> bool:
     """Whether the scheme of a name has a field of this name.
 
     >>> takes("poisson", "min_sep")
     False
     """
-    return any(field.name == setting for field in dataclasses.fields(SCHEMES[name][0]))
-
-
-def scheme_from_facts(facts: Mapping[str, Any]) -> Sampling:
-    """The scheme that gave `Sampling.facts`.
-
-    Raises:
-      KeyError: no scheme of that class, or a fact is missing.
-    """
-    kind = {kind.__name__: kind for kind, _ in SCHEMES.values()}[facts["scheme"]]
-    return kind(**{field.name: facts[field.name] for field in dataclasses.fields(kind)})
+    return any(field.name == setting for field in dataclasses.fields(SCHEMES[name]))
 
 
 @functools.lru_cache(maxsize=4)

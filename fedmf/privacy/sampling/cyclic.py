@@ -74,9 +74,8 @@ class Cyclic(Sampling):
             ]
             raise ValueError(
                 f"cohort_size={B} exceeds a part of population={m} in {b or 1} partitions, which "
-                f"has {part} clients: "
-                f"{''.join(f'{way}, or ' for most, way in ways if most)}raise the population to "
-                f"{B * (b or 1)}"
+                f"has {part} clients: {''.join(f'{way}, or ' for most, way in ways if most)}raise "
+                f"the population to {B * (b or 1)}"
             )
 
     @property
@@ -108,8 +107,7 @@ class Cyclic(Sampling):
     def _in_words(self) -> str:
         return (
             f"The population of {self.population} clients is split into {self.parts} parts, "
-            "whatever their data, and round t "
-            f"draws from part t mod {self.parts} only"
+            f"whatever their data, and round t draws from part t mod {self.parts} only"
         )
 
 
@@ -156,7 +154,7 @@ class _RoundByRound(Cyclic):
         return found + self._far_tail(f"a client took part {most} times", chance)
 
     def _chance(self, at_least: int, draws: int) -> float:
-        """Chance of so many successes in `draws` independent draws with the scheme's probability."""
+        """Chance of so many successes in `draws` independent draws of the scheme."""
         from scipy import stats
 
         return float(stats.binom.sf(at_least - 1, draws, self.probability))
@@ -173,15 +171,13 @@ class _RoundByRound(Cyclic):
     def _accounting(self, mechanism: Mechanism, noise: float) -> str:
         return (
             f"of the run as {self.compositions(mechanism.rounds)} adaptive queries on one of "
-            f"{self.parts} parts of the population "
-            "(Choquette-Choo et al. 2023, Theorem 4), each a Gaussian mechanism with noise "
-            "multiplier "
-            f"{down(noise / column_norm(mechanism))}"
+            f"{self.parts} parts of the population (Choquette-Choo et al. 2023, Theorem 4), each a "
+            f"Gaussian mechanism with noise multiplier {down(noise / column_norm(mechanism))}"
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
+class CyclicPoisson(_RoundByRound, name="poisson"):
     """Every client of the round's part takes part with probability q, independently (banded paper,
     Alg. 6 and Cor. F.1).
 
@@ -244,25 +240,22 @@ class CyclicPoisson(_RoundByRound, names={"poisson": {}}):
         """Sentences for the privacy statement."""
         return {
             "adjacency": "The accountant of the sampled queries speaks of adding or removing a "
-            "client. That is the same here: clients are "
-            "drawn independently, with a probability and a part of the population that depend on "
-            "no other client, and the divisor is "
-            "fixed, so that zeroing a client out and removing it give the same two distributions "
-            "of the output.",
+            "client. That is the same here: clients are drawn independently, with a probability "
+            "and a part of the population that depend on no other client, and the divisor is "
+            "fixed, so that zeroing a client out and removing it give the same two "
+            "distributions of the output.",
             "accounting": "Privacy loss distributions (the library dp-accounting) for (epsilon, "
-            "delta), "
-            f"{self._accounting(mechanism, noise)} on a Poisson sample with probability "
+            f"delta), {self._accounting(mechanism, noise)} on a Poisson sample with probability "
             f"{self.probability:.12g} (Corollary F.1)",
             "drawing": f"{self._in_words()}: each client with probability {self.probability:.12g}, "
-            "independently of all others and of "
-            "other rounds.",
+            "independently of all others and of other rounds.",
             # With a known number the sample is one of fixed size.
             "secret": ", and so does how many are in any round",
         }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
+class CyclicFixedSize(_RoundByRound, name="fixed_size"):
     """A uniform subset of exactly cohort_size clients of the round's part, drawn anew each round
     (banded paper, Alg. 2).
 
@@ -318,8 +311,7 @@ class CyclicFixedSize(_RoundByRound, names={"fixed_size": {}}):
             "adjacency": f"The accountant of the sampled queries {REPLACES}",
             "accounting": "Renyi differential privacy for (epsilon, delta), "
             f"{self._accounting(mechanism, noise)} on a sample of fixed size without replacement "
-            "(Wang, Balle and Kasiviswanathan 2019, "
-            "Theorem 27)",
+            "(Wang, Balle and Kasiviswanathan 2019, Theorem 27)",
             "drawing": f"{self._in_words()}: a uniform subset of {self.cohort_size} clients, "
             "independently of other rounds.",
             "secret": "",

@@ -9,8 +9,8 @@ import functools
 
 import numpy as np
 
-# Words that separate the uses of one seed; 2 is taken by the order of a client's examples
-# (federated/training).
+# Words that separate the uses of one seed; 2 is taken by the order
+# of a client's examples (federated/training).
 _ORDER, _DRAW = 0, 1
 
 
@@ -110,7 +110,7 @@ class MinSepDraws(Draws):
     controller knows from the ledger.
 
     Attributes:
-      population, min_sep, probability, warm: of the scheme.
+      population, min_sep, probability: of the scheme.
       seed: of the draws.
     """
 
@@ -118,7 +118,6 @@ class MinSepDraws(Draws):
     min_sep: int
     probability: float
     seed: int
-    warm: bool = True
 
     @functools.cached_property
     def _rest(self) -> np.ndarray:
@@ -141,7 +140,7 @@ class MinSepDraws(Draws):
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Which of the clients do not rest at the start of the run, bool."""
-        if not self.warm or t >= self.min_sep:
+        if t >= self.min_sep:
             return np.ones(len(clients), bool)
         return self._rest[clients] <= t
 
@@ -229,8 +228,8 @@ class EpochPlaces(Draws):
 
 
 def _random_places(rng: np.random.Generator, population: int, places: int) -> np.ndarray:
-    """A uniform sequence of `places` different clients, in the smallest unsigned integers that hold
-    them.
+    """A uniform sequence of `places` different clients, in the smallest unsigned integers
+    that hold them.
     """
     kind = np.min_scalar_type(population - 1)
     if places <= population // 50:

@@ -1,4 +1,4 @@
-"""Privacy losses of balls in bins and of b-min-sep sampling, drawn for `fedmf.privacy.monte_carlo`."""
+"""Privacy losses of balls in bins and b-min-sep sampling, drawn for `fedmf.privacy.monte_carlo`."""
 
 import functools
 import math
@@ -18,8 +18,8 @@ from fedmf.privacy.sampling.pattern_weights import (
 
 
 class BinLosses(Losses):
-    """Losses of balls in bins: P = (1/b) sum_j N(m_j, sigma^2 I) (Choquette-Choo et al. 2024,
-    arXiv:2410.06266).
+    """Losses of balls in bins: P = (1/b) sum_j N(m_j, sigma^2 I)
+    (Choquette-Choo et al. 2024, arXiv:2410.06266).
 
     Only u_j = <m_j, y> counts, which is Gaussian in b dimensions with covariance sigma^2 G, G =
     (<m_j, m_k>).
@@ -79,33 +79,32 @@ class BinLosses(Losses):
 
 
 class MinSepLosses(Losses):
-    """Losses of b-min-sep sampling for an encoder of at most b bands (Dong et al. 2026,
-    arXiv:2602.09338).
+    """Losses of b-min-sep sampling for an encoder of at most b bands (Dong et
+    al. 2026, arXiv:2602.09338).
 
     With c_i the columns of C and L_i = 0 for i >= n, the log-likelihood ratio follows (Eq. 2)
 
-        L_i = logaddexp(log(1 - p) + L_(i+1), log p + (2 <c_i, y> - |c_i|^2) / (2 sigma^2) + L_(i+b)).
+        L_i = logaddexp(log(1-p) + L_(i+1), log p + (2 <c_i, y> - |c_i|^2) / (2 sigma^2) + L_(i+b)).
 
-    The warm start averages L_0 .. L_(b-1) with weights 1, p, .., p.
+    The stationary start averages L_0 .. L_(b-1) with weights 1, p, .., p.
 
     Args:
       columns: C by columns, float64 (n, bands), [t, j] = C[t + j, t] / sigma.
       min_sep: b >= bands.
       probability: p of a client that may come, in (0, 1].
-      warm: the stationary start.
     """
 
-    def __init__(self, columns: np.ndarray, min_sep: int, probability: float, warm: bool) -> None:
+    def __init__(self, columns: np.ndarray, min_sep: int, probability: float) -> None:
         self.columns, self.p = columns, probability
         self.rounds, self.bands = columns.shape
-        self.b, self.warm = min_sep, warm and min_sep > 1
+        self.b = min_sep
         # products[d, t] = <c_t, c_(t-d)> / sigma^2
         padded = np.hstack([columns, np.zeros_like(columns)])
         self.products = np.zeros((self.bands, self.rounds))
         for d in range(self.bands):
             late = columns[d:]
             self.products[d, d:] = (late * padded[: len(late), d : d + self.bands]).sum(axis=1)
-        self.digest = digest_of("min_sep", columns, min_sep, probability, self.warm)
+        self.digest = digest_of("min_sep", columns, min_sep, probability)
         self.work = 6.0 * self.rounds
         self.blocks = _blocks(columns)
         self.bounds: dict[int, tuple[float, float]] = {}
@@ -140,7 +139,7 @@ class MinSepLosses(Losses):
         taken = np.zeros(
             (n + b, size), np.int8
         )  # [t + b]: how many took part in round t, those before the first round included
-        if self.warm:
+        if self.b > 1:
             start = np.full(b, self.p)
             start[0] = 1.0
             for _ in range(K):  # a cool-down of s rounds is left of a participation in round s - b
@@ -205,7 +204,7 @@ class MinSepLosses(Losses):
             term *= ratio[t + self.b]
             np.multiply(ratio[t + 1], 1 - self.p, out=ratio[t])
             ratio[t] += term
-        if self.warm:
+        if self.b > 1:
             return np.log(
                 (ratio[0] + self.p * ratio[1 : self.b].sum(axis=0)) / (1 + (self.b - 1) * self.p)
             )
@@ -236,14 +235,16 @@ class MinSepLosses(Losses):
         """
         from scipy import optimize
 
-        settings: dict[str, Any] = {"warm": self.warm, "order": K}
+        settings: dict[str, Any] = {"order": K}
         some = self.products[
             :, np.linspace(0, self.rounds - 1, min(self.rounds, max(64, 2 * self.b)), dtype=int)
         ]
         advance = optimize.minimize_scalar(
             lambda a: largest_log_factor(some, self.b, self.p, advance=a, blocks=8, **settings),
-            bounds=(-1.0, 1.0), method="bounded", options={"xatol": 0.01},
-        ).x  # fmt: skip
+            bounds=(-1.0, 1.0),
+            method="bounded",
+            options={"xatol": 0.01},
+        ).x
         return largest_log_factor(
             self.products, self.b, self.p, advance=float(advance), **settings
         ), float(advance)

@@ -44,27 +44,24 @@ def largest_log_factor(
     min_sep: int,
     probability: float,
     *,
-    warm: bool,
     order: int,
     advance: float,
     blocks: int = 64,
 ) -> float:
-    """An upper bound on log T, and log T itself for some patterns where there are at most `blocks`
-    rounds.
+    """An upper bound on log T, and log T itself for some patterns where there are at
+    most `blocks` rounds.
 
     Args:
       products: <c_t, c_(t-d)> / sigma^2, float64 (bands, rounds), [d, t], none negative.
       min_sep: b >= bands, at least 2.
       probability: p.
-      warm: a pattern may rest when the run begins.
       order: K.
       advance: a.
       blocks: of rounds that share a z, about.
     """
     K, b, n = order, min_sep, products.shape[1]
     # Axis i is pattern i, entry j its age j + 1 before the round.
-    largest = np.full((b,) * K, 0.0 if warm else -np.inf)
-    largest[(-1,) * K] = 0.0
+    largest = np.zeros((b,) * K)
     after, each = np.empty_like(largest), -(-n // blocks)
     for start in range(0, n, each):
         # z grows with every product: those of a block's rounds are replaced by the largest.

@@ -1,9 +1,6 @@
-"""One round an epoch for every client: in batches of one random order, or in places drawn anew
-(banded paper, Cor. F.2).
-"""
+"""One round an epoch for every client, in places drawn anew (banded paper, Cor. F.2)."""
 
 import dataclasses
-import math
 from typing import Any, ClassVar
 
 from fedmf.mechanisms.base import Mechanism
@@ -13,58 +10,51 @@ from fedmf.privacy.gaussian import MIN_DELTA
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.rounding import down
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, column_norm
-from fedmf.privacy.sampling.cyclic import Cyclic, too_large_cohort
-from fedmf.privacy.sampling.draws import Draws, EpochOrder, EpochPlaces
+from fedmf.privacy.sampling.cyclic import Cyclic
+from fedmf.privacy.sampling.draws import Draws, EpochPlaces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicShuffle(
-    Cyclic, names={"shuffle": {"reshuffle": False}, "reshuffle": {"reshuffle": True}}
-):
-    """Every client once an epoch of floor(population / cohort_size) rounds, which `partitions` must
-    divide.
+class CyclicShuffle(Cyclic, name="reshuffle"):
+    """Every client once an epoch of floor(population / cohort_size) rounds, in a place drawn anew.
 
-    - Without `reshuffle`: a random order of the population, dealt out in batches of cohort_size,
-      the same order every epoch. Clients left over are never drawn. No amplification is claimed.
-    - With it: every epoch each client draws one of its `positions` rounds, the ones congruent to it
-      modulo `partitions`, independently of all others. Cohorts vary in size, population / epoch on
-      average.
+    Every epoch each client draws one of its `positions` rounds, the ones congruent to it modulo
+    `partitions`, independently of all others. `partitions` must divide the epoch. Cohorts vary in
+    size, population / epoch on average.
 
-    With `reshuffle` the guarantee is that of random allocation (`fedmf.privacy.random_allocation`).
-    A client's rounds are multiples of partitions >= bands apart, in epochs as in the next one. What
-    it adds in round i lies in rows i .. i + bands - 1 of C x, which no other of its rounds reaches
-    and which end before its next one. So a run is, for each epoch, one of `positions` adaptive
-    Gaussian queries, query i of sensitivity ||C e_i||: conditioned on the others, whose places say
-    nothing of this client's. dp_accounting has no such event.
+    The guarantee is that of random allocation (`fedmf.privacy.random_allocation`). A client's
+    rounds are multiples of partitions >= bands apart, in epochs as in the next one. What it adds in
+    round i lies in rows i .. i + bands - 1 of C x, which no other of its rounds reaches and which
+    end before its next one. So a run is, for each epoch, one of `positions` adaptive Gaussian
+    queries, query i of sensitivity ||C e_i||: conditioned on the others, whose places say nothing
+    of this client's. dp_accounting has no such event.
 
     Attributes:
-      reshuffle: draw places anew each epoch; False keeps one order for the whole run.
+      reshuffle: True. No amplification is proven for one order that all epochs share.
 
-    >>> shuffle = CyclicShuffle(population=1000, cohort_size=10, partitions=4, reshuffle=True)
+    >>> shuffle = CyclicShuffle(population=1000, cohort_size=10, partitions=4)
     >>> shuffle.epoch, shuffle.positions, shuffle.participation(250)
     (100, 25, Participation(rounds=250, schema='min_sep', min_sep=4, max_participations=3))
     """
 
     min_delta: ClassVar[float] = MIN_DELTA
+    independent: ClassVar[bool] = True
 
-    reshuffle: bool = False
+    reshuffle: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.reshuffle, bool):
-            raise TypeError(f"reshuffle={self.reshuffle!r} must be True or False")
+        if self.reshuffle is not True:
+            raise ValueError(
+                f"reshuffle={self.reshuffle!r}: no amplification is proven for one order of all "
+                "epochs (docs/accounting.md); leave reshuffle out"
+            )
         if self.partitions is not None and self.epoch % self.partitions:
             raise ValueError(
                 f"partitions={self.partitions} does not divide an epoch of {self.epoch} rounds "
-                f"(population={self.population} // "
-                f"cohort_size={self.cohort_size}): use a mechanism whose bands divide "
-                f"{self.epoch}, or pass such partitions"
+                f"(population={self.population} // cohort_size={self.cohort_size}): use a "
+                f"mechanism whose bands divide {self.epoch}, or pass such partitions"
             )
-
-    @property
-    def independent(self) -> bool:  # type: ignore[override]
-        """Whether clients are drawn independently of each other."""
-        return self.reshuffle
 
     @property
     def epoch(self) -> int:
@@ -95,13 +85,7 @@ class CyclicShuffle(
         )
 
     def participation(self, rounds: int) -> Participation:
-        """One round an epoch: exactly an epoch apart in one order, at least `partitions` apart in
-        new ones.
-        """
-        if not self.reshuffle:
-            return Participation(
-                rounds=rounds, schema="fixed_epoch", min_sep=min(self.epoch, rounds)
-            )
+        """One round an epoch, at least `partitions` apart."""
         least = min(self.parts, rounds)
         most = min(self.epochs(rounds), -(-rounds // least))
         return Participation(
@@ -109,71 +93,47 @@ class CyclicShuffle(
         )
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """That of random allocation, with `reshuffle`; infinite for batches of fixed size
-        (docs/accounting.md).
-        """
-        if not self.reshuffle:
-            return math.inf
+        """That of random allocation."""
         sigma, epochs = noise / column_norm(mechanism), self.epochs(mechanism.rounds)
         return random_allocation_epsilon(sigma, delta, positions=self.positions, epochs=epochs)
 
     def draws(self, seed: int) -> Draws:
-        """The batches of the order, or the places of every epoch."""
-        if self.reshuffle:
-            return EpochPlaces(
-                population=self.population, epoch=self.epoch, partitions=self.parts, seed=seed
-            )
-        return EpochOrder(
-            population=self.population, cohort_size=self.cohort_size, epoch=self.epoch, seed=seed
+        """The places of every epoch."""
+        return EpochPlaces(
+            population=self.population, epoch=self.epoch, partitions=self.parts, seed=seed
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Those of all schemes, too large cohorts, and clients outside their part."""
+        """Those of all schemes, and clients outside their part."""
         from scipy import stats
 
         found = super().contradictions(observed, rounds)
-        if not self.reshuffle:
-            return found + too_large_cohort(observed, self.cohort_size)
         off = sum(count for gap, count in observed.separations.items() if gap % self.parts)
         if off:
             found.append(
                 f"{off} separations of two rounds of one client are no multiples of {self.parts}, "
-                "so that those clients left their "
-                "part of the population"
+                "so that those clients left their part of the population"
             )
         part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
         chance = observed.rounds * float(stats.binom.sf(largest - 1, part, self.probability))
         if chance < FALSE_POSITIVE_RATE:
             found.append(
                 f"a round has {largest} clients, which one of {self.positions} places drawn by "
-                f"{part} clients gives with probability at "
-                f"most {max(chance, 1e-300):.2g}"
+                f"{part} clients gives with probability at most {max(chance, 1e-300):.2g}"
             )
         return found
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
-        if not self.reshuffle:
-            return {
-                "adjacency": "",
-                "accounting": "No amplification is claimed for batches of fixed size",
-                "drawing": f"{self._in_words()}: batches of {self.cohort_size} clients in one "
-                "random order for all epochs of "
-                f"{self.epoch} rounds.",
-                "secret": "",
-            }
         return {
             "adjacency": "The accountant of random allocation speaks of zeroing a client out: the "
-            "places of other clients are drawn "
-            "independently of its own, and the divisor is fixed.",
+            "places of other clients are drawn independently of its own, and the divisor is fixed.",
             "accounting": "Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for "
-            "(epsilon, delta), for a client's place "
-            f"among {self.positions} rounds of an epoch (Choquette-Choo et al. 2023, Corollary "
-            "F.2, with places drawn independently), "
+            f"(epsilon, delta), for a client's place among {self.positions} rounds of an epoch "
+            "(Choquette-Choo et al. 2023, Corollary F.2, with places drawn independently), "
             f"{self.epochs(mechanism.rounds)} epochs composed, each query a Gaussian mechanism "
-            "with noise multiplier "
-            f"{down(noise / column_norm(mechanism))}; computed without simulation and rounded to "
-            "the safe side",
+            f"with noise multiplier {down(noise / column_norm(mechanism))}; computed without "
+            "simulation and rounded to the safe side",
             "drawing": f"{self._in_words()}: in every epoch of {self.epoch} rounds each client "
             f"draws one of its {self.positions}, "
             "uniformly and independently of all others and of other epochs.",

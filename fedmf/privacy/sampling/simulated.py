@@ -7,7 +7,6 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -59,8 +58,8 @@ class Simulated(Sampling):
         )
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """About `epsilon`, in seconds, by random numbers that are independent of those of
-        `epsilon`.
+        """About `epsilon`, in seconds, by random numbers that are independent
+        of those of `epsilon`.
         """
         if noise == 0:
             return math.inf
@@ -100,13 +99,11 @@ class Simulated(Sampling):
         )
         return (
             f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and "
-            f"{found.samples[1]} for adding a client. The "
-            f"bound at delta = {delta} is epsilon = {bound}, and the point estimate is {estimate}. "
-            "The bound is wrong with probability at "
-            f"most {FAILURE:g}, over the coins of the simulation and not of the run; after "
-            f"calibration, which may try {MAX_ATTEMPTS} "
-            "times, so many times that; after a choice among several calibrations, the sum of "
-            f"theirs.{more}"
+            f"{found.samples[1]} for adding a client. The bound at delta = {delta} is epsilon = "
+            f"{bound}, and the point estimate is {estimate}. The bound is wrong with probability "
+            f"at most {FAILURE:g}, over the coins of the simulation and not of the run; after "
+            f"calibration, which may try {MAX_ATTEMPTS} times, so many times that; after a choice "
+            f"among several calibrations, the sum of theirs.{more}"
         )
 
     def _simulated(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:
@@ -124,32 +121,29 @@ class Simulated(Sampling):
         if least < 0:
             raise ValueError(
                 f"the {mechanism.family} encoder has a negative entry, {least:.3g}, and for those "
-                "no pair of distributions is proven to be "
-                f"the worst for {type(self).__name__} (Choquette-Choo et al. 2024, Lemma 3.2): use "
-                "banded, toeplitz or blt"
+                f"no pair of distributions is proven to be the worst for {type(self).__name__} "
+                "(Choquette-Choo et al. 2024, Lemma 3.2): use banded, toeplitz or blt"
             )
 
     def _accounting(self, pair: str, mechanism: Mechanism, noise: float) -> str:
         return (
             f"Simulated privacy losses for (epsilon, delta), of {pair} (Choquette-Choo et al. "
-            "2024, arXiv:2410.06266, Lemma 3.2) with "
-            f"noise multiplier {down(noise / column_norm(mechanism))} for the largest column: by "
-            "importance sampling with bounded weights "
-            "and an empirical Bernstein inequality for removing a client, and by Ehrhard's "
-            "inequality for adding one"
+            "2024, arXiv:2410.06266, Lemma 3.2) with noise multiplier "
+            f"{down(noise / column_norm(mechanism))} for the largest column: by importance "
+            "sampling with bounded weights and an empirical Bernstein inequality for removing a "
+            "client, and by Ehrhard's inequality for adding one"
         )
 
 
 ADJACENCY = (
     "The pair of distributions is that of adding or removing a client. That is the same here: "
-    "clients are drawn independently "
-    "of each other and the divisor is fixed, so that zeroing a client out and removing it give the "
-    "same two distributions of the output."
+    "clients are drawn independently of each other and the divisor is fixed, so that zeroing a "
+    "client out and removing it give the same two distributions of the output."
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BallsInBins(Simulated, names={"balls-in-bins": {}}):
+class BallsInBins(Simulated, name="balls-in-bins"):
     """Every client draws one of `bins` residues once and takes part in rounds i, i + bins, i + 2
     bins, .. (arXiv:2410.06266).
 
@@ -189,16 +183,21 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
         return 1 / self.bins
 
     @classmethod
-    def configured(cls, name: str, settings: Mapping[str, Any]) -> Self:
+    def configured(
+        cls,
+        *,
+        population: int | None,
+        cohort_size: int | None,
+        partitions: int | None,
+        min_sep: int | None,
+    ) -> Self:
         """`partitions`, or else population // cohort_size, as the number of bins."""
-        chosen = {field: value for field, value in settings.items() if value is not None}
-        for field in ("population", "cohort_size"):
-            if field not in chosen:
-                raise ValueError(f"sampling={name} needs {field}=None to be given")
-        population, cohort_size = chosen.pop("population"), chosen.pop("cohort_size")
-        bins = chosen.pop("partitions", max(1, population // cohort_size))
-        for field, value in chosen.items():
-            raise ValueError(f"{field}={value} does not belong to sampling={name}: leave it out")
+        for name, value in (("population", population), ("cohort_size", cohort_size)):
+            if value is None:
+                raise ValueError(f"sampling=balls-in-bins needs {name}=None to be given")
+        assert population is not None
+        assert cohort_size is not None
+        bins = max(1, population // cohort_size) if partitions is None else partitions
         scheme = cls(population=population, bins=bins)
         if scheme.cohort_size != cohort_size:
             raise ValueError(
@@ -207,24 +206,19 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
             )
         return scheme
 
-    @property
-    def command_options(self) -> dict[str, Any]:
-        """Command-line options, without dashes, that `scheme_from` turns into this scheme."""
-        sizes = {
-            "population": self.population,
-            "cohort-size": self.cohort_size,
-            "partitions": self.bins,
-        }
-        return {"sampling": "balls-in-bins", **sizes}
+    def settings(self) -> dict[str, Any]:
+        """The fields of a `PlanConfig` that `configured` makes this scheme from."""
+        sizes = {"population": self.population, "cohort_size": self.cohort_size}
+        return {"sampling": self.name(), **sizes, "partitions": self.bins}
 
     def resized(self, **sizes: int) -> Self:
-        """The scheme of another population or cohort_size, in as many bins as give cohorts of that
-        size.
+        """The scheme of another population or cohort_size, in as many bins as give
+        cohorts of that size.
         """
         wanted = {"population": self.population, "cohort_size": self.cohort_size} | sizes
         if wanted["cohort_size"] == self.cohort_size and wanted["population"] == self.population:
             return self
-        return type(self).configured("balls-in-bins", wanted)
+        return self.configured(**wanted, partitions=None, min_sep=None)
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """Itself, for encoders that are lower-triangular and have no negative entry."""
@@ -311,21 +305,18 @@ class BallsInBins(Simulated, names={"balls-in-bins": {}}):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSepPoisson(
-    Simulated, names={"min-sep-poisson": {"warm": True}, "min-sep-poisson-cold": {"warm": False}}
-):
+class MinSepPoisson(Simulated, name="min-sep-poisson"):
     """A client that took part in none of the last min_sep - 1 rounds takes part with probability p
     (arXiv:2602.09338, b-min-sep sampling).
 
-    For encoders of at most min_sep bands without negative entries. Cohorts vary in size; the
-    divisor of the mean stays cohort_size.
+    For encoders of at most min_sep bands without negative entries. Each client starts in the
+    stationary state: all rounds expect the same cohort. Cohorts vary in size; the divisor of the
+    mean stays cohort_size.
 
     Attributes:
       population: clients that can be drawn.
-      cohort_size: clients of a round on average; with a cold start, what the average tends to.
+      cohort_size: clients of a round on average.
       min_sep: b; None until a Plan sets it to the mechanism's bands.
-      warm: each client starts in the stationary state, so that all rounds expect the same cohort;
-        else all may come in round 0.
 
     >>> scheme = MinSepPoisson(population=1000, cohort_size=50, min_sep=4)
     >>> round(scheme.probability, 6), scheme.participation(10).max_participations
@@ -335,7 +326,6 @@ class MinSepPoisson(
     population: int
     cohort_size: int
     min_sep: int | None = None
-    warm: bool = True
 
     def __post_init__(self) -> None:
         m = checks.integer("population", self.population, low=1, hint="use the number of clients")
@@ -345,16 +335,13 @@ class MinSepPoisson(
         b = self.min_sep
         if b is not None:
             b = checks.integer("min_sep", b, low=1, hint="use the number of bands, or leave it out")
-        if not isinstance(self.warm, bool):
-            raise TypeError(f"warm={self.warm!r} must be True or False")
         for name, value in (("population", m), ("cohort_size", B), ("min_sep", b)):
             object.__setattr__(self, name, value)
         if B * (b or 1) > m:
             raise ValueError(
                 f"cohort_size={B} * min_sep={b or 1} exceeds population={m}, and clients that rest "
-                "cannot come: "
-                f"lower cohort_size to at most {m // (b or 1)}, min_sep to at most {m // B}, or "
-                f"raise the population to {B * (b or 1)}"
+                f"cannot come: lower cohort_size to at most {m // (b or 1)}, min_sep to at most "
+                f"{m // B}, or raise the population to {B * (b or 1)}"
             )
 
     @property
@@ -377,16 +364,6 @@ class MinSepPoisson(
         more = {"probability": self.probability} if self.min_sep is not None else {}
         return super().facts(rounds) | more
 
-    @classmethod
-    def configured(cls, name: str, settings: Mapping[str, Any]) -> Self:
-        """`partitions` is no field: min_sep takes its place."""
-        if settings.get("partitions") is not None:
-            raise ValueError(
-                f"partitions={settings['partitions']} does not belong to sampling={name}: give "
-                "min_sep, or leave it out for the bands"
-            )
-        return super().configured(name, settings)
-
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """The scheme with min_sep the mechanism's bands, unless it has more."""
         bands = proven_bands(mechanism)
@@ -396,9 +373,8 @@ class MinSepPoisson(
         if self.min_sep < bands:
             raise ValueError(
                 f"sampling has min_sep={self.min_sep} but the mechanism has {bands} bands, and two "
-                "rounds of one client would meet in a "
-                "row of C x: use BallsInBins, which needs no bands, or fit a mechanism of fewer "
-                "bands, or leave min_sep out"
+                "rounds of one client would meet in a row of C x: use BallsInBins, which needs no "
+                "bands, or fit a mechanism of fewer bands, or leave min_sep out"
             )
         return self
 
@@ -408,7 +384,7 @@ class MinSepPoisson(
 
     def losses(self, mechanism: Mechanism, noise: float) -> Losses:
         """Those of the recursion over rounds."""
-        return _min_sep_losses(mechanism, self.separation, self.probability, self.warm, noise)
+        return _min_sep_losses(mechanism, self.separation, self.probability, noise)
 
     def draws(self, seed: int) -> Draws:
         """Independent coins, of which the controller leaves out those of clients that rest."""
@@ -417,7 +393,6 @@ class MinSepPoisson(
             min_sep=self.separation,
             probability=self.probability,
             seed=seed,
-            warm=self.warm,
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
@@ -449,9 +424,6 @@ class MinSepPoisson(
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
-        start = (
-            "began in the stationary state of that rule" if self.warm else "could come in round 0"
-        )
         return {
             "adjacency": ADJACENCY,
             "accounting": self._accounting(
@@ -463,7 +435,7 @@ class MinSepPoisson(
             "drawing": f"Each of {self.population} clients rests {self.separation - 1} rounds "
             "after a round in which it was drawn, is "
             f"then drawn with probability {self.probability:.12g} in each round, independently of "
-            f"all others, and {start}.",
+            "all others, and began in the stationary state of that rule.",
             "secret": ", and so does how many are in any round",
         }
 
@@ -486,6 +458,6 @@ def _bin_losses(mechanism: Mechanism, bins: int, noise: float) -> BinLosses:
 
 @functools.lru_cache(maxsize=8)
 def _min_sep_losses(
-    mechanism: Mechanism, min_sep: int, probability: float, warm: bool, noise: float
+    mechanism: Mechanism, min_sep: int, probability: float, noise: float
 ) -> MinSepLosses:
-    return MinSepLosses(columns_of(mechanism) / noise, min_sep, probability, warm)
+    return MinSepLosses(columns_of(mechanism) / noise, min_sep, probability)

@@ -1,4 +1,4 @@
-"""Compiles a C file with the machine's own compiler: a speed-up where there is one, never a need."""
+"""Compiles a C file with the machine's own compiler: a speed-up, never a need."""
 
 import ctypes
 import functools
@@ -97,7 +97,7 @@ def pointer(array: np.ndarray, dtype: type = np.float32, *, written: bool = Fals
         raise TypeError(f"the array is {array.dtype}, the compiled code takes {np.dtype(dtype)}")
     if not array.flags.c_contiguous or (written and not array.flags.writeable):
         raise ValueError(
-            f"the array {array.shape} must be C-contiguous{' and writeable' * written} for the "
-            "compiled code"
+            f"the array {array.shape} must be "
+            f"C-contiguous{' and writeable' * written} for the compiled code"
         )
     return int(array.ctypes.data)

@@ -35,8 +35,8 @@ def _functions() -> ctypes.CDLL | None:
 def compiled_epoch(
     *, vocabulary_size: int, embedding_size: int, lstm_size: int, loss: str, batch_size: int
 ) -> Callable[[], CompiledEpoch | None]:
-    """The `Task.compiled_epoch` of a task with `model.build_model` of these sizes and
-    `model.make_loss(loss)`.
+    """The `Task.compiled_epoch` of a task with `model.build_model` of these
+    sizes and `model.make_loss(loss)`.
 
     The sum of the loss and the update agree with the Keras model's to float32 rounding, not to the
     bit. Without a C compiler there is no such epoch.

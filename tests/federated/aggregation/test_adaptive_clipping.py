@@ -12,6 +12,7 @@ from fedmf.audits.noise import NoiseAudit, causal_factor
 from fedmf.federated.aggregation import query as queries
 from fedmf.federated.aggregation.aggregator import mean_query
 from fedmf.federated.audit import audit_mechanism
+from fedmf.privacy.plan import bit_stddev
 from fedmf.server.source import noise_key
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
@@ -47,7 +48,7 @@ def test_what_is_released_by_brute_force(every):
         units = (updates * np.minimum(1 / zeta, 1 / norms)[:, None]).sum(axis=0)
         expected = zeta * (units + noise[t, :-1] / plan.clip_norm) / CLIENTS
         np.testing.assert_allclose(released, expected, rtol=1e-4, atol=1e-5)
-        bits = ((norms <= zeta) - 0.5).sum() + noise[t, -1] / plan.stddev * plan.bit_stddev
+        bits = ((norms <= zeta) - 0.5).sum() + noise[t, -1] / plan.stddev * bit_stddev(plan)
         assert float(state.clip.bits) == pytest.approx(bits, rel=1e-4, abs=1e-5)
         metrics = query.derive_metrics(state)
         assert float(metrics["clip_norm"]) == pytest.approx(zeta, rel=1e-5)
@@ -132,7 +133,7 @@ def joint_game(clipping, sent, *, departure):
     # Whitened, either stream has a signal along one direction; their likelihood ratio weighs them
     # by their means.
     E = np.linalg.inv(causal_factor(plan.mechanism.noising()))
-    stddevs = np.array([plan.stddev / plan.clip_norm, plan.bit_stddev])
+    stddevs = np.array([plan.stddev / plan.clip_norm, bit_stddev(plan)])
     # The bit is of one sign in every round, and the update that of u.
     contributions = np.stack([case.contributions, sign * 0.5 * np.abs(case.contributions)], axis=1)
     means, white = E @ contributions / stddevs, np.einsum("ij,kjl->kil", E, y) / stddevs

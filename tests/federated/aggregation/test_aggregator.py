@@ -48,8 +48,8 @@ def run(process, rounds, updates=(ZERO, ZERO), state=None):
 
 
 def test_zero_updates_come_out_as_the_plans_noise_also_after_a_restore():
-    """Row for row. The query and its rows are held to it over all mechanisms, in test_audit.py and
-    noise/test_rows.py.
+    """Row for row. The query and its rows are held to it over all mechanisms,
+    in test_audit.py and noise/test_rows.py.
     """
     rounds, clients = 35, 4
     plan = plan_of(MECHANISMS["tree full"](rounds))
@@ -127,7 +127,7 @@ def test_results_have_the_dtypes_and_shapes_of_the_updates(dtype):
 
 @pytest.mark.parametrize("noise_seed", ["os", 3])
 def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state(noise_seed):
-    """Two parts of one model with the same noise would give away the difference of their updates."""
+    """With the same noise, two parts of one model would give away their updates' difference."""
     make = lambda: federated.dp_aggregator(  # noqa: E731
         plan_of(IdentityMechanism(rounds=4)), clients_per_round=1, noise_seed=noise_seed
     )

@@ -41,8 +41,8 @@ def clip():
     )
 
 
-# 70 numbers whose binary exponents lie anywhere between two ends, and a few ends of ranges among
-# them.
+# 70 numbers whose binary exponents lie anywhere between two ends, and a few ends
+# of ranges among them.
 SPECIAL = [
     0.0,
     -0.0,

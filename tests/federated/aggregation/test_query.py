@@ -47,8 +47,8 @@ def rows(query, size, seed=1):
 
 
 def operations(mechanism, strategy):
-    """How often each operation is in the graph of a round's result, functions that it calls
-    included.
+    """How often each operation is in the graph of a round's result,
+    functions that it calls included.
     """
     query = federated.MatrixFactorizationQuery(
         plan_of(mechanism), tf.TensorSpec([7]), noise_seed=1, noise_strategy=strategy
@@ -255,8 +255,8 @@ def test_half_precision_is_rounded_once_after_the_sum(dtype):
 
 
 def test_one_client_beside_many_moves_the_sum_by_what_it_sends():
-    """In float32 it decides how the sums after it are rounded, and moves them by several times as
-    much.
+    """In float32 it decides how the sums after it are rounded, and moves them
+    by several times as much.
     """
     query = make_query(tf.TensorSpec([1]), noise_multiplier=0.0)
     many = add_up(query, [tf.constant([1.0])])
@@ -393,8 +393,8 @@ def test_refusals_name_the_argument(change, error, words):
 
 
 def test_nothing_of_a_float64_sum_is_finer_than_the_noise():
-    """Noise in float32 has no digits of its own below its rounding: those of the sum would come out
-    bare.
+    """Noise in float32 has no digits of its own below its rounding: those of the sum
+    would come out bare.
     """
     specs = tf.TensorSpec([4], tf.float64)
     others = np.array([0.1, 0.2, 0.3, 0.4])

@@ -4,17 +4,16 @@ but what was released.
 
 import numpy as np
 import pytest
-import scipy.stats
 import tensorflow as tf
 
-from fedmf import QuantileClipping, federated
+from fedmf import federated
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import NoiseAudit
 from fedmf.federated.aggregation.aggregator import mean_query
 from fedmf.federated.aggregation.scaling import Scaling, ScalingState
 from tests.federated.plans import noise_of_sums, plan_of
-from tests.mechanisms.registry import MECHANISMS, every_form
-from tests.power import FALSE_POSITIVE_RATE, missed_by_game, trials_that_see
+from tests.mechanisms.registry import MECHANISMS
+from tests.power import missed_by_game, trials_that_see
 
 pytestmark = pytest.mark.tensorflow
 ROUNDS, SIZE, CLIENTS, EPSILON = 6, 5, 4, 0.05
@@ -49,36 +48,26 @@ def played(query, updates_of, rounds=ROUNDS):
     return np.array(released), np.array(scales), state
 
 
-def random_updates(t, spread=1.0):
-    return (
-        np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE))
-        * spread
-        * np.array([10, 1, 1, 0.1, 0.01])
-    )
+def random_updates(t):
+    return np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE)) * [10, 1, 1, 0.1, 0.01]
 
 
-def scales_of(rule, released, every, deviations=np.zeros(ROUNDS)):  # noqa: B008
-    """The scales of all rounds and the one after, from the formulas, in float64; and the least v.
-
-    `deviations` are those of the noise of a mean, while it is scaled, in each round.
-    """
-    v, scales, least = np.zeros(SIZE), [np.ones(SIZE)], 0.0
+def scales_of(rule, released, every):
+    """The scales of all rounds and the one after, from the formulas, in float64."""
+    v, scales = np.zeros(SIZE), [np.ones(SIZE)]
     for t, g in enumerate(released.astype(np.float64)):
-        square = g**2 - (deviations[t] / scales[-1]) ** 2
-        change = {"adam": square - v, "adagrad": square, "yogi": np.sign(square - v) * square}[rule]
-        v = v + (1.0 if rule == "adagrad" else 0.1) * change
-        root, least = np.sqrt(np.maximum(v, 0)), min(least, v.min())
-        s = (np.sqrt(np.maximum(v, 0).mean()) + EPSILON) / (root + EPSILON)
+        v = v + g**2 if rule == "adagrad" else 0.9 * v + 0.1 * g**2
+        s = (np.sqrt(v.mean()) + EPSILON) / (np.sqrt(v) + EPSILON)
         scales.append(s if (t + 1) % every == 0 else scales[-1])
-    return np.array(scales), least
+    return np.array(scales)
 
 
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("rule", ["adam", "adagrad", "yogi"])
+@pytest.mark.parametrize("rule", ["adam", "adagrad"])
 def test_scales_follow_from_what_was_released_and_sums_from_them(rule, every):
     query = query_of(Scaling(rule=rule, epsilon=EPSILON, decay=0.9, every=every))
     released, scales, state = played(query, random_updates)
-    expected, _ = scales_of(rule, released, every)
+    expected = scales_of(rule, released, every)
     np.testing.assert_allclose(scales, expected[:-1], rtol=1e-4)
     np.testing.assert_allclose(state.scaling.scales[0], expected[-1], rtol=1e-4)
     # By brute force: each update scaled and clipped, the sum with its noise, and back.
@@ -94,117 +83,13 @@ def test_scales_follow_from_what_was_released_and_sums_from_them(rule, every):
     assert np.ptp(np.log(scales[-1])) > 0.5
 
 
-@pytest.mark.parametrize(
-    ("rule", "clipping"), [("adam", QuantileClipping(every=1, share=0.5)), ("adagrad", None)]
-)
-@every_form
-def test_the_variance_that_is_subtracted_is_that_of_the_rows_of_the_noise(build, rule, clipping):
-    """The oracle is the matrix N, the plan's standard deviation and the clip norm of each round."""
-    plan = plan_of(build(ROUNDS), quantile_clipping=clipping)
-    query = mean_query(plan, SPECS, clients_per_round=CLIENTS, noise_seed=3, zeroing_norm=None)
-    query = query.with_scaling(Scaling(rule=rule, epsilon=EPSILON, decay=0.9, debiased=True))
-    released, scales, norms, state = [], [], [], query.initial_global_state()
-    for t in range(ROUNDS):
-        norms.append(float(query.derive_sample_params(state).clip_norm))
-        row, scale, state = one_round(query, state, random_updates(t, 0.03))
-        released.append(row)
-        scales.append(scale)
-    deviations = (
-        np.linalg.norm(plan.mechanism.noising(), axis=1)
-        * plan.stddev
-        / CLIENTS
-        * np.array(norms)
-        / norms[0]
-    )
-    expected, least = scales_of(rule, np.array(released), 1, deviations)
-    np.testing.assert_allclose(scales, expected[:-1], rtol=2e-3)
-    assert least < 0, "v is never held to 0"
-    assert (clipping is None) == (np.ptp(norms) == 0)
-    other, _ = scales_of(rule, np.array(released), 1, 1.02 * deviations)
-    assert np.abs(np.log(other[:-1] / scales)).max() > 0.01
-
-
-@pytest.mark.parametrize("rule", ["adam", "adagrad"])
-def test_without_updates_the_debiased_moment_is_0_on_average(rule, monkeypatch):
-    """Coordinates are samples of sum_t a_t (n_t^2 - Var n_t), n the noise of the rounds: a
-    quadratic form of mean 0 and variance 2 |D S D|^2, where D^2 = diag(a) and S is the covariance
-    of n. Their mean is normal to first order (its skewness is below 0.05). There are enough to see
-    a bias of 3% of what noise adds to v. The scales stay at 1: see docs/adaptive.md for those that
-    move.
-    """
-    plan = query_of(None).plan
-    weights = 0.1 * 0.9 ** np.arange(ROUNDS)[::-1] if rule == "adam" else np.ones(ROUNDS)
-    N = plan.mechanism.noising() * plan.stddev / CLIENTS
-    S = np.sqrt(weights)[:, None] * N @ N.T * np.sqrt(weights)
-    biased, spread = np.trace(S), np.sqrt(2 * np.square(S).sum())
-    limit = scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2) * spread
-    size = trials_that_see(
-        lambda d: scipy.stats.norm.sf((0.03 * biased * np.sqrt(d) - limit) / spread)
-    )
-
-    def mean_of_moment(**options):
-        query = query_of(Scaling(rule=rule, decay=0.9, every=ROUNDS + 1, **options), size)
-        state = query.initial_global_state()
-        for _ in range(ROUNDS):
-            _, state, _ = query.get_noised_result(query.initial_sample_state(), state)
-        return state.scaling.moment[0].numpy().astype(np.float64).mean()
-
-    limit /= np.sqrt(size)
-    assert abs(mean_of_moment(debiased=True)) < limit
-    # Negative controls: as it is, with each square held to 0, and with the variance of independent
-    # noise of the same sum.
-    assert abs(mean_of_moment() - biased) < limit
-    assert biased > 30 * limit
-    with monkeypatch.context() as patch:
-        honest = Scaling._moved
-        patch.setattr(
-            Scaling, "_moved", lambda self, v, square: honest(self, v, tf.maximum(square, 0.0))
-        )
-        assert mean_of_moment(debiased=True) > limit
-    monkeypatch.setattr(
-        "fedmf.federated.aggregation.query.noise_row_norms", lambda mechanism: np.ones(ROUNDS)
-    )
-    assert abs(mean_of_moment(debiased=True)) > limit
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["adam", "adagrad"])
-def test_scales_that_move_leave_little_of_the_bias(rule):
-    """They follow the noise, and with it that of later rounds.
-
-    The mean over coordinates of what noise alone leaves in v, in parts of what it would have added:
-    0.046 with Adam and -0.034 with Adagrad when this was written, with a standard error below
-    0.006.
-    """
-    rounds, size = 128, 20_000
-    plan = plan_of(MECHANISMS["toeplitz, square root"](rounds))
-    query = mean_query(plan, [tf.TensorSpec([size])], clients_per_round=CLIENTS, noise_seed=3)
-    query = query.with_scaling(Scaling(rule=rule, epsilon=EPSILON, debiased=True))
-    deviations = np.linalg.norm(plan.mechanism.noising(), axis=1) * plan.stddev / CLIENTS
-    keep, gain = (0.999, 0.001) if rule == "adam" else (1.0, 1.0)
-    state, added = query.initial_global_state(), np.zeros(size)
-    for deviation in deviations:
-        added = (
-            keep * added
-            + gain * (deviation / query.derive_sample_params(state).scales[0].numpy()) ** 2
-        )
-        _, state, _ = query.get_noised_result(query.initial_sample_state(), state)
-    assert float(state.scaling.drifts[0]) > 0.01
-    assert abs(state.scaling.moment[0].numpy().mean() / added.mean()) < 0.1
-
-
-@pytest.mark.parametrize("debiased", [False, True])
-def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positive(debiased):
+def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positive():
     """Outputs of any size, also those that no honest run has: the bound does not rest on them."""
-    rng, query = (
-        np.random.default_rng(5),
-        query_of(Scaling(rule="adam", epsilon=1e-12, decay=0.0, debiased=debiased)),
-    )
+    rng, query = np.random.default_rng(5), query_of(Scaling(rule="adam", epsilon=1e-12, decay=0.0))
     for exponent in (-45.0, -20.0, -3.0, 0.0, 12.0, 30.0, 38.0):
         seen = rng.normal(size=SIZE) * 10.0 ** rng.uniform(-10, 0, SIZE) * 10.0**exponent
-        deviation = tf.constant(10.0 ** rng.uniform(-45, 38), tf.float32)
         state = query._scaling.initial_state(SPECS)
-        scaling = query._scaling.after(state, [tf.constant(seen, tf.float32)], 0, deviation)
+        scaling = query._scaling.after(state, [tf.constant(seen, tf.float32)], 0)
         s = scaling.scales[0].numpy()
         assert np.all((s > 0) & np.isfinite(s))
         params = query.derive_sample_params(query.initial_global_state()._replace(scaling=scaling))
@@ -225,15 +110,14 @@ def test_a_large_epsilon_is_the_plain_mean_bit_for_bit():
 
 
 def test_a_state_of_another_scaling_is_refused():
-    """Rounds done again with other scales have the same noise: their difference would be free of
-    it.
+    """Rounds done again with other scales have the same noise:
+    their difference would be free of it.
     """
     state = query_of(Scaling(rule="adam")).initial_global_state()
     others = [
-        Scaling(rule="adam", **{name: value})
-        for name, value in (("epsilon", 0.5), ("every", 2), ("debiased", True))
+        Scaling(rule="adam", **{name: value}) for name, value in (("epsilon", 0.5), ("every", 2))
     ]
-    for other in (Scaling(rule="yogi"), *others):
+    for other in (Scaling(rule="adagrad"), *others):
         with pytest.raises(
             tf.errors.InvalidArgumentError,
             match="another zeroing_norm, scaling, secure_sum or divisor",
@@ -255,7 +139,7 @@ def test_constant_scales_are_a_rescaled_problem():
 
 
 class FromTheCurrentRound(Scaling):
-    """Negative control: the scales of a round are those that this round's own exact sum leads to."""
+    """Negative control: a round's scales are those that its own exact sum leads to."""
 
     def peek(self, query, state, sample):
         mean = [tf.cast(leaf / query.divisor, tf.float32) for leaf in sample.record]
@@ -300,7 +184,7 @@ def game(scaling):
     return plan, audit_distinguishing(plan, case, s[present], s[~present])
 
 
-@pytest.mark.parametrize("rule", ["adam", "adagrad", "yogi"])
+@pytest.mark.parametrize("rule", ["adam", "adagrad"])
 def test_scales_that_react_to_outputs_tell_no_more_than_the_plan_claims(rule):
     plan, found = game(Scaling(rule=rule, epsilon=EPSILON, decay=0.9))
     assert found.snr_expected == pytest.approx(1 / plan.noise_multiplier, rel=1e-6)
@@ -334,12 +218,11 @@ def test_half_precision_and_float64_records_are_scaled_in_the_precision_of_the_s
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"rule": "sgd"}, "rule='sgd'"),
+        ({"rule": "yogi"}, "rule='yogi'"),
         ({"rule": "adam", "epsilon": 0.0}, "epsilon=0.0"),
         ({"rule": "adam", "epsilon": 1e-30}, "epsilon=1e-30"),
         ({"rule": "adam", "decay": 1.0}, "decay=1.0"),
         ({"rule": "adam", "every": 0}, "every=0"),
-        ({"rule": "yogi", "debiased": True}, "debiased=True with rule='yogi'"),
     ],
 )
 def test_refusals(options, named):

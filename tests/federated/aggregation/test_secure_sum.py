@@ -16,11 +16,11 @@ _KEPT: list[object] = []
 
 @pytest.fixture(autouse=True, scope="module")
 def _runtime_with_secure_sums():
-    """TFF's default runtime has no secure sum at all; this one sums in the open, on the same
-    integers.
+    """TFF's default runtime has no secure sum at all; this one sums in the open,
+    on the same integers.
     """
-    # Both are kept: a runtime that is dropped waits for its worker process to end, which may be
-    # never.
+    # Both are kept: a runtime that is dropped waits for its worker process to end,
+    # which may be never.
     before = tff.framework.get_context_stack().current
     tff.backends.test.set_sync_test_cpp_execution_context()
     _KEPT.extend([before, tff.framework.get_context_stack().current])

@@ -7,8 +7,6 @@ import pytest
 import tensorflow as tf
 
 from fedmf import federated
-from fedmf.federated.aggregation.aggregator import mean_query
-from fedmf.federated.execution import client_work
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.batches import batches, steps
 from fedmf.federated.execution.choice import build_execution
@@ -16,6 +14,7 @@ from fedmf.federated.execution.client_data import client_epochs
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
 from tests.federated.run_small import config
+from tests.federated.small_runs import assert_close
 
 pytestmark = pytest.mark.tensorflow
 layers, losses = tf.keras.layers, tf.keras.losses
@@ -26,7 +25,7 @@ OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
 RNG = np.random.default_rng(1)
 FEATURES = RNG.normal(size=(len(OWNERS), 5)).astype(np.float32)
 LABELS = RNG.integers(0, 3, len(OWNERS))
-WORDS = RNG.integers(1, 9, (len(OWNERS), 6))
+WORDS = RNG.integers(1, 9, (len(OWNERS), 6)).astype(np.uint8)
 PADDED = np.where(np.arange(6) < RNG.integers(2, 7, (len(OWNERS), 1)), WORDS, 0)
 NEXT = RNG.integers(0, 3, WORDS.shape)
 TABLE = {"z": PADDED, "a": FEATURES}  # keys that are not in order
@@ -103,30 +102,23 @@ KINDS = {
 
 def task_of(x, y, model, loss, **changes):
     attributes = {
-        "name": "as Keras", "x": x, "y": y, "client_ids": OWNERS, "validation": (x, y), "test": (x, y), "model": model,
-        "loss": loss(), "metrics": lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")], "batch_size": BATCH,
+        "name": "as Keras", "x": x, "y": y, "client_ids": OWNERS, "validation": (x, y),
+        "test": (x, y), "model": model,
+        "loss": loss(),
+        "metrics": lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        "batch_size": BATCH,
     }  # fmt: skip
     return federated.Task.from_arrays(**(attributes | changes))
 
 
 def settings(execution="fast"):
-    one_round = {
-        "rounds": 1,
-        "min_sep": 1,
-        "family": "none",
-        "noise_multiplier": None,
-        "zeroing_norm": None,
-    }
-    server = {"server_learning_rate": 1.0, "server_momentum": 0.0, "warmup": 0.0, "cooldown": 0.0}
-    return config(
-        execution,
-        cohort_size=len(SIZES),
-        clip_norm=1e6,
-        client_learning_rate=RATE,
-        client_epochs=2,
-        **one_round,
-        **server,
-    )
+    """One round without noise, zeroing and clipping; the server adds the mean."""
+    values = {
+        "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None, "clip_norm": 1e6,
+        "cohort_size": len(SIZES), "client_learning_rate": RATE, "client_epochs": 2,
+        "server_learning_rate": 1.0, "server_momentum": 0.0, "warmup": 0.0, "cooldown": 0.0,
+    }  # fmt: skip
+    return config(execution, **values)
 
 
 def cohort_of(task):
@@ -158,32 +150,16 @@ def trained_by_keras(task, loss):
         for kind in KINDS
     ],
 )
-def test_in_turn_and_side_by_side(kind, monkeypatch):
+def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
     *_, loss = KINDS[kind]
     task = task_of(*KINDS[kind])
     expected, mean = trained_by_keras(task, loss)
-    weights = [v.value() for v in task.build_model(3).trainable_variables]
-    specs = [tf.TensorSpec(w.shape) for w in weights]
-    plan = settings().plan(settings().fit(show_progress=False))
-    query = mean_query(
-        plan,
-        specs,
-        clients_per_round=4,
-        noise_seed=1,
-        zeroing_norm=None,
-        noise_strategy="precomputed",
-    )
-    sent = client_work.Broadcast(weights, query.derive_sample_params(query.initial_global_state()))
+    assert min(np.abs(keras).max() for keras in expected) > 1e-3
     for small in (0, 10_000):
-        monkeypatch.setattr(client_work, "SMALL_MODEL", small)
-        work = client_work.AutodiffClients(task, settings(), query, specs)
-        # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
-        assert work._can_side_by_side is (small > 0 and "ignored" not in kind)
-        [part] = work.sums(sent, [cohort_of(task)])
+        part = sums_of(task, settings(), small)(cohort_of(task))
+        assert bool(vectorised) is (small > 0)
         assert int(part.total.zeroed) == 0
-        for ours, keras in zip(part.total.record, expected, strict=True):
-            assert np.abs(keras).max() > 1e-3
-            np.testing.assert_allclose(ours, keras, atol=2e-6)
+        assert_close(part.total.record, expected, atol=2e-6)
         if not task.build_model(3).losses:  # which Keras adds to what it reports
             assert part.loss / part.examples == pytest.approx(mean, rel=1e-5)
 
@@ -204,10 +180,8 @@ def test_fast_and_tff_train_the_same():
         _, row = execution.next(start, cohort[:-1])
         state, last = execution.next(start, cohort)
         assert last["zeroed"] == 2
-        for before, after, keras in zip(
-            execution.weights(start), execution.weights(state), expected, strict=True
-        ):
-            np.testing.assert_allclose(before - after, keras / len(SIZES), atol=1e-6)
+        change = map(np.subtract, execution.weights(start), execution.weights(state))
+        assert_close(change, [keras / len(SIZES) for keras in expected], atol=1e-6)
         rows.append(row)
     assert rows[0] == pytest.approx(rows[1], rel=1e-5)
     assert (rows[0]["examples"], rows[0]["zeroed"], rows[0]["not_finite"]) == (2 * sum(SIZES), 1, 1)
@@ -231,37 +205,14 @@ def test_evaluation_is_that_of_keras(kind):
         assert found["loss"] == pytest.approx(expected[0], rel=1e-5)
 
 
-def test_what_cannot_be_honoured_is_refused_by_name():
-    with pytest.raises(
-        ValueError,
-        match=r"the shape \(None,\) where a scalar is needed: its reduction is 'none': use",
-    ):
-        check_model(
-            task_of(FEATURES, LABELS, dense, lambda: crossentropy(reduction="none")), settings()
-        )
-    for loss in (losses.sparse_categorical_crossentropy, losses.MeanSquaredError):
-        with pytest.raises(
-            TypeError,
-            match=r"loss of task 'as Keras' is .*: pass a tf\.keras\.losses\.Loss, such as",
-        ):
-            task_of(FEATURES, LABELS, dense, lambda loss=loss: loss)
-    with pytest.raises(
-        ValueError, match="labels and outputs of task 'as Keras' have other structures"
-    ):
-        check_model(task_of(FEATURES, LABELS, two_outputs, crossentropy), settings())
+class OnIndices(losses.Loss):
+    """`Model.fit` would give it labels of a second axis, which it does not take."""
+
+    def call(self, y_true, y_pred):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
 
 
-def test_labels_of_tff_s_rank_are_taken():
-    """A loss that `Model.fit` would give labels of a second axis, which it does not take."""
-
-    class OnIndices(losses.Loss):
-        def call(self, y_true, y_pred):
-            return tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
-
-    check_model(task_of(FEATURES, LABELS, dense, OnIndices), settings())
-
-
-class Weighted(losses.Loss):
+class Weighted(OnIndices):
     """Keeps a variable, which nothing changes."""
 
     def __init__(self):
@@ -269,20 +220,27 @@ class Weighted(losses.Loss):
         self.weight = tf.Variable(2.0, trainable=False)
 
     def call(self, y_true, y_pred):
-        return self.weight * tf.square(y_true - y_pred)
+        return self.weight * super().call(y_true, y_pred)
 
 
-def test_a_loss_with_a_variable_is_refused():
-    task = task_of(
-        FEATURES,
-        FEATURES[:, 0],
-        lambda: dense(1),
-        Weighted,
-        metrics=lambda: [tf.keras.metrics.MeanSquaredError("error")],
-    )
+def test_labels_of_tff_s_rank_are_taken():
+    check_model(task_of(FEATURES, LABELS, dense, OnIndices), settings())
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "said"),
+    [
+        (dense, lambda: crossentropy(reduction="none"), "reduction is 'none'"),
+        (dense, lambda: losses.sparse_categorical_crossentropy, "loss of task 'as Keras' is"),
+        (dense, lambda: losses.MeanSquaredError, "loss of task 'as Keras' is"),
+        (two_outputs, crossentropy, "other structures"),
+        (dense, Weighted, "read a variable that is no weight of the model"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(model, loss, said):
     for execution in ("fast", "tff"):
-        with pytest.raises(ValueError, match="read a variable that is no weight of the model"):
-            check_model(task, settings(execution))
+        with pytest.raises((TypeError, ValueError), match=said):
+            check_model(task_of(FEATURES, LABELS, model, loss), settings(execution))
 
 
 def test_few_steps_have_all_batches_in_each_client_s_order():

@@ -39,8 +39,8 @@ def _groups_of_two(monkeypatch):
 
 @pytest.fixture(scope="module")
 def machines():
-    """A cluster of a head that trains nobody and one other machine, and this process connected to
-    it.
+    """A cluster of a head that trains nobody and one other machine, and this process
+    connected to it.
     """
     started = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
@@ -216,7 +216,16 @@ def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
     for leak in ({"seed": SEED}, {"key": key}):  # the control
         assert any(secret in ray.cloudpickle.dumps(leak) for secret in secrets)
     jobs = ray._private.worker.global_worker.gcs_client.get_all_job_info()
-    assert {job.entrypoint for job in jobs.values()} == {"fedmf"}
+    assert not [job for job in jobs.values() if str(SEED) in job.entrypoint]
+
+
+@pytest.mark.parametrize("seed", ["--noise-seed 71", "--noise-seed=71", "noise_seed=71"])
+def test_a_noise_seed_on_the_command_line_is_refused(seed, tmp_path, monkeypatch):
+    """Ray tells the cluster the driver's command line."""
+    monkeypatch.setattr(sys, "orig_argv", ["fedmf", "train", *seed.split()])
+    with pytest.raises(ValueError, match="the noise seed stands on the command line"):
+        train(tmp_path / "run", cluster="local")
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_versions_are_refused_by_name(machines, tmp_path, monkeypatch):
@@ -306,9 +315,8 @@ def test_without_workers_it_waits_stops_and_resumes_elsewhere(
     machines, alone, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setattr(cluster, "WAIT_SECONDS", 3.0)
-    settings = config(
-        cohort_size=6, checkpoint_every=6
-    )  # what is saved is saved because the workers were lost
+    # What is saved is saved because the workers were lost
+    settings = config(cohort_size=6, checkpoint_every=6)
 
     def leave(t):
         if t == 2:
@@ -332,9 +340,8 @@ def test_a_cluster_without_processors_is_refused(nobody, tmp_path):
 
 def test_what_ray_writes_is_its_owner_s(monkeypatch):
     masks = []
-    monkeypatch.setattr(
-        ray, "init", lambda **options: masks.append(os.umask(0o077))
-    )  # what it has to be already
+    # What it has to be already
+    monkeypatch.setattr(ray, "init", lambda **options: masks.append(os.umask(0o077)))
     before = os.umask(0o022)
     try:
         cluster._connect(ray, "local", 1)

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from fedmf import federated
-from fedmf.federated.aggregation.aggregator import mean_query
 from fedmf.federated.execution import client_work
 from fedmf.federated.execution.stateless_model import dense_rows
 from tests.federated.run_small import config
@@ -38,66 +37,52 @@ class Embedded(layers.Layer):
         return tf.reshape(tf.gather(self.table, tf.cast(tf.abs(x), tf.int32)), [-1, 12])
 
 
-def clients(layer, small, monkeypatch):
-    x, y = COHORT[0][0]
-    task = federated.Task.from_arrays(
-        name="mixing",
-        x=x,
-        y=y,
-        client_ids=[0, 1],
-        validation=(x, y),
-        test=(x, y),
-        model=lambda: tf.keras.Sequential([tf.keras.Input((4,)), layer(), layers.Dense(2)]),
-        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
-        batch_size=2,
-    )
-    monkeypatch.setattr(client_work, "SMALL_MODEL", small)
-    weights = [v.value() for v in task.build_model(3).trainable_variables]
-    specs = [tf.TensorSpec(w.shape) for w in weights]
-    settings = config()
-    plan = settings.plan(settings.fit(show_progress=False))
-    query = mean_query(
-        plan,
-        specs,
-        clients_per_round=4,
-        noise_seed=1,
-        zeroing_norm=None,
-        noise_strategy="precomputed",
-    )
-    work = client_work.AutodiffClients(task, settings, query, specs)
+def rolled():
+    return layers.Lambda(lambda x: tf.roll(x, 1, axis=-1))
 
-    def summed(cohort):
-        params = query.derive_sample_params(query.initial_global_state())
-        [part] = work.sums(client_work.Broadcast(weights, params), [cohort])
-        return np.concatenate([np.ravel(leaf) for leaf in part.total.record])
 
-    return work, summed
+@pytest.fixture
+def together_and_alone(sums_of):
+    """layer -> the sum of the cohort's updates, and the sum of those of each client by itself."""
+
+    def of(layer):
+        x, y = COHORT[0][0]
+        task = federated.Task.from_arrays(
+            name="mixing", x=x, y=y, client_ids=[0, 1], validation=(x, y), test=(x, y), batch_size=2,
+            model=lambda: tf.keras.Sequential([tf.keras.Input((4,)), layer(), layers.Dense(2)]),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        )  # fmt: skip
+
+        def summed(small, cohorts):
+            sums = sums_of(task, config(), small)
+            return sum(
+                np.concatenate([np.ravel(leaf) for leaf in sums(cohort).total.record])
+                for cohort in cohorts
+            )
+
+        return summed(10_000, [COHORT]), summed(0, [[client] for client in COHORT])
+
+    return of
 
 
 @pytest.mark.parametrize(
     ("layer", "side_by_side"),
-    [
-        (lambda: layers.Dense(3), True),
-        (Embedded, True),
-        (Segments, False),
-        (lambda: layers.Lambda(lambda x: tf.roll(x, 1, axis=-1)), False),
-    ],
+    [(lambda: layers.Dense(3), True), (Embedded, True), (Segments, False), (rolled, False)],
 )
-def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(layer, side_by_side, monkeypatch):
-    work, summed = clients(layer, 10_000, monkeypatch)
-    assert work._can_side_by_side is side_by_side
-    _, alone = clients(layer, 0, monkeypatch)
-    np.testing.assert_allclose(summed(COHORT), sum(alone([client]) for client in COHORT), atol=1e-5)
+def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
+    layer, side_by_side, together_and_alone, vectorised
+):
+    np.testing.assert_allclose(*together_and_alone(layer), atol=1e-5)
+    assert bool(vectorised) is side_by_side
 
 
-def test_without_the_refusal_they_would_mix(monkeypatch):
+def test_without_the_refusal_they_would_mix(together_and_alone, monkeypatch):
     """Negative control: TensorFlow's own vectorised forms."""
     monkeypatch.setattr(client_work, "check_apart", lambda function: None)
-    for layer in (Segments, lambda: layers.Lambda(lambda x: tf.roll(x, 1, axis=-1))):
-        _, summed = clients(layer, 10_000, monkeypatch)
-        _, alone = clients(layer, 0, monkeypatch)
-        assert np.abs(summed(COHORT) - sum(alone([client]) for client in COHORT)).max() > 0.1
+    for layer in (Segments, rolled):
+        together, alone = together_and_alone(layer)
+        assert np.abs(together - alone).max() > 0.1
 
 
 def test_rows_out_of_range_are_left_out():

@@ -33,9 +33,8 @@ def test_a_limit_after_tensorflow_has_started_is_refused():
 def test_linear_algebra_and_the_environment_come_back(monkeypatch):
     threadpoolctl = pytest.importorskip("threadpoolctl")
     for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
-        monkeypatch.setattr(
-            tf.config.threading, name, lambda threads: None
-        )  # TensorFlow has started in this process
+        # TensorFlow has started in this process
+        monkeypatch.setattr(tf.config.threading, name, lambda threads: None)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "7")
 
     def pools():
@@ -92,8 +91,8 @@ def run_side_by_side(folder, runs):
 
 @pytest.mark.slow
 def test_clients_of_the_fast_path_give_the_same_bits_with_any_number_of_threads(tmp_path):
-    """With noise of six rounds; numpy's longer products round otherwise on other numbers of threads
-    (docs/cluster.md).
+    """With noise of six rounds; numpy's longer products round otherwise on other numbers
+    of threads (docs/cluster.md).
     """
     runs = [("fast", 1), ("fast", 3)]
     for (_, threads), found in zip(runs, run_side_by_side(tmp_path, runs), strict=True):

@@ -17,7 +17,7 @@ MASK = 2**32 - 1
 
 
 def philox(counter, key):
-    """Philox4x32-10 of Salmon et al. 2011: four words of a counter of four words and a key of two."""
+    """Philox4x32-10 of Salmon et al. 2011: counters of four words, keys of two."""
     x, k = list(counter), list(key)
     for _ in range(10):
         first, second = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]

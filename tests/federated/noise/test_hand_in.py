@@ -90,10 +90,11 @@ class TestHandingIn:
             noise.hand_in({"weights": [1.0]})
         with pytest.raises(ValueError, match="holds 2 NoiseStates"):
             noise.hand_in([state, state])
+        # Two rows in the state, and one
         for mechanism in (
             banded(rounds=5, bands=3),
             banded(rounds=5, bands=2),
-        ):  # two rows in the state, and one
+        ):
             plan = plan_of(mechanism)
             in_graph = self.process(plan, strategy="recurrent").initialize()
             with pytest.raises(ValueError, match="noise_strategy='precomputed'"):

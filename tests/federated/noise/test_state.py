@@ -72,8 +72,8 @@ def test_the_noise_of_another_does_not_go_on(change):
             match="of another mechanism, noise scale, clip norm, model",
         ):
             step(state)
-    # Negative control: with a mark of its own it would go on, with noise that was or will be
-    # released.
+    # Negative control: with a mark of its own it would go on, with noise that was
+    # or will be released.
     repeated, _ = step_of(other)(marked(state, other.initial_global_state().noise.mechanism))
     if "strategy" in change:
         np.testing.assert_allclose(repeated, released, rtol=1e-6)

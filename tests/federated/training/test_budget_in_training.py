@@ -5,28 +5,20 @@ import dataclasses
 import pytest
 
 import fedmf
-from fedmf import federated
 from fedmf.reports import write_report
 from fedmf.runs.audit import recorded_plan
 from tests.federated.run_small import config
-from tests.federated.small_task import small_task
-from tests.federated.training.test_loop import assert_same_run
+from tests.federated.small_runs import assert_same_run, train
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 
 @pytest.mark.slow
 def test_a_run_keeps_to_its_budget_resumed_or_not(tmp_path):
-    settings = dataclasses.replace(config(), schema="budget", availability="independent:0.6")
-
-    def train(folder, **arguments):
-        return federated.train(
-            small_task(), settings, folder=tmp_path / folder, progress=False, **arguments
-        )
-
-    whole = train("whole", noise_seed=9)
-    train("parts", noise_seed=9, stop_after=3)
-    assert_same_run(whole, train("parts", resume=True))
+    settings = config(schema="budget", availability="independent:0.6")
+    whole = train(tmp_path / "whole", settings)
+    train(tmp_path / "parts", settings, stop_after=3)
+    assert_same_run(whole, train(tmp_path / "parts", settings, resume=True))
     audit = fedmf.audit_run(whole.path)
     assert audit.contradictions == ()
     assert audit.planned.participation == recorded_plan(whole).participation
@@ -43,12 +35,5 @@ def test_a_run_keeps_to_its_budget_resumed_or_not(tmp_path):
     # The same noise as with the schema that it is of.
     apart = dataclasses.replace(settings, schema="min_sep").plan()
     assert audit.planned.stddev == pytest.approx(apart.stddev, rel=1e-11)
-    with pytest.raises(ValueError, match="plan is for Participation.*min_sep.*calibrate the plan"):
-        federated.train(
-            small_task(),
-            settings,
-            folder=tmp_path / "other",
-            noise_seed=9,
-            plan=apart,
-            progress=False,
-        )
+    with pytest.raises(ValueError, match="plan is for Participation.*min_sep"):
+        train(tmp_path / "other", settings, plan=apart)

@@ -1,7 +1,7 @@
 """Canaries in a training run: under the schema, clipped, the same after a crash, and judged."""
 
-import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +12,12 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
+from fedmf.federated.aggregation.clipping import Clipped
 from fedmf.federated.training.run_setup import controller_of
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.cli.program import fedmf as program
 from tests.cli.program import refused
-from tests.federated import run_small
-from tests.federated.training.test_loop import ROOT, Crash, crash_after
-from tests.federated.training.test_loop import train as train_small
+from tests.federated import run_small, small_runs
 
 pytestmark = pytest.mark.tensorflow
 
@@ -36,7 +35,8 @@ def wide_task():
         )
 
     return federated.Task.from_arrays(
-        name="wide", x=x, y=y, client_ids=np.arange(CLIENTS), model=model, validation=(x, y), test=(x, y), batch_size=1,
+        name="wide", x=x, y=y, client_ids=np.arange(CLIENTS), model=model, validation=(x, y),
+        test=(x, y), batch_size=1,
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
     )  # fmt: skip
@@ -44,17 +44,16 @@ def wide_task():
 
 def config(**changes):
     values = {
-        "rounds": 8, "cohort_size": 20, "min_sep": 4, "family": "banded", "epsilon": 8.0, "clip_norm": 0.5, "seed": 3,
-        "client_learning_rate": 0.1, "evaluate_every": 8, "checkpoint_every": 2, "canaries": CANARIES,
+        "rounds": 8, "cohort_size": 20, "min_sep": 4, "family": "banded", "epsilon": 8.0,
+        "clip_norm": 0.5, "seed": 3,
+        "client_learning_rate": 0.1, "evaluate_every": 8, "checkpoint_every": 2,
+        "canaries": CANARIES,
     }  # fmt: skip
     return fedmf.TrainConfig(**(values | changes))
 
 
 def train(folder, settings=None, **options):
-    options = {"noise_seed": 9} | options
-    return federated.train(
-        wide_task(), settings or config(), folder=folder, progress=False, **options
-    )
+    return small_runs.train(folder, settings or config(), wide_task(), **options)
 
 
 def evidence(run):
@@ -63,13 +62,10 @@ def evidence(run):
 
 
 def took_part(run):
-    rounds = np.zeros((run.config.rounds, run.config.canaries), bool)
-    for t, client in np.loadtxt(
-        run.path / "participation.csv", delimiter=",", skiprows=1, dtype=int
-    ):
-        if client >= CLIENTS:
-            rounds[t, client - CLIENTS] = True
-    return rounds
+    rounds = np.zeros((run.config.rounds, CLIENTS + run.config.canaries), bool)
+    table = np.loadtxt(run.path / "participation.csv", delimiter=",", skiprows=1, dtype=int)
+    rounds[tuple(table.T)] = True
+    return rounds[:, CLIENTS:]
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +80,12 @@ def test_a_run_after_kill_9_has_the_same_canaries_bit_for_bit(run, tmp_path):
         "train(sys.argv[1], on_round=lambda t: t == 4 and os.kill(os.getpid(), signal.SIGKILL))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "parts")]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
+    killed = subprocess.run(command, capture_output=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    parts = train(tmp_path / "parts", noise_seed=None, resume=True)
-    whole = evidence(run)
-    assert whole["releases"].shape == (8, CANARIES)
-    for name, array in evidence(parts).items():
-        np.testing.assert_array_equal(array, whole[name])
-    for one, other in zip(parts.weights, run.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    parts = train(tmp_path / "parts", resume=True)
+    assert evidence(run)["releases"].shape == (8, CANARIES)
+    np.testing.assert_equal(evidence(parts), evidence(run))
+    np.testing.assert_equal(parts.weights, run.weights)
 
 
 def test_canaries_are_clients_under_the_schema(run):
@@ -100,9 +93,8 @@ def test_canaries_are_clients_under_the_schema(run):
     assert rounds.sum(axis=0).max() == 2
     assert all(np.diff(np.flatnonzero(column)).min(initial=4) >= 4 for column in rounds.T)
     assert [row["clients"] for row in run.metrics] == [20] * 8
-    assert {row["examples"] for row in run.metrics} < set(
-        range(20)
-    )  # canaries stand where clients would
+    # Canaries stand where clients would.
+    assert {row["examples"] for row in run.metrics} < set(range(20))
     audit = audit_run(run)
     assert not audit.contradictions
     assert audit.observed.clients == CLIENTS + CANARIES
@@ -143,7 +135,7 @@ def test_the_command(run, tmp_path):
 def test_updates_that_are_not_clipped_break_the_claim(tmp_path, monkeypatch):
     def unclipped(record, *, clip_norm, zeroing_norm):
         zero = tf.constant(0)
-        return fedmf.federated.aggregation.clipping.Clipped(record, clipped=zero, zeroed=zero)
+        return Clipped(record, clipped=zero, zeroed=zero)
 
     monkeypatch.setattr("fedmf.federated.aggregation.query.zero_and_clip", unclipped)
     broken = train(tmp_path / "broken", config(client_learning_rate=1e-9))
@@ -151,37 +143,39 @@ def test_updates_that_are_not_clipped_break_the_claim(tmp_path, monkeypatch):
     assert "ABOVE THE CLAIM" in printed
 
 
-def test_refusals(run, tmp_path):
-    with pytest.raises(Crash):
-        train(tmp_path / "half", on_round=crash_after(3))
-    with pytest.raises(Crash):
-        train(tmp_path / "none", config(canaries=0, cohort_size=5), on_round=crash_after(1))
-    refused("audit", "canaries", tmp_path / "half", words=("not finished",))
-    refused("audit", "canaries", tmp_path / "none", words=("was trained without canaries",))
+def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
+    train(tmp_path / "half", stop_after=3)
+    train(tmp_path / "none", config(canaries=0, cohort_size=5), stop_after=1)
+    shutil.copytree(run.path, tmp_path / "damaged")
+    shutil.copytree(run.path, tmp_path / "published")
+    secret = tmp_path / "damaged" / "private" / "canaries.npz"
+    secret.write_bytes(secret.read_bytes()[:100])
+    (tmp_path / "published" / "private" / "canaries.npz").unlink()
+    for name, words in {
+        "half": "not finished",
+        "none": "was trained without canaries",
+        "damaged": "damaged",
+        "published": "published",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            audit_run_canaries(tmp_path / name)
     assert "Canaries" not in (tmp_path / "none" / "statement.md").read_text()
-    secret = run.path / "private" / "canaries.npz"
-    kept = secret.read_bytes()
-    try:
-        secret.write_bytes(kept[:100])
-        refused("audit", "canaries", run.path, words=("damaged",))
-        secret.unlink()
-        refused("audit", "canaries", run.path, words=("published",))
-    finally:
-        secret.write_bytes(kept)
     refused("audit", "canaries", run.path, "--confidence", "2", words=("--confidence 2",))
-    with pytest.raises(ValueError, match="canaries=7 .* model of 63 parameters: use at most 6"):
-        train_small(tmp_path / "small", run_small.config(canaries=7))
-    with pytest.raises(
-        ValueError, match=r"entries of 1\.26, and zeroing_norm=1\.0 would zero them"
-    ):
-        train_small(tmp_path / "small", run_small.config(canaries=6, zeroing_norm=1.0))
-    sampled = dataclasses.replace(
-        config(cohort_size=5),
-        sampling="poisson",
-        population=CLIENTS,
-        bands=2,
-        min_sep=None,
-        max_participations=None,
-    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"canaries": 7}, "canaries=7 .* 63 parameters: use at most 6"),
+        ({"canaries": 6, "zeroing_norm": 1.0}, r"entries of 1\.26, and zeroing_norm=1\.0"),
+    ],
+)
+def test_too_many_and_those_that_would_be_zeroed_are_refused(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        small_runs.train(tmp_path / "run", run_small.config(**changes))
+
+
+def test_canaries_count_in_the_population():
+    sampled = config(cohort_size=5, sampling="poisson", population=CLIENTS, bands=2, min_sep=None)
     with pytest.raises(ValueError, match="set population to 80"):
         controller_of(wide_task(), sampled, sampled.plan())

@@ -1,7 +1,6 @@
 """Which losses are called a divergence, the rate that is named, and the warning before training."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -15,34 +14,20 @@ from fedmf.federated.training.divergence import (
     rate_for_noise,
     rate_warning,
 )
-from tests.cli.program import fedmf as command
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 
 @pytest.fixture(scope="module")
 def plan():
-    participation = fedmf.Participation(rounds=64, schema="min_sep", min_sep=16)
-    mechanism = fedmf.fit(fedmf.prefix_sum(64), participation, family="identity")
-    return fedmf.Plan(
-        mechanism=mechanism,
-        participation=participation,
-        noise_multiplier=3.0,
-        delta=1e-6,
-        clip_norm=0.5,
-    )
+    return config().plan()
 
 
 def config(**changes):
     """Of a run of the plan."""
     settings = {
-        "rounds": 64,
-        "min_sep": 16,
-        "family": "identity",
-        "noise_multiplier": 3.0,
-        "clip_norm": 0.5,
-        "cohort_size": 20,
-    }
+        "rounds": 64, "min_sep": 16, "family": "identity", "noise_multiplier": 3.0, "clip_norm": 0.5, "cohort_size": 20,
+    }  # fmt: skip
     return fedmf.TrainConfig(**settings | changes)
 
 
@@ -70,9 +55,8 @@ def noisy(losses, seed=0):
     [
         np.linspace(6, 2, 400),
         np.full(400, 6.0),  # learns nothing
-        np.r_[
-            np.linspace(6, 3, 100), np.linspace(3, 5, 300)
-        ],  # worse than it was, better than nothing
+        # Worse than it was, better than nothing
+        np.r_[np.linspace(6, 3, 100), np.linspace(3, 5, 300)],
         np.r_[np.linspace(6, 3, 50), np.full(10, 30.0), np.linspace(3, 2, 50)],  # some bad rounds
     ],
 )
@@ -100,10 +84,7 @@ def test_one_round_below_the_start_counts_from_new(plan):
 def test_a_loss_that_is_not_finite_is_told_at_once(plan, loss):
     said = told(watch(plan), [5.0, loss, loss])
     assert [*said] == [1]
-    assert (
-        f"loss of round 1 is {loss}: start again with a smaller client_learning_rate, or "
-        "server_learning_rate" in said[1]
-    )
+    assert f"loss of round 1 is {loss}" in said[1]
 
 
 def test_rounds_without_examples_do_not_count(plan):
@@ -115,17 +96,10 @@ def test_rounds_without_examples_do_not_count(plan):
     assert watching.observe(2 * len(losses), 9.0, 10)
 
 
-def test_the_rate_is_that_of_the_command(plan, tmp_path):
-    plan.mechanism.save(tmp_path / "identity.npz")
-    options = "--rounds 64 --min-sep 16 --noise-multiplier 3 --clip-norm 0.5 --cohort-size 20 --json".split()
-    rate = json.loads(command("plan", "learning-rate", tmp_path / "identity.npz", *options).stdout)[
-        "learning_rate"
-    ]
+def test_the_rate_is_that_of_the_rule_if_it_is_smaller_than_the_run_s(plan):
+    rate = rate_of(plan)
     assert f"such as {rate:.2g}, which" in told(watch(plan), [np.nan])[0]
-    # A smaller rate than the run has is no rule's.
-    assert told(watch(plan, rate / 2), [np.nan])[0].endswith(
-        f"server_learning_rate than {rate / 2:g}"
-    )
+    assert told(watch(plan, rate / 2), [np.nan])[0].endswith(f"_rate than {rate / 2:g}")
 
 
 def silent(plan):
@@ -135,14 +109,15 @@ def silent(plan):
 def test_without_noise_there_is_no_rule(plan):
     assert rate_of(silent(plan)) is None
     assert told(watch(silent(plan)), [np.inf])[0].endswith("server_learning_rate than 1")
+    assert rate_warning(None, config(server_learning_rate=1e6)) is None
 
 
 def test_the_rule_is_for_a_server_of_sgd(plan):
     assert rate_of(plan, server_optimizer="adam") is None
     # Without momentum a step counts once, and not 1 / (1 - 0.95) = 20 times.
     assert rate_of(plan, server_momentum=0.0) == pytest.approx(20 * rate_of(plan))
-    # The claimed cohort divides the noise of a simulation as its own size does that of the run
-    # itself.
+    # The claimed cohort divides the noise of a simulation as its own size does
+    # that of the run itself.
     claimed = plan.simulating(simulated=20, claimed=60)
     assert rate_of(claimed, claimed_cohort=60) > 2 * rate_of(plan)
 
@@ -151,12 +126,7 @@ def test_a_rate_far_above_the_noise_is_warned_of(plan):
     rate = rate_of(plan)
     assert rate_warning(rate, config(server_learning_rate=FACTOR * rate)) is None
     said = rate_warning(rate, config(server_learning_rate=20 * rate))
-    assert (
-        f"is 20 times the {rate:.2g} that the rule of `fedmf plan learning-rate` takes for this "
-        "noise and momentum: " in said
-    )
-    assert said.startswith(f"server_learning_rate={20 * rate:g} is")
-    assert rate_warning(None, config(server_learning_rate=1e6)) is None
+    assert said.startswith(f"server_learning_rate={20 * rate:g} is 20 times the {rate:.2g} that")
 
 
 def test_the_defaults_are_warned_of_on_few_users_and_the_recipe_is_not():
@@ -171,11 +141,5 @@ def test_the_defaults_are_warned_of_on_few_users_and_the_recipe_is_not():
     assert "server_learning_rate=1 is 41 times the 0.024" in said(
         rounds=500, cohort_size=20, min_sep=50
     )
-    recipe = {
-        "rounds": 150,
-        "cohort_size": 50,
-        "min_sep": 20,
-        "server_learning_rate": 0.5,
-        "server_momentum": 0.9,
-    }
-    assert said(**recipe) is None
+    recipe = {"server_learning_rate": 0.5, "server_momentum": 0.9}
+    assert said(rounds=150, cohort_size=50, min_sep=20, **recipe) is None

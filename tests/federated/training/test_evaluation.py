@@ -6,31 +6,44 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from fedmf.federated.training import evaluation
+from tests.federated.run_small import config
+from tests.federated.small_runs import start_of
+from tests.federated.small_task import CLASSES, LENGTH, small_task
+
 pytestmark = pytest.mark.tensorflow
 
-from fedmf.federated.training import evaluation  # noqa: E402
-from tests.federated.run_small import config  # noqa: E402
-from tests.federated.small_task import CLASSES, LENGTH, small_task  # noqa: E402
+
+class Batches(tf.keras.metrics.Metric):
+    """The number of batches."""
+
+    def __init__(self):
+        super().__init__("batches")
+        self.count = self.add_weight("count", initializer="zeros")
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        self.count.assign_add(1.0)
+
+    def result(self):
+        return self.count.value()
 
 
 def evaluated(bytes_, monkeypatch):
-    """Metrics of the small task's first weights, and the sizes of the batches."""
+    """Metrics of the small task's first weights, and the number of batches."""
     monkeypatch.setattr(evaluation, "MAX_OUTPUT_BYTES", bytes_)
-    task, sizes = small_task(), []
-    weights = [v.numpy() for v in task.build_model(0).trainable_variables]
-    evaluator = evaluation.Evaluator(task, config())
-    step = evaluator._step
-    evaluator._step = lambda x, y: (sizes.append(len(x)), step(x, y))
-    return evaluator(weights, "validation"), sizes
+    small = small_task()
+    task = dataclasses.replace(small, metrics=lambda: [*small.metrics(), Batches()])
+    found = evaluation.Evaluator(task, config())(start_of(task, 0), "validation")
+    return found, found.pop("batches")
 
 
 def test_outputs_of_a_batch_stay_within_the_limit(monkeypatch):
     each = 4 * CLASSES * LENGTH
-    whole, sizes = evaluated(2**25, monkeypatch)
-    assert sizes == [40]
-    for examples, limit in ((1, 1), (1, 2 * each - 1), (8, 9 * each), (16, 31 * each)):
-        part, sizes = evaluated(limit, monkeypatch)
-        assert sizes[0] == examples
+    whole, count = evaluated(2**25, monkeypatch)
+    assert count == 1
+    for batches, limit in ((40, 1), (40, 2 * each - 1), (5, 9 * each), (3, 31 * each)):
+        part, count = evaluated(limit, monkeypatch)
+        assert count == batches
         assert part == pytest.approx(whole, rel=1e-6)
 
 
@@ -52,7 +65,4 @@ def test_a_metric_named_loss_takes_the_place_of_the_mean():
         metrics=lambda: [tf.keras.metrics.SparseCategoricalCrossentropy("loss", from_logits=True)],
         headline_metric="loss",
     )
-    found = evaluation.Evaluator(task, config())(
-        [v.numpy() for v in task.build_model(0).trainable_variables], "test"
-    )
-    assert list(found) == ["loss"]
+    assert list(evaluation.Evaluator(task, config())(start_of(task), "test")) == ["loss"]

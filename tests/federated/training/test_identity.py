@@ -1,5 +1,5 @@
-"""A run goes on only as what it was begun with: nothing else gets the noise of rounds that are done
-again.
+"""A run goes on only as what it was begun with: nothing else gets the noise of rounds
+that are done again.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf import federated
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.training.model_check import check_model
 from fedmf.federated.training.run_setup import controller_of, new_run, reopen_run
+from fedmf.mechanisms import BandedMechanism
 from fedmf.runs.folder import RunFolder
 from tests.federated.run_small import config
+from tests.federated.small_runs import train
 from tests.federated.small_task import CLASSES, small_task
 
 pytestmark = pytest.mark.tensorflow
@@ -24,15 +25,15 @@ VERSIONED = dataclasses.replace(small_task(), data_version="1")
 SETTINGS = config(cohort_size=6)
 
 
-def begin(folder, task=VERSIONED, settings=SETTINGS, **options):
+def begin(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
     """A run as it is before round 0."""
-    model = check_model(task, settings)
-    new_run(task, settings, folder, 9, None, model, RunOptions(progress=False, **options)).write()
+    options, model = RunOptions(progress=False, **options), check_model(task, settings)
+    new_run(task, settings, folder, 9, plan, model, options).write()
     return RunFolder.open(folder)
 
 
-def go_on(folder, task=VERSIONED, settings=SETTINGS, stop_at_epsilon=None):
-    return reopen_run(task, settings, folder, None, check_model(task, settings), stop_at_epsilon)
+def go_on(folder, task=VERSIONED, settings=SETTINGS, stop_at_epsilon=None, plan=None):
+    return reopen_run(task, settings, folder, plan, check_model(task, settings), stop_at_epsilon)
 
 
 def examples_with(client, change):
@@ -69,24 +70,17 @@ def test_the_same_goes_on(begun, recwarn):
     [
         (
             {"loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=False)},
-            "with another model or loss",
+            "another model or loss",
         ),
-        ({"batch_size": 3}, r"with batch_size=3 \(the run has 4\)"),
-        (
-            {"build_model": seeded_by(1)},
-            "with another initial model: build_model must give the same weights",
-        ),
-        (
-            {"client_ids": small_task().client_ids[::-1]},
-            "with other client_ids, or in another order",
-        ),
+        ({"batch_size": 3}, "batch_size=3 .*4"),
+        ({"build_model": seeded_by(1)}, "another initial model"),
+        ({"client_ids": small_task().client_ids[::-1]}, "client_ids"),
+        ({"data_version": "2"}, "data_version='2' .*'1'"),
     ],
-    ids=["loss", "batch size", "initial weights", "order of clients"],
+    ids=["loss", "batch size", "initial weights", "order of clients", "data"],
 )
 def test_another_task_is_refused(begun, changes, said):
-    with pytest.raises(
-        ValueError, match=rf"cannot resume .* {said}.*; take the run's own, or start a new folder"
-    ):
+    with pytest.raises(ValueError, match=rf"cannot resume .* {said}.*start a new folder"):
         go_on(begun, dataclasses.replace(VERSIONED, **changes))
 
 
@@ -95,9 +89,7 @@ def test_other_examples_of_one_client_are_refused(begun):
     other = dataclasses.replace(
         VERSIONED, client_examples=examples_with(client, lambda x: (x + 1) % CLASSES)
     )
-    with pytest.raises(
-        ValueError, match=rf"on other data: client '{client}' has other examples than when .* begun"
-    ):
+    with pytest.raises(ValueError, match=rf"on other data: client '{client}'"):
         go_on(begun, other)
 
 
@@ -121,12 +113,9 @@ def test_a_first_round_without_clients_binds_the_data_all_the_same(tmp_path):
 
 
 def test_other_initial_weights_do_not_matter_once_there_is_a_checkpoint(tmp_path):
-    federated.train(
-        VERSIONED, config(), folder=tmp_path, noise_seed=9, progress=False, stop_after=1
-    )
-    go_on(
-        RunFolder.open(tmp_path), dataclasses.replace(VERSIONED, build_model=seeded_by(1)), config()
-    )
+    train(tmp_path, task=VERSIONED, stop_after=1)
+    other = dataclasses.replace(VERSIONED, build_model=seeded_by(1))
+    go_on(RunFolder.open(tmp_path), other, config())
 
 
 def test_other_software_is_named(begun):
@@ -139,10 +128,7 @@ def test_other_software_is_named(begun):
         with pytest.raises(ValueError, match="plan.json changed since the run was begun"):
             go_on(begun)
         begun.begin(SETTINGS, bound["run"] | {"model": "0"})
-        with pytest.raises(
-            ValueError,
-            match=r"another model or loss.*it was begun with .*'tensorflow': '1\..*may differ",
-        ):
+        with pytest.raises(ValueError, match=r"another model or loss.*'tensorflow': '1\."):
             go_on(begun)
     finally:
         path.write_text(kept)
@@ -165,12 +151,25 @@ def test_a_file_that_changed_is_refused_before_the_first_checkpoint(tmp_path, na
         path.write_text(path.read_text().replace("arithmetic", "Arithmetic"))
     else:
         path.write_text("10\n")
-    said = (
-        f"{name} changed since the run was begun|its plan.json or mechanism.npz differs|on other "
-        "data: description="
-    )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"{name} changed|mechanism.npz differs|other data"):
         go_on(folder, settings=settings)
+
+
+def test_another_mechanism_that_looks_the_same_is_refused(tmp_path):
+    def plan_of(a):
+        diagonals = np.tile([a, np.sqrt(1 - a * a)], (SETTINGS.rounds, 1))
+        diagonals[0, 1], diagonals[-1, 0] = 0, 1  # columns of norm 1
+        return dataclasses.replace(SETTINGS.plan(), mechanism=BandedMechanism(diagonals=diagonals))
+
+    one, other = plan_of(0.8), plan_of(0.6)
+    assert one.summary() == other.summary()
+    folder = begin(tmp_path / "run", plan=one)
+    with pytest.raises(ValueError, match="plan.json or mechanism.npz differs"):
+        go_on(folder, plan=other)
+    go_on(folder, plan=one)
+    other.mechanism.save(folder.path / "mechanism.npz")
+    with pytest.raises(ValueError, match="mechanism.npz changed since the run was begun"):
+        go_on(folder, plan=other)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +179,7 @@ def test_a_missing_or_damaged_identity_is_refused(tmp_path, content):
     folder = begin(tmp_path / "run")
     path = folder.path / "private" / "identity.json"
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(
-        ValueError,
-        match=r"private/identity\.json is missing or damaged.* put back its own, or start",
-    ):
+    with pytest.raises(ValueError, match=r"private/identity\.json is missing or damaged"):
         go_on(folder)
 
 
@@ -209,17 +205,14 @@ def test_functions_that_are_not_pure_are_refused_before_anything_is_written(begu
     impure = dataclasses.replace(
         VERSIONED, client_examples=examples_with(client, lambda x: (x + next(reads)) % CLASSES)
     )
-    with pytest.raises(
-        ValueError,
-        match=f"client '{client}' of task 'small' has other examples when they are read again",
-    ):
+    with pytest.raises(ValueError, match=f"client '{client}' .* other examples when they are read"):
         begin(tmp_path / "run", impure)
     assert not (tmp_path / "run").exists()
 
 
 def test_examples_that_depend_on_who_was_read_before_are_refused_at_the_resume(tmp_path):
-    """A generator that goes on from client to client, behind a cache: one process always sees the
-    same.
+    """A generator that goes on from client to client, behind a cache:
+    one process always sees the same.
     """
 
     def task():
@@ -233,18 +226,13 @@ def test_examples_that_depend_on_who_was_read_before_are_refused_at_the_resume(t
         return dataclasses.replace(VERSIONED, client_examples=reads)
 
     folder = begin(tmp_path / "run", task())
-    with pytest.raises(
-        ValueError, match="on other data: client 'client .* has other examples than when .* begun"
-    ):
+    with pytest.raises(ValueError, match="on other data: client 'client"):
         go_on(folder, task())
 
 
 def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
     folder = begin(tmp_path / "run", small_task())
-    with pytest.warns(
-        UserWarning,
-        match="task 'small' has no data_version: only the first cohort's examples are known",
-    ):
+    with pytest.warns(UserWarning, match="task 'small' has no data_version"):
         go_on(folder, small_task())
 
 
@@ -254,12 +242,6 @@ def test_the_end_is_declared_before_the_first_round(tmp_path):
     assert (
         go_on(folder).rounds() == go_on(folder, stop_at_epsilon=target).rounds() < SETTINGS.rounds
     )
-    with pytest.raises(
-        ValueError,
-        match=rf"stop_at_epsilon={target / 2}, which was {target} when .* leave it out, or",
-    ):
-        go_on(folder, stop_at_epsilon=target / 2)
-    with pytest.raises(
-        ValueError, match=rf"stop_at_epsilon={target}, which was None when the run was begun"
-    ):
-        go_on(begin(tmp_path / "other"), stop_at_epsilon=target)
+    for begun, asked in ((folder, target / 2), (begin(tmp_path / "other"), target)):
+        with pytest.raises(ValueError, match=f"stop_at_epsilon={asked}, which was"):
+            go_on(begun, stop_at_epsilon=asked)

@@ -6,34 +6,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from fedmf.federated.training.initial_model import starting_task
+from tests.federated.run_small import config
+from tests.federated.small_runs import broken_off, train
+from tests.federated.small_task import small_task
+
 pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
-
-from fedmf import federated  # noqa: E402
-from fedmf.federated.training.initial_model import starting_task  # noqa: E402
-from tests.federated.run_small import config  # noqa: E402
-from tests.federated.small_task import small_task  # noqa: E402
-
-
-def train(folder, settings, task=None, **arguments):
-    return federated.train(
-        task or small_task(),
-        settings,
-        folder=folder,
-        **{"noise_seed": 9, "progress": False} | arguments,
-    )
-
-
-def stop_after(rounds):
-    def on_round(t):
-        if t + 1 == rounds:
-            raise RuntimeError
-
-    return on_round
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("runs") / "first", config())
+    return train(tmp_path_factory.mktemp("runs") / "first")
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +28,17 @@ def keras_file(first, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_file_and_the_run_that_wrote_it_start_the_same_run(first, keras_file, tmp_path):
-    from_file = train(tmp_path / "file", config(initial_model=str(keras_file), seed=4))
-    from_run = train(tmp_path / "run", config(initial_model=str(first.path), seed=4))
-    drawn = train(tmp_path / "drawn", config(seed=4))
-    for one, other, another, start in zip(
-        from_file.weights, from_run.weights, drawn.weights, first.weights, strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-        assert np.abs(one - another).max() > 0.01
-        assert np.abs(one - start).max() > 0.01  # it went on
+    from_file, from_run, drawn = (
+        train(tmp_path / name, config(initial_model=start, seed=4))
+        for name, start in {
+            "file": str(keras_file),
+            "run": str(first.path),
+            "drawn": None,
+        }.items()
+    )
+    np.testing.assert_equal(from_file.weights, from_run.weights)
+    for one, *others in zip(from_file.weights, drawn.weights, first.weights, strict=True):
+        assert min(np.abs(one - other).max() for other in others) > 0.01  # it went on
     for run, words in (
         (from_file, "is pretrained.keras, which was trained before"),
         (from_run, "that of the run first"),
@@ -67,43 +52,36 @@ def test_a_file_and_the_run_that_wrote_it_start_the_same_run(first, keras_file, 
 @pytest.mark.parametrize("execution", ["fast", "tff"])
 def test_the_first_round_starts_from_the_weights(first, tmp_path, execution):
     """Without noise, zeroed updates leave the model as it was."""
-    settings = config(
-        execution, rounds=2, min_sep=1, family="none", noise_multiplier=None, zeroing_norm=1e-9
-    )
+    start = {"rounds": 2, "min_sep": 1, "initial_model": str(first.path)}
+    settings = config(execution, family="none", noise_multiplier=None, zeroing_norm=1e-9, **start)
     with pytest.warns(UserWarning, match="zeroed"):
-        run = train(tmp_path / "run", dataclasses.replace(settings, initial_model=str(first.path)))
-    for weight, start in zip(run.weights, first.weights, strict=True):
-        np.testing.assert_array_equal(weight, start)
+        run = train(tmp_path / "run", settings)
+    np.testing.assert_equal(run.weights, first.weights)
 
 
-@pytest.mark.parametrize("rounds", [1, 4])
 @pytest.mark.slow
-def test_a_resume_needs_the_file_no_more(keras_file, tmp_path, rounds):
+def test_a_resume_needs_the_file_no_more(keras_file, tmp_path):
     """Stopped before the first checkpoint, and after it."""
     own = tmp_path / "own.keras"
     own.write_bytes(keras_file.read_bytes())
     settings = config(initial_model=str(own), checkpoint_every=2)
     whole = train(tmp_path / "whole", settings)
-    with pytest.raises(RuntimeError):
-        train(tmp_path / "parts", settings, on_round=stop_after(rounds))
+    parts = [broken_off(tmp_path / f"{rounds}", rounds, settings) for rounds in (1, 4)]
     own.unlink()
-    parts = train(tmp_path / "parts", settings, noise_seed=None, resume=True)
-    for one, other in zip(whole.weights, parts.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for folder in parts:
+        np.testing.assert_equal(train(folder, settings, resume=True).weights, whole.weights)
 
 
 def test_a_resume_from_other_weights_is_refused(keras_file, tmp_path):
     """Its first rounds would repeat their noise on another model."""
     settings = config(initial_model=str(keras_file), checkpoint_every=6)
-    with pytest.raises(RuntimeError):
-        train(tmp_path / "run", settings, on_round=stop_after(1))
-    path = tmp_path / "run" / "initial_model.npz"
+    path = broken_off(tmp_path / "run", 1, settings) / "initial_model.npz"
     with np.load(path) as arrays:
         changed = {name: arrays[name] + 1 for name in arrays.files}
     np.savez(path, **changed)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"initial_model\.npz is missing or changed"):
-            train(tmp_path / "run", settings, noise_seed=None, resume=True)
+            train(tmp_path / "run", settings, resume=True)
         path.unlink(missing_ok=True)
 
 
@@ -136,14 +114,12 @@ def test_what_does_not_fit_is_refused(first, tmp_path):
     infinite.set_weights([weight * np.inf for weight in infinite.get_weights()])
     infinite.save(tmp_path / "infinite.keras")
     for name, words in {
-        "other.keras": r"the weights have the shapes \[\(3, 2\), \(2,\)\] and the model of task "
-        r"'small'",
+        "other.keras": r"the shapes \[\(3, 2\), \(2,\)\]",
         "text.keras": "Keras cannot load it",
         "infinite.keras": "not all finite",
         ".": "holds no run",
+        "missing.keras": "does not exist",
     }.items():
-        with pytest.raises(ValueError, match=f"(?s)initial_model=.*{words}"):
+        with pytest.raises((ValueError, FileNotFoundError), match=f"(?s)initial_model=.*{words}"):
             train(tmp_path / "run", config(initial_model=str(tmp_path / name)))
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        train(tmp_path / "run", config(initial_model="missing.keras"))
     assert not (tmp_path / "run").exists()

@@ -7,26 +7,14 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from fedmf import federated
 from fedmf.federated.task import seeded
 from fedmf.federated.training.model_check import check_model
 from tests.federated.run_small import config
+from tests.federated.small_runs import train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 
 pytestmark = pytest.mark.tensorflow
 layers = tf.keras.layers
-
-
-class RunningMean(layers.Layer):
-    """What it has seen so far, subtracted: a client's data in the next client's gradients."""
-
-    def build(self, shape):
-        self.mean = tf.Variable(tf.zeros([shape[-1]]), trainable=False)
-
-    def call(self, x, training=False):
-        if training:
-            self.mean.assign(0.5 * self.mean + 0.5 * tf.reduce_mean(x, [0, 1]))
-        return x - self.mean
 
 
 class Seen(layers.Layer):
@@ -131,37 +119,38 @@ def task_with(*middle):
     return dataclasses.replace(small_task(), build_model=build_model)
 
 
+def refused(task, words, settings=None):
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        check_model(task, settings or config())
+
+
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
         (layers.BatchNormalization, "writes a variable"),
         (lambda: layers.LSTM(4, return_sequences=True, stateful=True), "writes a variable"),
-        (RunningMean, "writes a variable"),
         (Seen, "writes a variable or a table"),
         (PartOfVariable, "writes a variable"),
         (Backwards, "writes a variable"),
         (Staged, "keeps a state or has an effect"),
         (lambda: layers.Lambda(sampled), "draws random numbers"),
         (lambda: layers.Lambda(pooled), "draws random numbers"),
-        (lambda: layers.Dropout(0.5), "draws random numbers"),
         (lambda: layers.Dropout(0.5, seed=3), "draws random numbers"),
         (
             lambda: layers.LSTM(4, return_sequences=True, recurrent_dropout=0.5),
             "draws random numbers",
         ),
-        (lambda: layers.GaussianNoise(1.0), "draws random numbers"),
         (FromGenerator, "(draws random numbers|writes a variable)"),
         (lambda: layers.Lambda(called_back), "calls Python"),
     ],
 )
-def test_is_refused_before_there_is_a_folder(tmp_path, layer, said):
-    with pytest.raises(
-        ValueError,
-        match=rf"(?s)build_model of task 'small' .* {said}.* in training .*: (leave out|write)",
-    ):
-        federated.train(
-            task_with(layer), config(), folder=tmp_path / "run", noise_seed=9, progress=False
-        )
+def test_what_keeps_or_draws_something_is_refused(layer, said):
+    refused(task_with(layer), f"build_model of task 'small' .* {said}.* in training")
+
+
+def test_the_refusal_comes_before_there_is_a_folder(tmp_path):
+    with pytest.raises(ValueError, match="draws random numbers"):
+        train(tmp_path / "run", task=task_with(lambda: layers.GaussianNoise(1.0)))
     assert not (tmp_path / "run").exists()
 
 
@@ -181,11 +170,13 @@ def test_is_accepted(middle, execution):
 
 
 def test_a_loss_counts_as_well():
-    noisy = dataclasses.replace(
-        small_task(), loss=lambda y, logits, real: tf.reduce_mean(logits) + tf.random.uniform([])
-    )
-    with pytest.raises(ValueError, match="draws random numbers in training"):
-        check_model(noisy, config())
+    weight = tf.Variable(2.0)
+    for loss, words in (
+        (lambda y, logits, real: tf.reduce_mean(logits) + tf.random.uniform([]), "draws random"),
+        # It may change between rounds.
+        (lambda y, logits, real: weight * tf.reduce_mean(logits), "no weight of the model"),
+    ):
+        refused(dataclasses.replace(small_task(), loss=loss), words)
 
 
 class OwnStep(tf.keras.Sequential):
@@ -193,81 +184,44 @@ class OwnStep(tf.keras.Sequential):
         return super().train_step(data)
 
 
+def embedding(**options):
+    return layers.Embedding(CLASSES, CLASSES, batch_input_shape=[4, LENGTH], **options)
+
+
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda layer: OwnStep(layer), "a train_step of its own"),
+        (lambda: OwnStep([embedding()]), "a model with a train_step of its own"),
         (
-            lambda layer: tf.keras.Sequential(
-                [*layer, layers.Dense(CLASSES, kernel_constraint="unit_norm")]
+            lambda: tf.keras.Sequential(
+                [embedding(), layers.Dense(CLASSES, kernel_constraint="unit_norm")]
             ),
-            "constraints",
+            "a model with constraints",
         ),
+        (lambda: tf.keras.Sequential([layers.Dense(CLASSES)]), "a model without weights"),
+        (lambda: tf.keras.Sequential([embedding(trainable=False)]), "which nothing is trained"),
     ],
-    ids=["train_step", "constraint"],
+    ids=["train_step", "constraint", "no weights", "nothing to train"],
 )
 def test_what_keras_fit_alone_does_is_refused(build, said):
-    first = [layers.Embedding(CLASSES, CLASSES, batch_input_shape=[4, LENGTH])]
-    with pytest.raises(ValueError, match=f"gives a model with {said}"):
-        check_model(
-            dataclasses.replace(small_task(), build_model=lambda seed: build(first)), config()
-        )
+    refused(dataclasses.replace(small_task(), build_model=lambda seed: build()), f"gives .*{said}")
 
 
-def test_a_variable_that_may_change_between_rounds_is_refused():
-    weight = tf.Variable(2.0)
-    annealed = dataclasses.replace(
-        small_task(), loss=lambda y, logits, real: weight * tf.reduce_mean(logits)
-    )
-    with pytest.raises(ValueError, match="read a variable that is no weight of the model"):
-        check_model(annealed, config())
-
-
-def test_weights_that_are_not_trained():
-    frozen = task_with(lambda: layers.Dense(4, trainable=False))
-    check_model(frozen, config())
-    with pytest.raises(
-        ValueError, match=r"(?s)not trained \(dense.*/kernel.*execution='tff'.*use execution='fast'"
-    ):
-        check_model(frozen, config("tff"))
-
-
-def test_frozen_weights_train_reproducibly(tmp_path):
+def test_weights_that_are_not_trained(tmp_path):
     frozen = task_with(
         lambda: layers.Dense(
             4, trainable=False, kernel_initializer=tf.keras.initializers.Identity()
         )
     )
-    run = federated.train(frozen, config(), folder=tmp_path / "run", noise_seed=9, progress=False)
-    assert run.result is not None
+    refused(frozen, r"not trained \(dense.*/kernel.*execution='tff'", config("tff"))
+    assert train(tmp_path / "run", task=frozen).result is not None
 
 
-def cast_to(dtype, policy=None):
+def cast_to(dtype):
     return task_with(
-        lambda: layers.Dense(4, dtype=policy or dtype),
+        lambda: layers.Dense(4, dtype=dtype),
         lambda: layers.Lambda(lambda x: tf.cast(x, "float32")),
     )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "said"),
-    [
-        ("float64", "dense.*/kernel:0 is float64"),
-        ("float16", "dense.*/kernel:0 is float16"),
-        ("bfloat16", "dense.*/kernel:0 is bfloat16"),
-        ("mixed_float16", "dense.* computes in float16"),
-    ],
-)
-def test_weights_that_are_not_float32(tmp_path, dtype, said):
-    with pytest.raises(
-        ValueError,
-        match=rf"(?s)build_model of task 'small' .* not all float32 \({said}.*: build it with "
-        r"float32",
-    ):
-        federated.train(
-            cast_to(dtype), config(), folder=tmp_path / "run", noise_seed=9, progress=False
-        )
-    assert not (tmp_path / "run").exists()
 
 
 class Complex(layers.Layer):
@@ -289,46 +243,29 @@ class Counted(layers.Layer):
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"), [(Complex, "turn:0 is complex64"), (Counted, "count:0 is int32")]
+    ("task", "said"),
+    [
+        (cast_to("float64"), "dense.*/kernel:0 is float64"),
+        (cast_to("bfloat16"), "dense.*/kernel:0 is bfloat16"),
+        (cast_to("mixed_float16"), "dense.* computes in float16"),
+        (task_with(Complex), "turn:0 is complex64"),
+        (task_with(Counted), "count:0 is int32"),
+    ],
 )
-def test_weights_that_are_no_floats(layer, said):
-    with pytest.raises(ValueError, match=rf"not all float32 \(.*{said}"):
-        check_model(task_with(layer), config())
+def test_weights_that_are_not_float32(task, said):
+    refused(task, rf"build_model of task 'small' .* not all float32 \(.*{said}")
 
 
 @pytest.mark.slow
 def test_mixed_bfloat16_trains_the_same_model_in_both_executions(tmp_path):
     """Weights in float32, arithmetic in bfloat16 (8 bits)."""
-    task = cast_to("float32")
-    task = dataclasses.replace(
-        task, build_model=seeded(lambda: cast_to("float32", "mixed_bfloat16").build_model(0))
-    )
-    initial = task.build_model(3).get_weights()
-    runs = [
-        federated.train(
-            task, config(execution), folder=tmp_path / execution, noise_seed=9, progress=False
-        )
-        for execution in ("fast", "tff")
-    ]
+    build_model = seeded(lambda: cast_to("mixed_bfloat16").build_model(0))
+    task = dataclasses.replace(small_task(), build_model=build_model)
+    runs = [train(tmp_path / name, config(name), task) for name in ("fast", "tff")]
+    initial = build_model(3).get_weights()
     for one, other, start in zip(*(run.weights for run in runs), initial, strict=True):
         assert abs(one - start).max() > 0.02
         assert abs(one - other).max() < 0.02 * abs(one - start).max()
-
-
-def test_models_without_weights_to_train():
-    def task(*stack):
-        return dataclasses.replace(
-            small_task(), build_model=lambda seed: tf.keras.Sequential(list(stack))
-        )
-
-    with pytest.raises(
-        ValueError, match=r"gives a model without weights: begin it with tf\.keras\.Input"
-    ):
-        check_model(task(layers.Dense(CLASSES)), config())
-    with pytest.raises(ValueError, match="gives a model of which nothing is trained"):
-        check_model(
-            task(layers.Embedding(CLASSES, CLASSES, input_length=LENGTH, trainable=False)), config()
-        )
 
 
 def test_a_model_of_a_class_of_ones_own_has_no_inputs_to_compare(tmp_path):
@@ -345,12 +282,9 @@ def test_a_model_of_a_class_of_ones_own_has_no_inputs_to_compare(tmp_path):
         model(tf.zeros([1, LENGTH]))
         return model
 
-    read = small_task().client_examples
-    as_floats = {
-        "client_examples": lambda name: (read(name)[0].astype("float32"), read(name)[1]),
-        "evaluation_examples": lambda split: (
-            read(split, 40)[0].astype("float32"),
-            read(split, 40)[1],
-        ),
-    }
-    check_model(dataclasses.replace(small_task(), build_model=build_model, **as_floats), config())
+    def as_floats(name):
+        x, y = small_task().client_examples(name, 40)
+        return x.astype("float32"), y
+
+    changes = dict.fromkeys(("client_examples", "evaluation_examples"), as_floats)
+    check_model(dataclasses.replace(small_task(), build_model=build_model, **changes), config())

@@ -1,12 +1,13 @@
-"""Server SGD with momentum and a schedule."""
+"""Server optimizers: SGD with momentum and a schedule, and Adam with one."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import fedmf
 from fedmf import federated
+from fedmf.federated.training.optimizers import server_optimizer
+from tests.federated.run_small import config
 
 pytestmark = pytest.mark.tensorflow
 
@@ -26,27 +27,32 @@ def test_equals_the_workload_of_the_same_schedule():
     np.testing.assert_allclose(path, A @ gradients, rtol=1e-5, atol=1e-6)
 
 
-def test_constant_rate_equals_tffs_own():
-    ours, theirs = (
-        federated.ScheduledSGDM(np.full(5, 0.3), momentum=0.5),
-        tff.learning.optimizers.build_sgdm(0.3, 0.5),
+@pytest.mark.parametrize(
+    ("rates", "momentum", "named"),
+    [
+        *((rates, 0.9, "learning_rates") for rates in ([], [0.1, np.nan], [0.1, 0.0], [[0.1]])),
+        *(([0.1], momentum, f"momentum={momentum}") for momentum in (-0.1, 1.0, np.nan)),
+    ],
+)
+def test_refusals(rates, momentum, named):
+    with pytest.raises(ValueError, match=named):
+        federated.ScheduledSGDM(rates, momentum=momentum)
+
+
+def test_adam_follows_the_schedule_and_its_own_formula():
+    """Adam of Kingma and Ba, Algorithm 1, with the rate of each round."""
+    settings = config(
+        server_optimizer="adam", server_momentum=0.5, server_epsilon=0.1, server_learning_rate=2.0
     )
-    results = []
-    for optimizer in (ours, theirs):
-        weights, state = tf.ones([2]), optimizer.initialize(tf.TensorSpec([2]))
-        for t in range(5):
-            state, weights = optimizer.next(state, weights, tf.constant([1.0, -t]))
-        results.append(weights.numpy())
-    np.testing.assert_allclose(*results, rtol=1e-6)
-
-
-@pytest.mark.parametrize("rates", [[], [0.1, float("nan")], [0.1, 0.0], [[0.1]]])
-def test_bad_rates_are_refused(rates):
-    with pytest.raises(ValueError, match="learning_rates"):
-        federated.ScheduledSGDM(rates)
-
-
-@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
-def test_bad_momentum_is_refused(momentum):
-    with pytest.raises(ValueError, match="momentum"):
-        federated.ScheduledSGDM([0.1], momentum=momentum)
+    optimizer, rates = server_optimizer(settings), settings.server_schedule().learning_rates()
+    assert len(set(rates)) > 1
+    state, w = optimizer.initialize(tf.TensorSpec([1], tf.float32)), tf.constant([1.0])
+    m = v = 0.0
+    expected = 1.0
+    for t, rate in enumerate(rates):
+        gradient = float(t) - 1.5
+        state, w = optimizer.next(state, w, tf.constant([gradient]))
+        m, v = 0.5 * m + 0.5 * gradient, 0.999 * v + 0.001 * gradient**2
+        step = rate * np.sqrt(1 - 0.999 ** (t + 1)) / (1 - 0.5 ** (t + 1))
+        expected -= step * m / (np.sqrt(v) + 0.1)
+    assert float(w[0]) == pytest.approx(expected, rel=1e-4)

@@ -6,13 +6,11 @@ import json
 import pytest
 
 import fedmf
-from fedmf import federated
 from fedmf.privacy.stopping import stopped_after
 from fedmf.reports import write_report
 from fedmf.runs.folder import Run
 from tests.federated.run_small import config
-from tests.federated.small_task import small_task
-from tests.federated.training.test_loop import assert_same_run
+from tests.federated.small_runs import assert_same_run, broken_off, train
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
@@ -26,12 +24,7 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     rounds = next(r for r in range(2, settings.rounds) if epsilons[r - 1] < epsilons[r])
     target = (epsilons[rounds - 1] + epsilons[rounds]) / 2
 
-    def train(folder, settings=settings, **arguments):
-        return federated.train(
-            small_task(), settings, folder=tmp_path / folder, progress=False, **arguments
-        )
-
-    run = train("run", noise_seed=9, stop_at_epsilon=target)
+    run = train(tmp_path / "run", stop_at_epsilon=target)
     assert run.ended_after == rounds == run.saved_rounds() == len(run.metrics)
     assert "validation" in run.metrics[-1]
     assert run.result["achieved"]["epsilon"] <= target
@@ -42,25 +35,33 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     assert audit.contradictions == ()
     said = " ".join(audit.statement().split())
     made_for = (
-        f"The noise was made for {settings.rounds} rounds, and this is about the first {rounds} of "
-        "them"
+        f"The noise was made for {settings.rounds} rounds, and this is about the "
+        f"first {rounds} of them"
     )
     assert made_for in said
     assert made_for in " ".join((run.path / "final_statement.md").read_text().split())
     page = write_report([run], tmp_path / "report", title="ended").read_text()
     assert f"ended after {rounds} of {settings.rounds} rounds" in page
     # In two parts it is the same run, and then it has ended.
-    train("parts", noise_seed=9, stop_after=rounds - 1, stop_at_epsilon=target)
-    assert_same_run(run, train("parts", resume=True))
-    with pytest.raises(ValueError, match=rf"has ended after {rounds} rounds.*it does not go on"):
-        train("parts", resume=True)
-    with pytest.raises(ValueError, match="with canaries=2, which audit all rounds"):
-        train(
-            "canaries",
-            dataclasses.replace(settings, canaries=2),
-            noise_seed=9,
-            stop_at_epsilon=target,
-        )
+    parts = tmp_path / "parts"
+    train(parts, stop_after=rounds - 1, stop_at_epsilon=target)
+    assert_same_run(run, train(parts, resume=True))
+    longer = dataclasses.replace(settings, rounds=settings.rounds + 2)
+    for made, options, words in (
+        (settings, {}, f"has ended after {rounds} rounds"),
+        (settings, {"stop_at_epsilon": epsilons[rounds - 2]}, f"which was {target} when"),
+        (longer, {}, rf"the run has {settings.rounds}\).* made for all rounds"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            train(parts, made, resume=True, **options)
+    audited = dataclasses.replace(settings, canaries=2)
+    for made, epsilon, words in (
+        (audited, target, "with canaries=2"),
+        (settings, 1e-3, "is passed in round 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            train(tmp_path / "none", made, stop_at_epsilon=epsilon)
+    assert not (tmp_path / "none" / "config.json").exists()
     # What was released beyond a smaller number of rounds is not forgotten; and the record is that
     # of a finished run.
     result = json.loads((run.path / "result.json").read_text())
@@ -72,42 +73,23 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     ledger.write_text("\n".join(ledger.read_text().splitlines()[:-1]) + "\n")
     with pytest.raises(ValueError, match="participation.csv changed after the run had finished"):
         fedmf.audit_run(run.path)
-    with pytest.raises(
-        ValueError, match=rf"with stop_at_epsilon=.*, which was {target} when the run was begun"
-    ):
-        train("run", resume=True, stop_at_epsilon=epsilons[rounds - 2])
-    with pytest.raises(
-        ValueError,
-        match=rf"the run has {settings.rounds}\): whether to go on .* made for all rounds",
-    ):
-        train("run", dataclasses.replace(settings, rounds=settings.rounds + 2), resume=True)
-    with pytest.raises(ValueError, match="is passed in round 0"):
-        train("none", noise_seed=9, stop_at_epsilon=1e-3)
-    assert not (tmp_path / "none" / "config.json").exists()
 
 
 @pytest.mark.slow
 def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
     settings = config(checkpoint_every=3)
+    folder = broken_off(tmp_path, 5, settings)
 
-    def train(**arguments):
-        return federated.train(
-            small_task(), settings, folder=tmp_path / "run", progress=False, **arguments
-        )
+    def crash():
+        raise RuntimeError
 
-    def crash(t=4):
-        if t == 4:
-            raise RuntimeError("a crash")
-
-    with pytest.raises(RuntimeError):
-        train(noise_seed=9, on_round=crash)
     for _ in range(2):  # the second time their rows are gone
-        assert "rounds 3 to 4" in fedmf.audit_run(tmp_path / "run").unrecorded
+        assert "rounds 3 to 4" in fedmf.audit_run(folder).unrecorded
         with pytest.raises(RuntimeError):
-            train(resume=True, on_start=crash)
-    train(resume=True, stop_after=3)
-    assert "rounds 3 to 4" in fedmf.audit_run(tmp_path / "run").unrecorded
-    run = train(resume=True)
+            train(folder, settings, resume=True, on_start=crash)
+    train(folder, settings, resume=True, stop_after=3)
+    assert "rounds 3 to 4" in fedmf.audit_run(folder).unrecorded
+    run = train(folder, settings, resume=True)
     audit = fedmf.audit_run(run.path)
     assert (audit.planned.participation.rounds, audit.unrecorded) == (settings.rounds, None)
 

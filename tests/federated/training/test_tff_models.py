@@ -1,5 +1,5 @@
-"""Tasks whose model is a VariableModel or a FunctionalModel of TFF, with loss and metrics of its
-own.
+"""Tasks whose model is a VariableModel or a FunctionalModel of TFF,
+with loss and metrics of its own.
 """
 
 import collections
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf import federated
 from fedmf.federated.tff import tff
 from fedmf.federated.training.model_check import check_model
 from tests.federated.run_small import config
+from tests.federated.small_runs import assert_close, assert_same_model, train
 from tests.federated.small_task import LENGTH, small_task
 
 pytestmark = pytest.mark.tensorflow
@@ -126,75 +126,28 @@ TASKS = {
 @pytest.mark.slow
 def test_trains_the_model_that_keras_trains_in_both_executions(name, tmp_path):
     settings = {"client_epochs": 2, "client_momentum": 0.5}
-
-    def trained(task, execution):
-        folder = tmp_path / f"{task.loss is None} {execution}"
-        return federated.train(
-            task, config(execution, **settings), folder=folder, noise_seed=1, progress=False
-        )
-
-    expected = trained(small_task(), "fast")
     task = TASKS[name]()
-    for run in (trained(task, "fast"), trained(task, "tff")):
-        weights = sorted(run.weights, key=lambda w: w.shape)
-        for a, b in zip(weights, sorted(expected.weights, key=lambda w: w.shape), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-        for row, other in zip(run.metrics, expected.metrics, strict=True):
-            assert row["examples"] == other["examples"]
-            assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+    keras, *runs = (
+        train(tmp_path / f"{number}", config(execution, **settings), trained)
+        for number, (trained, execution) in enumerate(
+            ((small_task(), "fast"), (task, "fast"), (task, "tff"))
+        )
+    )
+    assert_same_model([keras, *runs], small_task().build_model(3).get_weights())
+    for run in runs:
         for split in ("validation", "test"):
             for metric in ("accuracy", "loss"):
                 assert run.result[split][metric] == pytest.approx(
-                    expected.result[split][metric], rel=1e-4
+                    keras.result[split][metric], rel=1e-4
                 )
         assert run.plan["task"]["headline_metric"] == "accuracy"
-        assert run.evaluate_clients()["mean"] == pytest.approx(
-            expected.evaluate_clients()["mean"], rel=1e-4
-        )
-
-
-def test_clients_of_one_example_train_side_by_side(tmp_path, monkeypatch):
-    """Example-level privacy: no batch is filled, so that a FunctionalModel's gradients are taken at
-    once.
-    """
-    calls, vectorized_map = [], tf.vectorized_map
-
-    @tf.autograph.experimental.do_not_convert
-    def counted(function, elements):
-        calls.append(function)
-        return vectorized_map(function, elements)
-
-    monkeypatch.setattr(tf, "vectorized_map", counted)
-    x, y = small_task().split("validation")
-    one_each = {
-        "batch_size": 1,
-        "client_ids": [str(i) for i in range(40)],
-        "client_examples": lambda name: (
-            x[int(name) : int(name) + 1],
-            y[int(name) : int(name) + 1],
-        ),
-    }
-    runs = [
-        federated.train(
-            dataclasses.replace(task, **one_each),
-            config(),
-            folder=tmp_path / str(i),
-            noise_seed=1,
-            progress=False,
-        )
-        for i, task in enumerate((functional_task(), small_task()))
-    ]
-    assert len(calls) >= 2
-    for a, b in zip(
-        *(sorted(run.weights, key=lambda w: w.shape) for run in runs),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        means = [each.evaluate_clients()["mean"] for each in (run, keras)]
+        assert means[0] == pytest.approx(means[1], rel=1e-4)
 
 
 class Remembers(ByHand):
-    """A loss that depends on what was seen in earlier batches: a client's data in the next client's
-    update.
+    """A loss that depends on what was seen in earlier batches: a client's data
+    in the next client's update.
     """
 
     def forward_pass(self, batch_input, training=True):
@@ -216,15 +169,12 @@ def test_nothing_is_carried_from_client_to_client(tmp_path):
         }
         settings = config(cohort_size=len(clients), client_learning_rate=0.1, **no_noise)
         some = dataclasses.replace(by_hand(Remembers), client_ids=[f"client {i}" for i in clients])
-        run = federated.train(
-            some, settings, folder=tmp_path / repr(clients), noise_seed=1, progress=False
-        )
+        run = train(tmp_path / repr(clients), settings, some)
         return [len(clients) * (w - s) for w, s in zip(run.weights, start, strict=True)]
 
     both, first, second = sum_of([3, 4]), sum_of([3]), sum_of([4])
-    for total, one, other in zip(both, first, second, strict=True):
-        assert np.abs(total).max() > 1e-3
-        np.testing.assert_allclose(total, one + other, rtol=1e-4, atol=1e-6)
+    assert all(np.abs(total).max() > 1e-3 for total in both)
+    assert_close(both, map(np.add, first, second), rtol=1e-4, atol=1e-6)
 
 
 class Hidden(Remembers):
@@ -233,67 +183,42 @@ class Hidden(Remembers):
     local_variables = property(lambda self: [])
 
 
-def test_a_variable_that_is_not_listed_is_refused():
-    with pytest.raises(
-        ValueError, match="VariableModel that uses the variables seen:0 and lists them neither"
-    ):
-        check_model(by_hand(Hidden), config())
-
-
-def test_dropout_is_refused():
-    def build(seed):
-        layers = [*small_task().build_model(seed).layers, tf.keras.layers.Dropout(0.5)]
-        return models.from_keras_model(
-            tf.keras.Sequential([tf.keras.Input((LENGTH,), dtype=tf.int32), *layers]),
-            loss=small_task().loss,
-            input_spec=spec(),
-        )
-
-    with pytest.raises(ValueError, match="draws random numbers in training"):
-        check_model(task_of(build), config())
-
-
 def test_warm_start_and_what_keras_only_does(tmp_path):
-    settings = config(rounds=2)
     task = functional_task()
-    first = federated.train(task, settings, folder=tmp_path / "first", noise_seed=1, progress=False)
-    still = config(rounds=1, min_sep=1, family="none", noise_multiplier=None, zeroing_norm=1e-9)
+    first = train(tmp_path / "first", config(rounds=2), task)
+    start = {"rounds": 1, "min_sep": 1, "initial_model": str(first.path)}
+    still = config(family="none", noise_multiplier=None, zeroing_norm=1e-9, **start)
     with pytest.warns(UserWarning, match="zeroed"):
-        again = federated.train(
-            task,
-            dataclasses.replace(still, initial_model=str(first.path)),
-            folder=tmp_path / "again",
-            noise_seed=1,
-            progress=False,
-        )
-    for one, other in zip(first.weights, again.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+        again = train(tmp_path / "again", still, task)
+    np.testing.assert_equal(again.weights, first.weights)
     for method in (first.model, lambda: first.export(tmp_path / "model.keras")):
-        with pytest.raises(ValueError, match=r"has a FunctionalModel of TFF, .*: take .*weights"):
+        with pytest.raises(ValueError, match="has a FunctionalModel of TFF"):
             method()
 
 
-def test_what_does_not_fit_is_refused_in_a_sentence():
-    with pytest.raises(ValueError, match="has only one of loss and metrics"):
-        dataclasses.replace(small_task(), loss=None)
-    both = dataclasses.replace(small_task(), build_model=from_keras)
-    with pytest.raises(ValueError, match="brings its own: leave both out"):
-        check_model(both, config())
-    with pytest.raises(
-        ValueError, match=r"neither loss nor metrics, which a tf\.keras\.Model needs"
-    ):
-        check_model(task_of(small_task().build_model), config())
-    with pytest.raises(
-        TypeError, match=r"gives a list: return a tf\.keras\.Model, or a VariableModel"
-    ):
-        check_model(dataclasses.replace(small_task(), build_model=lambda seed: []), config())
+def with_dropout(seed):
+    layers = [*small_task().build_model(seed).layers, tf.keras.layers.Dropout(0.5)]
+    model = tf.keras.Sequential([tf.keras.Input((LENGTH,), dtype=tf.int32), *layers])
+    return models.from_keras_model(model, loss=small_task().loss, input_spec=spec())
 
 
-def test_a_functional_model_from_keras_is_refused():
-    made = models.functional_model_from_keras(
-        small_task().build_model(3), small_task().loss, spec()
-    )
-    with pytest.raises(
-        ValueError, match=r"(?s)functional_model_from_keras works in TFF's own computations only"
-    ):
-        check_model(task_of(lambda seed: made), config())
+def made_by_keras(seed):
+    model, loss = small_task().build_model(seed), small_task().loss
+    return models.functional_model_from_keras(model, loss, spec())
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (lambda: by_hand(Hidden), "VariableModel that uses the variables seen:0"),
+        (lambda: task_of(with_dropout), "draws random numbers in training"),
+        (lambda: dataclasses.replace(small_task(), loss=None), "only one of loss and metrics"),
+        (lambda: dataclasses.replace(small_task(), build_model=from_keras), "brings its own"),
+        (lambda: task_of(small_task().build_model), "neither loss nor metrics"),
+        (lambda: task_of(lambda seed: []), "gives a list"),
+        (lambda: task_of(made_by_keras), "functional_model_from_keras"),
+    ],
+)
+def test_what_does_not_fit_is_refused(task, said):
+    with pytest.raises((TypeError, ValueError), match=f"(?s){said}"):
+        check_model(task(), config())

@@ -1,26 +1,28 @@
 """What a run gives back: weights, a model, metrics, files for Keras."""
 
 import dataclasses
-import pathlib
-import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+import fedmf
+from fedmf import federated
+from fedmf.federated.examples import NotFinite, count
+from tests.federated.run_small import config
+from tests.federated.small_runs import broken_off, train
+from tests.federated.small_task import small_task
 
-import fedmf  # noqa: E402
-from fedmf import federated  # noqa: E402
-from fedmf.federated.examples import NotFinite, count  # noqa: E402
-from tests.federated.run_small import config  # noqa: E402
-from tests.federated.small_task import small_task  # noqa: E402
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    return federated.train(small_task(), config(), folder=folder, noise_seed=9, progress=False)
+    return train(tmp_path_factory.mktemp("runs") / "run")
+
+
+def read(folder, task=None):
+    return federated.TrainedRun.of(fedmf.Run.load(folder), task or small_task())
 
 
 def test_the_model_has_the_run_s_weights_and_metrics(run):
@@ -54,87 +56,44 @@ def test_clients_one_by_one(run):
 
 
 def test_a_client_with_nan_is_left_out(run):
-    class Broken(type(run.task)):
-        def examples_of(self, client_id):
-            if client_id == "client 3":
-                raise NotFinite("NaN")
-            return super().examples_of(client_id)
+    def examples(client_id):
+        if client_id == "client 3":
+            raise NotFinite("NaN")
+        return small_task().client_examples(client_id)
 
-    values = {field.name: getattr(run.task, field.name) for field in dataclasses.fields(run.task)}
-    found = dataclasses.replace(run, task=Broken(**values)).evaluate_clients()
-    whole = run.evaluate_clients()
+    task = dataclasses.replace(small_task(), client_examples=examples)
+    found, whole = (each.evaluate_clients() for each in (read(run.path, task), run))
     assert (found["clients"], found["clients_undefined"]) == (whole["clients"] - 1, 1)
 
 
 @pytest.mark.parametrize("execution", ["fast", "tff"])
 def test_an_unfinished_run_has_the_weights_of_its_checkpoint(tmp_path, execution):
-    def stop(t):
-        if t == 3:
-            raise RuntimeError
-
-    settings = config(execution, checkpoint_every=2)
-    with pytest.raises(RuntimeError):
-        federated.train(
-            small_task(),
-            settings,
-            folder=tmp_path / "run",
-            noise_seed=9,
-            progress=False,
-            on_round=stop,
-        )
-    part = federated.TrainedRun.of(fedmf.Run.load(tmp_path / "run"), small_task())
+    part = read(broken_off(tmp_path, 4, config(execution, checkpoint_every=2)))
     assert part.saved_rounds() == 4
     # Validated after the same round.
     assert part.evaluate("validation") == part.metrics[3]["validation"]
 
 
 def test_a_run_without_a_checkpoint_or_of_another_model_is_refused(run, tmp_path):
-    def stop(t):
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        federated.train(
-            small_task(),
-            config(checkpoint_every=6),
-            folder=tmp_path,
-            noise_seed=9,
-            progress=False,
-            on_round=stop,
-        )
+    broken_off(tmp_path, 1, config(checkpoint_every=6))
     with pytest.raises(ValueError, match="no model yet"):
-        _ = federated.TrainedRun.of(fedmf.Run.load(tmp_path), small_task()).weights
+        _ = read(tmp_path).weights
     other = dataclasses.replace(
         small_task(), build_model=lambda seed: tf.keras.Sequential([tf.keras.Input((5,))])
     )
     with pytest.raises(ValueError, match="take the task that the run was trained on"):
-        federated.TrainedRun.of(run, other).model()
+        read(run.path, other).model()
 
 
 def test_export_replaces_a_file_and_refuses_a_full_folder(run, tmp_path):
     (tmp_path / "model.keras").write_text("old")
-    run.export(tmp_path / "model.keras")
-    x, _ = small_task().split("test")
-    np.testing.assert_array_equal(
-        tf.keras.models.load_model(tmp_path / "model.keras")(x), run.model()(x)
-    )
     (tmp_path / "empty").mkdir()
-    run.export(tmp_path / "empty")
-    np.testing.assert_array_equal(tf.keras.models.load_model(tmp_path / "empty")(x), run.model()(x))
+    x, _ = small_task().split("test")
+    for name in ("model.keras", "empty"):
+        run.export(tmp_path / name)
+        loaded = tf.keras.models.load_model(tmp_path / name)
+        np.testing.assert_array_equal(loaded(x), run.model()(x))
     for name, words in (("empty", "new or an empty folder"), ("model.h5", r"FILE\.keras")):
         with pytest.raises(ValueError, match=words):
             run.export(tmp_path / name)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.slow
-def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):
-    page = (pathlib.Path(__file__).parents[3] / "docs" / "after_training.md").read_text()
-    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, "docs/after_training.md", "exec"), {"__name__": "after_training"})
-    statement = (tmp_path / "runs" / "tuned" / "final_statement.md").read_text()
-    said = (
-        "table.keras, which was trained before this run; for clients whose data it was trained on "
-        "as well, the losses add up"
-    )
-    assert said in " ".join(statement.split())

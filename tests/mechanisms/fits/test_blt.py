@@ -3,15 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.mechanisms import BLTMechanism
-from fedmf.mechanisms.blt.fit import _positions, _Problem, _workload_poles, time_grid
-from fedmf.mechanisms.error import loss, max_error, rmse
+from fedmf.mechanisms.blt.fit import time_grid
+from fedmf.mechanisms.error import max_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.mechanisms.toeplitz.fit import toeplitz_inverse
 from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
-from tests.mechanisms.fits.test_toeplitz import WORKLOADS, schemas
 from tests.mechanisms.schemas import separated, single
 
 
@@ -31,44 +28,9 @@ def test_sums_over_the_grid(count, rate):
             np.arange(count) @ decay ** np.arange(count),
             rtol=1e-11,
         )
-    # At most three panels, the first two and a short last one, have up to 64 rounds taken one by
-    # one.
+    # At most three panels, the first two and a short last one, have up to 64 rounds
+    # taken one by one.
     assert len(times) <= 192 + 24 * max(0.0, np.log2(max(count, 1) / 64))
-
-
-@pytest.mark.parametrize("make", WORKLOADS)
-@pytest.mark.parametrize("objective", ["mean", "max"])
-@pytest.mark.parametrize(
-    "participation", schemas(40) + schemas(300), ids=lambda p: f"{p.schema} {p.rounds}"
-)
-def test_the_objective_is_the_error_and_has_its_gradient(make, objective, participation):
-    workload = make(participation.rounds)
-    problem = _Problem(toeplitz_inverse(workload), participation, 3, objective)
-    point = problem.starts()[0] * (1.0 + 0.01 * np.random.default_rng(0).random(6))
-    value, gradient = problem.log_loss(point)
-    places = 1.0 / (1.0 + np.exp(_positions(point)))
-    mechanism = BLTMechanism(
-        rounds=participation.rounds, decays=places[0::2], inverse_decays=places[1::2]
-    )
-    measure = loss if objective == "mean" else lambda *of: max_error(*of) ** 2
-    np.testing.assert_allclose(
-        np.exp(value), measure(mechanism, workload, participation), rtol=1e-10
-    )
-    expected = [
-        (problem.log_loss(point + e)[0] - problem.log_loss(point - e)[0]) / 2e-5
-        for e in 1e-5 * np.eye(6)
-    ]
-    np.testing.assert_allclose(gradient, expected, atol=1e-6)
-
-
-def test_poles_of_workloads():
-    assert _workload_poles(np.array([2.0])) is None
-    assert _workload_poles(np.array([1.0, -1.0])) == [(1.0, 1.0)]
-    poles = np.array(_workload_poles(toeplitz_inverse(momentum_sgd(9, 0.95))))
-    np.testing.assert_allclose(poles, [[1.0, 20.0], [0.95, -19.0]], rtol=1e-12)
-    assert _workload_poles(np.array([1.0, -2.0, 1.0])) is None  # a double pole
-    assert _workload_poles(np.array([1.0, 0.0, 1.0])) is None  # complex ones
-    assert _workload_poles(np.array([1.0, -2.0])) is None  # a growing one
 
 
 def test_a_workload_without_simple_poles_is_fitted():
@@ -96,9 +58,8 @@ def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
             measure(blt(workload, single(n), buffers=d, objective=objective), workload, single(n))
             for d in (1, 2, 4)
         ]
-        assert errors[2] <= errors[1] * (
-            1.0 + 1e-6
-        )  # equal at the tolerance of the fits, for momentum
+        # Equal at the tolerance of the fits, for momentum
+        assert errors[2] <= errors[1] * (1.0 + 1e-6)
         assert errors[1] < errors[0]
         assert best * (1.0 - 1e-5) <= errors[-1] <= 1.003 * best
 

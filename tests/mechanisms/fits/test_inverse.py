@@ -10,8 +10,6 @@ from fedmf.mechanisms import ToeplitzMechanism
 from fedmf.mechanisms.error import max_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.mechanisms.toeplitz.fit_problem import power_series
-from fedmf.mechanisms.toeplitz.inverse_fit import InverseProblem
 from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import separated, single
@@ -99,33 +97,6 @@ def test_one_free_coefficient_is_the_best_of_a_search(participation, objective, 
     assert found == pytest.approx(best.fun, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "participation", [single(24), separated(24, 6)], ids=["single", "separated"]
-)
-@pytest.mark.parametrize("objective", ["mean", "max"])
-@pytest.mark.parametrize(
-    "point", [[-0.6, 0.15, -0.2], [0.4, -0.3, -0.1]], ids=["usual", "of both signs"]
-)
-def test_the_loss_is_what_is_accounted_and_its_gradient_right(participation, objective, point):
-    workload = momentum_sgd(24, 0.5)
-    problem = InverseProblem(workload.inverse_diagonals[-1], participation, objective)
-    point = np.array(point)
-    value, gradient = problem.log_loss(point)
-    mechanism = ToeplitzMechanism(rounds=24, noising_window=[1.0, *point])
-    error = rmse(mechanism, workload, participation) ** 2 * 24
-    if objective == "max":
-        error = max_error(mechanism, workload, participation) ** 2
-    # Of few rounds `sensitivity` may know a smaller bound than the one that is optimised.
-    assert np.exp(value) >= error * (1 - 1e-9)
-    if sensitivity(mechanism, participation).exact:
-        assert np.exp(value) == pytest.approx(error, rel=1e-9)
-    steps = 1e-6 * np.eye(len(point))
-    differences = [
-        (problem.log_loss(point + h)[0] - problem.log_loss(point - h)[0]) / 2e-6 for h in steps
-    ]
-    np.testing.assert_allclose(gradient, differences, rtol=1e-5, atol=1e-7)
-
-
 def test_what_oscillates_is_bounded_from_above():
     # 1 / (1 + 0.6 x) alternates: three columns of it nearly cancel, and contributions of both signs
     # add them up.
@@ -140,17 +111,6 @@ def test_what_oscillates_is_bounded_from_above():
     assert not claimed.exact
     # Negative control: what the formula for decreasing coefficients would say of these.
     assert np.linalg.norm(C[:, [0, 3, 6]].sum(axis=1)) < 0.95 * attained
-    problem = InverseProblem(np.array([1.0, -1.0]), participation, "mean")
-    assert problem._squared_sensitivity(mechanism.toeplitz_coefficients())[0] >= attained**2 * (
-        1 - 1e-9
-    )
-
-
-def test_the_start_is_the_inverse_square_root_and_one_band_is_independent_noise():
-    np.testing.assert_allclose(
-        power_series(np.array([1.0, -1.0]), 0.5, 5), [1.0, -1 / 2, -1 / 8, -1 / 16, -5 / 128]
-    )
-    assert inverse(single(8), 1).noising_window.tolist() == [1.0]
 
 
 def test_a_certificate_where_a_bound_is_known():

@@ -1,0 +1,501 @@
+"""The promise of a run, declared once: who takes part, the mechanism, the target and the clip."""
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from fedmf import fields, workloads
+from fedmf.checks import meant
+from fedmf.mechanisms import load_mechanism
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.budget import Budget, check_pays_for_each_round
+from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
+from fedmf.participation.schema import SCHEMAS, Participation
+from fedmf.privacy.calibrate import calibrate
+from fedmf.privacy.flat_config import (
+    OPTIONS_WITH_FIELDS,
+    TASK_OPTION,
+    families,
+    families_taking,
+    flat,
+    nested,
+)
+from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.quantile_clipping import QuantileClipping
+from fedmf.privacy.sampling import SCHEMES, Sampling, takes
+from fedmf.privacy.sampling.base import column_norm
+
+
+def _mechanism_options(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
+        raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
+    return dict(value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """What a run promises, in some twenty fields. Commands, files and resumes take them from here.
+
+    Every field is a command-line option of the same name and a key of a config file. Each option of
+    a family is one as well, and an entry of `mechanism_options`. Defaults are those of the banded
+    paper's StackOverflow experiments, except the privacy target.
+
+    Raises:
+      TypeError, ValueError: naming the field, its value and what to do instead.
+
+    >>> config = PlanConfig(rounds=8, min_sep=4, family="blt", mechanism_options={"buffers": 2},
+    ...                     noise_multiplier=2.0)
+    >>> config.participation().max_participations, config.plan().epsilon < 3
+    (2, True)
+    >>> " ".join(config.flags())
+    '--rounds 8 --min-sep 4 --family blt --buffers 2 --noise-multiplier 2.0'
+    >>> PlanConfig.from_json(config.to_json()) == config
+    True
+    """
+
+    # Who takes part
+    rounds: int = fields.whole(2052, "Rounds of training.")
+    cohort_size: int = fields.whole(100, "Clients of a round.")
+    claimed_cohort: int | None = fields.whole(
+        None,
+        "Estimate a cohort of this many clients from cohort_size simulated ones, with the noise "
+        "scaled down (papers: 1000 from 100).",
+    )
+    schema: str = fields.choice("min_sep", f"{', '.join(SCHEMAS)}.", lambda: SCHEMAS)
+    min_sep: int | None = fields.whole(
+        None, "Least number of rounds between two participations of a client."
+    )
+    max_participations: int | None = fields.whole(None, "Most participations of a client.")
+    budget: float | None = fields.real(
+        None, "With schema=budget: a sensitivity. By default what min_sep and its limit cost."
+    )
+    sampling: str | None = fields.choice(
+        None,
+        f"Amplify by how clients are drawn: {', '.join(SCHEMES)}. Needs population.",
+        lambda: SCHEMES,
+    )
+    population: int | None = fields.whole(None, "With sampling: the number of clients of the data.")
+    partitions: int | None = fields.whole(
+        None,
+        "With sampling: parts of the population, drawn from in turn. By default the mechanism's "
+        "bands.",
+    )
+
+    # The mechanism
+    workload: str = fields.choice(
+        "prefix_sum", f"What errors count: {', '.join(workloads.NAMES)}.", lambda: workloads.NAMES
+    )
+    workload_momentum: float = fields.real(
+        0.95, "Of the momentum_sgd workload.", zero=True, below=1
+    )
+    family: str = fields.choice(
+        "banded", f"none (no noise), {', '.join(fitted_families())}, or file.", families
+    )
+    mechanism: str | None = fields.text(
+        None, "With family=file: a mechanism that `fedmf fit` wrote, with any options."
+    )
+    bands: int | None = fields.whole(
+        None, "Bands of a banded (by default min_sep), toeplitz or low_rank mechanism."
+    )
+    decoder: str | None = fields.choice(
+        None,
+        "Of a tree: online or full (less noise, more arithmetic). Of fft: optimal or plain. By "
+        "default the first.",
+        lambda: ("online", "full", "optimal", "plain"),
+    )
+    mechanism_options: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict,
+        hash=False,
+        metadata={"help": "Other options of the family.", "check": _mechanism_options},
+    )
+
+    # Privacy
+    epsilon: float | None = fields.real(None, "Privacy target; or give noise_multiplier.")
+    noise_multiplier: float | None = fields.real(
+        None, "Noise multiplier of the whole run; or give epsilon.", zero=True
+    )
+    delta: float = fields.real(1e-6, "Failure probability.")
+    clip_norm: float = fields.real(1.0, "L2 bound on a client's update.")
+    clip_quantile: float | None = fields.real(
+        None,
+        "The clip norm follows this quantile of the updates' norms, from clip_norm on; none keeps "
+        "it.",
+        below=1,
+    )
+    clip_share: float = fields.real(
+        0.04, "With clip_quantile: part of the budget, rho, that following it takes.", below=1
+    )
+    clip_every: int = fields.whole(
+        10, "With clip_quantile: rounds between changes of the clip norm."
+    )
+    clip_learning_rate: float = fields.real(
+        1.0, "With clip_quantile: a change is by a factor of at most its exp."
+    )
+
+    def __post_init__(self) -> None:
+        fields.check_fields(self)
+        # What the plan would refuse is refused here, before the minutes that fitting takes.
+        check_delta(self.delta)
+        if self.epsilon is not None:
+            check_epsilon(self.epsilon)
+        self._check_mechanism()
+        self._check_target()
+        fields.belongs(self, "budget", to="schema=budget", there=self.schema == "budget")
+        for name in ("clip_share", "clip_every", "clip_learning_rate"):
+            fields.belongs(self, name, to="clip_quantile", there=self.clip_quantile is not None)
+        if self.claimed_cohort is not None and self.claimed_cohort <= self.cohort_size:
+            raise ValueError(
+                f"claimed_cohort={self.claimed_cohort} must be above cohort_size="
+                f"{self.cohort_size}, which stands for it: leave claimed_cohort out to train the "
+                "cohort itself"
+            )
+        self._check_sampling()
+        if self.budget is None or self.min_sep is not None:
+            self.participation()
+
+    def _check_mechanism(self) -> None:
+        for name in ("bands", "decoder", "mechanism"):
+            takers = families_taking(name)
+            whose = f"family={' or '.join(takers)}, not to family={self.family}"
+            fields.belongs(self, name, to=whose, there=self.family in takers)
+        if self.family == "file" and self.mechanism is None:
+            raise ValueError(
+                "family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote"
+            )
+        if self.bands is not None and self.bands > self.rounds:
+            raise ValueError(
+                f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size "
+                "has no more diagonals"
+            )
+        momentum = self.workload == "momentum_sgd"
+        fields.belongs(self, "workload_momentum", to="workload=momentum_sgd", there=momentum)
+        known = FAMILIES[self.family].options if self.family in FAMILIES else {}
+        chosen = {}
+        for name, value in self.mechanism_options.items():
+            if name in OPTIONS_WITH_FIELDS:
+                raise ValueError(f"mechanism_options has {name}={value!r}: give the field {name}")
+            if name not in known:
+                takers = families_with(name)
+                whose = f"family={' or '.join(takers)}" if takers else "no family"
+                raise ValueError(
+                    f"{name}={value!r} belongs to {whose}, not to family={self.family}: leave it "
+                    "out, or choose another family"
+                )
+            if value is not None and value != known[name].default:
+                # One mechanism has one configuration.
+                chosen[name] = fields.of_kind(name, value, known[name].kind)
+        fields.set_fields(self, {"mechanism_options": chosen})
+
+    def _check_target(self) -> None:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError(
+                f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier} are both "
+                "given: give one, the other follows"
+            )
+        if self.family == "none" and (self.epsilon is not None or self.noise_multiplier):
+            raise ValueError(
+                "family=none adds no noise: leave out epsilon and noise_multiplier, or choose "
+                "another family"
+            )
+        if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
+            raise ValueError(
+                f"epsilon=None and noise_multiplier=None, but family={self.family} needs a privacy "
+                "target: give epsilon (such as 8) or noise_multiplier"
+            )
+
+    def _check_sampling(self) -> None:
+        for name in ("population", "partitions"):
+            fields.belongs(
+                self, name, to="sampling, such as poisson", there=self.sampling is not None
+            )
+        if self.sampling is None:
+            return
+        self.scheme()
+        own = takes(self.sampling, "min_sep")
+        if (
+            (self.min_sep is not None and not own)
+            or self.max_participations is not None
+            or self.schema != "min_sep"
+        ):
+            raise ValueError(
+                f"sampling={self.sampling} decides how far apart clients take part: leave out "
+                f"min_sep={self.min_sep}, max_participations={self.max_participations} and "
+                f"schema={self.schema}"
+            )
+        if self.family == "banded" and self.bands is None:
+            raise ValueError(
+                f"sampling={self.sampling} needs bands, on which the amplification depends: `fedmf "
+                "plan bands` finds the best number"
+            )
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether the run needs a noise seed."""
+        return self.epsilon is not None or bool(self.noise_multiplier)
+
+    def scheme(self) -> Sampling | None:
+        """How clients of the claimed run are drawn. What it takes from the mechanism is open."""
+        if self.sampling is None:
+            return None
+        return SCHEMES[self.sampling].configured(
+            population=self.population,
+            cohort_size=self.claimed_cohort or self.cohort_size,
+            partitions=self.partitions,
+            min_sep=self.min_sep if takes(self.sampling, "min_sep") else None,
+        )
+
+    def participation(self) -> Participation:
+        """The participation that mechanisms are fitted for.
+
+        With schema=budget: the min_sep participation that the budget pays for. With sampling: a
+        fixed order of the population.
+        """
+        scheme = self.scheme()
+        if scheme is not None:
+            epoch = min(self.rounds, scheme.population // scheme.cohort_size)
+            return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=epoch)
+        return Participation(
+            rounds=self.rounds,
+            schema="min_sep" if self.schema == "budget" else self.schema,
+            min_sep=self.min_sep,
+            max_participations=self.max_participations,
+        )
+
+    def budget_with(self, mechanism: Mechanism) -> Budget | None:
+        """With schema=budget the budget that clients keep to with this mechanism; else None."""
+        if self.schema != "budget":
+            return None
+        if self.budget is None:
+            return Budget.of(mechanism, self.participation())
+        kept = Participation(rounds=self.rounds, schema="budget", budget=self.budget)
+        return Budget(mechanism=mechanism, participation=kept, pace=self.min_sep or self.rounds)
+
+    def quantile_clipping(self) -> QuantileClipping | None:
+        """How the clip norm adapts; None for one that stays."""
+        if self.clip_quantile is None:
+            return None
+        return QuantileClipping(
+            quantile=self.clip_quantile,
+            share=self.clip_share,
+            every=self.clip_every,
+            learning_rate=self.clip_learning_rate,
+        )
+
+    def fit_workload(self) -> workloads.Workload:
+        """The workload that mechanisms are fitted for: prefix sums in the banded paper (Sec. 6)."""
+        return workloads.named(self.workload, self.rounds, momentum=self.workload_momentum)
+
+    def fit(self, *, show_progress: bool = False) -> Mechanism:
+        """The mechanism: read from its file, or fitted.
+
+        A fit takes seconds to minutes at full size, or is read from the cache of fits.
+        """
+        if self.mechanism is not None:
+            mechanism = load_mechanism(self.mechanism)
+            self._check_rounds(mechanism)
+            return mechanism
+        participation = self.participation()
+        record = FAMILIES["identity" if self.family == "none" else self.family]
+        options: dict[str, Any] = dict(self.mechanism_options)
+        for name in OPTIONS_WITH_FIELDS:
+            if getattr(self, name) is not None:
+                options[name] = getattr(self, name)
+        if "equal_norms" in record.options:
+            # The optimum for every round of an epoch order; a limit below that only lowers its
+            # sensitivity.
+            participation = Participation(
+                rounds=self.rounds, schema=participation.schema, min_sep=participation.min_sep
+            )
+        if record.proves_gap:
+            options["tolerance"] = 1e-3
+        with interruptible_fits(), shown(record.name, show_progress) as progress:
+            return fit(
+                self.fit_workload(), participation, family=record.name, progress=progress, **options
+            )
+
+    def _check_rounds(self, mechanism: Mechanism) -> None:
+        if mechanism.rounds != self.rounds:
+            raise ValueError(
+                f"mechanism has {mechanism.rounds} rounds but rounds={self.rounds}: fit it for the "
+                "rounds of the run"
+            )
+
+    def plan(self, mechanism: Mechanism | None = None) -> Plan:
+        """The plan of `mechanism`, by default the fitted one, with the least noise for the target.
+
+        Raises:
+          TypeError, ValueError: what does not go together, before a calibration that takes minutes.
+        """
+        mechanism = self.fit() if mechanism is None else mechanism
+        if self.epsilon is None:
+            return self.plan_with(mechanism, self.noise_multiplier or 0.0)
+        enough = gaussian_noise_multiplier(self.epsilon, self.delta)
+        plan = self.plan_with(mechanism, enough)
+        if plan.sampling is None:
+            return plan
+        calibrated = calibrate(
+            mechanism,
+            None,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            clip_norm=self.clip_norm,
+            sampling=plan.sampling,
+        )
+        return self.plan_with(mechanism, calibrated.noise_multiplier)
+
+    def plan_with(self, mechanism: Mechanism, noise_multiplier: float) -> Plan:
+        """The plan with this noise, whatever the target."""
+        self._check_rounds(mechanism)
+        scheme, budget = self.scheme(), self.budget_with(mechanism)
+        participation = None if scheme is not None else self.participation_with(budget)
+        if budget is not None:
+            check_pays_for_each_round(budget.participation, column_norm(mechanism))
+        plan = Plan(
+            mechanism=mechanism,
+            participation=participation,  # type: ignore[arg-type]
+            noise_multiplier=noise_multiplier,
+            clip_norm=self.clip_norm,
+            delta=self.delta,
+            sampling=scheme,
+            quantile_clipping=self.quantile_clipping(),
+        )
+        if self.claimed_cohort is not None:
+            plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
+        _ = plan.stddev  # refuses what float32 cannot hold
+        return plan
+
+    def participation_with(self, budget: Budget | None) -> Participation:
+        """What clients keep to: the budget, where there is one."""
+        return self.participation() if budget is None else budget.participation
+
+    @classmethod
+    def of(cls, plan: Plan) -> "PlanConfig":
+        """The promise of a plan that was made in Python; its mechanism is mechanism.npz."""
+        return PlanConfig(min_sep=1, noise_multiplier=0.0).stating(plan)
+
+    def promise(self) -> "PlanConfig":
+        """The fields of `PlanConfig` alone."""
+        names = [field.name for field in dataclasses.fields(PlanConfig)]
+        return PlanConfig(**{name: getattr(self, name) for name in names})
+
+    def stating(self, plan: Plan, mechanism: str = "mechanism.npz") -> "PlanConfig":
+        """The promise in the numbers of `plan`, of which nothing is left to follow from others.
+
+        Args:
+          plan: of this config, or one that was made in Python.
+          mechanism: the file of its mechanism.
+        """
+        p, scheme, adaptive = plan.participation, plan.sampling, plan.quantile_clipping
+        values: dict[str, Any] = dict.fromkeys(
+            ("bands", "decoder", "epsilon", "min_sep", "max_participations", "budget", "sampling")
+        )
+        values |= dict.fromkeys(("population", "partitions", "clip_quantile", "claimed_cohort"))
+        values |= {"family": "file", "mechanism": mechanism, "mechanism_options": {}}
+        values |= {"noise_multiplier": plan.noise_multiplier, "rounds": p.rounds}
+        values |= {"delta": plan.delta, "clip_norm": plan.clip_norm, "schema": "min_sep"}
+        if scheme is not None:
+            values |= scheme.settings()
+        else:
+            values["schema"] = p.schema
+            if p.schema in ("min_sep", "fixed_epoch"):
+                values |= {"min_sep": p.min_sep, "max_participations": p.max_participations}
+            values["budget"] = p.budget
+        for name in ("share", "every", "learning_rate"):
+            default = PlanConfig.__dataclass_fields__[f"clip_{name}"].default
+            values[f"clip_{name}"] = default if adaptive is None else getattr(adaptive, name)
+        if adaptive is not None:
+            values["clip_quantile"] = adaptive.quantile
+        if plan.simulation is not None:
+            values |= {
+                "cohort_size": plan.simulation.simulated,
+                "claimed_cohort": plan.simulation.claimed,
+            }
+        elif self.claimed_cohort is not None and scheme is None:
+            values["cohort_size"] = self.claimed_cohort
+        return dataclasses.replace(self.promise(), **values)
+
+    def flat(self) -> dict[str, Any]:
+        """Field -> value, in the order of the fields.
+
+        Options of the mechanism stand by their own names, those of a task as task_option.NAME.
+        """
+        return flat({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
+        """Command-line options of what is not at its default, and of what is `always` said."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        flags = []
+        for name, value in self.flat().items():
+            option = f"--{name.replace('_', '-')}"
+            if name in leave_out or (value == defaults.get(name) and name not in always):
+                continue
+            if name.startswith(TASK_OPTION):
+                setting = f"{name.removeprefix(TASK_OPTION)}={value}"
+                flags.append(f"--task-option {shlex.quote(setting)}")
+            elif isinstance(value, bool):
+                flags.append(option if value else f"--no-{option[2:]}")
+            else:
+                flags.append(f"{option} {shlex.quote('none' if value is None else str(value))}")
+        return flags
+
+    def to_json(self) -> str:
+        """The fields as indented JSON, the form in which a run folder keeps them."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The config that `to_json` wrote.
+
+        Raises:
+          ValueError: no JSON, or what `from_mapping` refuses.
+        """
+        return cls.from_mapping(json.loads(text), "JSON")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], origin: str) -> Self:
+        """A config from plain values.
+
+        Args:
+          values: as `dataclasses.asdict` or `flat` give them; fields left out keep their default.
+          origin: where they come from, named in errors.
+
+        Raises:
+          ValueError: unknown field, wrong type or value out of range.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        values = nested(values)
+        for name in values:
+            if name not in known:
+                hint = meant(name, known, "the fields are")
+                raise ValueError(f"{origin} has an unknown field {name!r}: {hint}")
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            # msgspec names the field behind the sentence: "Expected `int`, got `str` - at
+            # `$.rounds`".
+            field = re.search(r" - at `\$\.(\w+)`$", str(error))
+            given = f"{field[1]}={values[field[1]]!r}: " if field and field[1] in values else ""
+            raise ValueError(f"{origin}: {given}{error}") from error
+
+
+def differences(
+    new: PlanConfig, old: PlanConfig, *, leave_out: tuple[str, ...] = (), was: str = "was"
+) -> str:
+    """What differs between two configs, in one phrase; empty where nothing does.
+
+    >>> one = PlanConfig(rounds=8, min_sep=4, epsilon=2.0)
+    >>> differences(dataclasses.replace(one, min_sep=2), one)
+    'min_sep=2 (was 4)'
+    """
+    new_values, old_values = new.flat(), old.flat()
+    names = [name for name in {**new_values, **old_values} if name not in leave_out]
+    pairs = [(name, new_values.get(name), old_values.get(name)) for name in names]
+    return ", ".join(f"{name}={a!r} ({was} {b!r})" for name, a, b in pairs if a != b)

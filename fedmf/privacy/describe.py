@@ -1,0 +1,226 @@
+"""A plan in words and plain JSON types: its summary, its guarantee and its statement."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedmf.mechanisms.budget import most_rounds
+from fedmf.privacy import statement as _statement
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.flat_config import OF_THE_FIT
+from fedmf.privacy.plan import (
+    Plan,
+    bit_stddev,
+    per_query_noise_multiplier,
+    rdp_epsilon,
+    unamplified_epsilon,
+    unit_noise,
+    update_noise_multiplier,
+)
+from fedmf.privacy.rounding import finite
+
+# Options of a printed command, also where they are at their default: the guarantee rests on them.
+ALWAYS_SAID = ("rounds", "delta", "clip_norm")
+# Users with so many devices are given a guarantee of their own.
+_DEVICES = (2, 3, 5)
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """The plan in plain JSON types, for the run folder and for `--json`."""
+    certificate, cohorts = plan.mechanism.certificate, plan.simulation
+    return {
+        "family": plan.mechanism.family,
+        "rounds": plan.mechanism.rounds,
+        "bands": plan.mechanism.bands,
+        "participation": plan.participation.limits(),
+        "sampling": _sampling_facts(
+            plan, {"unamplified_epsilon": finite(unamplified_epsilon(plan))}
+        ),
+        "clip_norm": plan.clip_norm,
+        "noise_multiplier": plan.noise_multiplier,
+        "sensitivity": dataclasses.asdict(plan.sensitivity),
+        "stddev": plan.stddev,
+        "epsilon": finite(plan.epsilon),
+        "delta": plan.delta,
+        "rho": finite(plan.rho),
+        "neighbouring_relation": "zero-out",
+        "simulated_cohort": None if cohorts is None else cohorts.simulated,
+        "claimed_cohort": None if cohorts is None else cohorts.claimed,
+        "certificate": dataclasses.asdict(certificate) if certificate else None,
+    } | _clipping_facts(plan)
+
+
+def _clipping_facts(plan: Plan) -> dict[str, Any]:
+    """What a summary and a statement say of quantile_clipping; nothing without it."""
+    adaptive = plan.quantile_clipping
+    if adaptive is None:
+        return {}
+    facts = dataclasses.asdict(adaptive) | {
+        "update_noise_multiplier": update_noise_multiplier(plan),
+        "bit_noise_multiplier": adaptive.bit_noise_multiplier(plan.noise_multiplier),
+        "bit_stddev": bit_stddev(plan),
+    }
+    return {"quantile_clipping": facts}
+
+
+def _sampling_facts(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any] | None:
+    if plan.sampling is None:
+        return None
+    query = {"per_query_noise_multiplier": per_query_noise_multiplier(plan)}
+    return plan.sampling.facts(plan.mechanism.rounds) | dict(more) | query
+
+
+def guarantee_values(plan: Plan) -> dict[str, Any]:
+    """Epsilon, delta and rho, and what they were computed from, in plain JSON types.
+
+    An infinite epsilon is null.
+    """
+    return {
+        "epsilon": finite(plan.epsilon),
+        "delta": plan.delta,
+        "rho": finite(plan.rho),
+        "unamplified_epsilon": finite(unamplified_epsilon(plan)),
+        "noise_multiplier": plan.noise_multiplier,
+        "sensitivity": plan.sensitivity.value,
+        "sensitivity_exact": plan.sensitivity.exact,
+        "sensitivity_method": plan.sensitivity.method,
+    }
+
+
+def group_values(plan: Plan) -> list[dict[str, Any]]:
+    """The guarantee of users of several devices.
+
+    A sum of g clients is g times as sensitive: rho grows by g^2.
+    """
+    return [
+        {
+            "devices": g,
+            "epsilon": finite(plan.group_epsilon(g)),
+            "delta": plan.delta,
+            "rho": finite(g * g * plan.rho),
+        }
+        for g in _DEVICES
+    ]
+
+
+def statement(
+    plan: Plan, *, rdp: bool = False, pretraining: str | None = None, population: int | None = None
+) -> str:
+    """The privacy statement of a plan, in the structure of the banded paper's App. K.1.
+
+    Args:
+      plan: what is run.
+      rdp, pretraining, population: as of `statement_values`.
+
+    Returns:
+      Markdown.
+
+    >>> import fedmf
+    >>> config = fedmf.PlanConfig(rounds=8, min_sep=4, family="identity", noise_multiplier=2.0)
+    >>> "epsilon" in fedmf.statement(config.plan())
+    True
+    """
+    values = statement_values(plan, rdp=rdp, pretraining=pretraining, population=population)
+    return _statement.markdown(values)
+
+
+def statement_values(
+    plan: Plan,
+    *,
+    rdp: bool = False,
+    pretraining: str | None = None,
+    population: int | None = None,
+    canaries: int = 0,
+    commands: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Every fact of the statement, in plain JSON types and at full precision.
+
+    Args:
+      plan: what is run.
+      rdp: Renyi accounting as well, which older literature reports.
+      pretraining: data on which the model was trained before, in a few words, and whether it is
+        public; a text that begins with "none" says that there was none; None says nothing.
+      population: clients that there are, where they are known: a simulation says whether the run
+        that it stands for could have them.
+      canaries: synthetic clients among them, for an audit of the run.
+      commands: that make what is stated again; None for those that follow from the plan.
+
+    Returns:
+      The values of `fedmf.privacy.statement.markdown`. An infinite epsilon is null.
+    """
+    scheme = plan.sampling
+    sentences: dict[str, str] = {}
+    if scheme is not None:
+        noise = unit_noise(plan)
+        sentences = dict(scheme.statement(plan.mechanism, noise))
+        if evidence := scheme.evidence(plan.mechanism, noise, plan.delta):
+            sentences["evidence"] = evidence
+    guarantee = guarantee_values(plan) | ({"rdp_epsilon": finite(rdp_epsilon(plan))} if rdp else {})
+    values = {
+        "format": _statement.FORMAT,
+        "subject": "plan",
+        "dp_setting": "central",
+        "simulation": _simulation(plan, population),
+        "pretraining": pretraining,
+        "output": {"rounds": plan.mechanism.rounds, "released": "all privatised aggregates"},
+        "unit_of_privacy": "client",
+        "neighbouring_relation": "zero-out",
+        "mechanism": {
+            "family": plan.mechanism.family,
+            "rounds": plan.mechanism.rounds,
+            "bands": plan.mechanism.bands,
+            "sha256": _statement.mechanism_digest(plan.mechanism),
+        },
+        "participation": plan.participation.limits(),
+        "sampling": _sampling_facts(plan, sentences),
+        "clip_norm": plan.clip_norm,
+        "stddev": plan.stddev,
+        "guarantee": guarantee,
+        "group_privacy": group_values(plan),
+        "not_covered": list(_statement.NOT_COVERED),
+        "commands": [calibrate_command(plan, rdp=rdp)] if commands is None else list(commands),
+        "versions": _statement.installed_versions(),
+    } | _clipping_facts(plan)
+    if plan.longer is not None:
+        longer = dataclasses.replace(plan.longer, delta=plan.delta)
+        values["longer"] = guarantee_values(longer) | {"rounds": longer.mechanism.rounds}
+    return values | ({"canaries": canaries} if canaries else {})
+
+
+def _simulation(plan: Plan, population: int | None) -> dict[str, Any] | None:
+    if plan.simulation is None:
+        return None
+    p, claimed = plan.participation, plan.simulation.claimed
+    # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than
+    # most_rounds of all.
+    needed = max(claimed * p.min_sep, -(-claimed * p.rounds // most_rounds(plan.mechanism, p)))
+    return {
+        "simulated_cohort": plan.simulation.simulated,
+        "claimed_cohort": claimed,
+        "population_needed": needed,
+        "population": population,
+    }
+
+
+def calibrate_command(
+    plan: Plan,
+    mechanism: str = "mechanism.npz",
+    *,
+    rdp: bool = False,
+    config: PlanConfig | None = None,
+) -> str:
+    """The command that prints the statement of this plan again.
+
+    Args:
+      plan: what is stated.
+      mechanism: the file of its mechanism, of all rounds.
+      rdp: as of `statement_values`.
+      config: that the plan is of; None for one that was made in Python.
+    """
+    whole = plan.longer or plan
+    stop = [] if plan.longer is None else [f"--stop-after {plan.mechanism.rounds}"]
+    said = PlanConfig.of(whole) if config is None else config.stating(whole)
+    flags = said.flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
+    words = [shlex.quote(mechanism), *flags, *stop, "--statement", *["--rdp"] * rdp]
+    return " ".join(["fedmf calibrate", *words])

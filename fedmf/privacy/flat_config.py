@@ -1,0 +1,65 @@
+"""The names of a config's fields, as commands and files spell them: options of families and tasks
+stand beside the fields.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmf.mechanisms.family import families_with, fitted_families
+
+# Options of families that are fields of a config themselves.
+OPTIONS_WITH_FIELDS = ("bands", "decoder")
+# The fields that say how a mechanism is made. A command that is given its file has none of them.
+OF_THE_FIT = ("family", "mechanism", "mechanism_options", *OPTIONS_WITH_FIELDS)
+TASK_OPTION = "task_option."
+
+
+def families() -> tuple[str, ...]:
+    """The values of `PlanConfig.family`: no noise, every family that is fitted, and a file."""
+    return ("none", *fitted_families(), "file")
+
+
+def families_taking(name: str) -> tuple[str, ...]:
+    """The families that a field, or an option of a mechanism, is for."""
+    if name == "mechanism":
+        return ("file",)
+    if name in ("epsilon", "noise_multiplier", "delta"):
+        return families()[1:]
+    return families_with(name) or families()
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with the options of mechanism and task as names of their own.
+
+    >>> flat({"rounds": 8, "task_options": {"batch_size": 4}})
+    {'rounds': 8, 'task_option.batch_size': 4}
+    """
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        if name == "mechanism_options":
+            made |= value
+        elif name == "task_options":
+            made |= {TASK_OPTION + option: setting for option, setting in value.items()}
+        else:
+            made[name] = value
+    return made
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields from `PlanConfig.flat`, also where some are nested already.
+
+    >>> nested({"rounds": 8, "buffers": 2, "task_option.batch_size": 4})
+    {'rounds': 8, 'mechanism_options': {'buffers': 2}, 'task_options': {'batch_size': 4}}
+    """
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.startswith(TASK_OPTION):
+            option = {name.removeprefix(TASK_OPTION): value}
+            made["task_options"] = made.get("task_options", {}) | option
+        elif name not in OPTIONS_WITH_FIELDS and families_with(name):
+            made["mechanism_options"] = made.get("mechanism_options", {}) | {name: value}
+        elif name in ("task_options", "mechanism_options") and isinstance(value, Mapping):
+            made[name] = made.get(name, {}) | dict(value)
+        else:
+            made[name] = value
+    return made

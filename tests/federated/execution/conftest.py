@@ -1,0 +1,45 @@
+"""Clients that train by automatic differentiation, and whether they do side by side."""
+
+import pytest
+import tensorflow as tf
+
+from fedmf.federated.aggregation.aggregator import mean_query
+from fedmf.federated.execution import client_work
+
+
+@pytest.fixture
+def vectorised(monkeypatch):
+    """A list with each trace of clients or examples side by side."""
+    calls, vectorized_map = [], tf.vectorized_map
+
+    @tf.autograph.experimental.do_not_convert
+    def counted(function, elements):
+        calls.append(function)
+        return vectorized_map(function, elements)
+
+    monkeypatch.setattr(tf, "vectorized_map", counted)
+    return calls
+
+
+@pytest.fixture
+def sums_of(monkeypatch):
+    """(task, settings, small) -> the function that sums the clipped updates of a cohort; models of
+    up to `small` parameters train side by side.
+    """
+
+    def made(task, settings, small):
+        monkeypatch.setattr(client_work, "SMALL_MODEL", small)
+        weights = [v.value() for v in task.build_model(3).trainable_variables]
+        specs = [tf.TensorSpec(w.shape) for w in weights]
+        options = {"noise_seed": 1, "zeroing_norm": None, "noise_strategy": "precomputed"}
+        query = mean_query(settings.plan(), specs, clients_per_round=4, **options)
+        work = client_work.AutodiffClients(task, settings, query, specs)
+        params = query.derive_sample_params(query.initial_global_state())
+
+        def summed(cohort):
+            [part] = work.sums(client_work.Broadcast(weights, params), [cohort])
+            return part
+
+        return summed
+
+    return made
