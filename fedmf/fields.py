@@ -121,8 +121,21 @@ class Checked:
         check_fields(self)
 
 
+def flat(values: Mapping[str, Any], between: str = ".") -> dict[str, Any]:
+    """The values with those inside of mappings beside the others, under the names of both.
+
+    >>> flat({"round": 3, "validation": {"accuracy": 0.5}})
+    {'round': 3, 'validation.accuracy': 0.5}
+    """
+    beside: dict[str, Any] = {}
+    for name, value in values.items():
+        inside = flat(value, between) if isinstance(value, Mapping) else {"": value}
+        beside |= {f"{name}{between if key else ''}{key}": each for key, each in inside.items()}
+    return beside
+
+
 def set_fields(options: Any, values: Mapping[str, Any]) -> None:
-    """Sets fields of a frozen dataclass in its `__post_init__`; an array becomes a read-only copy."""
+    """Sets fields of a frozen dataclass in its `__post_init__`; of an array a read-only copy."""
     for name, value in values.items():
         is_array = isinstance(value, np.ndarray)
         object.__setattr__(options, name, checks.frozen(value) if is_array else value)

@@ -132,10 +132,8 @@ class Workload:
             )
         name = f"{self.name} @ {other.name}"
         # (A_self A_other)^-1 = A_other^-1 A_self^-1
-        left, right = (
-            other.inverse_diagonals,
-            self.inverse_diagonals,
-        )
+        left = other.inverse_diagonals
+        right = self.inverse_diagonals
         if left is None or right is None:
             return Workload(name, np.tril(self.matrix @ other.matrix))
         return Workload.from_inverse(name, checks.banded_product(left, right))

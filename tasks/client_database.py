@@ -89,8 +89,8 @@ class ClientDatabase:
         # What SQLite writes in this mode is not in the file yet, whose digest a resume compares.
         if 2 in header[18:20] or (log.exists() and log.stat().st_size):
             raise ValueError(
-                f"{self.path} is in SQLite's write-ahead mode, in which changes lie beside it: "
-                "close its writer and run `PRAGMA journal_mode=DELETE` on it"
+                f"{self.path} is in SQLite's write-ahead mode, in which changes lie beside it, in "
+                f"{log.name}: close its writer and run `PRAGMA journal_mode=DELETE` on it"
             )
 
     @contextlib.contextmanager
@@ -106,10 +106,15 @@ class ClientDatabase:
             raise ValueError(f"{self.path} cannot be read ({error}): {self.hint}") from None
 
     @property
+    def application_id(self) -> int:
+        """`SYNTHETIC` or `IMPORTED` of `fedmf.tasks.data_file`; 0 of TFF's own files."""
+        with self.connection() as connection:
+            return int(connection.execute("PRAGMA application_id").fetchone()[0])
+
+    @property
     def synthetic(self) -> bool:
         """Whether fedmf wrote the file as a stand-in."""
-        with self.connection() as connection:
-            return bool(connection.execute("PRAGMA application_id").fetchone()[0] == SYNTHETIC)
+        return self.application_id == SYNTHETIC
 
     @property
     def version(self) -> str:
@@ -118,23 +123,13 @@ class ClientDatabase:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
     def client_sizes(self, split: str) -> dict[str, int]:
-        """Client id -> number of examples in a split, in the sorted order of TFF's loader.
-
-        Raises:
-          ValueError: the file has no such split.
-        """
+        """Client id -> number of examples in a split, in the sorted order of TFF's loader."""
         query = (
-            "SELECT client_id, num_examples FROM client_metadata WHERE split_name "
-            "= ? ORDER BY client_id"
+            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY "
+            "client_id"
         )
         with self.connection() as connection:
-            sizes = dict(connection.execute(query, (split,)))
-        if not sizes:
-            raise ValueError(
-                f"{self.path} has no split {split!r} (but "
-                f"{', '.join(self.splits()) or 'none'}): {self.hint}"
-            )
-        return sizes
+            return dict(connection.execute(query, (split,)))
 
     def splits(self) -> list[str]:
         """The names of the splits, sorted."""
@@ -144,21 +139,22 @@ class ClientDatabase:
             )
             return [str(name) for (name,) in found]
 
-    def records(self, split: str, client_id: str) -> list[bytes]:
-        """A client's serialized examples in file order."""
+    def records(self, split: str, client_id: str, limit: int = -1) -> list[bytes]:
+        """A client's serialized examples in file order, at most `limit` (-1 for all)."""
         query = (
-            "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?"
+            "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ? "
+            "LIMIT ?"
         )
         with self.connection() as connection:
-            return [
-                self._blob(record) for (record,) in connection.execute(query, (client_id, split))
-            ]
+            rows = connection.execute(query, (client_id, split, limit))
+            return [self.blob(record) for (record,) in rows]
 
-    def _blob(self, record: object) -> bytes:
+    def blob(self, record: object) -> bytes:
+        """A record of the file, which must hold bytes."""
         if not isinstance(record, bytes):
             raise ValueError(
-                f"{self.path} holds a {type(record).__name__} where a "
-                f"tf.train.Example belongs: {self.hint}"
+                f"{self.path} holds a {type(record).__name__} where a tf.train.Example belongs: "
+                f"{self.hint}"
             )
         return record
 

@@ -57,6 +57,21 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
     return bytes(example.SerializeToString(deterministic=True))
 
 
+def text_of(serialized: bytes, name: str) -> bytes:
+    """The first byte string of one feature of a serialized tf.train.Example; empty where it has
+    none.
+
+    Raises:
+      ValueError: the bytes are not a tf.train.Example.
+    """
+    try:
+        return next(
+            iter(_Example.FromString(serialized).features.feature[name].bytes_list.value), b""
+        )
+    except message.DecodeError as error:
+        raise ValueError(_broken(serialized, error)) from None
+
+
 def decode_example(serialized: bytes) -> dict[str, Feature]:
     """The features of a serialized tf.train.Example: all floats as a float32 array, of bytes and
     ints the first value.
@@ -73,7 +88,9 @@ def decode_example(serialized: bytes) -> dict[str, Feature]:
             elif values := (*feature.bytes_list.value, *feature.int64_list.value):
                 decoded[name] = values[0]
     except (message.DecodeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"a record of {len(serialized)} bytes is not a serialized tf.train.Example: {error}"
-        ) from None
+        raise ValueError(_broken(serialized, error)) from None
     return decoded
+
+
+def _broken(serialized: bytes, error: Exception) -> str:
+    return f"a record of {len(serialized)} bytes is not a serialized tf.train.Example: {error}"

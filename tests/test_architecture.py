@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # not know the other parts of it.
 FLOORS = [
     {"checks", "files", "identifiers", "terminal"},
-    {"fields", "tables"},
+    {"fields", "tables", "disk_cache"},
     {"workloads", "schedule", "participation", "noise"},
     {"mechanisms"},
     {"privacy"},

@@ -226,10 +226,8 @@ def audit_distinguishing(
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
     """
-    present, absent = (
-        checks.array("present", present, ndim=1),
-        checks.array("absent", absent, ndim=1),
-    )
+    present = checks.array("present", present, ndim=1)
+    absent = checks.array("absent", absent, ndim=1)
     for name, values in (("present", present), ("absent", absent)):
         if len(values) < 4:
             raise ValueError(f"{name} has {len(values)} trials: play at least 4 of each kind")
@@ -245,10 +243,8 @@ def audit_distinguishing(
     )
     # Under the claim s has variance 1, which has a test of its own: the difference of the means is
     # then exactly normal.
-    signal, width = (
-        float(present.mean() - absent.mean()),
-        math.sqrt(1 / len(present) + 1 / len(absent)),
-    )
+    signal = float(present.mean() - absent.mean())
+    width = math.sqrt(1 / len(present) + 1 / len(absent))
     above_claim, above_expected = (
         float(scipy.stats.norm.sf((signal - mean) / width)) for mean in (claimed, case.snr)
     )

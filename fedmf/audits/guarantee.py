@@ -7,131 +7,25 @@ what in the record speaks against its sampling scheme.
 """
 
 import dataclasses
-import functools
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedmf import checks
+from fedmf.audits.achieved import Achieved, Offender, Offenders
 from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
 from fedmf.audits.offenders import Tally
-from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
+from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.describe import group_values, guarantee_values, statement_values
-from fedmf.privacy.plan import Plan, unamplified_epsilon
+from fedmf.privacy.plan import Plan
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.statement import markdown
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Achieved:
-    """What the noise of a plan guarantees clients to whom the run was so sensitive; without
-    amplification by sampling.
-
-    Attributes:
-      planned: the plan.
-      sensitivity: for unit clip norm: exact, or an upper bound.
-    """
-
-    planned: Plan
-    sensitivity: Sensitivity
-
-    @functools.cached_property
-    def plan(self) -> Plan:
-        """The plan without sampling, with the noise multiplier that the noise has
-        for these clients.
-        """
-        multiplier = self.planned.noise_multiplier * (
-            self.planned.sensitivity.value / self.sensitivity.value
-        )
-        return dataclasses.replace(self.planned, sampling=None, noise_multiplier=multiplier)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Of the run, of updates and bits together."""
-        return self.plan.noise_multiplier
-
-    @property
-    def epsilon(self) -> float:
-        """At the plan's delta, whoever knows who was drawn."""
-        return unamplified_epsilon(self.plan)
-
-    @property
-    def rho(self) -> float:
-        """zCDP."""
-        return self.plan.rho
-
-    def values(self) -> dict[str, Any]:
-        """The guarantee in plain JSON types, as `Plan.guarantee_values`;
-        an infinite epsilon is null.
-        """
-        return {
-            "epsilon": finite(self.epsilon),
-            "delta": self.planned.delta,
-            "rho": finite(self.rho),
-            "unamplified_epsilon": finite(self.epsilon),
-            "noise_multiplier": self.noise_multiplier,
-            "sensitivity": self.sensitivity.value,
-            "sensitivity_exact": self.sensitivity.exact,
-            "sensitivity_method": self.sensitivity.method,
-        }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Offender:
-    """A client that broke the plan.
-
-    Attributes:
-      client: as the record names it.
-      rounds: in which it took part, numbered as the record does.
-      achieved: what its own rounds leave it.
-    """
-
-    client: int | str
-    rounds: tuple[int, ...]
-    achieved: Achieved
-
-    def values(self) -> dict[str, Any]:
-        """In plain JSON types; an infinite epsilon is null."""
-        achieved = self.achieved
-        return {
-            "client": self.client,
-            "rounds": list(self.rounds),
-            "epsilon": finite(achieved.epsilon),
-            "rho": finite(achieved.rho),
-            "sensitivity": achieved.sensitivity.value,
-        }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Offenders:
-    """The clients that broke the plan.
-
-    Attributes:
-      clients: how many.
-      first: at most ten, those with the weakest guarantees first.
-      others: the guarantee of all other clients; None where there are none.
-    """
-
-    clients: int
-    first: tuple[Offender, ...]
-    others: Achieved | None
-
-    def values(self) -> dict[str, Any]:
-        """In plain JSON types; an infinite epsilon is null."""
-        others = self.others
-        return {
-            "clients": self.clients,
-            "first": [offender.values() for offender in self.first],
-            "others": None
-            if others is None
-            else {"epsilon": finite(others.epsilon), "rho": finite(others.rho)},
-        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -359,15 +253,12 @@ def audit_ledger(
         observed, tally = ledger.observed(), Tally(plan, unrecorded)
         for _ in tally.counted([rounds]):
             pass
-        named = tuple(
-            Offender(
-                client=int(clients[np.searchsorted(rounds.starts, found.row)]),
-                rounds=tuple(found.rounds.tolist()),
-                achieved=Achieved(planned=plan, sensitivity=found.sensitivity),
-            )
-            for found in tally.named()
+        return _audited(
+            observed,
+            tally,
+            lambda row: int(clients[np.searchsorted(rounds.starts, row)]),
+            unrecorded=_unrecorded(tally, hint),
         )
-        return _audited(observed, plan, tally, named, _unrecorded(tally, unrecorded, hint))
 
     everyone = audited(ledger)
     if not len(ledger.noncompliant()):
@@ -422,18 +313,16 @@ def audit_log(
         stats = ParticipationStats.of_clients(
             tally.counted(log.clients()), cohort_sizes=log.cohort_sizes()
         )
-        named = tuple(
-            Offender(
-                client=log.client(found.row),
-                rounds=tuple((found.rounds + log.first_round).tolist()),
-                achieved=Achieved(planned=plan, sensitivity=found.sensitivity),
-            )
-            for found in tally.named()
-        )
         hint = (
             f"audit the log of the whole run, or pass rounds_run={missing.start} if it ended there"
         )
-        audit = _audited(stats, plan, tally, named, _unrecorded(tally, missing, hint))
+        audit = _audited(
+            stats,
+            tally,
+            log.client,
+            first_round=log.first_round,
+            unrecorded=_unrecorded(tally, hint),
+        )
     contradictions = audit.contradictions
     if log.description.lookalikes is not None:
         one, other = map(ascii, log.description.lookalikes)
@@ -447,11 +336,14 @@ def audit_log(
 
 def _audited(
     stats: ParticipationStats,
-    plan: Plan,
     tally: Tally,
-    named: tuple[Offender, ...],
+    client_of: Callable[[int], int | str],
+    *,
+    first_round: int = 0,
     unrecorded: str | None,
 ) -> Audit:
+    """The audit of clients that were counted; `client_of` names that of a row of the record."""
+    plan = tally.plan
     kept, broke = tally.kept(), tally.broke()
     found = [sensitivity for sensitivity in (kept, broke) if sensitivity is not None]
     if not found:
@@ -462,7 +354,15 @@ def _audited(
         worst = plan.sensitivity if broke is None else sensitivity(plan.mechanism, always)
     elif broke is not None:
         others = None if kept is None else Achieved(planned=plan, sensitivity=kept)
-        offenders = Offenders(clients=tally.offenders, first=named, others=others)
+        first = tuple(
+            Offender(
+                client=client_of(found.row),
+                rounds=tuple((found.rounds + first_round).tolist()),
+                achieved=Achieved(planned=plan, sensitivity=found.sensitivity),
+            )
+            for found in tally.named()
+        )
+        offenders = Offenders(clients=tally.offenders, first=first, others=others)
     undrawn = []
     if plan.sampling is not None and stats.participations:
         undrawn = plan.sampling.contradictions(stats, plan.mechanism.rounds)
@@ -478,10 +378,9 @@ def _audited(
     )
 
 
-def _unrecorded(tally: Tally, rounds: Sequence[int], hint: str) -> str | None:
-    """What rounds, increasing, that were run without a record are counted as; `hint` says what to
-    do about it.
-    """
+def _unrecorded(tally: Tally, hint: str) -> str | None:
+    """What rounds without a record are counted as; `hint` says what to do about it."""
+    rounds = tally.besides
     if not rounds:
         return None
     assumed = "as much as the plan allows"

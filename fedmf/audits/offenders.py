@@ -45,7 +45,7 @@ class Tally:
     """
 
     def __init__(self, plan: Plan, besides: Sequence[int] = ()) -> None:
-        self._plan, self._besides, p = plan, besides, plan.participation
+        self.plan, self.besides, p = plan, besides, plan.participation
         self._own = OwnRounds(plan.mechanism, besides, by_counts=p.schema != "budget")
         self._kept, self._broke = Largest(self._own), Largest(self._own)
         self._rows, self._named = 0, list[tuple[float, int, np.ndarray]]()
@@ -63,7 +63,7 @@ class Tally:
             yield clients
 
     def _count(self, clients: ClientRounds) -> None:
-        own, p = self._own.squared(clients), self._plan.participation
+        own, p = self._own.squared(clients), self.plan.participation
         if p.budget is None:
             kept = clients.kept(p)
         else:
@@ -89,17 +89,17 @@ class Tally:
         """The largest sensitivity to any client that kept to the plan; None where nobody did, and
         no round is without a record.
         """
-        planned = self._plan.sensitivity
-        if not self.offenders and self._besides:
+        planned = self.plan.sensitivity
+        if not self.offenders and self.besides:
             return planned
         if self._kept.squared < 0:
             # Others may have come in the rounds without a record: no more than the dearest
             # offender, who counts in all of them.
-            return self._broke.sensitivity() if self._besides else None
+            return self._broke.sensitivity() if self.besides else None
         own = self._kept.sensitivity()
         # Bounds of single sets of rounds, and rounding in another way of computing, must not deny
         # what the plan covers.
-        return own if self._besides or own.value < planned.value * (1 - _ROUNDING) else planned
+        return own if self.besides or own.value < planned.value * (1 - _ROUNDING) else planned
 
     def broke(self) -> Sensitivity | None:
         """The largest sensitivity to any client that broke the plan; None where nobody did."""

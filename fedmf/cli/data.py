@@ -122,7 +122,12 @@ def _writer(task: str) -> Callable[..., Any]:
 @quiet_option
 @json_option
 def import_(
-    file: pathlib.Path, out: pathlib.Path, quiet: bool, as_json: bool, **options: Any
+    file: pathlib.Path,
+    out: pathlib.Path,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Make a data file of your own text.
 
@@ -133,11 +138,12 @@ def import_(
       fedmf data import posts.csv --user-column author --text-column body --out corpus.sqlite
       fedmf train --data corpus.sqlite ...
     """
-    from fedmf.tasks.stackoverflow import import_text
+    from fedmf.tasks.stackoverflow import ImportOptions, import_text
 
     with arguments_checked():
-        summary = dataclasses.asdict(import_text(file, out, progress=not quiet, **options))
-    show(summary, as_json)
+        split = ImportOptions(**options)
+        summary = import_text(file, out, split, overwrite=overwrite, progress=not quiet)
+    show(dataclasses.asdict(summary), as_json)
 
 
 @data.command()

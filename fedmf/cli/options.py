@@ -409,21 +409,14 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(values, indent=2))
         return
-    values = _flat(values)
+    from fedmf.fields import flat
+
+    values = flat(values)
     width = max(map(len, values))
     for name, value in values.items():
         if value is None:  # in JSON an infinite epsilon is null
             value = "infinite" if "epsilon" in name or "rho" in name else "none"
         click.echo(f"{name:<{width}}  {_text(value)}")
-
-
-def _flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= (
-            _flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
-        )
-    return flat
 
 
 def _text(value: Any) -> str:

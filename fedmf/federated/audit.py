@@ -9,7 +9,6 @@ mechanism's noising(), in float64.
 import collections
 import dataclasses
 import math
-import reprlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_disting
 from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
 from fedmf.federated.aggregation.aggregator import mean_query
 from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
+from fedmf.server.state import check_plan
 
 # Entries of noise that show a scale off by 3% at one in a million false alarms, and a margin.
 _ENTRIES = 60_000
@@ -90,10 +90,7 @@ def audit_mechanism(
       >>> audit.verdict.consistent, len(audit.verdict.findings) > 30
       (True, True)
     """
-    if not isinstance(plan, Plan):
-        raise TypeError(
-            f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
-        )
+    check_plan(plan)
     seed = checks.integer(
         "seed", seed, low=0, hint="choose a whole number; it is not a secret here"
     )
@@ -115,23 +112,27 @@ def audit_mechanism(
     case = worst_case(updates)
     total, done = n * (3 if trials else 2), 0
 
-    def rows(run: int, size: int, **options: Any) -> Iterator[np.ndarray]:
+    def shown(rows: Iterator[np.ndarray]) -> np.ndarray:
         nonlocal done
-        for row in released_rows(plan, size, noise_seed=16 * seed + run, **options):
+        released = []
+        for row in rows:
+            released.append(row)
             done += 1
             if progress is not None:
                 progress(done, total)
-            yield row
+        return np.stack(released)
 
     L, scale = causal_factor(plan.mechanism.noising()), plan.stddev / divisor_of(plan)
-    one = whiten(L, np.stack(list(rows(1, d))), scale)
-    other = whiten(L, np.stack(list(rows(2, d, resume_at=n // 2))), scale)
+    one = whiten(L, shown(released_rows(plan, d, noise_seed=16 * seed + 1)), scale)
+    rows = released_rows(plan, d, noise_seed=16 * seed + 2, resume_at=n // 2)
+    other = whiten(L, shown(rows), scale)
     leaves += [1] * (plan.quantile_clipping is not None)
     findings = audit_noise([one, other], leaves=leaves).findings
     game = None
     if trials:
         clients, present = worst_clients(plan, case, trials, seed)
-        s = case.projection @ np.stack(list(rows(3, trials, clients=clients)))[:, :trials] / scale
+        rows = released_rows(plan, trials, noise_seed=16 * seed + 3, clients=clients)
+        s = case.projection @ shown(rows)[:, :trials] / scale
         game = audit_distinguishing(updates, case, s[present], s[~present])
         findings += game.findings
     verdict = NoiseAudit(findings=findings, false_positive_rate=false_positive_rate)
@@ -188,10 +189,8 @@ def released_rows(
     state = query.initial_state
     for t in range(plan.mechanism.rounds):
         if t and t == resume_at:
-            state, query = (
-                tf.nest.map_structure(np.array, state),
-                _Query(plan, coordinates, noise_seed),
-            )
+            state = tf.nest.map_structure(np.array, state)
+            query = _Query(plan, coordinates, noise_seed)
         state, row = query.release(state, *(clients(t) if clients else nobody))
         yield row
 

@@ -455,10 +455,8 @@ def _arrays(examples: Any, client_id: str) -> Examples:
     number, size = 0, 0
     for part in examples.batch(1024).as_numpy_iterator():
         parts.append(part)
-        number, size = (
-            number + of_examples.count(part),
-            size + sum(array.nbytes for array in tf.nest.flatten(part)),
-        )
+        number += of_examples.count(part)
+        size += sum(array.nbytes for array in tf.nest.flatten(part))
         if length == tf.data.UNKNOWN_CARDINALITY and (number > MOST_EXAMPLES or size > MOST_BYTES):
             raise ValueError(
                 f"preprocess gives client {client_id!r} {number} examples of {size / 1e9:.2g} GB "

@@ -3,7 +3,7 @@ with the least worst regret.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def fit_range(
     *,
     workload: Callable[[int], Workload] = prefix_sum,
     objective: str = "max",
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> RangeFit:
     """Fits a mechanism for each possible run, tries each on all of them, and returns the one whose
     worst regret is the least.
@@ -55,13 +55,13 @@ def fit_range(
       family: "blt" or "toeplitz", whose recurrences go on for any number of rounds.
       workload: of so many rounds.
       objective: what is fitted and compared: "max", the largest error, or "mean".
-      **options: of `fedmf.fit`.
+      options: of `fedmf.fit`, by name.
 
     Raises:
       TypeError, ValueError: another family, no run, or what `fedmf.fit` refuses.
 
     >>> runs = [Participation(rounds=n, schema="min_sep", min_sep=8) for n in (16, 64)]
-    >>> found = fit_range(runs, buffers=2)
+    >>> found = fit_range(runs, options={"buffers": 2})
     >>> found.mechanism.rounds, 0.0 <= found.worst_regret < 0.1
     (64, True)
     """
@@ -72,7 +72,7 @@ def fit_range(
         checks.one_of("objective", objective, ("max", "mean"))
     ]
     fits = [
-        fit(workload(p.rounds), p, family=family, objective=objective, **options)
+        fit(workload(p.rounds), p, family=family, objective=objective, **(options or {}))
         for p in participations
     ]
     errors = np.array(

@@ -149,11 +149,9 @@ class OwnRounds:
     def __init__(
         self, mechanism: Mechanism, besides: Sequence[int] = (), *, by_counts: bool = True
     ) -> None:
-        self._mechanism, self._besides, n = (
-            mechanism,
-            np.asarray(besides, np.int64),
-            mechanism.rounds,
-        )
+        self._mechanism = mechanism
+        self._besides = np.asarray(besides, np.int64)
+        n = mechanism.rounds
         self._bounds: dict[tuple[int, int], float] = {}
         large = (
             mechanism.toeplitz_coefficients() is not None

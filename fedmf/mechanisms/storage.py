@@ -105,11 +105,9 @@ def _check_inverse(mechanism: Mechanism) -> None:
     """Raises unless the stream gives back V from C V: N C = I, seen through the recipe that makes
     the noise.
     """
-    c, noise, most = (
-        mechanism.toeplitz_coefficients(),
-        mechanism.noising_coefficients(),
-        _MAX_PROBED_ROUNDS,
-    )
+    c = mechanism.toeplitz_coefficients()
+    noise = mechanism.noising_coefficients()
+    most = _MAX_PROBED_ROUNDS
     if c is not None and noise is not None and mechanism.rounds > most:
         # Every round of a Toeplitz mechanism is like the first ones: n(x) c(x)
         # = 1 there, without matrices.

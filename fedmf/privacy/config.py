@@ -207,8 +207,8 @@ class PlanConfig:
             )
         if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
-                f"epsilon=None and noise_multiplier=None, but family={self.family} needs a privacy "
-                "target: give epsilon (such as 8) or noise_multiplier"
+                "epsilon=None and noise_multiplier=None, but noise needs a privacy target: give "
+                "epsilon (such as 8) or noise_multiplier"
             )
 
     def _check_sampling(self) -> None:

@@ -37,13 +37,13 @@ import math
 import os
 import pathlib
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fedmf.files import cache_folder, make_folder, write_atomically
+from fedmf.disk_cache import code_digest, keep
+from fedmf.files import cache_folder, write_atomically
 from fedmf.terminal import interrupts, progress_bar
 
 # Chance, over our coins, that one epsilon is too small; of the MAX_ATTEMPTS of a calibration
@@ -299,7 +299,7 @@ def _shards(
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     shown = sys.stderr.isatty()
     with progress_bar.bar(
-        total=number, desc="privacy losses", leave=False, delay=2, disable=not shown
+        total=number, desc="privacy losses", delay=2, disable=not shown
     ) as bar:
         try:
             parts = []
@@ -338,22 +338,16 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
     folder = cache_folder()
     if folder is None:
         return _simulated(losses, delta, most)
-    key = hashlib.sha256(f"{_code()} {losses.digest} {delta!r} {most!r}".encode()).hexdigest()
+    code = code_digest("privacy/**/*.py")
+    key = hashlib.sha256(f"{code} {losses.digest} {delta!r} {most!r}".encode()).hexdigest()
     path = folder / f"epsilon-{key[:32]}.json"
     result = _kept(path, key)
     if result is not None:
         return result
     result = _simulated(losses, delta, most)
     outcome = dataclasses.asdict(result)
-    try:
-        make_folder(folder)
-        write_atomically(path, json.dumps(outcome | {"digest": _digest(key, outcome)}))
-    except OSError as error:
-        words = (
-            f"epsilon could not be stored in the folder {str(folder)!r} ({error}): set "
-            "FEDMF_CACHE to another"
-        )
-        warnings.warn(words, RuntimeWarning, stacklevel=3)
+    text = json.dumps(outcome | {"digest": _digest(key, outcome)})
+    keep(path, lambda path: write_atomically(path, text), "epsilon")
     return result
 
 
@@ -372,17 +366,6 @@ def _kept(path: pathlib.Path, key: str) -> SimulatedEpsilon | None:
 
 def _digest(key: str, outcome: dict[str, Any]) -> str:
     return hashlib.sha256(f"{key} {json.dumps(outcome, sort_keys=True)}".encode()).hexdigest()
-
-
-@functools.cache
-def _code() -> str:
-    """A digest of the sources that decide an epsilon: another version of fedmf never
-    reads this version's.
-    """
-    package = pathlib.Path(__file__).parent
-    return hashlib.sha256(
-        b"".join(path.read_bytes() for path in sorted(package.rglob("*.py")))
-    ).hexdigest()
 
 
 def _simulated(losses: Losses, delta: float, most: float) -> SimulatedEpsilon:

@@ -1,7 +1,6 @@
 """Matrices as heat maps, on a colour scale that is logarithmic in both directions away from 0."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -58,12 +57,20 @@ def draw_heat_map(ax: Axes, matrix: np.ndarray, norm: SymLogNorm) -> None:
         axis.set_major_locator(whole_steps(5))
 
 
-def draw_color_bar(figure: Figure, axes: list[Axes], norm: SymLogNorm, **options: Any) -> None:
+def draw_color_bar(
+    figure: Figure, axes: list[Axes], norm: SymLogNorm, *, location: str = "right", label: str = ""
+) -> None:
     """The colour bar of these heat maps: ticks at powers of ten on both sides of 0, labels at as
     many as there is room for.
     """
     bar = figure.colorbar(
-        ScalarMappable(norm, _COLORS), ax=axes, shrink=0.92, aspect=32, pad=0.02, **options
+        ScalarMappable(norm, _COLORS),
+        ax=axes,
+        location=location,
+        label=label,
+        shrink=0.92,
+        aspect=32,
+        pad=0.02,
     )
     top, bottom = int(np.floor(np.log10(norm.vmax or 1.0) + 1e-9)), round(np.log10(norm.linthresh))
     labels = {0.0: "0"}

@@ -240,10 +240,8 @@ def _achieved(run: Run) -> Cell:
     promise = f"planned {significant(planned)}" + ", of the claimed cohort" * (claimed is not None)
     if run.result is None or claimed is not None:
         return Cell("–" if run.result is None else "not observed", "muted", [promise])
-    achieved, unamplified = (
-        run.result["achieved"]["epsilon"],
-        run.result["achieved"].get("unamplified_epsilon"),
-    )
+    achieved = run.result["achieved"]["epsilon"]
+    unamplified = run.result["achieved"].get("unamplified_epsilon")
     if run.plan.get("sampling") and unamplified is not None:
         promise += f"; {significant(unamplified)} if the cohorts are known"
     weaker = achieved is None or achieved > planned * (1 + 1e-9)

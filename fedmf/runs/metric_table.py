@@ -6,21 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with the entries of its dicts beside the others, under both names.
-
-    >>> flat({"round": 3, "validation": {"accuracy": 0.5}})
-    {'round': 3, 'validation_accuracy': 0.5}
-    """
-    entries: dict[str, Any] = {}
-    for name, value in row.items():
-        entries |= (
-            {f"{name}_{key}": v for key, v in value.items()}
-            if isinstance(value, Mapping)
-            else {name: value}
-        )
-    return entries
+from fedmf.fields import flat
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -29,7 +15,7 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     >>> columns([{"round": 0}, {"round": 1, "validation": {"loss": 2.0}}])
     {'round': [0, 1], 'validation_loss': [nan, 2.0]}
     """
-    table = [flat(row) for row in rows]
+    table = [flat(row, "_") for row in rows]
     names = dict.fromkeys(name for row in table for name in row)
     return {name: [row.get(name, math.nan) for row in table] for name in names}
 
@@ -42,7 +28,9 @@ def metrics_csv(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """
     several = len(runs) > 1
     table = [
-        ({"run": run} if several else {}) | flat(row) for run, rows in runs.items() for row in rows
+        ({"run": run} if several else {}) | flat(row, "_")
+        for run, rows in runs.items()
+        for row in rows
     ]
     out = io.StringIO()
     names = list(dict.fromkeys(name for row in table for name in row)) or ["round"]

@@ -10,7 +10,6 @@ whatever a killed process had half written. Strategies: `fedmf.noise.strategies`
 
 import os
 import pathlib
-import reprlib
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
 from fedmf.privacy.plan import Plan, noise_size
 from fedmf.server.source import LARGEST, GaussianSource, check_noise_seed, noise_key
-from fedmf.server.state import NoiseState, check_tail, plan_mark, state_mark
+from fedmf.server.state import NoiseState, check_plan, check_tail, plan_mark, state_mark
 from fedmf.terminal import progress_bar
 
 
@@ -71,10 +70,7 @@ class HostNoise:
         memory_bytes: int | None = None,
         folder: str | pathlib.Path | None = None,
     ) -> None:
-        if not isinstance(plan, Plan):
-            raise TypeError(
-                f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
-            )
+        check_plan(plan)
         if (noise_seed is None) == (key is None):
             raise ValueError("noise_seed and key: give exactly one")
         if isinstance(noise_seed, str) and noise_seed == "os":
@@ -106,20 +102,17 @@ class HostNoise:
             self._maker = _Regenerated(matrix, self._tiles, array)
 
     @classmethod
-    def for_state(cls, plan: Plan, state: Any, **options: Any) -> "HostNoise":
+    def for_state(cls, plan: Plan, state: Any) -> "HostNoise":
         """For the run whose state this is: any structure with one NoiseState in it, such as TFF's
         server state.
 
         Args:
-          plan, options: as of `HostNoise`, without size, noise_seed and key, which the state holds.
+          plan: as of `HostNoise`.
+          state: holds size and key.
         """
         noise = _the_noise(state)
-        return cls(
-            plan,
-            int(np.shape(noise.rows)[1]) - noise_size(plan, 0),
-            key=np.asarray(noise.key),
-            **options,
-        )
+        size = int(np.shape(noise.rows)[1]) - noise_size(plan, 0)
+        return cls(plan, size, key=np.asarray(noise.key))
 
     def show_progress(self) -> None:
         """From now on a bar shows the progress of a block that takes more than some seconds."""
@@ -228,7 +221,7 @@ class _Tiles:
         """The tiles, with a progress bar if it is to be shown."""
         tiles = [slice(start, min(start + TILE, self.size)) for start in range(0, self.size, TILE)]
         yield from progress_bar.bar(
-            tiles, desc="noise", unit="tile", leave=False, delay=3, disable=not self.shown
+            tiles, desc="noise", unit="tile", delay=3, disable=not self.shown
         )
 
     def draw(self, first: int, tile: slice, out: np.ndarray) -> None:
@@ -243,10 +236,8 @@ class _Independent:
         self._form, self._tiles = form, tiles
 
     def row(self, t: int) -> np.ndarray:
-        row, scale = (
-            np.empty((1, self._tiles.size), np.float32),
-            np.float32(self._form.matrix(t)[0, 0]),
-        )
+        row = np.empty((1, self._tiles.size), np.float32)
+        scale = np.float32(self._form.matrix(t)[0, 0])
         self._tiles.source.fill(row, t)
         return row[0] if scale == 1 else row[0] * scale
 

@@ -4,6 +4,7 @@ plans that a source cannot serve.
 
 import hashlib
 import math
+import reprlib
 from typing import Any, NamedTuple
 
 import scipy.integrate
@@ -29,6 +30,14 @@ class NoiseState(NamedTuple):
     made_for: Any
     mechanism: Any
     rows: Any
+
+
+def check_plan(plan: Any) -> None:
+    """Refuses what is no plan."""
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
+        )
 
 
 def mark_of(text: str) -> int:

@@ -6,12 +6,22 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
+def bar(
+    iterable: Iterable[Any] | None = None,
+    *,
+    desc: str | None = None,
+    unit: str = "it",
+    total: int | None = None,
+    initial: int = 0,
+    delay: float | None = None,
+    disable: bool = False,
+) -> Any:
     """A `tqdm.tqdm` on standard error: drawn ten times a second on a terminal, a line every ten
     seconds elsewhere.
 
     Args:
-      iterable, options: of `tqdm.tqdm`.
+      iterable, desc, unit, total, initial, disable: of `tqdm.tqdm`.
+      delay: seconds after which it appears; it goes again when it is done.
 
     Example:
       >>> with bar(total=2, disable=True) as steps:
@@ -20,7 +30,16 @@ def bar(iterable: Iterable[Any] | None = None, **options: Any) -> Any:
     import tqdm
 
     return tqdm.tqdm(
-        iterable, mininterval=0.1 if sys.stderr.isatty() else 10, **_shape(), **options
+        iterable,
+        desc=desc,
+        unit=unit,
+        total=total,
+        initial=initial,
+        delay=delay or 0,
+        leave=delay is None,
+        disable=disable,
+        mininterval=0.1 if sys.stderr.isatty() else 10,
+        **_shape(),
     )
 
 

@@ -9,7 +9,7 @@ VALIDATION = ("train", "test")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cifar10Options:
+class Cifar10Options(fields.Checked):
     """Data and model of the task; the default network is the published one.
 
     Raises:
@@ -31,6 +31,3 @@ class Cifar10Options:
     max_clients: int | None = fields.whole(
         None, "Only the first so many images train; by default all."
     )
-
-    def __post_init__(self) -> None:
-        fields.check_fields(self)

@@ -40,6 +40,21 @@ def open_file(path: str | os.PathLike[str] | None = None) -> ClientDatabase:
     )
 
 
+def client_sizes(file: ClientDatabase, split: str) -> dict[str, int]:
+    """Writer -> number of images in a split, in the sorted order of TFF's loader.
+
+    Raises:
+      ValueError: the file has no such split.
+    """
+    sizes = file.client_sizes(split)
+    if not sizes:
+        raise ValueError(
+            f"{file.path} has no split {split!r} (but {', '.join(file.splits()) or 'none'}): "
+            f"{_HINT}"
+        )
+    return sizes
+
+
 def client_examples(
     file: ClientDatabase, split: str, client_id: str, *, classes: int, limit: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +71,7 @@ def client_examples(
     Raises:
       ValueError: records that are no such images; names the file and the writer.
     """
-    records = file.records(split, client_id)[:limit]
+    records = file.records(split, client_id, -1 if limit is None else limit)
     pixels, labels = [], []
     for record in records:
         try:

@@ -11,7 +11,7 @@ CLASSES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EmnistOptions:
+class EmnistOptions(fields.Checked):
     """Data and model of the task; the defaults are digits and the published network.
 
     Raises:
@@ -34,9 +34,6 @@ class EmnistOptions:
     max_examples: int | None = fields.whole(
         None, "Images a client trains on at most; by default all."
     )
-
-    def __post_init__(self) -> None:
-        fields.check_fields(self)
 
     @property
     def classes(self) -> int:

@@ -21,8 +21,8 @@ def build_task(o: EmnistOptions) -> Task:
       ValueError: a damaged file.
     """
     file = data.open_file(o.data)
-    train = tuple(file.client_sizes(o.split("train")))[: o.max_clients]
-    writers = list(file.client_sizes(o.split("test")))
+    train = tuple(data.client_sizes(file, o.split("train")))[: o.max_clients]
+    writers = list(data.client_sizes(file, o.split("test")))
     if len(writers) < 2:
         raise ValueError(
             f"{file.path} has one writer in {o.split('test')!r}: validation and test "

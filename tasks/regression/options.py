@@ -8,7 +8,7 @@ KINDS = ("linear", "logistic")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RegressionOptions:
+class RegressionOptions(fields.Checked):
     """The generated data of the task.
 
     Raises:
@@ -35,6 +35,3 @@ class RegressionOptions:
     )
     seed: int = fields.whole(0, "Draws the data.", low=0)
     batch_size: int = fields.whole(10, "Examples in a client's batch.")
-
-    def __post_init__(self) -> None:
-        fields.check_fields(self)

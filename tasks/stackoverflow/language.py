@@ -214,10 +214,8 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
             words.append(word)
         return ids[word]
 
-    (q_weights, questions), (a_weights, answers) = (
-        _parse(_QUESTION_CLAUSES),
-        _parse(_ANSWER_CLAUSES),
-    )
+    (q_weights, questions) = _parse(_QUESTION_CLAUSES)
+    (a_weights, answers) = _parse(_ANSWER_CLAUSES)
     c_weights, common = _parse(_COMMON_CLAUSES)
     clauses = questions + answers + common
     table = np.full((len(clauses), max(map(len, clauses))), _NOTHING, np.int64)

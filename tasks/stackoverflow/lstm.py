@@ -49,11 +49,9 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
 
         def gradient(upstream: Any) -> Any:
             upstream = tf.unstack(upstream)
-            opening, candidate, squash = (
-                tf.stack(openings),
-                tf.stack(candidates),
-                tf.stack(squashed),
-            )
+            opening = tf.stack(openings)
+            candidate = tf.stack(candidates)
+            squash = tf.stack(squashed)
             update, forget, _, output = tf.split(opening, 4, axis=2)
             slope = opening * (1.0 - opening)
             # How each gate's input moves the cell (first three) and the state (the last), for all

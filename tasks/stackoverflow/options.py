@@ -8,7 +8,7 @@ LOSSES = ("published", "masked")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StackOverflowOptions:
+class StackOverflowOptions(fields.Checked):
     """Sizes of the task; the defaults are the published experiments'.
 
     The fields' help says what they are.
@@ -46,13 +46,9 @@ class StackOverflowOptions:
         None, "Limit on the train clients, the first in TFF's order; by default all."
     )
 
-    def __post_init__(self) -> None:
-        fields.check_fields(self)
-
     def on_data(self, data: str) -> "StackOverflowOptions":
         """The options for another data file, whose words keep the ids that they have now."""
-        from fedmf.tasks.stackoverflow.data import check_file
+        from fedmf.tasks.stackoverflow.data import open_corpus
 
-        return dataclasses.replace(
-            self, data=data, vocabulary_data=self.vocabulary_data or str(check_file(self.data))
-        )
+        words = self.vocabulary_data or str(open_corpus(self.data).path)
+        return dataclasses.replace(self, data=data, vocabulary_data=words)

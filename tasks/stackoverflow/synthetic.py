@@ -7,14 +7,13 @@ mostly train users at dates after 2018-01-01, posts with several sentences that 
 tags, score and type. The words are made up (tasks/stackoverflow/language.py).
 """
 
-import dataclasses
 import datetime
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 
+from fedmf import checks
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.stackoverflow import language
 from fedmf.terminal import progress_bar
@@ -24,76 +23,54 @@ _DAYS_BEFORE_2018 = (datetime.datetime(2018, 1, 1) - _EPOCH).days
 _DAYS_AFTER_2018 = 400
 _SENTENCES_PER_POST = 4.0
 _CLIENTS_PER_TRANSACTION = 200
+_TOPICS = 8
+# For each train user: of the real file. Four in five test users are train users too.
+_HELDOUT_USERS, _TEST_USERS = 0.11, 0.6
 
 
-def _within(low: float, high: float, default: Any = dataclasses.MISSING) -> Any:
-    return dataclasses.field(default=default, metadata={"range": (low, high)})
+def write_synthetic_corpus(
+    path: str | os.PathLike[str],
+    *,
+    clients: int = 1_000,
+    seed: int = 0,
+    sentences_per_client: float = 64.0,
+    vocabulary_size: int = 1_000,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> pathlib.Path:
+    """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory, and returns
+    its path.
 
+    The same arguments give the same rows in the same order. A user's sentences depend on (seed,
+    user, vocabulary_size, sentences_per_client) only. The file appears under its name when it is
+    complete; a killed writer leaves a hidden `.<name>.<process id>.partial`, which the next writer
+    of the same name removes.
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusOptions:
-    """A synthetic corpus; the same options give the same rows in the same order.
-
-    Attributes:
+    Args:
+      path: file to write, such as "stackoverflow.sqlite"; its folder must exist.
       clients: number of users in the train split.
       seed: draws users and sentences.
       sentences_per_client: mean number of train sentences of a user (log-normal, at least 4); half
         of it in the test split.
       vocabulary_size: number of words of the language, function words included.
-      topics: number of topics.
-      heldout_fraction: held-out users for each train user (real file: 0.11).
-      test_fraction: test users for each train user (real file: 0.6); four in five of them are train
-        users too.
-    """
-
-    clients: int = _within(1, 100_000_000, default=1_000)
-    seed: int = _within(0, 2**63 - 1, default=0)
-    sentences_per_client: float = _within(4, 100_000, default=64.0)
-    vocabulary_size: int = _within(1, 10_000_000, default=1_000)
-    topics: int = _within(1, language.MAX_TOPICS, default=8)
-    heldout_fraction: float = _within(0, 10, default=0.11)
-    test_fraction: float = _within(0, 1.25, default=0.6)
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, (low, high) = getattr(self, field.name), field.metadata["range"]
-            if isinstance(value, bool) or not isinstance(
-                value, (int, float) if field.type is float else int
-            ):
-                raise TypeError(
-                    f"{field.name}={value!r} must be "
-                    f"{'a number' if field.type is float else 'an integer'}, not "
-                    f"{type(value).__name__}"
-                )
-            if not low <= value <= high:
-                raise ValueError(f"{field.name}={value!r} must lie between {low} and {high}")
-
-
-def write_synthetic_corpus(
-    path: str | os.PathLike[str], *, overwrite: bool = False, progress: bool = True, **options: Any
-) -> pathlib.Path:
-    """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory, and returns
-    its path.
-
-    A user's sentences depend on (seed, user, vocabulary_size, topics, sentences_per_client) only.
-    The file appears under its name when it is complete; a killed writer leaves a hidden
-    `.<name>.<process id>.partial`, which the next writer of the same name removes.
-
-    Args:
-      path: file to write, such as "stackoverflow.sqlite"; its folder must exist.
       overwrite: replace an existing file.
       progress: show a progress bar.
-      options: of `CorpusOptions`.
 
     Raises:
-      TypeError: an option of the wrong kind.
-      ValueError: an option out of range, an existing file without `overwrite`, or a folder that
+      TypeError: an argument of the wrong kind.
+      ValueError: an argument out of range, an existing file without `overwrite`, or a folder that
         cannot be written.
     """
-    o = CorpusOptions(**options)
-    words = language.make_language(o.vocabulary_size, o.topics)
+    hint = "use a whole number"
+    checks.integer("clients", clients, low=1, high=100_000_000, hint=hint)
+    checks.integer("seed", seed, low=0, high=2**63 - 1, hint=hint)
+    checks.integer("vocabulary_size", vocabulary_size, low=1, high=10_000_000, hint=hint)
+    mean = checks.real("sentences_per_client", sentences_per_client, hint="use 4 or more")
+    if not 4 <= mean <= 100_000:
+        raise ValueError(f"sentences_per_client={mean:g} must lie between 4 and 100000")
+    words = language.make_language(vocabulary_size, _TOPICS)
     path = pathlib.Path(path)
-    users = _users(o.clients, o.heldout_fraction, o.test_fraction)
+    users = _users(clients)
     total = sum(len(numbers) for numbers in users.values())
     with (
         data_file.create(path, data_file.SYNTHETIC, overwrite=overwrite) as connection,
@@ -102,23 +79,23 @@ def write_synthetic_corpus(
         ) as bar,
     ):
         for split in data_file.SPLITS:
-            mean = o.sentences_per_client / 2 if split == "test" else o.sentences_per_client
+            of_split = mean / 2 if split == "test" else mean
             for start in range(0, len(users[split]), _CLIENTS_PER_TRANSACTION):
                 block = users[split][start : start + _CLIENTS_PER_TRANSACTION]
                 for number in map(int, block):
-                    records = _records(words, split, number, mean, o.seed)
+                    records = _records(words, split, number, of_split, seed)
                     data_file.write_client(connection, str(number), split, records)
                 connection.commit()
                 bar.update(len(block))
     return path
 
 
-def _users(clients: int, heldout_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
+def _users(clients: int) -> dict[str, np.ndarray]:
     """split -> user numbers: multiples of ten are held out, a test user is a train user four times
     in five.
     """
-    heldout = 10 * (1 + np.arange(round(clients * heldout_fraction)))
-    test = round(clients * test_fraction)
+    heldout = 10 * (1 + np.arange(round(clients * _HELDOUT_USERS)))
+    test = round(clients * _TEST_USERS)
     known = min(clients, test * 4 // 5)
     others = np.arange(clients + test - known)
     others = 10 * (others // 9) + others % 9 + 1  # the numbers not divisible by ten, in order

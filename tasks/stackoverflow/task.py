@@ -2,9 +2,7 @@
 
 import collections
 import functools
-import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -48,9 +46,7 @@ class _Cache:
         return x.astype(np.int32), y.astype(np.int32)  # copies: a caller may write into them
 
 
-def stackoverflow_task(
-    path: str | os.PathLike[str] | None = None, *, progress: bool = True, **options: Any
-) -> Task:
+def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
     """The StackOverflow next-word task.
 
     Validation is the first `validation_sentences` sentences of the test split, clients in TFF's
@@ -58,32 +54,24 @@ def stackoverflow_task(
     sentences is cut in half, and the description says so. The held-out split is not used.
 
     Args:
-      path: TFF's stackoverflow.sqlite, a synthetic corpus or imported text; None for TFF's cache.
-        Nothing is downloaded.
+      o: `data` is TFF's stackoverflow.sqlite, a synthetic corpus or imported text; None for TFF's
+        cache. Nothing is downloaded.
       progress: show progress bars.
-      options: of `StackOverflowOptions`.
 
     Raises:
       FileNotFoundError: no data file; the message says what to put where.
-      TypeError, ValueError: an option of the wrong kind or out of range, a damaged file, or an
-        empty test split.
+      ValueError: a damaged file, or an empty test split.
     """
-    o = StackOverflowOptions(data=None if path is None else os.fspath(path), **options)
     loss = model.make_loss(o.loss)
     sizes = {name: getattr(o, name) for name in ("vocabulary_size", "embedding_size", "lstm_size")}
     corpus = data.open_corpus(o.data)
     counted = corpus if o.vocabulary_data is None else data.open_corpus(o.vocabulary_data)
-    words = vocabulary.load_vocabulary(
-        counted.path,
-        o.vocabulary_size,
-        published=counted.origin == data.TFF_FILE,
-        progress=progress,
-    )
+    words = vocabulary.load_vocabulary(counted, o.vocabulary_size, progress=progress)
     preprocessor = Preprocessor(words.words, o.vocabulary_size, o.sequence_length)
-    client_ids = tuple(corpus.client_ids("train")[: o.max_clients])
+    client_ids = tuple(corpus.client_sizes("train"))[: o.max_clients]
     known = frozenset(client_ids)
 
-    total = sum(data.client_sizes(corpus.path, "test").values())
+    total = sum(corpus.client_sizes("test").values())
     if total < 2:
         raise ValueError(
             f"{corpus.path} has a test split of {total} sentences: validation and test "
@@ -155,7 +143,7 @@ def _encode_slice(
         total=stop - start, desc="reading the test split", unit="sentence", disable=hidden
     ) as bar:
         seen = 0
-        for client_id, size in data.client_sizes(corpus.path, "test").items():
+        for client_id, size in corpus.client_sizes("test").items():
             begin, end = max(seen, start), min(seen + size, stop)
             if begin < end:
                 sentences = corpus.sentences("test", client_id, size + 1)

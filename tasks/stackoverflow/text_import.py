@@ -3,6 +3,7 @@ of TFF's stackoverflow.sqlite.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import operator
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fedmf import checks, tables
+from fedmf import checks, fields, tables
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.stackoverflow.sentences import split_sentences
 from fedmf.terminal import progress_bar
@@ -33,8 +34,11 @@ _OTHER_FEATURES: dict[str, bytes | int] = {
 }
 
 
+_seed = functools.partial(checks.integer, low=0, high=2**63 - 1, hint="pass a whole number")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImportOptions:
+class ImportOptions(fields.Checked):
     """Which columns hold what, and how users are split.
 
     Attributes:
@@ -50,28 +54,28 @@ class ImportOptions:
       TypeError, ValueError: naming the argument.
     """
 
-    user_column: str = "user"
-    text_column: str = "text"
-    heldout_users: float = 0.07
-    test_users: float = 0.35
-    seed: int = 0
+    user_column: str = fields.text("user", "Column of users.")
+    text_column: str = fields.text("text", "Column of texts.")
+    heldout_users: float = fields.real(
+        0.07, "Share of users for the held-out split.", zero=True, below=1
+    )
+    test_users: float = fields.real(
+        0.35, "Share of users for validation and test.", zero=True, below=1
+    )
+    seed: int = fields.option(0, "Another seed, other users in the splits.", _seed)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.user_column == self.text_column:
             raise ValueError(
                 f"user_column and text_column are both {self.user_column!r}: name "
                 "two columns of the file"
-            )
-        for name in ("heldout_users", "test_users"):
-            checks.positive(
-                name, getattr(self, name), "pass a share of the users", below=1, zero=True
             )
         if self.heldout_users + self.test_users >= 1:
             raise ValueError(
                 f"heldout_users={self.heldout_users} and test_users={self.test_users} leave nobody "
                 "to train on: pass less than 1 together"
             )
-        checks.integer("seed", self.seed, low=0, high=2**63 - 1, hint="pass a whole number")
 
     def split_of(self, user: str) -> str:
         """The split of a user: by a keyed hash, so that it does not depend on the other users."""
@@ -113,10 +117,10 @@ class ImportSummary:
 def import_text(
     path: str | os.PathLike[str],
     out: str | os.PathLike[str],
+    options: ImportOptions = ImportOptions(),
     *,
     overwrite: bool = False,
     progress: bool = True,
-    **options: Any,
 ) -> ImportSummary:
     """Writes a data file from a table of texts, of any length in bounded memory.
 
@@ -129,9 +133,9 @@ def import_text(
     Args:
       path: CSV (commas, a header line), JSON lines or Parquet, in UTF-8; its contents decide which.
       out: the data file to write; its folder must exist, and have room for the texts twice.
+      options: columns and splits.
       overwrite: replace an existing file.
       progress: show a progress bar.
-      options: of `ImportOptions`.
 
     Returns:
       The counts.
@@ -140,7 +144,7 @@ def import_text(
       FileNotFoundError, TypeError, ValueError: one sentence that names the argument, or the file
         and what is wrong in it.
     """
-    o = ImportOptions(**options)
+    o = options
     path, out = pathlib.Path(path), pathlib.Path(out)
     if not path.is_file():
         wrong = "is not a file" if path.exists() else "does not exist"

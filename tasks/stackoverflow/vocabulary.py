@@ -39,9 +39,7 @@ class Vocabulary:
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:16]
 
 
-def load_vocabulary(
-    path: pathlib.Path, size: int, *, published: bool, progress: bool = True
-) -> Vocabulary:
+def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) -> Vocabulary:
     """The `size` most frequent words of a data file's train split, fewer if it has fewer.
 
     TFF's own `stackoverflow.word_count` beside the real `stackoverflow.sqlite` is used if it is
@@ -49,9 +47,8 @@ def load_vocabulary(
     in `<file>.word_count` until the file changes.
 
     Args:
-      path: a checked data file.
+      corpus: the data file.
       size: number of words, positive.
-      published: whether the file is TFF's own, which TFF's counts fit.
       progress: show a progress bar while counting.
 
     Returns:
@@ -60,11 +57,12 @@ def load_vocabulary(
     Raises:
       ValueError: `size` is not positive, or TFF's word count file is not in its format.
     """
+    path = corpus.path
     counts = path.with_suffix(".word_count")
-    if path.name == data.FILE_NAME and published and counts.exists():
+    if path.name == data.FILE_NAME and corpus.origin == data.TFF_FILE and counts.exists():
         return Vocabulary(_read_counts(counts, size), f"TFF's {counts.name}")
     cache = path.with_name(path.name + ".word_count")
-    sizes = data.client_sizes(path, "train")
+    sizes = corpus.client_sizes("train")
     clients = list(sizes)
     source = f"counted over all {len(clients)} train clients"
     if len(clients) > MAX_COUNTED_CLIENTS:
@@ -79,7 +77,7 @@ def load_vocabulary(
     )
     words = _cached(cache, stamp)
     if words is None:
-        words = _count(path, clients, progress)
+        words = _count(corpus, clients, progress)
         _keep(cache, stamp, words)
     return Vocabulary(tuple(word for word, _ in words[:size]), source)
 
@@ -110,16 +108,15 @@ def _cached(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None:
         return None  # absent, unreadable or damaged: it is only a cache
 
 
-def _count(path: pathlib.Path, clients: list[str], progress: bool) -> list[tuple[str, int]]:
+def _count(corpus: data.Corpus, clients: list[str], progress: bool) -> list[tuple[str, int]]:
     users: Counter[bytes] = Counter()
     bar = progress_bar.bar(
         total=len(clients), desc="counting words", unit="client", disable=not progress
     )
     with bar:
-        for examples in data.iterate_examples(path, "train", clients):
-            users.update(
-                {word for example in examples for word in example.get("tokens", b"").split()}
-            )
+        for client_id in clients:
+            sentences = corpus.sentences("train", client_id)
+            users.update({word for sentence in sentences for word in sentence.split()})
             bar.update()
     ordered = sorted(users.items(), key=lambda item: (-item[1], item[0]))
     # TFF's file lists words with their counts as text; bytes outside UTF-8 do not occur in it.

@@ -12,7 +12,6 @@ import scipy.stats
 import fedmf
 from fedmf.audits.distinguishing import (
     audit_distinguishing,
-    expected_bound,
     worst_case,
 )
 from fedmf.mechanisms import DenseMechanism
@@ -219,9 +218,3 @@ def test_without_noise_the_empirical_epsilon_itself_breaks_the_claim():
     result = audit_distinguishing(plan, case, *play(plan, case, 4_000, noise=0.02))
     assert result.epsilon_lower > plan.epsilon
     assert result.findings[3].p_value < FALSE_POSITIVE_RATE
-
-
-def test_expected_bound_grows_with_trials_towards_the_claim():
-    bounds = [expected_bound(1 / 2.23048, 10**p, 10**p, 1e-6, 0.95)[0] for p in (2, 4, 6, 9)]
-    assert bounds == sorted(bounds)
-    assert 0 <= bounds[0] < 0.5 * bounds[-1] < bounds[-1] < 2.0

@@ -1,11 +1,13 @@
 """What single clients cost: each its own rounds, whatever the others do; and who broke the plan."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import (
@@ -46,7 +48,7 @@ def sums(C, rounds):
 
 
 @every_mechanism
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(taken=records, participation=participations)
 def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, participation):
     mechanism, rng = build(N), np.random.default_rng(0)
@@ -87,11 +89,8 @@ def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, particip
         holds(audit.offenders.others, others)
 
 
-def test_the_oracle_is_exact_for_signed_encoders_too():
+def test_the_oracle_finds_what_no_updates_attain():
     # The negative control of the bounds above: rounds whose |X| sum no updates attain.
-    C = np.eye(3) - 0.45 * np.eye(3, k=-1)
-    attained = attained_by_sets(C, [(0, 1, 2)], np.random.default_rng(0))
-    assert attained == pytest.approx(sums(C, (0, 1, 2)))  # a tree of signs can be turned
     C = np.array([[1.0, -0.5, -0.5], [0.0, 1.0, -0.5], [0.0, 0.0, 1.0]])
     assert attained_by_sets(C, [(0, 1, 2)], np.random.default_rng(0)) < 0.99 * sums(C, (0, 1, 2))
 
@@ -103,19 +102,17 @@ def test_the_diagonals_of_the_gram_matrix(build):
     expected = np.zeros((N, N))
     for d in range(N):
         expected[d, : N - d] = np.diagonal(X, d)
-    np.testing.assert_allclose(diagonals, expected[: len(diagonals)], rtol=1e-12, atol=1e-13)
+    assert_allclose(diagonals, expected[: len(diagonals)], rtol=1e-12, atol=1e-13)
     assert np.abs(expected[len(diagonals) :]).max(initial=0.0) == 0.0
 
 
-def test_the_diagonals_of_a_banded_encoder_of_many_rounds(monkeypatch):
-    rows = np.random.default_rng(1).standard_normal((12, 4))
-    rows[np.arange(12)[:, None] < np.arange(4)] = 0.0
+def test_the_diagonals_of_a_banded_encoder_of_many_rounds():
+    rows = np.random.default_rng(1).standard_normal((5000, 4))
+    rows[np.arange(5000)[:, None] < np.arange(4)] = 0.0
     rows[:, 0] = 2.0
-    dense = gram_diagonals(BandedMechanism(diagonals=rows))
-    monkeypatch.setattr(own_rounds, "_MAX_DENSE_ROUNDS", 11)
-    np.testing.assert_allclose(
-        gram_diagonals(BandedMechanism(diagonals=rows)), dense, rtol=1e-12, atol=1e-14
-    )
+    few, many = (gram_diagonals(BandedMechanism(diagonals=rows[:n])) for n in (1000, 5000))
+    # Of the shorter run the last columns lack entries.
+    assert_allclose(many[:, :990], few[:, :990], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 36, np.inf], ids=["products", "both", "pairs"])
@@ -124,23 +121,16 @@ def test_what_clients_spend_is_the_sum_over_their_rounds(monkeypatch, bands, sha
     monkeypatch.setattr(own_rounds, "_PAIRS_OF_A_PRODUCT", share)
     monkeypatch.setattr(own_rounds, "_CLIENTS_AT_ONCE", 3)
     rng = np.random.default_rng(5)
-    below = np.subtract.outer(np.arange(30), np.arange(30))
-    matrix = np.where((below > 0) & (below < bands), rng.standard_normal((30, 30)), 0.0) + np.eye(
-        30
-    )
-    mechanism = DenseMechanism(matrix=matrix)
-    X = costs(mechanism)
-    taken = [np.flatnonzero(rng.random(30) < p) for p in rng.uniform(0.1, 1.0, 20)] + [
-        np.array([2]),
-        np.arange(30),
-    ]
-    taken = [rounds for rounds in taken if len(rounds)]
+    C = np.tril(np.triu(rng.standard_normal((30, 30)), 1 - bands), -1) + np.eye(30)
+    mechanism = DenseMechanism(matrix=C)
+    X, diagonals = costs(mechanism), np.abs(gram_diagonals(mechanism))
+    assert len(diagonals) == bands
+    taken = [np.flatnonzero(rng.random(30) < p) for p in rng.uniform(0.2, 1.0, 20)]
+    taken += [np.array([2]), np.arange(30)]
     starts = np.cumsum([0, *map(len, taken[:-1])])
     clients = ClientRounds(rounds=np.concatenate(taken).astype(np.int32), starts=starts)
     expected = [X[np.ix_(rounds, rounds)].sum() for rounds in taken]
-    diagonals = np.abs(gram_diagonals(mechanism))
-    assert len(diagonals) == bands
-    np.testing.assert_allclose(spent_squared(diagonals, clients), expected, rtol=1e-13)
+    assert_allclose(spent_squared(diagonals, clients), expected, rtol=1e-13)
     nobody = ClientRounds(rounds=np.zeros(0, int), starts=np.zeros(0, int))
     assert len(spent_squared(diagonals, nobody)) == 0
 
@@ -161,7 +151,7 @@ class TestToeplitzEncodersOfManyRounds:
         assert (bounds >= exact * (1 - 1e-12)).all()
         # The first client has the very rounds that are worst of its counts; the second has not the
         # number of the first.
-        np.testing.assert_allclose(bounds[0], exact[0], rtol=1e-12)
+        assert_allclose(bounds[0], exact[0], rtol=1e-12)
         assert bounds[1] < 1.1 * exact[1]
         assert (
             OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, bounds) >= with_others
@@ -219,27 +209,21 @@ def test_with_sampling_nothing_rests_on_chance_once_a_client_left_its_part():
     assert audit.offenders.others.sensitivity.value < audit.achieved.sensitivity.value
 
 
-def test_in_text_json_and_statement():
+def test_in_json_and_statement():
+    """The golden statement of a log has an offender beside others; here without noise or others."""
     planned = plan(separated(12, 4), two_bands(12))
     kept = audit_ledger(ledger_of([[t % 4, 100 + t % 6] for t in range(12)], None), planned)
     assert kept.values()["offenders"] is kept.offenders is None
-    audit = audit_ledger(ledger_of([[t % 4, 100] for t in range(12)], None), planned)
+    silent = dataclasses.replace(planned, noise_multiplier=0)
+    audit = audit_ledger(ledger_of([[100], [100]]), silent)
     values = json.loads(json.dumps(audit.values(), allow_nan=False))
-    offenders = values["offenders"]
-    assert offenders == audit.statement_values()["offenders"]
-    (bad,) = offenders["first"]
-    assert (offenders["clients"], bad["client"], bad["rounds"]) == (1, 100, list(range(12)))
-    assert bad["epsilon"] == values["epsilon_achieved"] > values["epsilon_planned"]
-    assert offenders["others"]["epsilon"] <= values["epsilon_planned"]
+    assert values["offenders"] == audit.statement_values()["offenders"]
+    (bad,) = values["offenders"]["first"]
+    assert (values["offenders"]["clients"], bad["client"], bad["rounds"]) == (1, 100, [0, 1])
+    assert values["epsilon_achieved"] is bad["epsilon"] is values["offenders"]["others"] is None
     text = " ".join(audit.statement().split())
     assert "1 client broke the plan, at its own cost only" in text
-    assert "- 100: rounds 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11; (epsilon =" in text
-    planned = plan(separated(12, 4), two_bands(12), noise_multiplier=0)
-    silent = audit_ledger(ledger_of([[0], [0]]), planned)
-    values = json.loads(json.dumps(silent.values(), allow_nan=False))
-    assert values["epsilon_achieved"] is values["offenders"]["first"][0]["epsilon"] is None
-    assert values["offenders"]["others"] is None  # nobody else took part
-    assert "- 0: rounds 0, 1" in silent.statement()
+    assert "- 100: rounds 0, 1" in text
 
 
 @pytest.mark.parametrize("unrecorded", [[1], [5, 4], [4, 4], [N]])

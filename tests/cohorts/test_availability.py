@@ -65,10 +65,6 @@ class TestIndependent:
 
 
 class TestDiurnal:
-    def test_the_best_hour_has_four_times_the_worst(self):
-        shares = [Diurnal(seed=1).available(t, CLIENTS).mean() for t in range(96, 192)]
-        assert 3.5 < max(shares) / min(shares) < 4.6
-
     def test_probabilities_by_hour(self):
         # One zone and no phase: at 3 in the morning all three windows are open, at noon none is, at
         # 20 hours one.
@@ -90,11 +86,6 @@ class TestDiurnal:
         next_night = model.available(48 + 23, CLIENTS)
         assert unrelated(hours[0], next_night, departure=0.07)
         assert not unrelated(hours[0], np.where(CLIENTS % 8, next_night, hours[0]), departure=0.07)
-
-    def test_by_day_every_round_is_another_coin(self):
-        model = MODELS["one zone"]
-        first, second = model.available(36, CLIENTS), model.available(37, CLIENTS)
-        assert unrelated(first, second, departure=0.07)
 
     def test_time_zones_by_share_and_phases(self):
         zones = ((-8, 0.25), (0, 0.5), (5.5, 0.25))

@@ -71,8 +71,8 @@ class TestAudit:
 
     def test_the_papers_story(self):
         # Banded paper, Sec. 6: 400 bands, planned separation 400, achieved 385, so that columns of
-        # one client overlap. A tenth of the size, same proportions: 200 rounds, 40 bands, planned 40,
-        # achieved 38.
+        # one client overlap. A tenth of the size, same proportions: 200 rounds, 40 bands, planned
+        # 40, achieved 38.
         figures = {name: round(value / 10) for name, value in BANDED_SECTION_6.items()}
         rounds, planned, achieved = figures["rounds"], figures["planned"], figures["achieved"]
         participation = Participation(rounds=rounds, schema="min_sep", min_sep=planned)

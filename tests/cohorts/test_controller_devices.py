@@ -50,13 +50,6 @@ class TestDropout:
         for rounds in rounds_of_clients(planned).values():
             assert PARTICIPATION.allows(rounds)
 
-    def test_the_same_clients_are_selected_whether_or_not_some_drop_out(self):
-        without, with_some = (
-            finished(controller_of()),
-            finished(controller_of(behavior=DeviceBehavior(dropout=0.4))),
-        )
-        assert without.ledger.pairs().tolist() == with_some.ledger.planned().pairs().tolist()
-
 
 class TestDisobedience:
     behavior = DeviceBehavior(noncompliant_fraction=0.1, seed=7)

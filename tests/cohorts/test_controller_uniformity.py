@@ -14,7 +14,6 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling.draws import EpochOrder, EpochPlaces, PartitionDraws
 from tests.power import (
     FALSE_POSITIVE_RATE,
-    distributed,
     draws_that_see,
     missed_by_chi_square,
     preferring_the_first,
@@ -211,14 +210,6 @@ class TestOrders:
         observed = np.bincount(places, minlength=7)
         assert scipy.stats.chisquare(observed, seeds * claimed).pvalue > FALSE_POSITIVE_RATE
         assert scipy.stats.chisquare(seeds * truth, seeds * claimed).pvalue < FALSE_POSITIVE_RATE
-
-    def test_few_places_of_many_clients(self):
-        order = EpochOrder(population=10**6, cohort_size=100, epoch=20, seed=1)
-        dealt = np.concatenate([order.clients(t) for t in range(20)])
-        assert len(np.unique(dealt)) == 2000
-        assert distributed(dealt / 10**6, "uniform", departure=0.15)
-        assert not distributed((dealt / 10**6) ** 2, "uniform", departure=0.15)  # at most 0.25 away
-        assert (order.clients(23) == order.clients(3)).all()
 
 
 class TestPlaces:

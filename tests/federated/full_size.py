@@ -2,13 +2,10 @@
 
     python -m tests.federated.full_size FOLDER EXECUTION ROUNDS MECHANISM CLIENTS SENTENCES
 
-Runs up to ROUNDS rounds from the newest checkpoint in FOLDER, then stops as if killed; prints JSON:
-peak memory of this process and of TFF's worker in GiB, and a digest of the weights
-after every round.
+Runs up to ROUNDS rounds from the newest checkpoint in FOLDER, then stops as if killed; prints
+JSON: peak memory of this process and of TFF's worker in GiB.
 """
 
-import contextlib
-import hashlib
 import json
 import pathlib
 import sys
@@ -18,10 +15,10 @@ import numpy as np
 import fedmf
 from fedmf import federated
 from fedmf.federated.execution.tff_worker import worker_processes
-from fedmf.federated.training import loop
 from fedmf.tasks.stackoverflow.compiled import compiled_epoch
 from fedmf.tasks.stackoverflow.model import build_model, make_loss, make_metrics
 from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
+from tests.federated.small_runs import broken_off
 
 ROUNDS, MIN_SEP = 2052, 342
 
@@ -65,62 +62,24 @@ def config(execution: str, cohort_size: int) -> fedmf.TrainConfig:
     )  # fmt: skip
 
 
-class Stop(Exception):
-    """Ends the run from outside the loop's knowledge."""
-
-
 def peak_gib(pid: int | str) -> float:
     """High-water mark of a process's resident memory."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    return (
-        next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-        / 2**20
-    )
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
 def main(
-    folder: str, execution: str, rounds: int, mechanism_file: str, cohort_size: int, sentences: int
+    folder: str, execution: str, rounds: str, mechanism: str, clients: str, sentences: str
 ) -> None:
     """See the module."""
-    settings = config(execution, cohort_size)
-    plan = settings.plan(fedmf.load_mechanism(mechanism_file))
-    resume = pathlib.Path(folder).exists()
-
-    def stop_after(t: int) -> None:
-        if t + 1 == rounds:
-            raise Stop
-
-    original = loop.build_execution
-    digests = {}
-
-    def watched(*arguments: object, **options: object) -> object:
-        built = original(*arguments, **options)
-        step = built.next
-
-        def next_and_note(state: object, cohort: object, canaries: object = ()) -> object:
-            state, metrics = step(state, cohort, canaries)
-            digest = hashlib.sha256(b"".join(w.tobytes() for w in built.weights(state))).hexdigest()
-            digests[len(digests)] = digest
-            return state, metrics
-
-        built.next = next_and_note
-        return built
-
-    loop.build_execution = watched
-    with contextlib.suppress(Stop):
-        federated.train(
-            make_task(cohort_size, sentences), settings, folder=folder,
-            noise_seed=None if resume else 5, plan=plan, resume=resume,
-            progress=False, on_round=stop_after,
-        )  # fmt: skip
-    peaks = {
-        "python": peak_gib("self"),
-        "workers": sum(peak_gib(pid) for pid in worker_processes()),
-    }
-    print(json.dumps({"peak_gib": peaks, "weights": list(digests.values())}))
+    settings = config(execution, int(clients))
+    broken_off(
+        folder, int(rounds), settings, make_task(int(clients), int(sentences)),
+        plan=settings.plan(fedmf.load_mechanism(mechanism)), resume=pathlib.Path(folder).exists(),
+    )  # fmt: skip
+    workers = sum(peak_gib(pid) for pid in worker_processes())
+    print(json.dumps({"python": peak_gib("self"), "workers": workers}))
 
 
 if __name__ == "__main__":
-    main(
-        sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
-    )
+    main(*sys.argv[1:])

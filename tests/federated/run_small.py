@@ -63,14 +63,9 @@ def main(folder: str, execution: str, kill_after: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     federated.train(
-        small_task(),
-        settings or config(execution),
-        folder=folder,
-        noise_seed=SEED if cluster else 9,
-        progress=False,
-        on_round=kill,
-        cluster=cluster,
-    )
+        small_task(), settings or config(execution), folder=folder,
+        noise_seed=SEED if cluster else 9, progress=False, on_round=kill, cluster=cluster,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

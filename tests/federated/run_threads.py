@@ -12,28 +12,21 @@ import sys
 
 import tensorflow as tf
 
-from fedmf import federated
 from fedmf.federated.execution.tff_worker import worker_processes
 from tests.federated.run_small import config
+from tests.federated.small_runs import train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 
 LIMITS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
 def build_model(seed: int) -> tf.keras.Model:
-    def layer(size: int, **options: object) -> tf.keras.layers.Layer:
-        return tf.keras.layers.Dense(
-            size, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=seed), **options
-        )
-
-    init = tf.keras.initializers.RandomUniform(seed=seed)
+    tf.keras.utils.set_random_seed(seed)
     return tf.keras.Sequential(
         [
-            tf.keras.layers.Embedding(
-                CLASSES, 256, input_length=LENGTH, embeddings_initializer=init
-            ),
-            layer(512, activation="tanh"),
-            layer(CLASSES),
+            tf.keras.layers.Embedding(CLASSES, 256, input_length=LENGTH),
+            tf.keras.layers.Dense(512, activation="tanh"),
+            tf.keras.layers.Dense(CLASSES),
         ]
     )
 
@@ -54,15 +47,7 @@ def main(folder: str, execution: str, threads: int) -> None:
                 found["worker environment"] = (process / "environ").read_text().split("\0")
 
     task = dataclasses.replace(small_task(), build_model=build_model)
-    federated.train(
-        task,
-        config(execution),
-        folder=folder,
-        noise_seed=9,
-        threads=threads,
-        progress=False,
-        on_round=look,
-    )
+    train(folder, config(execution), task, threads=threads, on_round=look)
     found["environment afterwards"] = [os.environ.get(name) for name in LIMITS]
     print(json.dumps(found))
 

@@ -11,7 +11,7 @@ import pytest
 from fedmf.cli import main
 from fedmf.runs.folder import Run
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from fedmf.mechanisms import BLTMechanism, load_mechanism
 from fedmf.mechanisms.error import per_round_error
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.noise.float32_check import check_float32
 from fedmf.workloads import prefix_sum
-from tests.mechanisms.schemas import separated, single
+from tests.mechanisms.schemas import single
 
 
 @st.composite
@@ -42,7 +42,7 @@ def test_bad_arguments(decays, inverse_decays, error, words):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_coefficients_are_those_of_the_product(data):
     mechanism = data.draw(mechanisms(12))
     series = np.eye(1, 12)[0]
@@ -51,40 +51,23 @@ def test_coefficients_are_those_of_the_product(data):
         for t in range(1, 12):  # divided by 1 - pole x
             series[t] += pole * series[t - 1]
     c = mechanism.toeplitz_coefficients()
-    np.testing.assert_allclose(c, series, atol=1e-12)
+    assert_allclose(c, series, atol=1e-12)
     assert (mechanism.scales > 0.0).all()
     assert (mechanism.inverse_scales > 0.0).all()
     assert (c > 0.0).all()
     assert (np.diff(c) < 0.0).all()
-    np.testing.assert_allclose(
+    assert_allclose(
         np.convolve(c, mechanism.noising_coefficients())[:12], np.eye(1, 12)[0], atol=1e-9
     )
 
 
-def test_a_last_zero_below_0_is_a_mechanism_like_any_other():
-    # Given by its decays and scales: the zeros are the roots of what is over
-    # their common denominator.
-    decays, scales = np.array([0.9, 0.5, 0.001]), np.array([0.1, 0.2, 0.5])
-    above = np.poly(decays)
-    for i, scale in enumerate(scales):
-        above[1:] += scale * np.poly(np.delete(decays, i))
-    mechanism = BLTMechanism(
-        rounds=12, decays=decays, inverse_decays=np.sort(np.roots(above))[::-1]
-    )
-    assert mechanism.inverse_decays[-1] < -0.1
-    np.testing.assert_allclose(mechanism.scales, scales, rtol=1e-9)
-    np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(12), atol=1e-12)
-    check_float32(mechanism.stream())
-    assert sensitivity(mechanism, separated(12, 3)).exact
-
-
 @given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 3))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_decays_in_any_order_and_of_any_sign(seed, d):
     rng = np.random.default_rng(seed)
     decays, inverse_decays = rng.choice(np.linspace(-0.9, 0.9, 10), (2, d), replace=False)
     mechanism = BLTMechanism(rounds=9, decays=decays, inverse_decays=inverse_decays)
-    np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(9), atol=1e-9)
+    assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(9), atol=1e-9)
 
 
 def test_poles_very_near_1_keep_their_digits():
@@ -108,14 +91,10 @@ def test_a_million_rounds_never_make_a_matrix(tmp_path):
     assert np.array_equal(load_mechanism(tmp_path / "m").decays, mechanism.decays)
     participation = single(n)
     c = mechanism.toeplitz_coefficients()
-    np.testing.assert_allclose(
-        sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12
-    )
+    assert_allclose(sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12)
     # Partial sums of N's coefficients, in closed form.
     s, m = mechanism.inverse_scales, mechanism.inverse_decays
     t = np.arange(n)[:, None]
     column = 1.0 - ((1.0 - m**t) / (1.0 - m)) @ s
     expected = np.linalg.norm(c) * np.sqrt(np.cumsum(column**2))
-    np.testing.assert_allclose(
-        per_round_error(mechanism, prefix_sum(n), participation), expected, rtol=1e-7
-    )
+    assert_allclose(per_round_error(mechanism, prefix_sum(n), participation), expected, rtol=1e-7)

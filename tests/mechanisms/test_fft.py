@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from fedmf.mechanisms import FFTMechanism
 from fedmf.mechanisms.error import loss
@@ -28,16 +29,16 @@ def complex_factors(n):
 @SIZES
 def test_encoder_and_plain_decoder_are_the_papers(n):
     B, C, F = complex_factors(n)
-    np.testing.assert_allclose(B @ C, np.tri(n), atol=1e-10)
+    assert_allclose(B @ C, np.tri(n), atol=1e-10)
     mechanism = FFTMechanism(rounds=n, decoder="plain")
-    np.testing.assert_allclose(mechanism.encoder(), F.conj().T @ C, atol=1e-10)  # Lem. K.1: real
-    np.testing.assert_allclose(np.tri(n) @ mechanism.noising(), B @ F, atol=1e-10)
+    assert_allclose(mechanism.encoder(), F.conj().T @ C, atol=1e-10)  # Lem. K.1: real
+    assert_allclose(np.tri(n) @ mechanism.noising(), B @ F, atol=1e-10)
 
 
 @SIZES
 def test_optimal_decoder_is_the_pseudoinverse(n):
     mechanism = FFTMechanism(rounds=n)
-    np.testing.assert_allclose(mechanism.noising(), np.linalg.pinv(mechanism.encoder()), atol=1e-10)
+    assert_allclose(mechanism.noising(), np.linalg.pinv(mechanism.encoder()), atol=1e-10)
 
 
 def test_many_rounds_keep_all_digits():
@@ -53,12 +54,8 @@ def test_error_in_closed_form(n):
     # column of C_F and a row of B_F have 1 / 2n of it.
     norm = n + (1.0 / np.sin(np.pi * np.arange(1, 2 * n, 2) / (2 * n))).sum()
     mechanism = FFTMechanism(rounds=n, decoder="plain")
-    np.testing.assert_allclose(
-        sensitivity(mechanism, single(n)).value ** 2, norm / (2 * n), rtol=1e-12
-    )
-    np.testing.assert_allclose(
-        loss(mechanism, prefix_sum(n), single(n)), norm**2 / (4 * n), rtol=1e-12
-    )
+    assert_allclose(sensitivity(mechanism, single(n)).value ** 2, norm / (2 * n), rtol=1e-12)
+    assert_allclose(loss(mechanism, prefix_sum(n), single(n)), norm**2 / (4 * n), rtol=1e-12)
 
 
 @pytest.mark.parametrize("n", [512])

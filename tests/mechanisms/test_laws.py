@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.stats
+from numpy.testing import assert_allclose
 
 from fedmf.mechanisms import NoiseStream, load_mechanism
 from fedmf.mechanisms.error import loss
@@ -32,7 +33,7 @@ def test_noising_is_a_left_inverse_of_the_encoder(build, rounds):
     encoder, noising = mechanism.encoder(), mechanism.noising()
     assert encoder.dtype == noising.dtype == np.float64
     assert encoder.shape == noising.shape[::-1]
-    np.testing.assert_allclose(noising @ encoder, np.eye(rounds), atol=1e-9)
+    assert_allclose(noising @ encoder, np.eye(rounds), atol=1e-9)
 
 
 @SIZES
@@ -55,11 +56,11 @@ def test_structure_is_that_of_the_matrices(build, rounds):
     C, rows, first = mechanism.encoder(), mechanism.banded_rows(), mechanism.toeplitz_coefficients()
     if rows is not None:
         assert rows.shape == (rounds, mechanism.bands)
-        np.testing.assert_allclose(C, banded_matrix(rows), atol=1e-13)
+        assert_allclose(C, banded_matrix(rows), atol=1e-13)
     for matrix, column in ((C, first), (mechanism.noising(), mechanism.noising_coefficients())):
         if column is not None:
             column = np.concatenate([column, np.zeros(rounds - len(column))])
-            np.testing.assert_allclose(matrix, np.tril(scipy.linalg.toeplitz(column)), atol=1e-12)
+            assert_allclose(matrix, np.tril(scipy.linalg.toeplitz(column)), atol=1e-12)
 
 
 @SIZES
@@ -68,7 +69,7 @@ def test_stream_with_basis_vectors_writes_out_the_noising_matrix(build, rounds):
     mechanism = build(rounds)
     stream = mechanism.stream()
     assert (stream.rounds, stream.sources) == mechanism.noising().shape
-    np.testing.assert_allclose(written(stream), mechanism.noising(), atol=1e-9)
+    assert_allclose(written(stream), mechanism.noising(), atol=1e-9)
 
 
 @SIZES
@@ -77,7 +78,7 @@ def test_both_forms_of_a_stream_agree(build, rounds):
     stream = build(rounds).stream()
     contraction = stream.as_contraction()
     assert contraction.contraction is not None
-    np.testing.assert_allclose(written(contraction), written(stream), atol=1e-9)
+    assert_allclose(written(contraction), written(stream), atol=1e-9)
 
 
 @every_mechanism
@@ -105,8 +106,8 @@ def test_a_certificate_or_the_reason_why_there_is_none(build):
     assert 0.0 < certificate.lower_bound <= certificate.loss
     assert certificate.gap == (certificate.loss - certificate.lower_bound) / certificate.lower_bound
     workload = prefix_sum(12) if mechanism.family == "banded" else momentum_sgd(12)
-    np.testing.assert_allclose(loss(mechanism, workload, single(12)), certificate.loss, rtol=1e-10)
-    np.testing.assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), 1.0, rtol=1e-12)
+    assert_allclose(loss(mechanism, workload, single(12)), certificate.loss, rtol=1e-10)
+    assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), 1.0, rtol=1e-12)
 
 
 @every_mechanism
@@ -143,12 +144,12 @@ def test_sensitivity_is_never_below_what_contributions_attain(build, participati
     attained = attained_sensitivity(C, participation, np.random.default_rng(0))
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
-        np.testing.assert_allclose(claimed.value, attained, rtol=1e-6)
+        assert_allclose(claimed.value, attained, rtol=1e-6)
     if (C.T @ C).min() >= 0.0:
         known = sensitivity_of_nonnegative(C, participation)
         assert claimed.value >= known * (1.0 - 1e-12)
         if claimed.exact:
-            np.testing.assert_allclose(claimed.value, known, rtol=1e-12)
+            assert_allclose(claimed.value, known, rtol=1e-12)
 
 
 @every_mechanism

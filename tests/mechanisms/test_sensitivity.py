@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
-from fedmf.mechanisms import BandedMechanism, IdentityMechanism, ToeplitzMechanism, TreeMechanism
+from fedmf.mechanisms import BandedMechanism, ToeplitzMechanism
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.noise.stream import banded_matrix
 from fedmf.participation.schema import Participation
@@ -15,10 +16,6 @@ from tests.participation.test_participation import participations
 
 def toeplitz(n: int, coefficients: list[float]) -> np.ndarray:
     return sum(value * np.eye(n, k=-lag) for lag, value in enumerate(coefficients))
-
-
-def unit_columns(C: np.ndarray) -> np.ndarray:
-    return C / np.linalg.norm(C, axis=0)
 
 
 @st.composite
@@ -35,7 +32,7 @@ def encoders(draw, rounds: int):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_sound_for_vectors_and_exact_when_it_says_so(data):
     participation = data.draw(participations(most_rounds=8))
     C = data.draw(encoders(participation.rounds))
@@ -48,13 +45,13 @@ def test_sound_for_vectors_and_exact_when_it_says_so(data):
             attained = attained_sensitivity(
                 C, participation, np.random.default_rng(0), starts=3, sweeps=20_000
             )
-        np.testing.assert_allclose(claimed.value, attained, rtol=1e-5)
+        assert_allclose(claimed.value, attained, rtol=1e-5)
     if (C >= 0.0).all():
         assert claimed.value >= sensitivity_of_nonnegative(C, participation) * (1.0 - 1e-12)
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_exact_where_the_papers_prove_it(data):
     participation = data.draw(participations(most_rounds=10))
     C = np.abs(data.draw(encoders(participation.rounds)))
@@ -62,23 +59,9 @@ def test_exact_where_the_papers_prove_it(data):
     known = sensitivity_of_nonnegative(C, participation)
     if participation.schema != "min_sep" or participation.max_participations <= 2:
         assert claimed.exact
-        np.testing.assert_allclose(claimed.value, known, rtol=1e-12)
+        assert_allclose(claimed.value, known, rtol=1e-12)
     else:
         assert claimed.value >= known * (1.0 - 1e-12)
-
-
-@pytest.mark.parametrize("schema", ["min_sep", "fixed_epoch"])
-@pytest.mark.parametrize(("bands", "min_sep"), [(1, 1), (2, 3), (3, 3), (4, 4), (5, 12)])
-def test_banded_is_exact_and_sqrt_k_for_unit_columns(bands, min_sep, schema):
-    rng = np.random.default_rng(bands)
-    C = np.triu(np.tril(rng.standard_normal((12, 12))), 1 - bands)
-    np.fill_diagonal(C, 1.0)
-    participation = Participation(rounds=12, schema=schema, min_sep=min_sep)
-    uneven = sensitivity(C, participation)
-    assert uneven.exact
-    np.testing.assert_allclose(uneven.value, attained_sensitivity(C, participation, rng), rtol=1e-9)
-    even = sensitivity(unit_columns(C), participation)
-    np.testing.assert_allclose(even.value, np.sqrt(participation.max_participations), rtol=1e-12)
 
 
 @pytest.mark.parametrize("tiny", [1e-9, 1e-200])
@@ -93,20 +76,10 @@ def test_entries_outside_the_band_count_however_small(tiny):
     assert bound.value >= sensitivity_of_nonnegative(C, participation) * (1.0 - 1e-12)
 
 
-def test_columns_that_share_no_row_need_no_band():
-    C = np.zeros((6, 6))
-    C[np.arange(6), [0, 3, 1, 4, 2, 5]] = (
-        1.0  # a permutation: supports interleave, and no two columns meet
-    )
-    found = sensitivity(C, separated(6, 2))
-    assert found.exact
-    np.testing.assert_allclose(found.value, np.sqrt(3.0))
-
-
 @pytest.mark.parametrize("schema", ["every_round", "fixed_epoch", "min_sep"])
 def test_vector_contributions_can_exceed_scalar_ones(schema):
     attained = np.linalg.norm(VECTOR_COUNTEREXAMPLE @ VECTOR_COUNTEREXAMPLE_INPUTS)
-    np.testing.assert_allclose(attained, np.sqrt(1.1))
+    assert_allclose(attained, np.sqrt(1.1))
     min_sep = None if schema == "every_round" else 1
     participation = Participation(rounds=3, schema=schema, min_sep=min_sep)
     bound = sensitivity(VECTOR_COUNTEREXAMPLE, participation)
@@ -114,14 +87,14 @@ def test_vector_contributions_can_exceed_scalar_ones(schema):
     assert attained <= bound.value < 1.3
     best = attained_sensitivity(VECTOR_COUNTEREXAMPLE, participation, np.random.default_rng(0))
     assert best >= 1.0488
-    np.testing.assert_allclose(bound.value, best, rtol=1e-8)
+    assert_allclose(bound.value, best, rtol=1e-8)
 
 
 def test_sums_of_magnitudes_that_signs_attain():
     C = np.array([[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [-1.0, 0.5, 1.0]])
     found = sensitivity(C, Participation(rounds=3, schema="every_round"))
     assert found.exact is True  # numpy's would not go into a plan's JSON
-    np.testing.assert_allclose(found.value, np.linalg.norm(C @ [-1.0, 1.0, 1.0]))
+    assert_allclose(found.value, np.linalg.norm(C @ [-1.0, 1.0, 1.0]))
 
 
 def test_spectral_bound_is_used_where_it_is_smaller():
@@ -144,16 +117,7 @@ def test_a_mechanism_is_judged_by_its_encoder():
             return 10.0 * np.eye(4)
 
     participation = separated(4, 2)
-    np.testing.assert_allclose(sensitivity(Liar(), participation).value, 10.0 * np.sqrt(2.0))
-
-
-def test_method_names_its_source():
-    participation = separated(6, 2)
-    assert "Alg. 5" in sensitivity(np.eye(6), participation).method
-    assert "Toeplitz" in sensitivity(IdentityMechanism(rounds=6), participation).method
-    assert "Alg. 4" in sensitivity(TreeMechanism(rounds=6), participation).method
-    wide = BandedMechanism(diagonals=np.where(np.arange(6)[:, None] >= np.arange(3), 1.0, 0.0))
-    assert not sensitivity(wide, participation).exact
+    assert_allclose(sensitivity(Liar(), participation).value, 10.0 * np.sqrt(2.0))
 
 
 @pytest.mark.parametrize("unit", [1e-101, 1e101])
@@ -170,7 +134,7 @@ def test_encoders_whose_squares_lose_digits_are_refused(unit):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_structure_gives_what_the_matrix_does(data):
     participation = data.draw(participations(most_rounds=8))
     n = participation.rounds
@@ -182,7 +146,7 @@ def test_structure_gives_what_the_matrix_does(data):
         sensitivity(C, participation)
         for C in (BandedMechanism(diagonals=rows), banded_matrix(rows))
     )
-    np.testing.assert_allclose(by_rows.value, by_matrix.value, rtol=1e-12)
+    assert_allclose(by_rows.value, by_matrix.value, rtol=1e-12)
     assert (by_rows.exact, by_rows.method) == (by_matrix.exact, by_matrix.method)
 
 
@@ -202,6 +166,4 @@ def test_alg_4_of_the_banded_paper(b, k, bands, seed):
     magnitudes = np.where((lag == 0) | (lag >= b), np.abs(X), 0.0)
     row_sums = np.max([magnitudes[:, taken].sum(axis=1) for taken in allowed], axis=0)
     bound = min(max(row_sums[taken].sum() for taken in allowed), k * np.linalg.eigvalsh(X)[-1])
-    np.testing.assert_allclose(
-        sensitivity(banded_matrix(rows), participation).value ** 2, bound, rtol=1e-12
-    )
+    assert_allclose(sensitivity(banded_matrix(rows), participation).value ** 2, bound, rtol=1e-12)

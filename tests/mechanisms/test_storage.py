@@ -88,35 +88,23 @@ def test_pickles_are_not_run(tmp_path):
     [
         ("version", np.array(1), "version 1"),
         ("family", np.array("hadamard"), "family 'hadamard'"),
-        (
-            "state_diagonals",
-            np.array([[1.0, 0.0], [-1.0, 0.5], [1.0, 0.25]]),
-            r"diagonals[1, 0]=-1.0",
-        ),
-        ("state_diagonals", np.array([[1.0, 0.0], [np.nan, 0.5], [1.0, 0.25]]), "not finite"),
-        ("state_diagonals", np.array([[1.0, 9.0], [1.0, 0.5], [1.0, 0.25]]), "outside the matrix"),
+        ("state_diagonals", np.array([[1.0, 0.0], [-1.0, 0.5]]), r"diagonals[1, 0]=-1.0"),
+        ("state_diagonals", np.array([[1.0, 0.0], [np.nan, 0.5]]), "not finite"),
+        ("state_diagonals", np.array([[1.0, 9.0], [1.0, 0.5]]), "outside the matrix"),
         ("state_diagonals", np.array([["a"]]), "TypeError"),
-        (
-            "state_diagonals",
-            np.array([[1e-300, 0.0], [1e-300, 1e300], [1e-300, 1e300]]),
-            "not an inverse",
-        ),
+        ("state_diagonals", np.array([[1e-300, 0.0], [1e-300, 1e300]]), "not an inverse"),
+        ("state_diagonals", None, "diagonals"),
         ("certificate", certificate(lower_bound=4.0), "no certificate"),
         ("certificate", np.array([3.0, 2.0]), "array of size 1"),
         ("certificate", np.array("{"), "truncated"),
-        ("state_diagonals", None, "diagonals"),
         ("certificate", certificate(loss=1e999), "out of range"),
-        ("certificate", certificate(iterations=1.5), "Expected `int`"),
         ("certificate", None, "do not go together"),
     ],
 )
 def test_tampered_entries(saved, name, value, cause):
     entries = entries_of(saved)
-    if value is None:
-        del entries[name]
-    else:
-        entries[name] = value
-    np.savez(saved, **entries)
+    entries |= {name: value}
+    np.savez(saved, **{name: entry for name, entry in entries.items() if entry is not None})
     assert cause in refused(saved)
 
 

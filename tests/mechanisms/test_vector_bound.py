@@ -14,7 +14,7 @@ def random_gram(seed, k, rank):
 
 
 @given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 8), rank=st.integers(1, 10))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_no_contributions_exceed_the_bound(seed, k, rank):
     X, rng = random_gram(seed, k, rank), np.random.default_rng(seed)
     attained, bound = vector_sensitivity_bounds(X)
@@ -31,7 +31,7 @@ def test_no_contributions_exceed_the_bound(seed, k, rank):
 
 
 @given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 12))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_bound_and_attained_value_meet(seed, k):
     attained, bound = vector_sensitivity_bounds(random_gram(seed, k, k))
     np.testing.assert_allclose(attained, bound, rtol=1e-6)

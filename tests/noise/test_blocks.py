@@ -4,6 +4,7 @@ the mechanism has structure.
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from fedmf import Participation, fit, prefix_sum
 from fedmf.mechanisms import NoiseStream, TreeMechanism
@@ -21,9 +22,9 @@ def test_a_causal_stream_has_the_same_covariance(build, rounds):
     assert L.shape == (rounds, rounds)
     assert not np.triu(L, 1).any()
     assert np.diag(L).min() > 0
-    np.testing.assert_allclose(L @ L.T, N @ N.T, rtol=0, atol=1e-11 * np.abs(N @ N.T).max())
+    assert_allclose(L @ L.T, N @ N.T, rtol=0, atol=1e-11 * np.abs(N @ N.T).max())
     if N.shape == L.shape and not np.triu(N, 1).any():
-        np.testing.assert_allclose(L, N, rtol=0, atol=1e-12 * np.abs(N).max())
+        assert_allclose(L, N, rtol=0, atol=1e-12 * np.abs(N).max())
 
 
 @every_mechanism
@@ -46,7 +47,7 @@ def test_buffers_of_any_shape(window, sums):
     for length in (1, 7):
         form = block_form(stream, length=length)
         assert form.width == window - 1 + sums
-        np.testing.assert_allclose(
+        assert_allclose(
             form.noising(), buffers.matrix(), rtol=0, atol=1e-12 * np.abs(buffers.matrix()).max()
         )
 
@@ -94,7 +95,7 @@ def test_cutting_further_than_allowed_would_be_seen():
 
 
 def test_deviation_bounds_what_the_sensitivity_can_grow_by():
-    """C' = (N + E)^-1 has at most sens(C) / (1 - ||C E||), for E far larger than is ever allowed."""
+    """C' = (N + E)^-1 has at most sens(C) / (1 - ||C E||), for E larger than is ever allowed."""
     rng, bounded = np.random.default_rng(4), 0
     for _ in range(20):
         N = np.tril(rng.normal(size=(12, 12))) + 4 * np.eye(12)

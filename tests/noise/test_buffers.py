@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from fedmf.mechanisms import Buffers, NoiseStream
 
@@ -34,15 +35,13 @@ def entry_by_entry(buffers):
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 9), q=st.integers(0, 3), data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_matrix_and_stream_follow_the_formula(seed, n, q, data):
     buffers = random_buffers(seed, n, data.draw(st.integers(1, n)), q)
     expected = entry_by_entry(buffers)
-    np.testing.assert_allclose(buffers.matrix(), expected, atol=1e-12)
+    assert_allclose(buffers.matrix(), expected, atol=1e-12)
     stream = NoiseStream(rounds=n, sources=n, buffers=buffers)
-    np.testing.assert_allclose(
-        np.stack(list(stream.rows(np.eye(n).__getitem__))), expected, atol=1e-12
-    )
+    assert_allclose(np.stack(list(stream.rows(np.eye(n).__getitem__))), expected, atol=1e-12)
 
 
 ONE = np.ones((3, 1))

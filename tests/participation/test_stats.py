@@ -1,7 +1,7 @@
 """What a Participation says of every client is what its definition says."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmf.participation.clients import ClientRounds
@@ -10,7 +10,6 @@ from fedmf.participation.schema import Participation
 from tests.oracles import allowed_sets
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sets(st.integers(0, 5), max_size=4), min_size=1, max_size=8),
     st.sampled_from(["single", "min_sep", "fixed_epoch", "every_round"]),

@@ -58,7 +58,7 @@ def test_samples_against_the_integral(sigma, q, k):
     present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * without
     if k == 2:
         present, without, cell = np.outer(present, present), np.outer(without, without), cell**2
-    delta = 1e-5
+    delta = 1e-5 if k == 1 else 1e-4
     epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=k)
     assert hockey_stick(present, without, epsilon, cell) <= delta * 1.0001
     assert hockey_stick(present, without, 0.995 * epsilon, cell) > delta
@@ -236,7 +236,6 @@ def test_event_is_that_of_example_f1():
         CyclicPoisson(population=1000, cohort_size=20),
         CyclicFixedSize(population=1000, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20),
-        CyclicShuffle(population=480, cohort_size=20),
         pytest.param(
             CyclicShuffle(population=4_000_000, cohort_size=2),
             marks=pytest.mark.slow,
@@ -251,14 +250,6 @@ def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
     assert per_query_noise_multiplier(plan) <= gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(
         6
     ) * (1 + 1e-6)
-
-
-def test_one_order_is_not_amplified():
-    several = sampled(
-        banded(4), CyclicShuffle(population=160, cohort_size=20)
-    )  # an epoch of 8 rounds, three epochs
-    assert several.epsilon == unamplified_epsilon(several)
-    assert several.participation == Participation(rounds=24, schema="fixed_epoch", min_sep=8)
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,13 @@ def test_calibrate_controller_audit_and_statement(plan):
     assert plan.event.noise_multiplier == plan.noise_multiplier
     assert plan.group_epsilon(2) > 4.0
     controller = fedmf.ParticipationController(
-        plan.participation, population=POPULATION, cohort_size=COHORT, seed=3, sampling=plan.sampling,
+        plan.participation,
+        population=POPULATION,
+        cohort_size=COHORT,
+        seed=3,
+        sampling=plan.sampling,
         availability=WhoComes(lambda t, clients: clients > 0),
-    )  # fmt: skip
+    )
     cohorts = [controller.cohort(t) for t in range(ROUNDS)]
     assert len({len(cohort) for cohort in cohorts}) > 1
     assert not any(0 in cohort for cohort in cohorts)

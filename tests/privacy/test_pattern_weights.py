@@ -14,11 +14,11 @@ from fedmf.privacy.sampling.losses import MinSepLosses
 from fedmf.privacy.sampling.pattern_weights import largest_log_factor
 
 
-def patterns(rounds, b, p, warm):
+def patterns(rounds, b, p):
     """(rounds of rest at the start, 0 or 1 a round, probability of the pattern given that start) of
     one client.
     """
-    for rest in range(b if warm else 1):
+    for rest in range(b):
         for x in itertools.product((0, 1), repeat=rounds):
             able, chance = rest, 1.0
             for come in x:
@@ -74,32 +74,12 @@ def test_is_the_largest_weight_of_all_patterns(data):
         reach = min(bands, rounds - t)
         columns[t, reach:] = 0
         C[t : t + reach, t] = columns[t, :reach]
-    p, warm = data.draw(st.floats(0.05, 0.95), "p"), data.draw(st.booleans(), "warm")
+    p = data.draw(st.floats(0.05, 0.95), "p")
     advance = data.draw(st.floats(-1.0, 1.0), "advance")
     largest = max(
         log_weight(together, C, b, p, advance)
-        for together in itertools.combinations_with_replacement(
-            list(patterns(rounds, b, p, warm)), K
-        )
+        for together in itertools.combinations_with_replacement(list(patterns(rounds, b, p)), K)
     )
-    products = MinSepLosses(columns, b, p, warm).products
-    bound = largest_log_factor(products, b, p, warm=warm, order=K, advance=advance)
+    products = MinSepLosses(columns, b, p).products
+    bound = largest_log_factor(products, b, p, order=K, advance=advance)
     assert largest == pytest.approx(bound, abs=1e-7)
-
-
-@pytest.mark.parametrize("order", [2, 3])
-def test_rounds_in_blocks_are_bounded_closely(order):
-    """Of a hundred rounds two share their largest products: columns that shrink slowly have a bound
-    a little above that of each round.
-    """
-    shrinking = np.linspace(1.2, 0.8, 100)[:, None] * np.array([0.8, 0.5, 0.3])
-    losses = MinSepLosses(shrinking, 5, 0.1, True)
-    options = {"warm": True, "order": order, "advance": 0.1}
-    blocks = largest_log_factor(losses.products, 5, 0.1, **options)
-    alone = sum(
-        largest_log_factor(losses.products[:, t : t + 50], 5, 0.1, **options) for t in (0, 50)
-    )
-    log_factor, _ = losses.sample(order, 4096, np.random.default_rng(0))
-    assert log_factor.max() <= losses.log_factor_bound(order) <= blocks
-    # What is exact for each half bounds the whole, since any ages may begin the second one.
-    assert blocks < 1.05 * alone

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmf
-from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms import DenseMechanism, IdentityMechanism
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.describe import statement
@@ -43,11 +43,11 @@ def bins(entries, rounds, b, sigma=1.0):
     return fedmf.BallsInBins(population=max(b, 100), bins=b).losses(mechanism, sigma)
 
 
-def min_sep(entries, rounds, b, p, *, warm=True, sigma=1.0):
+def min_sep(entries, rounds, b, p, *, sigma=1.0):
     padded = np.array(
         [[e if t + j < rounds else 0.0 for j, e in enumerate(entries)] for t in range(rounds)]
     )
-    return MinSepLosses(padded / sigma, b, p, warm)
+    return MinSepLosses(padded / sigma, b, p)
 
 
 def loss_of(losses, entries, rounds, y):
@@ -66,51 +66,39 @@ class TestLosses:
             (bins((1,), 4, 2), (1,), (1, 0, 1, 0), 0.4337808304830272),
             (bins((1, 0.5), 4, 2), (1, 0.5), (1, 0.5, 1, 0.5), 0.9052974004451105),
             (bins((1, 1, 0.5, 0.5), 4, 2), (1, 1, 0.5, 0.5), (1, 1, 1, 1), 1.5799760835798948),
-            (min_sep((1,), 3, 2, 0.5, warm=False), (1,), (1, 1, 1), 0.6070560625306676),
-            (min_sep((1, 0.5), 3, 2, 0.5, warm=False), (1, 0.5), (1, 1, 1), 0.9239798890121712),
             (min_sep((1, 0.5), 3, 2, 0.5), (1, 0.5), (1, 1, 1), 0.8329398380809252),
         ],
     )
     def test_are_the_log_likelihood_ratios(self, losses, entries, y, expected):
         assert loss_of(losses, entries, len(y), y) == pytest.approx(expected, abs=1e-12)
 
-    @pytest.mark.parametrize("b", [3, 5])
-    def test_of_a_client_that_comes_whenever_it_may_are_those_of_bins(self, b):
-        rng, entries = np.random.default_rng(0), (1.0, 0.6, 0.3)
-        for rounds in (4, 9):
-            y = rng.standard_normal(rounds)
-            expected = loss_of(bins(entries, rounds, b), entries, rounds, y)
-            assert loss_of(min_sep(entries, rounds, b, 1.0), entries, rounds, y) == pytest.approx(
-                expected, abs=1e-11
-            )
-
     def test_without_separation_are_those_of_poisson_sampling(self):
         y, p = np.random.default_rng(0).standard_normal(7), 0.2
         expected = np.log(1 - p + p * np.exp(2 * y - 2)).sum()
         assert loss_of(min_sep((2,), 7, 1, p), (2,), 7, y) == pytest.approx(expected, abs=1e-12)
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(st.data())
     def test_factors_stay_below_their_bound_and_undo_the_tilt(self, data):
         b = data.draw(st.integers(1, 4))
         entries = tuple(data.draw(st.lists(st.floats(0.1, 1), min_size=1, max_size=b)))
         rounds, order = data.draw(st.integers(len(entries), 12)), data.draw(st.integers(1, 5))
+        # So much noise that the tilt is at most 1.5 standard deviations of any pattern, of which
+        # so many samples have enough.
+        sigma = order * math.sqrt(rounds) * sum(entries) / 1.5
         if data.draw(st.booleans()):
-            losses = bins(entries, rounds, b)
+            losses = bins(entries, rounds, b, sigma)
         else:
-            losses = min_sep(
-                entries, rounds, b, data.draw(st.floats(0.02, 1)), warm=data.draw(st.booleans())
-            )
-        log_factor, loss = losses.sample(order, 4096, np.random.default_rng(0))
+            losses = min_sep(entries, rounds, b, data.draw(st.floats(0.02, 1)), sigma=sigma)
+        log_factor, loss = losses.sample(order, 2**16, np.random.default_rng(0))
         assert log_factor.max() <= losses.log_factor_bound(order) + 1e-9
         # T exp(-K L) times the density is that of Q; so is its product with a bounded function of
         # L, here one of high losses.
         undone = np.exp(log_factor - order * loss) / (1 + np.exp(-loss))
-        _, plain = losses.sample(0, 4096, np.random.default_rng(1))
+        _, plain = losses.sample(0, 2**16, np.random.default_rng(1))
         expected = 1 / (1 + np.exp(-plain))
-        error = math.hypot(undone.std(), expected.std()) / 64
-        if undone.max() < 64 * error:  # else the mean is no normal variable
-            assert abs(undone.mean() - expected.mean()) <= FAR * error + 1e-12
+        error = math.hypot(undone.std(), expected.std()) / 256
+        assert abs(undone.mean() - expected.mean()) <= FAR * error + 1e-12
 
 
 EXACT = {  # losses, epsilon -> delta of (remove, add), by quadrature in two dimensions
@@ -119,11 +107,7 @@ EXACT = {  # losses, epsilon -> delta of (remove, add), by quadrature in two dim
         lambda: bins((1,), 2, 2),
         {0.5: (0.14918, 0.14269), 1.0: (0.05921, 0.05020)},
     ),
-    "cold": (
-        lambda: min_sep((1, 0.5), 2, 2, 0.5, warm=False),
-        {0.5: (0.14391, 0.09302), 1.0: (0.06434, 0.00632)},
-    ),
-    "warm": (
+    "min-sep": (
         lambda: min_sep((1, 0.5), 2, 2, 0.5),
         {0.5: (0.10961, 0.05298), 1.0: (0.04228, 5.3e-5)},
     ),
@@ -190,11 +174,11 @@ class TestBounds:
         assert sum(sample.moments(1.0)[0] < 0.05921 for sample in self.removed(order)) > self.limit
 
     def test_of_one_direction_do_not_hold_for_the_other(self):
-        """The control: a bound for adding a client is below the delta of removing it, .06434, with
+        """The control: a bound for adding a client is below the delta of removing it, .04228, with
         twice the room of its error.
         """
-        added = add_sample(EXACT["cold"][0](), 2**16, SEARCH)
-        assert added.bound(1.0, (0.0, -1.0), self.failure) < 0.06434 / 2
+        added = add_sample(EXACT["min-sep"][0](), 2**16, SEARCH)
+        assert added.bound(1.0, (0.0, -1.0), self.failure) < 0.04228 / 2
 
     @pytest.mark.parametrize("epsilon", [2.0, 4.0])
     def test_of_addition_cover_the_truth_where_no_sample_is(self, epsilon):
@@ -401,57 +385,6 @@ class TestEpsilon:
         assert plan.group_epsilon(2) == gaussian_epsilon(plan.noise_multiplier / 2, 1e-4)
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("call", "words"),
-        [
-            (
-                lambda: fedmf.BallsInBins(population=10, bins=11),
-                "bins=11.*population / cohort_size",
-            ),
-            (
-                lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4),
-                "cohort_size=30.*at most 25.*at most 3.*to 120",
-            ),
-            (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3, warm=1), "warm=1"),
-            (lambda: fedmf.MinSepPoisson(population=9, cohort_size=3).probability, "min_sep=None"),
-            (
-                lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(
-                    banded(8, 1, 1, 1)
-                ),
-                "min_sep=2.*3 bands.*BallsInBins",
-            ),
-            (
-                lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(
-                    DenseMechanism(matrix=np.array([[1.0, 0], [-0.5, 1]]))
-                ),
-                "negative entry, -0.5.*use banded, toeplitz or blt",
-            ),
-            (
-                lambda: fedmf.BallsInBins(population=90, bins=3).for_mechanism(
-                    TreeMechanism(rounds=4)
-                ),
-                "family=tree",
-            ),
-            (
-                lambda: fedmf.privacy.sampling.scheme_from(
-                    "balls-in-bins", population=10, cohort_size=4
-                ),
-                "cohort_size=4.*use 5",
-            ),
-            (
-                lambda: fedmf.privacy.sampling.scheme_from(
-                    "min-sep-poisson", population=10, cohort_size=4, partitions=2
-                ),
-                "give min_sep",
-            ),
-        ],
-    )
-    def test_are_one_sentence(self, call, words):
-        with pytest.raises((TypeError, ValueError), match=words):
-            call()
-
-
 def controller_of(scheme, rounds, population):
     return fedmf.ParticipationController(
         scheme.participation(rounds),
@@ -483,27 +416,12 @@ class TestDraws:
 
     clients = 200_000
 
-    @pytest.mark.parametrize(
-        ("warm", "p", "law"),
-        [
-            (False, 1 / 2, {"101": 1 / 4, "100": 1 / 4, "010": 1 / 4, "001": 1 / 8, "000": 1 / 8}),
-            (
-                False,
-                1 / 4,
-                {"101": 1 / 16, "100": 3 / 16, "010": 3 / 16, "001": 9 / 64, "000": 27 / 64},
-            ),
-            (True, 1 / 2, {"101": 1 / 6, "100": 1 / 6, "010": 1 / 3, "001": 1 / 6, "000": 1 / 6}),
-        ],
-    )
-    def test_of_min_sep_poisson(self, warm, p, law):
+    def test_of_min_sep_poisson(self):
         scheme = fedmf.MinSepPoisson(
-            population=self.clients,
-            cohort_size=round(self.clients * p / (1 + p)),
-            min_sep=2,
-            warm=warm,
+            population=self.clients, cohort_size=round(self.clients / 3), min_sep=2
         )
-        assert scheme.probability == pytest.approx(p, abs=1e-4)
-        self.check(scheme, law)
+        assert scheme.probability == pytest.approx(1 / 2, abs=1e-4)
+        self.check(scheme, {"101": 1 / 6, "100": 1 / 6, "010": 1 / 3, "001": 1 / 6, "000": 1 / 6})
 
     def test_of_balls_in_bins(self):
         self.check(fedmf.BallsInBins(population=self.clients, bins=2), {"101": 1 / 2, "010": 1 / 2})

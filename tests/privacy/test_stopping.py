@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.mechanisms import (
@@ -59,13 +60,13 @@ def banded(rounds):
 def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, rounds):
     # Not only N: no later draw is in these rounds.
     N, first = mechanism.noising(), leading_block(mechanism, rounds)
-    np.testing.assert_allclose(first.noising(), N[:rounds, :rounds], atol=1e-12)
+    assert_allclose(first.noising(), N[:rounds, :rounds], atol=1e-12)
     assert not N[:rounds, rounds:].any()
-    np.testing.assert_allclose(first.encoder(), mechanism.encoder()[:rounds, :rounds], atol=1e-12)
+    assert_allclose(first.encoder(), mechanism.encoder()[:rounds, :rounds], atol=1e-12)
 
 
 @given(participations(most_rounds=7), st.integers(0, 2**32 - 1), st.integers(1, 7))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_no_contributions_to_the_first_rounds_exceed_what_is_stated(participation, seed, rounds):
     n = participation.rounds
     whole = plan(participation, dense(n, seed))

@@ -38,7 +38,8 @@ def make_run(
     """A run of 24 rounds; `stop` leaves it unfinished after that many rounds."""
     if family != "none" and "noise_multiplier" not in config:
         config.setdefault("epsilon", 8.0)
-    config.setdefault("decoder", "full")  # as the demo has it
+    if family == "tree":
+        config.setdefault("decoder", "full")  # as the demo has it
     config.setdefault("min_sep", None if "sampling" in config else 8)
     config = TrainConfig(
         family=family, seed=seed, rounds=ROUNDS, cohort_size=COHORT, evaluate_every=4, **config

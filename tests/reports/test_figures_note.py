@@ -1,6 +1,5 @@
 """What a report says of its figures."""
 
-from fedmf.reports import write_report
 from fedmf.runs.figures import figures_note
 
 NOTE = "Accuracy leaves out unknown words."
@@ -21,8 +20,3 @@ def test_the_note_counts_seeds(make_run):
     assert figures_note([one, other, tree]) == f"{NOTE} Some figures are of one seed."
     assert figures_note([one, other]) == NOTE
     assert figures_note([make_run("banded"), other]) == ""
-
-
-def test_the_report_has_it(make_run, tmp_path):
-    report = write_report([noted(make_run("banded"))], tmp_path, title="one").read_text()
-    assert f"<p>{NOTE} Figures are of one seed.</p>" in report

@@ -228,11 +228,13 @@ class TestFilesThatChanged:
             audit_run(interrupted)
 
     @pytest.mark.parametrize(
-        "change", [{"noise_multiplier": None}, {"participation": {"rounds": 3}}, {"delta": -1}]
+        "change", [{"noise_multiplier": None}, {"rounds": 3}, {"delta": -1}, {"unknown": 1}]
     )
     def test_a_damaged_plan(self, interrupted, change):
         plan = json.loads((interrupted / "plan.json").read_text())
-        write_atomically(interrupted / "plan.json", json.dumps(plan | change))
+        write_atomically(
+            interrupted / "plan.json", json.dumps(plan | {"config": plan["config"] | change})
+        )
         with pytest.raises(ValueError, match=r"plan.json is damaged"):
             audit_run(interrupted)
 

@@ -110,7 +110,7 @@ def test_ends_and_choices(name, values, hint):
         ),
         "no target": (
             {"epsilon": None},
-            ["family=identity", "give epsilon (such as 8) or noise_multiplier"],
+            ["epsilon=None and", "give epsilon (such as 8) or noise_multiplier"],
         ),
         "none with epsilon": ({"family": "none"}, ["family=none", "leave out epsilon"]),
         "none with noise": (

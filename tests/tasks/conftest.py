@@ -1,11 +1,23 @@
 """A small synthetic corpus that the tests of the tasks share."""
 
 import pathlib
+import re
+import shlex
 import shutil
 
 import pytest
 
 from fedmf.tasks.stackoverflow import write_synthetic_corpus
+
+
+def commands_of(page):
+    """The words of each command of fedmf that a page of docs prints."""
+    text = (pathlib.Path(__file__).parents[2] / "docs" / page).read_text()
+    return [
+        shlex.split(line)[1:]
+        for block in re.findall(r"```sh\n(.*?)```", text, re.S)
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ def draw(seed, sizes, sentences, length, scale=0.5):
     return weights, np.ascontiguousarray(words[:, :-1]), np.ascontiguousarray(words[:, 1:])
 
 
-@hypothesis.settings(max_examples=5, deadline=None)
+@hypothesis.settings(max_examples=5)
 @hypothesis.given(
     kind=st.sampled_from(model.LOSSES),
     vocabulary=st.integers(1, 60),
@@ -173,16 +173,6 @@ def test_what_c_would_read_past_is_refused(case, change, error):
     compiled("masked", sizes, *arrays)
     with pytest.raises(error):
         compiled("masked", sizes, *change(*arrays))
-
-
-@pytest.mark.parametrize("likeliest", [2, 40])
-@pytest.mark.parametrize("ahead", [0.0, 200.0])
-def test_the_likeliest_word_may_be_any(likeliest, ahead):
-    """e^200 would overflow: softmax subtracts the largest logit, in whichever panel it is."""
-    sizes = (60, WIDTH, UNITS)
-    drawn = draw(6, sizes, 22, LENGTH)
-    drawn[0][-1][likeliest : likeliest + 2] += ahead, ahead - 1
-    check("masked", sizes, drawn, atol=3e-5)  # a bias of 200 has roundings of 1.5e-5
 
 
 def test_extreme_numbers_match_tensorflow():

@@ -1,9 +1,7 @@
 """The commands of docs/data.md run as printed, on text of as many users as its sizes are for."""
 
 import csv
-import pathlib
 import re
-import shlex
 import sqlite3
 
 import pytest
@@ -12,15 +10,11 @@ from fedmf.cli import main
 from fedmf.runs.folder import Run
 from fedmf.tasks import example_proto
 from fedmf.tasks.stackoverflow import write_synthetic_corpus
+from tests.tasks.conftest import commands_of
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "data.md").read_text()
-COMMANDS = [
-    shlex.split(line)[1:]
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
-    for line in block.replace("\\\n", " ").splitlines()
-]
+COMMANDS = commands_of("data.md")
 
 
 def write_posts(path):

@@ -11,31 +11,6 @@ from fedmf.tasks import cifar10, emnist
 from fedmf.tasks.describe import describe_file
 
 
-def test_emnist(tmp_path):
-    path = tmp_path / "file"  # the name says nothing
-    emnist.write_synthetic(
-        path, clients=7, only_digits=False, examples_per_client=40, progress=False
-    )
-    found = json.loads(json.dumps(describe_file(path)))
-    assert (found["task"], found["origin"]) == ("emnist", "synthetic stand-in")
-    train = found["splits"]["all_train"]
-    assert train["writers"] == train["sample"]["writers"] == 7
-    assert train["images"] == sum(train["sample"]["labels"].values()) > 100
-    assert len(train["sample"]["labels"]) == 62
-
-
-def test_cifar10(tmp_path):
-    path = tmp_path / "file"
-    cifar10.write_synthetic(path, examples=50, test_examples=20, progress=False)
-    found = json.loads(json.dumps(describe_file(path)))
-    assert (found["task"], found["origin"]) == ("cifar10", "synthetic stand-in")
-    assert [sum(part["labels"].values()) for part in found["splits"].values()] == [50, 20]
-
-
-def test_stackoverflow(corpus_file):
-    assert describe_file(corpus_file)["task"] == "stackoverflow_nwp"
-
-
 def test_other_files(tmp_path):
     text, packed = tmp_path / "posts.csv", tmp_path / "posts.gz"
     text.write_text("user,text\n")
@@ -46,3 +21,31 @@ def test_other_files(tmp_path):
         describe_file(text)
     with pytest.raises(ValueError, match=r"posts\.gz is no whole \.tar\.gz archive"):
         describe_file(packed)
+
+
+@pytest.mark.parametrize(
+    ("task", "sizes", "images"),
+    [
+        (emnist, {"clients": 3, "examples_per_client": 40}, None),
+        (cifar10, {"examples": 50, "test_examples": 20}, [50, 20]),
+    ],
+    ids=["emnist", "cifar10"],
+)
+def test_images(tmp_path, task, sizes, images):
+    path = task.write_synthetic(tmp_path / "file", progress=False, **sizes)  # the name says nothing
+    found = json.loads(json.dumps(describe_file(path)))
+    assert (found["task"], found["origin"]) == (
+        task.__name__.rpartition(".")[2],
+        "synthetic stand-in",
+    )
+    splits = found["splits"].values()
+    if images:
+        assert [sum(split["labels"].values()) for split in splits] == images
+    else:
+        for split in splits:
+            assert split["writers"] == split["sample"]["writers"] == 3
+            assert split["images"] == sum(split["sample"]["labels"].values()) > 0
+
+
+def test_stackoverflow(corpus_file):
+    assert describe_file(corpus_file)["task"] == "stackoverflow_nwp"

@@ -8,6 +8,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from fedmf.tasks.emnist import data, write_synthetic
 from fedmf.tasks.example_proto import encode_example
@@ -50,7 +51,7 @@ def test_what_is_written_is_read(digits_file):
             assert (x.shape, y.shape) == ((size, 28, 28, 1), (size,))
             assert (x.dtype, y.dtype) == (np.float32, np.int32)
         few, _ = data.client_examples(file, split, client, classes=10, limit=2)
-        np.testing.assert_array_equal(few, x[:2])
+        assert_array_equal(few, x[:2])
         assert sum(sizes.values()) == pytest.approx(12 * 60 * share, rel=0.3)
     x, y = pooled(digits_file, "digits_only_train")
     assert set(y) == set(range(10))
@@ -97,10 +98,8 @@ def test_tff_reads_the_same(digits_file):
         for client in theirs.client_ids[:3]:
             x, y = data.client_examples(file, split, client, classes=10)
             examples = list(theirs.create_tf_dataset_for_client(client).as_numpy_iterator())
-            np.testing.assert_array_equal(
-                np.stack([example["pixels"] for example in examples]), x[..., 0]
-            )
-            np.testing.assert_array_equal([example["label"] for example in examples], y)
+            assert_array_equal(np.stack([example["pixels"] for example in examples]), x[..., 0])
+            assert_array_equal([example["label"] for example in examples], y)
 
 
 @TENSORFLOW
@@ -196,7 +195,7 @@ def test_the_published_network_is_tff_s_without_dropout():
     )
     theirs.set_weights(ours.get_weights())
     x = np.random.default_rng(0).random((3, 28, 28, 1), np.float32)
-    np.testing.assert_allclose(tf.nn.softmax(ours(x)), theirs(x, training=False), rtol=1e-5)
+    assert_allclose(tf.nn.softmax(ours(x)), theirs(x, training=False), rtol=1e-5)
 
 
 @TENSORFLOW

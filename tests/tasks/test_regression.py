@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from fedmf.tasks.regression import RegressionOptions, data
 
@@ -34,7 +35,7 @@ def test_the_features_have_the_spectrum(many):
     assert errors(1.4).max() > 6  # the control: another decay is told apart
     means = x.mean(1)  # clients have means of their own
     expected = data.eigenvalues(MANY) * (0.36 + 0.64 / 10)
-    np.testing.assert_allclose(means.var(0), expected, rtol=6 * np.sqrt(2 / 20_000))
+    assert_allclose(means.var(0), expected, rtol=6 * np.sqrt(2 / 20_000))
 
 
 def test_least_squares_finds_the_weights(many):
@@ -61,7 +62,7 @@ def test_clients_are_pure_and_splits_are_others():
     more = dataclasses.replace(o, clients=40)
     for client in (0, 29, 30):
         for of in zip(*(data.client_examples(each, client) for each in (o, more)), strict=True):
-            np.testing.assert_array_equal(*of)
+            assert_array_equal(*of)
     splits = [data.split_examples(o, split)[0] for split in ("validation", "test")]
     parts = [*splits, *(data.client_examples(o, client)[0] for client in range(30))]
     assert len(np.unique(np.concatenate(parts), axis=0)) == (30 + 3 + 3) * 20

@@ -4,24 +4,17 @@ that its table has.
 
 import itertools
 import json
-import pathlib
-import re
-import shlex
 
 import numpy as np
 import pytest
 
 from fedmf.cli import main
 from fedmf.runs.folder import Run
+from tests.tasks.conftest import commands_of
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
-COMMANDS = [
-    shlex.split(line)[1:]
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
-    for line in block.replace("\\\n", " ").splitlines()
-]
+COMMANDS = commands_of("tasks.md")
 # The table's smallest figures are 0.90 and 0.59 of ten classes, and a squared error
 # of 0.32 at most.
 REACHED = {"emnist": (0.7, 1.0), "cifar10": (0.4, 1.0), "regression": (0.25, 0.4)}

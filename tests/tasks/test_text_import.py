@@ -4,11 +4,9 @@ and what a failure leaves.
 
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 
 import duckdb
@@ -63,7 +61,9 @@ def table(tmp_path):
 
 def run(path, out=None, **options):
     out = out or path.with_name("corpus.sqlite")
-    return import_text(path, out, progress=False, **options), out
+    overwrite = options.pop("overwrite", False)
+    split = ImportOptions(**options)
+    return import_text(path, out, split, overwrite=overwrite, progress=False), out
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,9 @@ def test_the_file_is_what_tffs_loader_and_ours_expect(table):
     stated = {
         (split, user): n
         for split in data.SPLITS
-        for user, n in data.client_sizes(out, split).items()
+        for user, n in data.open_corpus(out).client_sizes(split).items()
     }
     assert stated == {key: len(sentences) for key, sentences in read_back(out).items()}
-
-
-def test_rows_of_one_user_come_together_in_their_order(tmp_path):
-    rows = [(f"u{i % 50}", f"number {i}") for i in range(5_000)]
-    _, out = run(write_csv(tmp_path / "rows.csv", rows))
-    assert by_user(out) == {
-        f"u{u}": [f"number {i}" for i in range(u, 5_000, 50)] for u in range(50)
-    }
 
 
 def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
@@ -151,22 +143,6 @@ def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary, _ = run(path, overwrite=True)
     assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (25, 3, 2)
-
-
-def test_ids_that_look_alike_are_one_user(tmp_path):
-    same = ["Zoe\u0308 B", "Zo\u00eb B", " Zo\u00eb\u00a0B", "Zo\u200b\u00eb B"]
-    summary, out = run(
-        write_csv(
-            tmp_path / "rows.csv",
-            [*crowd(), *((user, "hi") for user in same), ("zo\u00eb B", "hi"), (" tim", "hi")],
-        )
-    )
-    assert summary.lookalike_users == 1
-    assert {user: len(s) for user, s in by_user(out).items() if "crowd" not in user} == {
-        "Zo\u00eb B": 4,
-        "zo\u00eb B": 1,
-        "tim": 1,
-    }
 
 
 def test_users_are_split_by_a_keyed_hash(tmp_path):
@@ -287,21 +263,6 @@ def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
     assert len(os.listdir(tmp_path)) == 3  # its database, and the folder of its sort
     run(write_csv(tmp_path / "few.csv", crowd()))
     assert sorted(os.listdir(tmp_path)) == ["corpus.sqlite", "few.csv", "rows.csv"]
-
-
-def test_ctrl_c_while_duckdb_sorts_leaves_nothing(tmp_path):
-    path = rows_of(tmp_path / "rows.csv", 300_000)
-    main = threading.get_ident()
-
-    def interrupt():
-        while not any(tmp_path.glob(".*scratch*/table.duckdb")):
-            time.sleep(0.005)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        run(path)
-    assert os.listdir(tmp_path) == ["rows.csv"]
 
 
 def test_the_command(table):

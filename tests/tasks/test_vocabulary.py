@@ -10,6 +10,7 @@ import sqlite3
 import pytest
 
 from fedmf.tasks import example_proto
+from fedmf.tasks.data_file import SYNTHETIC
 from fedmf.tasks.stackoverflow import data, vocabulary
 from fedmf.tasks.stackoverflow.vocabulary import load_vocabulary
 
@@ -38,8 +39,8 @@ def tiny(tmp_path):
     return path
 
 
-def load(path, size=10, published=True):
-    return load_vocabulary(path, size, published=published, progress=False)
+def load(path, size=10):
+    return load_vocabulary(data.open_corpus(path), size, progress=False)
 
 
 def test_words_are_ordered_by_train_users_then_by_name(tiny):
@@ -108,10 +109,12 @@ def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):
     count = real.with_suffix(".word_count")
     count.write_text("the 9\nof 5\nto 5\n")
     assert load(real, 2) == vocabulary.Vocabulary(("the", "of"), "TFF's stackoverflow.word_count")
-    assert load(real, 2, published=False).words == ("a", "c")
     count.write_text("the 9\nof\n")
     with pytest.raises(ValueError, match=r"stackoverflow\.word_count, line 2"):
         load(real)
+    with sqlite3.connect(real) as connection:
+        connection.execute(f"PRAGMA application_id = {SYNTHETIC}")
+    assert load(real, 2).words == ("a", "c")
 
 
 def test_the_version_is_of_the_words_in_their_order():

@@ -3,7 +3,8 @@ that takes one.
 """
 
 import copy
-import reprlib
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,16 +18,32 @@ from fedmf.federated.tff import tff
 from fedmf.mechanisms.identity import IdentityMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
+from fedmf.server.state import check_plan
 
 
 def mean_query(
-    plan: Plan, record_specs: Any, *, clients_per_round: int, **options: Any
+    plan: Plan,
+    record_specs: Any,
+    *,
+    clients_per_round: int,
+    noise_seed: int | str,
+    zeroing_norm: float | None = None,
+    noise_strategy: str | None = None,
+    count_metrics: bool = True,
 ) -> MatrixFactorizationQuery:
     """The query whose result is (sum of clipped updates + noise) / clients_per_round; both
     execution paths run exactly this.
     """
     check_clients_per_round(plan, clients_per_round)
-    return MatrixFactorizationQuery(plan, record_specs, divisor=clients_per_round, **options)
+    return MatrixFactorizationQuery(
+        plan,
+        record_specs,
+        divisor=clients_per_round,
+        noise_seed=noise_seed,
+        zeroing_norm=zeroing_norm,
+        noise_strategy=noise_strategy,
+        count_metrics=count_metrics,
+    )
 
 
 def clipping_query(record_specs: Any) -> MatrixFactorizationQuery:
@@ -62,18 +79,22 @@ def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
 
 
 class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory):
-    """Factory behind `dp_aggregator`, whose arguments it takes."""
+    """Factory behind `dp_aggregator`.
 
-    def __init__(self, plan: Plan, noise_seed: int | str, secure_sum: bool, **options: Any) -> None:
-        if not isinstance(plan, Plan):
-            raise TypeError(
-                f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
-            )
-        check_clients_per_round(plan, options["clients_per_round"])
-        check_zeroing_norm(options["zeroing_norm"])
-        self._plan, self._options, self._secure_sum = plan, options, secure_sum
+    Args:
+      query: (record_specs, noise_seed=...) -> the query of a process.
+      noise_seed: of the first process.
+      sums: of the clipped updates; None for TFF's own.
+    """
+
+    def __init__(
+        self,
+        query: Callable[..., MatrixFactorizationQuery],
+        noise_seed: int | str,
+        sums: SecureSampleSum | None,
+    ) -> None:
+        self._query, self._sums, self._seeds = query, sums, RunSeeds(noise_seed)
         self._scaling: Scaling | None = None
-        self._seeds = RunSeeds(noise_seed)
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationAggregator":
         """This factory with updates that are clipped in a scaled space; the scales travel to the
@@ -111,12 +132,10 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         specs = tff.types.structure_from_tensor_type_tree(
             lambda t: tf.TensorSpec(t.shape, t.dtype), value_type
         )
-        sums = SecureSampleSum(self._plan.clip_norm) if self._secure_sum else None
-        query = mean_query(self._plan, specs, noise_seed=self._seeds.next(), **self._options)
-        query = query.with_scaling(self._scaling)
-        if sums is not None:
-            query = query.with_entry_rounding(sums.entry_rounding)
-        return tff.aggregators.DifferentiallyPrivateFactory(query, sums).create(value_type)
+        query = self._query(specs, noise_seed=self._seeds.next()).with_scaling(self._scaling)
+        if self._sums is not None:
+            query = query.with_entry_rounding(self._sums.entry_rounding)
+        return tff.aggregators.DifferentiallyPrivateFactory(query, self._sums).create(value_type)
 
 
 # The weighted processes of TFF raise a TypeError "Expected ...WeightedAggregationFactory, found
@@ -191,12 +210,16 @@ def dp_aggregator(
       >>> str(process.next.type_signature.result.result.member)
       'float32[3]'
     """
-    return MatrixFactorizationAggregator(
+    check_plan(plan)
+    check_clients_per_round(plan, clients_per_round)
+    check_zeroing_norm(zeroing_norm)
+    query = functools.partial(
+        mean_query,
         plan,
         clients_per_round=clients_per_round,
-        noise_seed=noise_seed,
         zeroing_norm=zeroing_norm,
         noise_strategy=noise_strategy,
-        secure_sum=secure_sum,
         count_metrics=count_metrics,
     )
+    sums = SecureSampleSum(plan.clip_norm) if secure_sum else None
+    return MatrixFactorizationAggregator(query, noise_seed, sums)

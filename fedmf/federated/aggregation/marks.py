@@ -26,8 +26,8 @@ class Mark(NamedTuple):
 
     Attributes:
       call: the name scope of the call that made it.
-      kind: "params", "clip" or "noise", of the query's methods, or "parts" or "whole",
-        of a secure sum.
+      kind: "params", "clip" or "noise", of the query's methods, or "parts" or "whole", of a secure
+        sum.
       plan: that of the query's noise, hexadecimal; nothing for a secure sum.
       role: what the tensor is.
       number: of the tensor in the structure of the method's argument or result.
@@ -75,32 +75,38 @@ def params(method: Method) -> Method:
     """Marks what `derive_sample_params` returns."""
 
     def call(query: Any, global_state: Any) -> Any:
+        if tf.executing_eagerly():
+            return method(query, global_state)
         with scope("params", _plan(query)):
             return marked(method(query, global_state), "params")
 
-    return _in_graphs(method, call)
+    return _unconverted(method, call)
 
 
 def clip(method: Method) -> Method:
     """Marks the parameters that `preprocess_record` takes and the sample that it returns."""
 
     def call(query: Any, params: Any, record: Any) -> Any:
+        if tf.executing_eagerly():
+            return method(query, params, record)
         with scope("clip", _plan(query)):
             return marked_sample(method(query, marked(params, "given"), record))
 
-    return _in_graphs(method, call)
+    return _unconverted(method, call)
 
 
 def noise(method: Method) -> Method:
     """Marks what `get_noised_result` takes and returns."""
 
     def call(query: Any, sample_state: Any, global_state: Any) -> Any:
+        if tf.executing_eagerly():
+            return method(query, sample_state, global_state)
         with scope("noise", _plan(query)):
             sample, before = marked(sample_state, "sum"), marked(global_state, "state")
             result, after, event = method(query, sample, before)
             return marked(result, "result"), _marked_state(after), event
 
-    return _in_graphs(method, call)
+    return _unconverted(method, call)
 
 
 def _marked_state(state: Any) -> Any:
@@ -120,14 +126,11 @@ def _marked_state(state: Any) -> Any:
     return tf.nest.pack_sequence_as(state, leaves)
 
 
-def _in_graphs(method: Method, call: Callable[..., Any]) -> Method:
-    @functools.wraps(method)
-    def either(*arguments: Any, **named: Any) -> Any:
-        return (method if tf.executing_eagerly() else call)(*arguments, **named)
-
-    # AutoGraph would take two seconds to convert code in which no Python statement
-    # depends on a tensor.
-    return cast(Method, tf.autograph.experimental.do_not_convert(either))
+def _unconverted(method: Method, call: Callable[..., Any]) -> Method:
+    # AutoGraph would take two seconds to convert code in which no Python statement depends on a
+    # tensor.
+    call = functools.wraps(method)(call)
+    return cast(Method, tf.autograph.experimental.do_not_convert(call))
 
 
 def _plan(query: Any) -> str:

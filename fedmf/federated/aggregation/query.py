@@ -3,7 +3,6 @@
 import collections
 import copy
 import math
-import reprlib
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -20,7 +19,7 @@ from fedmf.federated.noise.source import LARGEST, RunSeeds
 from fedmf.federated.tff import tfp
 from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.privacy.quantile_clipping import MOST_CHANGE
-from fedmf.server.state import NoiseState, check_tail, mark_of, plan_mark
+from fedmf.server.state import NoiseState, check_plan, check_tail, mark_of, plan_mark
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 # TensorFlow may take numbers below 2^-126 for 0, so that it cannot measure records of such norms.
@@ -195,10 +194,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         divisor: float = 1.0,
         count_metrics: bool = True,
     ) -> None:
-        if not isinstance(plan, Plan):
-            raise TypeError(
-                f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
-            )
+        check_plan(plan)
         self.plan = plan
         self._specs = _check_specs(record_specs)
         self._flat_specs = tf.nest.flatten(self._specs)
@@ -329,10 +325,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             leaves = scaled([tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves], scales)
         record = tf.nest.pack_sequence_as(record, leaves)
         clipped = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
-        one, wide = (
-            tf.constant(1, tf.int32),
-            tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float64), clipped.record),
-        )
+        one = tf.constant(1, tf.int32)
+        wide = tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float64), clipped.record)
         return QuerySample(wide, clients=one, clipped=clipped.clipped, zeroed=clipped.zeroed)
 
     @marks.noise
@@ -361,11 +355,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "the state was made with another scaling than here: make the "
                 "aggregator as it was then"
             )
-        t, clip, stddev = (
-            noise.next_round,
-            global_state.clip,
-            tf.constant(self.plan.stddev, tf.float32),
-        )
+        t = noise.next_round
+        clip = global_state.clip
+        stddev = tf.constant(self.plan.stddev, tf.float32)
         row, noise = self._noise.next(noise)
         row = self._checked(row, global_state)
         if self._adaptive is not None:

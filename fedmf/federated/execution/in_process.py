@@ -109,11 +109,9 @@ class FastExecution(Execution):
         sizes = [len(group) for group in in_groups(range(len(cohort)), self._group_size)]
         for part in checked(parts, sizes, zero=total, clip_norm=float(sent.params.clip_norm)):
             total = self._add(total, part.total)
-            loss, examples, not_finite = (
-                loss + part.loss,
-                examples + part.examples,
-                not_finite + part.not_finite,
-            )
+            loss += part.loss
+            examples += part.examples
+            not_finite += part.not_finite
         if self._canaries is not None:
             total = self._canaries.add(total, canaries, sent.params)
         *state, mean = self._server(weights, optimizer_state, query_state, total)
@@ -139,10 +137,8 @@ class FastExecution(Execution):
         """See `Execution.canary_evidence`."""
         if self._canaries is None:
             return {}
-        start, end = (
-            self._canaries.projections(self._initial),
-            self._canaries.projections(self.weights(state)),
-        )
+        start = self._canaries.projections(self._initial)
+        end = self._canaries.projections(self.weights(state))
         return {
             "included": self._canaries.included,
             "releases": np.asarray(state[3]),

@@ -118,10 +118,8 @@ class _TrainedModel(tff.learning.models.VariableModel):
 
     def __init__(self, model: Any, loss: BatchLoss, spec: Any) -> None:
         self._model, self._loss, self._spec = model, loss, spec
-        self._loss_sum, self._examples = (
-            tf.Variable(0.0, trainable=False),
-            tf.Variable(0, trainable=False),
-        )
+        self._loss_sum = tf.Variable(0.0, trainable=False)
+        self._examples = tf.Variable(0, trainable=False)
         self._zeroed = tf.Variable(0, trainable=False)
 
     @property
@@ -166,10 +164,8 @@ class _TrainedModel(tff.learning.models.VariableModel):
         )
 
     def metric_finalizers(self) -> Any:
-        ratio, same = (
-            tf.function(lambda sums: sums[0] / sums[1]),
-            tf.function(lambda number: number),
-        )
+        ratio = tf.function(lambda sums: sums[0] / sums[1])
+        same = tf.function(lambda number: number)
         return collections.OrderedDict(loss=ratio, num_examples=same, zeroed=same)
 
     @tf.function

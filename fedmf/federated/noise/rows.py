@@ -107,10 +107,8 @@ class NoiseRows:
 
     def _recur(self, form: BlockForm, state: NoiseState, t: Any) -> tuple[Any, Any]:
         table = self._table(form)
-        M, z = (
-            tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)],
-            self.source(state.key, self.size)(t),
-        )
+        M = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)]
+        z = self.source(state.key, self.size)(t)
         if not form.rolling:
             out = tf.matmul(M, tf.concat([z[None], state.rows], axis=0))
             return out[0], out[1:]

@@ -30,10 +30,8 @@ def is_defined(metric: Any) -> bool:
     if np.isnan(float(metric.result())):
         return False
     if isinstance(metric, _OF_A_CURVE):
-        positives, negatives = (
-            _sum(metric, "true_positives", "false_negatives"),
-            _sum(metric, "true_negatives", "false_positives"),
-        )
+        positives = _sum(metric, "true_positives", "false_negatives")
+        negatives = _sum(metric, "true_negatives", "false_positives")
         return bool(np.all(positives > 0) and np.all(negatives > 0))
     if isinstance(metric, _keras.Precision):
         return bool(np.all(_sum(metric, "true_positives", "false_positives") > 0))

@@ -117,13 +117,11 @@ class _Training:
         self, setup: RunSetup, options: RunOptions, place: Cluster | TffWorker | None
     ) -> None:
         task, config, folder = setup.task, setup.config, setup.folder
-        self.task, self.config, self.folder, self.plan, self.options = (
-            task,
-            config,
-            folder,
-            setup.plan,
-            options,
-        )
+        self.task = task
+        self.config = config
+        self.folder = folder
+        self.plan = setup.plan
+        self.options = options
         self.execution = build_execution(
             task,
             setup.plan,
@@ -139,10 +137,8 @@ class _Training:
             self.state, self.done = self.execution.init(), 0
         else:
             self.controller.go_on_from(checkpoint.ledger)
-            self.state, self.done = (
-                self.execution.from_leaves(checkpoint.state),
-                checkpoint.rounds_done,
-            )
+            self.state = self.execution.from_leaves(checkpoint.state)
+            self.done = checkpoint.rounds_done
         self.saved = self.done
         # What was released must be in the guarantee
         self.last = max(setup.rounds(), folder.rounds_ever_done())

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from fedmf.fields import flat
 from fedmf.files import make_folder
-from fedmf.runs.metric_table import flat
 
 _EVENTS = "events.out.tfevents.*"
 Row = Mapping[str, Any]
@@ -32,11 +32,11 @@ def scalars(folder: pathlib.Path, rows: Sequence[Row]) -> Iterator[Callable[[Row
     writer = tf.summary.create_file_writer(str(folder))
 
     def write(row: Row) -> None:
-        numbers = flat(row)
+        numbers = flat(row, "/")
         step = numbers.pop("round")
         with writer.as_default():
             for name, value in numbers.items():
-                tf.summary.scalar(name.replace("validation_", "validation/"), value, step=step)
+                tf.summary.scalar(name, value, step=step)
         writer.flush()
         for file in folder.glob(_EVENTS):
             file.chmod(0o600)

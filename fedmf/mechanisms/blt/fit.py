@@ -90,11 +90,9 @@ class _Problem:
     def __init__(
         self, inverse: np.ndarray, participation: Participation, buffers: int, objective: str
     ) -> None:
-        self.n, self.b, self.k = (
-            participation.rounds,
-            participation.min_sep,
-            participation.max_participations,
-        )
+        self.n = participation.rounds
+        self.b = participation.min_sep
+        self.k = participation.max_participations
         self.d, self.inverse = buffers, inverse
         self.poles = _workload_poles(inverse)
         if self.poles is None:

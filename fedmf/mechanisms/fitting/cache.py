@@ -1,22 +1,24 @@
 """Fits on disk: a fit whose inputs were fitted before is read from a file named by their hash."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
 import pathlib
-import warnings
 from typing import Any
 
-from fedmf.files import cache_folder, make_folder
+from fedmf import disk_cache
+from fedmf.files import cache_folder
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.storage import load_mechanism
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 # The sources that decide what a fit gives, below fedmf/
-_SOURCES = ("checks.py", "workloads.py", "participation/*.py", "noise/*.py", "mechanisms/**/*.py")
+SOURCES = (
+    *("checks.py", "fields.py", "workloads.py"),
+    *("participation/*.py", "noise/*.py", "mechanisms/**/*.py"),
+)
 # Fits that take less are not stored.
 MIN_SECONDS = 0.1
 
@@ -51,7 +53,7 @@ def cached_path(
     """
     content = workload.matrix if workload.inverse_diagonals is None else workload.inverse_diagonals
     inputs = {
-        "code": _code(),
+        "code": disk_cache.code_digest(*SOURCES),
         "family": family,
         "options": options,
         "participation": dataclasses.asdict(participation),
@@ -77,30 +79,5 @@ def read(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:
 
 
 def write(path: pathlib.Path, mechanism: Mechanism) -> None:
-    """Writes the mechanism, whole or not at all: of two processes that fit the same, one file
-    remains and either is right.
-    """
-    try:
-        make_folder(path.parent)
-        mechanism.save(path)
-    except OSError as error:
-        warnings.warn(
-            f"the fit could not be stored in the folder {str(path.parent)!r} ({error}): set "
-            "FEDMF_CACHE to another",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-
-@functools.cache
-def _code() -> str:
-    """A digest of the sources that a fit depends on: another version of fedmf never reads this
-    version's fits.
-    """
-    package = pathlib.Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for source in sorted(path for pattern in _SOURCES for path in package.glob(pattern)):
-        digest.update(
-            str(source.relative_to(package)).encode() + b"\0" + source.read_bytes() + b"\0"
-        )
-    return digest.hexdigest()
+    """Writes the mechanism for `read`."""
+    disk_cache.keep(path, mechanism.save, "the fit")

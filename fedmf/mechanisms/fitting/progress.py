@@ -126,7 +126,7 @@ def shown(label: str, enabled: bool) -> Iterator[Progress | None]:
     if not enabled:
         yield None
         return
-    with progress_bar.bar(desc=f"fit {label}", unit="step", leave=False, delay=2) as bar:
+    with progress_bar.bar(desc=f"fit {label}", unit="step", delay=2) as bar:
         latest = ""
 
         def progress(iteration: int, loss: float, gap: float | None) -> None:

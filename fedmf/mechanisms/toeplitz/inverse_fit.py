@@ -50,11 +50,9 @@ class InverseProblem:
     """
 
     def __init__(self, inverse: np.ndarray, participation: Participation, objective: str) -> None:
-        self.n, self.inverse, self.repeats = (
-            participation.rounds,
-            inverse,
-            participation.max_participations > 1,
-        )
+        self.n = participation.rounds
+        self.inverse = inverse
+        self.repeats = participation.max_participations > 1
         # Sensitivities of a C of all bands, and the weights of the rounds' errors.
         self.of_encoder = ToeplitzProblem(
             inverse, participation, self.n, objective, decreasing=True

@@ -1,4 +1,4 @@
-"""A clip norm that follows a quantile: what is released, how well it tracks, and that both streams
+"""A clip norm that follows a quantile: what is released, and that both streams
 tell no more than is claimed.
 """
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf import Participation, Plan, QuantileClipping, federated
+from fedmf import QuantileClipping
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import NoiseAudit, causal_factor
 from fedmf.federated.aggregation import query as queries
@@ -18,7 +18,6 @@ from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
 from tests.power import missed_by_game, trials_that_see
 
-pytestmark = pytest.mark.tensorflow
 ROUNDS, SIZE, CLIENTS = 6, 5, 4
 
 
@@ -36,9 +35,8 @@ def test_what_is_released_by_brute_force(every):
     plan, state = query.plan, query.initial_global_state()
     noise, zeta, within = noise_of_sums(plan, SIZE + 1, 3), plan.clip_norm, []
     for t in range(ROUNDS):
-        updates = np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE)) * np.array(
-            [[0.05], [0.2], [0.5], [2.0]]
-        )
+        updates = np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE))
+        updates *= [[0.05], [0.2], [0.5], [2.0]]
         sample, params = query.initial_sample_state(), query.derive_sample_params(state)
         assert float(params.clip_norm) == pytest.approx(zeta, rel=1e-5)
         for update in updates:
@@ -50,46 +48,14 @@ def test_what_is_released_by_brute_force(every):
         np.testing.assert_allclose(released, expected, rtol=1e-4, atol=1e-5)
         bits = ((norms <= zeta) - 0.5).sum() + noise[t, -1] / plan.stddev * bit_stddev(plan)
         assert float(state.clip.bits) == pytest.approx(bits, rel=1e-4, abs=1e-5)
-        metrics = query.derive_metrics(state)
+        metrics, scaled = query.derive_metrics(state), plan.stddev * zeta / plan.clip_norm
         assert float(metrics["clip_norm"]) == pytest.approx(zeta, rel=1e-5)
-        assert float(metrics["noise_stddev"]) == pytest.approx(
-            plan.stddev * zeta / plan.clip_norm, rel=1e-5
-        )
+        assert float(metrics["noise_stddev"]) == pytest.approx(scaled, rel=1e-5)
         within.append(bits / CLIENTS + 0.5)
         if (t + 1) % every == 0:
             zeta *= np.exp(-0.8 * (np.clip(np.mean(within), 0, 1) - 0.7))
             within = []
     assert zeta != pytest.approx(plan.clip_norm, rel=0.1)
-
-
-@pytest.mark.parametrize("first", [0.05, 20.0])
-def test_a_lognormal_is_tracked_to_its_median(first):
-    """Within 5% after 150 rounds.
-
-    The clients' part has a standard deviation of 0.0022 over five rounds of 10,000 clients, and the
-    bits' noise less. Each step takes 0.4 of the distance, so that the logarithm of zeta is within
-    0.003 of its place: 5% is sixteen times that.
-    """
-    rounds, clients = 150, 10_000
-    once = Participation(rounds=rounds, schema="single")
-    plan = Plan(
-        mechanism=MECHANISMS["tree full"](rounds),
-        participation=once,
-        noise_multiplier=1.19352,
-        clip_norm=first,
-        delta=1e-6,
-        quantile_clipping=QuantileClipping(quantile=0.5, every=5, learning_rate=1.0),
-    )
-    query = mean_query(
-        plan, [tf.TensorSpec([1])], clients_per_round=clients, noise_seed=8, zeroing_norm=None
-    )
-    step = tf.function(lambda sample, state: query.get_noised_result(sample, state)[1])
-    state, rng = query.initial_global_state(), np.random.default_rng(4)
-    for _ in range(rounds):
-        clipped = int((rng.lognormal(0.3, 1.0, clients) > float(state.clip.norm)).sum())
-        counts = {"clients": tf.constant(clients), "clipped": tf.constant(clipped)}
-        state = step(query.initial_sample_state()._replace(**counts), state)
-    assert float(state.clip.norm) == pytest.approx(np.exp(0.3), rel=0.05)
 
 
 def joint_game(clipping, sent, *, departure):
@@ -144,7 +110,7 @@ def joint_game(clipping, sent, *, departure):
     return NoiseAudit(findings=found.findings)
 
 
-@pytest.mark.parametrize("sent", [3.0, 0.999])
+@pytest.mark.parametrize("sent", [pytest.param(3.0, marks=pytest.mark.slow), 0.999])
 def test_both_streams_together_tell_as_much_as_the_plan_claims(sent):
     verdict = joint_game(QuantileClipping(share=0.5, every=1), sent, departure=1.2)
     assert verdict.consistent, verdict.contradictions
@@ -159,19 +125,15 @@ def test_a_bit_that_is_not_centred_is_caught(monkeypatch):
 
     def uncentred(self, sample, state):
         # sum of b = clients / 2 - clipped of twice the clients that are not clipped.
-        return honest(
-            self,
-            sample._replace(
-                clients=2 * (sample.clients - sample.clipped), clipped=0 * sample.clipped
-            ),
-            state,
-        )
+        within = sample.clients - sample.clipped
+        return honest(self, sample._replace(clients=2 * within, clipped=0 * within), state)
 
     monkeypatch.setattr(queries.MatrixFactorizationQuery, "get_noised_result", uncentred)
     verdict = joint_game(QuantileClipping(share=0.5, every=1), 0.999, departure=1.2)
     assert not verdict.consistent
 
 
+@pytest.mark.slow
 def test_the_audit_of_a_mechanism_sees_both_streams(monkeypatch):
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=QuantileClipping(every=1))
     assert audit_mechanism(plan, seed=3, trials=4000).verdict.consistent
@@ -192,18 +154,3 @@ def test_a_state_of_another_clipping_is_refused():
     other = query_of(QuantileClipping(share=0.2))
     with pytest.raises(tf.errors.InvalidArgumentError, match="another mechanism, noise scale"):
         other.get_noised_result(other.initial_sample_state(), state)
-
-
-def test_the_number_of_records_must_be_known():
-    plan = plan_of(MECHANISMS["identity"](2), quantile_clipping=QuantileClipping())
-    with pytest.raises(ValueError, match="needs the fixed number of records of a round"):
-        federated.MatrixFactorizationQuery(plan, tf.TensorSpec([2]), noise_seed=1)
-
-
-def test_a_secure_sum_is_refused():
-    plan = plan_of(MECHANISMS["identity"](2), quantile_clipping=QuantileClipping())
-    factory = federated.dp_aggregator(plan, clients_per_round=2, noise_seed=1, secure_sum=True)
-    from fedmf.federated.tff import tff
-
-    with pytest.raises(ValueError, match="does not go with secure_sum=True"):
-        factory.create(tff.TensorType(np.float32, [3]))

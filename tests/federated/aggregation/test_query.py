@@ -8,11 +8,10 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 from tensorflow_privacy.privacy.dp_query import nested_query, test_utils
 
-from fedmf import federated
+from fedmf import QuantileClipping, federated
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
 
-pytestmark = pytest.mark.tensorflow
 ROUNDS = 5
 
 
@@ -28,57 +27,24 @@ def preprocess(query, record):
     return query.preprocess_record(query.derive_sample_params(query.initial_global_state()), record)
 
 
-def add_up(query, records):
-    sample = query.initial_sample_state()
+def add_up(query, records, sample=None):
+    sample = query.initial_sample_state() if sample is None else sample
     params = query.derive_sample_params(query.initial_global_state())
     for record in records:
         sample = query.accumulate_record(params, sample, record)
     return sample
 
 
+def leaves(record, of=lambda leaf: leaf.dtype):
+    return [of(leaf) for leaf in tf.nest.flatten(record)]
+
+
 def flat(record):
-    return np.concatenate(
-        [np.ravel(leaf).astype(np.float64) for leaf in tf.nest.flatten(record)] or [np.zeros(0)]
-    )
+    return np.concatenate(leaves(record, np.ravel)).astype(np.float64)
 
 
 def rows(query, size, seed=1):
     return noise_of_sums(query.plan, size, seed)
-
-
-def operations(mechanism, strategy):
-    """How often each operation is in the graph of a round's result,
-    functions that it calls included.
-    """
-    query = federated.MatrixFactorizationQuery(
-        plan_of(mechanism), tf.TensorSpec([7]), noise_seed=1, noise_strategy=strategy
-    )
-    states = query.initial_sample_state(), query.initial_global_state()
-    result = tf.function(
-        lambda *states: query.get_noised_result(*states)[:2]
-    ).get_concrete_function(*states)
-    graph = result.graph.as_graph_def()
-    nodes = [
-        *graph.node,
-        *(node for function in graph.library.function for node in function.node_def),
-    ]
-    return collections.Counter(node.op for node in nodes)
-
-
-@pytest.mark.parametrize(("strategy", "same"), [("precomputed", True), ("recurrent", False)])
-def test_a_row_that_is_handed_in_costs_every_mechanism_the_same(strategy, same):
-    """What one mechanism adds to a round in TFF then all of them add; benchmarks/aggregator.py
-    measures one.
-    """
-    one, other = (operations(MECHANISMS[name](12), strategy) for name in ("identity", "banded"))
-    assert (one == other) == same
-
-
-@pytest.mark.parametrize(("zeroing_norm", "length"), [(100.0, 0.0), (102.0, 1.0), (None, 1.0)])
-def test_zeroing_comes_before_clipping(zeroing_norm, length):
-    record = {"a": tf.fill([2, 3], 0.0), "b": tf.constant(101.0)}
-    clipped = preprocess(make_query(zeroing_norm=zeroing_norm), record).record
-    assert np.linalg.norm(flat(clipped)) == pytest.approx(length, rel=2e-6)
 
 
 # TensorFlow Privacy's expectations of a query: its documentation of DPQuery, the tests of its own
@@ -116,19 +82,15 @@ def test_a_sample_is_summed_and_noised_as_tensorflow_privacy_does_it(kind, in_gr
 
     one_round = tf.function(one_round) if in_graph else one_round
     state = query.initial_global_state()
+    longest = 1 / np.sqrt(size)
+    total = min(0.25, longest) - min(0.125, longest) + longest
+    half = 2.0**-8 if tf.bfloat16 in leaves(specs) else 0
     for t in range(ROUNDS):
         result, state = one_round(state)
-        tf.nest.map_structure(
-            lambda leaf, spec: leaf.shape.assert_is_compatible_with(spec.shape), result, specs
-        )
-        assert [leaf.dtype for leaf in tf.nest.flatten(result)] == [
-            leaf.dtype for leaf in tf.nest.flatten(specs)
-        ]
-        length = np.sqrt(size)
-        expected = (
-            min(0.25, 1 / length) - min(0.125, 1 / length) + 1 / length + rows(query, size)[t]
-        )
-        half = 2.0**-8 if any(leaf.dtype == tf.bfloat16 for leaf in tf.nest.flatten(specs)) else 0
+        tf.nest.assert_same_structure(result, specs)
+        assert leaves(result) == leaves(specs)
+        assert leaves(result, np.shape) == leaves(specs, lambda spec: tuple(spec.shape))
+        expected = total + rows(query, size)[t]
         np.testing.assert_allclose(flat(result), expected, rtol=half, atol=1e-5)
     with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=5"):
         one_round(state)
@@ -142,63 +104,35 @@ def test_sample_states_merge_and_take_templates(specs):
     merged = query.merge_sample_states(add_up(query, records[:1]), add_up(query, records[1:]))
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), merged, whole)
     assert (int(whole.clients), int(whole.zeroed)) == (3, 1)
-    for template in (
-        specs,
-        filled(specs, 1.0),
-        tf.nest.map_structure(lambda spec: np.zeros(spec.shape), specs),
-    ):
-        tf.nest.map_structure(
-            lambda a, b: (
-                np.testing.assert_array_equal(a, b),
-                a.dtype == b.dtype or pytest.fail("dtype"),
-            ),
-            query.initial_sample_state(template),
-            query.initial_sample_state(),
-        )
+    zero = query.initial_sample_state()
+    for template in (specs, filled(specs, 1.0)):
+        made = query.initial_sample_state(template)
+        tf.nest.map_structure(np.testing.assert_array_equal, made, zero)
+        assert leaves(made) == leaves(zero)
 
 
 def test_the_global_state_is_a_structure_of_tensors_and_params_hold_nothing_of_it():
     query = make_query()
     state = query.initial_global_state()
     again = tf.nest.map_structure(tf.identity, state)
-    assert type(again) is type(state)
     _, after, event = query.get_noised_result(query.initial_sample_state(), again)
-    tf.nest.map_structure(lambda a, b: a.shape.assert_is_compatible_with(b.shape), after, state)
-    assert [leaf.dtype for leaf in tf.nest.flatten(after)] == [
-        leaf.dtype for leaf in tf.nest.flatten(state)
-    ]
-    clip_norm, zeroing_norm, scales = query.derive_sample_params(after)
-    assert (float(clip_norm), float(zeroing_norm), scales) == (1.0, 100.0, ())
+    assert type(after) is type(again) is type(state)
+    assert leaves(after) == leaves(state)
+    assert leaves(after, np.shape) == leaves(state, np.shape)
+    assert query.derive_sample_params(after) == (1.0, 100.0, ())
     # One event for the whole run; those of rounds do not compose.
     assert type(event).__name__ == "UnsupportedDpEvent"
 
 
-def test_inside_a_normalized_query():
-    records = [tf.constant([3.0, 0, 0]), tf.constant([0.0, 0.5, 0])]
-    query = make_query(tf.TensorSpec([3]))
-    result, _ = test_utils.run_query(tfp.NormalizedQuery(query, denominator=4.0), records)
-    np.testing.assert_allclose(result, (np.array([1, 0.5, 0]) + rows(query, 3)[0]) / 4, atol=1e-6)
-    own, _ = test_utils.run_query(make_query(tf.TensorSpec([3]), divisor=4), records)
-    np.testing.assert_allclose(own, result, rtol=1e-6)
-
-
-def test_inside_a_nested_query():
-    parts = collections.OrderedDict(
-        a=make_query(tf.TensorSpec([2]), noise_seed=1),
-        b=make_query([tf.TensorSpec([])] * 2, noise_seed=2),
-    )
-    nested = nested_query.NestedSumQuery(parts)
-    record = collections.OrderedDict(
-        a=tf.constant([3.0, 4.0]), b=[tf.constant(0.1), tf.constant(0.2)]
-    )
+def test_inside_queries_of_tensorflow_privacy():
+    query, pair = make_query(tf.TensorSpec([2])), make_query([tf.TensorSpec([])] * 2, noise_seed=2)
+    queries = {"a": tfp.NormalizedQuery(query, denominator=4.0), "b": pair}
+    nested = nested_query.NestedSumQuery(queries)
+    record = {"a": tf.constant([3.0, 4.0]), "b": [tf.constant(0.1), tf.constant(0.2)]}
     result, state = test_utils.run_query(nested, [record])
-    np.testing.assert_allclose(
-        result["a"], np.array([0.6, 0.8]) + rows(parts["a"], 2, seed=1)[0], atol=1e-5
-    )
-    np.testing.assert_allclose(
-        result["b"], np.array([0.1, 0.2]) + rows(parts["b"], 2, seed=2)[0], atol=1e-5
-    )
-    assert int(nested.derive_metrics(state)["a/rounds_done"]) == 1
+    expected = ([0.6, 0.8] + rows(query, 2)[0]) / 4, [0.1, 0.2] + rows(pair, 2, seed=2)[0]
+    np.testing.assert_allclose([*result.values()], expected, atol=1e-5)
+    assert int(nested.derive_metrics(state)["b/rounds_done"]) == 1
 
 
 def test_a_restart_which_would_repeat_the_noise_is_refused():
@@ -213,9 +147,7 @@ def test_metrics_are_those_of_the_last_round():
         _, state, _ = query.get_noised_result(
             add_up(query, [tf.constant([v, 0.0]) for v in values]), state
         )
-        metrics = {
-            name: value.numpy().item() for name, value in query.derive_metrics(state).items()
-        }
+        metrics = {name: value.numpy() for name, value in query.derive_metrics(state).items()}
         assert metrics == {
             "rounds_done": t + 1,
             "noise_stddev": pytest.approx(query.plan.stddev),
@@ -223,10 +155,8 @@ def test_metrics_are_those_of_the_last_round():
             "clip_fraction": (0.5, 0.0, 0.0)[t],
             "zeroed": (1, 0, 1)[t],
         }
-    assert set(make_query(count_metrics=False).derive_metrics(state)) == {
-        "rounds_done",
-        "noise_stddev",
-    }
+    fewer = make_query(count_metrics=False).derive_metrics(state)
+    assert set(fewer) == {"rounds_done", "noise_stddev"}
 
 
 @pytest.mark.parametrize("clients", [0, 1, 40])
@@ -235,23 +165,21 @@ def test_the_divisor_is_fixed_whoever_takes_part(clients):
     state = query.initial_global_state()
     sample = add_up(query, [tf.constant([0.25, 0.0])] * clients)
     result, _, _ = query.get_noised_result(sample, state)
-    np.testing.assert_allclose(
-        result, (np.array([0.25 * clients, 0]) + rows(query, 2)[0]) / 10, atol=1e-6
-    )
+    np.testing.assert_allclose(result, ([0.25 * clients, 0] + rows(query, 2)[0]) / 10, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_half_precision_is_rounded_once_after_the_sum(dtype):
-    query = make_query([tf.TensorSpec([2], dtype)], noise_multiplier=0.0, divisor=4096)
+    query = make_query(tf.TensorSpec([2], dtype), noise_multiplier=0.0, divisor=4096)
     # In float16 a sum of 2^-11 stops at 1, in bfloat16 at 1/8.
-    sample = add_up(query, [[tf.constant([2.0**-11, -(2.0**-11)], dtype)]])
+    sent = tf.constant([2.0**-11, -(2.0**-11)], dtype)
+    sample = add_up(query, [sent])
     for _ in range(12):
         sample = query.merge_sample_states(sample, sample)
     assert int(sample.clients) == 4096
-    np.testing.assert_array_equal(sample.record[0], [2.0, -2.0])
-    (result,), _, _ = query.get_noised_result(sample, query.initial_global_state())
+    result, _, _ = query.get_noised_result(sample, query.initial_global_state())
     assert result.dtype == dtype
-    np.testing.assert_array_equal(result, np.array([2.0**-11, -(2.0**-11)]))
+    np.testing.assert_array_equal(result, sent)
 
 
 def test_one_client_beside_many_moves_the_sum_by_what_it_sends():
@@ -263,19 +191,13 @@ def test_one_client_beside_many_moves_the_sum_by_what_it_sends():
     for _ in range(14):
         many = query.merge_sample_states(many, many)
     one, rest = 1e-3, [2.0**-10] * 64  # half a step of float32 at 2^14
-    sums, control = [], []
-    for sent in ([one, *rest], rest):
-        total = query.merge_sample_states(
-            many, add_up(query, [tf.constant([value]) for value in sent[:1]])
-        )
-        single = np.float32(2**14) + np.float32(sent[0])
-        for value in sent[1:]:
-            total = query.merge_sample_states(total, add_up(query, [tf.constant([value])]))
-            single += np.float32(value)
-        sums.append(total.record.numpy()[0])
-        control.append(single)
-    assert sums[0] - sums[1] == pytest.approx(one, rel=1e-6)
-    assert control[0] - control[1] > 1.5 * one
+
+    def total(sent):
+        return add_up(query, [tf.constant([value]) for value in sent], many).record.numpy()[0]
+
+    assert total([one, *rest]) - total(rest) == pytest.approx(one, rel=1e-6)
+    single = np.cumsum([2**14, one, *rest], dtype=np.float32)
+    assert single[-1] - np.cumsum([2**14, *rest], dtype=np.float32)[-1] > 1.5 * one
 
 
 def test_entries_may_be_rounded_by_as_much_as_is_said():
@@ -289,9 +211,7 @@ def test_entries_may_be_rounded_by_as_much_as_is_said():
     )
     assert lower <= 1 < upper
     for wrong in (0.9, -1e-9):
-        with pytest.raises(
-            ValueError, match=f"entry_rounding={wrong} leaves nothing of clip_norm=1.0"
-        ):
+        with pytest.raises(ValueError, match=f"entry_rounding={wrong} .*clip_norm=1.0"):
             query.with_entry_rounding(wrong)
 
 
@@ -307,7 +227,7 @@ def test_a_state_that_is_a_constant_of_a_graph_is_refused():
     def closed_over(constant):
         return tf.function(lambda: query.get_noised_result(zero, constant)[0])
 
-    for constant in (state, tf.nest.map_structure(lambda leaf: leaf.numpy(), state)):
+    for constant in (state, tf.nest.map_structure(np.asarray, state)):
         with pytest.raises(ValueError, match="every call would add the same noise"):
             closed_over(constant)()
     variables = tf.nest.map_structure(lambda leaf: tf.Variable(leaf, trainable=False), state)
@@ -322,30 +242,30 @@ def test_a_state_that_is_a_constant_of_a_graph_is_refused():
     np.testing.assert_allclose(out, rows(query, 7), atol=1e-5)
 
 
-def test_records_of_other_shapes_are_refused():
-    query = make_query()
-    for record in ({"a": tf.zeros([2, 3])}, {"a": tf.zeros([3, 2]), "b": tf.constant(0.0)}):
-        with pytest.raises(ValueError, match="not those that the query was made for"):
-            preprocess(query, record)
-        with pytest.raises(ValueError, match="not those that the query was made for"):
-            query.initial_sample_state(record)
-
-
-def test_entries_of_other_dtypes_are_refused():
-    records = {dtype.name: tf.ones([2], dtype) for dtype in (tf.float64, tf.complex64, tf.int32)}
-    for kind, record in (
-        records | {"complex128": np.array([1j, 0.0]), "string": np.array(["1", "2"])}
-    ).items():
-        with pytest.raises(
-            TypeError, match=f"a leaf of dtype {kind} where the query was made for float32"
-        ):
-            preprocess(make_query(tf.TensorSpec([2])), record)
-
-
 @pytest.mark.parametrize(
-    ("dtype", "wider"),
-    [(tf.float16, tf.float32), (tf.bfloat16, tf.float32), (tf.float32, tf.float64)],
+    ("record", "said"),
+    [
+        ({"a": tf.zeros([2, 3])}, "not those that the query was made for"),
+        ({"a": tf.zeros([3, 2]), "b": tf.constant(0.0)}, "not those that the query was made for"),
+        *(
+            ({"a": array, "b": tf.constant(0.0)}, f"{kind} .* float32")
+            for kind, array in {
+                "complex64": np.ones([2, 3], np.complex64),
+                "string": np.ones([2, 3], str),
+                "int32": tf.ones([2, 3], tf.int32),
+            }.items()
+        ),
+        ({"a": tf.zeros([2, 3]), "b": tf.constant(0.0, tf.float64)}, "float64 .* float32"),
+    ],
 )
+def test_other_records_are_refused(record, said):
+    query = make_query()
+    for use in (lambda: preprocess(query, record), lambda: add_up(query, [record])):
+        with pytest.raises((TypeError, ValueError), match=said):
+            use()
+
+
+@pytest.mark.parametrize(("dtype", "wider"), [(tf.bfloat16, tf.float32), (tf.float32, tf.float64)])
 def test_what_fits_into_the_dtype_of_the_specs_is_widened(dtype, wider):
     record = tf.constant([0.5, 0.25], dtype)
     for value in (record, tf.Variable(record), record.numpy(), np.array([0.5, 0.25])):
@@ -355,6 +275,7 @@ def test_what_fits_into_the_dtype_of_the_specs_is_widened(dtype, wider):
 
 BANDED = plan_of(MECHANISMS["banded"](ROUNDS))
 SIMULATING = BANDED.simulating(simulated=10, claimed=1000)
+ADAPTIVE = plan_of(BANDED.mechanism, quantile_clipping=QuantileClipping())
 
 
 @pytest.mark.parametrize(
@@ -364,24 +285,16 @@ SIMULATING = BANDED.simulating(simulated=10, claimed=1000)
         ({"noise_seed": None}, ValueError, "noise_seed=None"),
         ({"zeroing_norm": 0.0}, ValueError, "zeroing_norm=0.0"),
         ({"zeroing_norm": float("nan")}, ValueError, "zeroing_norm=nan"),
-        ({"zeroing_norm": object()}, TypeError, "let one client.s update change another"),
+        ({"zeroing_norm": object()}, TypeError, "zeroing_norm"),
         ({"record_specs": tf.TensorSpec([2], tf.int32)}, TypeError, "float32 or float64"),
         ({"record_specs": tf.TensorSpec([None])}, TypeError, "fully defined shape"),
         ({"record_specs": {}}, ValueError, "has no entries"),
-        ({"record_specs": [1.0]}, TypeError, "record_specs has a leaf 1.0: use tf.TensorSpec"),
+        ({"record_specs": [1.0]}, TypeError, "record_specs has a leaf 1.0"),
         ({"record_specs": [tf.TensorSpec([0])]}, ValueError, "has no entries"),
         ({"divisor": 0}, ValueError, "divisor=0"),
         ({"plan": plan_of(BANDED.mechanism, clip_norm=1e-21)}, ValueError, "plan.clip_norm=1e-21"),
-        (
-            {"plan": SIMULATING, "divisor": 11},
-            ValueError,
-            "divisor=11 but the plan simulates 10 records .* for 1000",
-        ),
-        (
-            {"plan": SIMULATING, "divisor": 1000},
-            ValueError,
-            "divisor=1000 but the plan simulates 10 records",
-        ),
+        ({"plan": SIMULATING, "divisor": 11}, ValueError, "divisor=11 .* 10 .* 1000"),
+        ({"plan": ADAPTIVE}, ValueError, "fixed number of records"),
     ],
 )
 def test_refusals_name_the_argument(change, error, words):
@@ -396,17 +309,15 @@ def test_nothing_of_a_float64_sum_is_finer_than_the_noise():
     """Noise in float32 has no digits of its own below its rounding: those of the sum
     would come out bare.
     """
-    specs = tf.TensorSpec([4], tf.float64)
-    others = np.array([0.1, 0.2, 0.3, 0.4])
 
     def released(victim):
-        query = make_query(specs, noise_seed=3)
-        records = [tf.constant(others), tf.constant(victim, tf.float64)]
-        result, _, _ = query.get_noised_result(add_up(query, records), query.initial_global_state())
-        return result.numpy()
+        query = make_query(tf.TensorSpec([4], tf.float64), noise_seed=3)
+        state = query.initial_global_state()
+        sample = add_up(query, np.array([[0.1, 0.2, 0.3, 0.4], victim]))
+        return query.get_noised_result(sample, state)[0].numpy()
 
     out = released([1e-9, 3e-10, -2e-10, 1e-10])
     assert out.dtype == np.float64
     # Division by 1: what comes out is a float32 number, whoever took part.
-    assert (out == out.astype(np.float32)).all()
-    assert (out == released([0.0, 0.0, 0.0, 0.0])).all()
+    np.testing.assert_array_equal(out, out.astype(np.float32))
+    np.testing.assert_array_equal(out, released([0.0, 0.0, 0.0, 0.0]))

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from fedmf import federated
+from fedmf import QuantileClipping, federated
 from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS
 
-pytestmark = pytest.mark.tensorflow
 _KEPT: list[object] = []
 
 
@@ -54,17 +53,19 @@ def test_the_sum_and_the_metrics_are_those_of_the_open_sum():
         return collections.OrderedDict(w=w, b=np.float32(scale), e=np.zeros(0, np.float32))
 
     rounds = [[update(0.1), update(9.0), update(np.inf)], [], [update(1e-4)]]
-    for secure, plain in zip(
-        rounds_of(kind, rounds), rounds_of(kind, rounds, secure_sum=False), strict=True
-    ):
-        for name in kind:
+    outputs = (rounds_of(kind, rounds, secure_sum=secure) for secure in (True, False))
+    for secure, plain in zip(*outputs, strict=True):
+        for name, result in secure.result.items():
             # A few steps of 2^-32 of the clip norm, and the rounding of the result itself.
             rtol = 2.0**-10 if name == "w" else 1e-6
-            np.testing.assert_allclose(
-                secure.result[name], plain.result[name], rtol=rtol, atol=1e-8
-            )
+            np.testing.assert_allclose(result, plain.result[name], rtol=rtol, atol=1e-8)
         assert secure.measurements["dp_query_metrics"] == plain.measurements["dp_query_metrics"]
         assert secure.measurements["dp"]["records"]["secure_upper_clipped_count"] == 0
+
+
+def test_a_clip_norm_that_adapts_is_refused():
+    with pytest.raises(ValueError, match="does not go with secure_sum=True"):
+        rounds_of(tff.TensorType(np.float32, [3]), [], quantile_clipping=QuantileClipping())
 
 
 @pytest.mark.slow

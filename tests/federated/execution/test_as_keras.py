@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf import federated
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.batches import batches, steps
 from fedmf.federated.execution.choice import build_execution
@@ -15,8 +14,8 @@ from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_close
+from tests.federated.small_task import task_of_arrays
 
-pytestmark = pytest.mark.tensorflow
 layers, losses = tf.keras.layers, tf.keras.losses
 
 BATCH, RATE = 4, 0.05
@@ -101,21 +100,15 @@ KINDS = {
 
 
 def task_of(x, y, model, loss, **changes):
-    attributes = {
-        "name": "as Keras", "x": x, "y": y, "client_ids": OWNERS, "validation": (x, y),
-        "test": (x, y), "model": model,
-        "loss": loss(),
-        "metrics": lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
-        "batch_size": BATCH,
-    }  # fmt: skip
-    return federated.Task.from_arrays(**(attributes | changes))
+    return task_of_arrays(x, y, model, loss=loss(), client_ids=OWNERS, **changes)
 
 
 def settings(execution="fast"):
     """One round without noise, zeroing and clipping; the server adds the mean."""
     values = {
-        "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None, "clip_norm": 1e6,
-        "cohort_size": len(SIZES), "client_learning_rate": RATE, "client_epochs": 2,
+        "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None,
+        "clip_norm": 1e6, "cohort_size": len(SIZES), "client_learning_rate": RATE,
+        "client_epochs": 2,
         "server_learning_rate": 1.0, "server_momentum": 0.0, "warmup": 0.0, "cooldown": 0.0,
     }  # fmt: skip
     return config(execution, **values)
@@ -146,7 +139,7 @@ def trained_by_keras(task, loss):
 @pytest.mark.parametrize(
     "kind",
     [
-        kind if "sum" in kind or "own" in kind else pytest.param(kind, marks=pytest.mark.slow)
+        kind if "sum" in kind or "rows" in kind else pytest.param(kind, marks=pytest.mark.slow)
         for kind in KINDS
     ],
 )
@@ -231,8 +224,8 @@ def test_labels_of_tff_s_rank_are_taken():
     ("model", "loss", "said"),
     [
         (dense, lambda: crossentropy(reduction="none"), "reduction is 'none'"),
-        (dense, lambda: losses.sparse_categorical_crossentropy, "loss of task 'as Keras' is"),
-        (dense, lambda: losses.MeanSquaredError, "loss of task 'as Keras' is"),
+        (dense, lambda: losses.sparse_categorical_crossentropy, "loss of task 'arrays' is"),
+        (dense, lambda: losses.MeanSquaredError, "loss of task 'arrays' is"),
         (two_outputs, crossentropy, "other structures"),
         (dense, Weighted, "read a variable that is no weight of the model"),
     ],
@@ -247,28 +240,18 @@ def test_few_steps_have_all_batches_in_each_client_s_order():
     rng = np.random.default_rng(2)
     for _ in range(20):
         sizes = rng.integers(0, 12, (rng.integers(1, 8), 3))
-        cohort = [[(np.zeros(n), np.zeros(n)) for n in epochs] for epochs in sizes]
-        found = batches(cohort, 4)
-        order = steps(found)
-        size, begin, seen, place = (
-            dict(zip(found.start, found.size, strict=True)),
-            0,
-            [[] for _ in cohort],
-            [],
-        )
-        for end, rows in zip(order.end, order.size, strict=True):
-            clients, starts = order.client[begin:end], order.start[begin:end]
-            assert len(set(clients)) == len(clients) > 0
-            assert all(size[start] == rows for start in starts)
-            for client, start in zip(clients, starts, strict=True):
-                place.append((len(seen[client]) == 0, len(place)))
-                seen[client].append(start)
-            begin = end
-        assert seen == [
-            found.start[found.client == client].tolist() for client in range(len(cohort))
-        ]
+        found = batches([[(np.zeros(n), np.zeros(n)) for n in epochs] for epochs in sizes], 4)
+        order, seen, size = steps(found), [], dict(zip(found.start, found.size, strict=True))
+        for begin, end, rows in zip([0, *order.end[:-1]], order.end, order.size, strict=True):
+            together = [*zip(order.client[begin:end], order.start[begin:end], strict=True)]
+            assert len(dict(together)) == len(together) > 0
+            assert all(size[start] == rows for _, start in together)
+            seen += together
+        for client in range(len(sizes)):
+            starts = [start for each, start in seen if each == client]
+            assert starts == found.start[found.client == client].tolist()
         firsts = order.end[order.first - 1] if order.first else 0
-        assert [first for first, _ in place] == [True] * firsts + [False] * (len(place) - firsts)
+        assert len(dict(seen[:firsts])) == firsts == len(dict(seen))
 
 
 def test_clients_of_equal_epochs_need_few_steps():

@@ -8,23 +8,23 @@ from fedmf.mechanisms import TreeMechanism, load_factorization
 from fedmf.mechanisms.interop import parse_tensor
 from fedmf.workloads import prefix_sum
 
-pytestmark = pytest.mark.tensorflow
+
+def written(values):
+    return parse_tensor(tf.io.serialize_tensor(tf.constant(values)).numpy())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("shape", [(1,), (3, 2), (1, 1), (20, 30), ()])
-@pytest.mark.parametrize("constant", [False, True])
-def test_tensors_are_read_as_they_were_written(dtype, shape, constant):
-    values = np.random.default_rng(0).standard_normal(shape).astype(dtype)
-    values = np.full(shape, 0.5, dtype) if constant else values
-    written = tf.io.serialize_tensor(tf.constant(values)).numpy()
-    assert np.array_equal(parse_tensor(written), values.astype(np.float64))
+def test_tensors_are_read_as_they_were_written(dtype):
+    for shape in ((1,), (3, 2), (20, 30), ()):
+        drawn = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+        for values in (drawn, np.full(shape, 0.5, dtype)):
+            np.testing.assert_array_equal(written(values), values)
 
 
-def test_other_kinds_of_tensors_are_refused():
-    for value in ([1, 2], ["text"], [True], [1j]):
-        with pytest.raises(ValueError, match="only float"):
-            parse_tensor(tf.io.serialize_tensor(tf.constant(value)).numpy())
+@pytest.mark.parametrize("value", [[1, 2], ["text"], [True], [1j]])
+def test_other_kinds_of_tensors_are_refused(value):
+    with pytest.raises(ValueError, match="only float"):
+        written(value)
 
 
 def test_a_folder_as_the_papers_code_writes_it(tmp_path):

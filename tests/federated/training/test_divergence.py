@@ -15,7 +15,7 @@ from fedmf.federated.training.divergence import (
     rate_warning,
 )
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,8 @@ def plan():
 def config(**changes):
     """Of a run of the plan."""
     settings = {
-        "rounds": 64, "min_sep": 16, "family": "identity", "noise_multiplier": 3.0, "clip_norm": 0.5, "cohort_size": 20,
+        "rounds": 64, "min_sep": 16, "family": "identity", "noise_multiplier": 3.0,
+        "clip_norm": 0.5, "cohort_size": 20,
     }  # fmt: skip
     return fedmf.TrainConfig(**settings | changes)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -10,8 +9,6 @@ from fedmf.federated.training import evaluation
 from tests.federated.run_small import config
 from tests.federated.small_runs import start_of
 from tests.federated.small_task import CLASSES, LENGTH, small_task
-
-pytestmark = pytest.mark.tensorflow
 
 
 class Batches(tf.keras.metrics.Metric):
@@ -45,18 +42,6 @@ def test_outputs_of_a_batch_stay_within_the_limit(monkeypatch):
         part, count = evaluated(limit, monkeypatch)
         assert count == batches
         assert part == pytest.approx(whole, rel=1e-6)
-
-
-def test_metrics_are_those_of_numpy(monkeypatch):
-    small = small_task()
-    x, y = small.evaluation_examples("validation")
-    logits = small.build_model(0)(x).numpy().astype(np.float64)
-    log_softmax = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    found = evaluated(100, monkeypatch)[0]
-    assert found["accuracy"] == pytest.approx((logits.argmax(-1) == y).mean())
-    assert found["loss"] == pytest.approx(
-        -np.take_along_axis(log_softmax, y[..., None], -1).mean(), rel=1e-6
-    )
 
 
 def test_a_metric_named_loss_takes_the_place_of_the_mean():

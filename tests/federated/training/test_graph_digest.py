@@ -5,7 +5,6 @@ trains otherwise.
 import dataclasses
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -13,13 +12,10 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated.training.model_check import check_model
-from fedmf.tasks import task_from_config
 from tests.federated.run_small import config
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 from tests.federated.training.test_tff_models import TASKS as TFF_TASKS
 
-pytestmark = pytest.mark.tensorflow
-ROOT = pathlib.Path(__file__).parents[3]
 layers, losses = tf.keras.layers, tf.keras.losses
 
 
@@ -50,11 +46,11 @@ def subclassed(words="abc"):
     return dataclasses.replace(small_task(), build_model=build)
 
 
-def stacked(*middle, embedding=True, seed_of=lambda seed: seed):
+def stacked(layer, more=0):
     def build(seed):
-        tf.keras.utils.set_random_seed(seed_of(seed))
-        first = layers.Embedding(CLASSES, 4, input_length=LENGTH, trainable=embedding)
-        return tf.keras.Sequential([first, *(layer() for layer in middle), layers.Dense(CLASSES)])
+        tf.keras.utils.set_random_seed(seed + more)
+        first = layers.Embedding(CLASSES, 4, input_length=LENGTH)
+        return tf.keras.Sequential([first, layer(), layers.Dense(CLASSES)])
 
     return dataclasses.replace(small_task(), build_model=build)
 
@@ -85,9 +81,6 @@ def regularised(strength):
 TASKS = {
     "small": small_task,
     "probabilities": lambda: with_loss(losses.SparseCategoricalCrossentropy(from_logits=False)),
-    "ignores a class": lambda: with_loss(
-        losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-    ),
     "weighted 1": lambda: with_loss(weighted(1.0)),
     "weighted 2": lambda: with_loss(weighted(2.0)),
     "table of rows": lambda: with_loss(of_table(2.0)),
@@ -97,21 +90,12 @@ TASKS = {
     "l2 .1": lambda: stacked(regularised(0.1)),
     "l2 .2": lambda: stacked(regularised(0.2)),
     "frozen": lambda: stacked(lambda: layers.Dense(4, trainable=False)),
-    "frozen, other values": lambda: stacked(
-        lambda: layers.Dense(4, trainable=False), seed_of=lambda seed: seed + 1
-    ),
-    "frozen elsewhere": lambda: stacked(lambda: layers.Dense(4), embedding=False),
+    "frozen, other values": lambda: stacked(lambda: layers.Dense(4, trainable=False), 1),
     "lstm": lambda: stacked(lambda: layers.LSTM(4, return_sequences=True)),
     "backwards": lambda: stacked(lambda: layers.LSTM(4, return_sequences=True, go_backwards=True)),
     "subclassed": subclassed,
     "other words": lambda: subclassed("bcd"),
     **TFF_TASKS,
-    "linear": lambda: task_from_config(
-        config(task="regression", task_options={"kind": "linear"}), progress=False
-    ),
-    "logistic": lambda: task_from_config(
-        config(task="regression", task_options={"kind": "logistic"}), progress=False
-    ),
 }
 
 
@@ -125,10 +109,7 @@ def here():
 
 
 def test_what_trains_otherwise_has_another_digest(here):
-    names_of: dict[str, list[str]] = {}
-    for name, found in here.items():
-        names_of.setdefault(found["model"], []).append(name)
-    assert [names for names in names_of.values() if len(names) > 1] == []
+    assert len({found["model"] for found in here.values()}) == len(TASKS)
 
 
 def test_the_execution_does_not_matter(here):
@@ -149,13 +130,6 @@ def test_another_process_with_other_counters_and_another_hash_seed_has_the_same(
         "from tests.federated.training.test_graph_digest import TASKS, digests\n"
         "print(json.dumps(digests([*TASKS][::-1])))"
     )
-    environment = os.environ | {"PYTHONHASHSEED": "7"}
-    out = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    options = {"env": os.environ | {"PYTHONHASHSEED": "7"}, "capture_output": True, "text": True}
+    out = subprocess.run([sys.executable, "-c", program], check=True, **options)
     assert json.loads(out.stdout.splitlines()[-1]) == here

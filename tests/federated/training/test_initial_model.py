@@ -11,7 +11,7 @@ from tests.federated.run_small import config
 from tests.federated.small_runs import broken_off, train
 from tests.federated.small_task import small_task
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_file_and_the_run_that_wrote_it_start_the_same_run(first, keras_file, 
             assert "The data used for it is not covered." in text
 
 
-@pytest.mark.parametrize("execution", ["fast", "tff"])
+@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_the_first_round_starts_from_the_weights(first, tmp_path, execution):
     """Without noise, zeroed updates leave the model as it was."""
     start = {"rounds": 2, "min_sep": 1, "initial_model": str(first.path)}

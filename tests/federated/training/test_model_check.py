@@ -13,7 +13,6 @@ from tests.federated.run_small import config
 from tests.federated.small_runs import train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 
-pytestmark = pytest.mark.tensorflow
 layers = tf.keras.layers
 
 
@@ -266,25 +265,3 @@ def test_mixed_bfloat16_trains_the_same_model_in_both_executions(tmp_path):
     for one, other, start in zip(*(run.weights for run in runs), initial, strict=True):
         assert abs(one - start).max() > 0.02
         assert abs(one - other).max() < 0.02 * abs(one - start).max()
-
-
-def test_a_model_of_a_class_of_ones_own_has_no_inputs_to_compare(tmp_path):
-    class Own(tf.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(CLASSES)
-
-        def call(self, x):
-            return self.dense(tf.cast(x, tf.float32)[..., None])
-
-    def build_model(seed):
-        model = Own()
-        model(tf.zeros([1, LENGTH]))
-        return model
-
-    def as_floats(name):
-        x, y = small_task().client_examples(name, 40)
-        return x.astype("float32"), y
-
-    changes = dict.fromkeys(("client_examples", "evaluation_examples"), as_floats)
-    check_model(dataclasses.replace(small_task(), build_model=build_model, **changes), config())

@@ -9,8 +9,6 @@ from fedmf import federated
 from fedmf.federated.training.optimizers import server_optimizer
 from tests.federated.run_small import config
 
-pytestmark = pytest.mark.tensorflow
-
 
 def test_equals_the_workload_of_the_same_schedule():
     # Multi-epoch paper, Sec. 4: SGD with momentum and learning rates is multiplication by the

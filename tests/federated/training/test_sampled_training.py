@@ -12,14 +12,14 @@ from tests.federated.run_small import config
 from tests.federated.small_runs import broken_off, train
 from tests.federated.small_task import small_task
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 def sampled(**changes):
     """Two parts of six clients, of whom three are expected a round."""
     values = {
-        "bands": 2, "sampling": "poisson", "population": 12, "cohort_size": 3, "min_sep": None, "epsilon": 20.0,
-        "noise_multiplier": None,
+        "bands": 2, "sampling": "poisson", "population": 12, "cohort_size": 3, "min_sep": None,
+        "epsilon": 20.0, "noise_multiplier": None,
     }  # fmt: skip
     return config(**(values | changes))
 
@@ -91,7 +91,7 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
     with pytest.raises(ValueError, match="population=24 .* 12 clients"):
         train(tmp_path / "run", sampled(population=24))
     plan = dataclasses.replace(sampled().plan(), sampling=None)
-    with pytest.raises(ValueError, match="plan has sampling=None but .*CyclicPoisson"):
+    with pytest.raises(ValueError, match="plan has .*sampling=None"):
         train(tmp_path / "run", sampled(), plan=plan)
     assert not (tmp_path / "run").exists()
 
@@ -106,10 +106,6 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
         (
             {"server_optimizer": "adam", "scale_every": 2},
             "scale_every=2 belongs to .*, not to adam",
-        ),
-        (
-            {"server_optimizer": "scaled-yogi", "scale_moment": "debiased"},
-            "scale_moment=debiased belongs to .*, not to scaled-yogi",
         ),
         (
             {"client_optimizer": "adam", "client_momentum": 0.5},

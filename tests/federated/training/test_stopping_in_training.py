@@ -12,7 +12,7 @@ from fedmf.runs.folder import Run
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_same_run, broken_off, train
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 @pytest.mark.slow
@@ -33,13 +33,8 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     assert audit.planned.epsilon == pytest.approx(epsilons[rounds - 1], rel=1e-9)
     assert audit.epsilon <= audit.planned.epsilon <= target < plan.epsilon
     assert audit.contradictions == ()
-    said = " ".join(audit.statement().split())
-    made_for = (
-        f"The noise was made for {settings.rounds} rounds, and this is about the "
-        f"first {rounds} of them"
-    )
-    assert made_for in said
-    assert made_for in " ".join((run.path / "final_statement.md").read_text().split())
+    for text in (audit.statement(), (run.path / "final_statement.md").read_text()):
+        assert f"this is about the first {rounds} of them" in " ".join(text.split())
     page = write_report([run], tmp_path / "report", title="ended").read_text()
     assert f"ended after {rounds} of {settings.rounds} rounds" in page
     # In two parts it is the same run, and then it has ended.
@@ -47,20 +42,15 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     train(parts, stop_after=rounds - 1, stop_at_epsilon=target)
     assert_same_run(run, train(parts, resume=True))
     longer = dataclasses.replace(settings, rounds=settings.rounds + 2)
-    for made, options, words in (
-        (settings, {}, f"has ended after {rounds} rounds"),
-        (settings, {"stop_at_epsilon": epsilons[rounds - 2]}, f"which was {target} when"),
-        (longer, {}, rf"the run has {settings.rounds}\).* made for all rounds"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            train(parts, made, resume=True, **options)
     audited = dataclasses.replace(settings, canaries=2)
-    for made, epsilon, words in (
-        (audited, target, "with canaries=2"),
-        (settings, 1e-3, "is passed in round 0"),
+    for folder, made, options, words in (
+        (parts, settings, {"resume": True}, f"has ended after {rounds} rounds"),
+        (parts, longer, {"resume": True}, rf"the run has {settings.rounds}\).* for all rounds"),
+        (tmp_path / "none", audited, {"stop_at_epsilon": target}, "with canaries=2"),
+        (tmp_path / "none", settings, {"stop_at_epsilon": 1e-3}, "is passed in round 0"),
     ):
         with pytest.raises(ValueError, match=words):
-            train(tmp_path / "none", made, stop_at_epsilon=epsilon)
+            train(folder, made, **options)
     assert not (tmp_path / "none" / "config.json").exists()
     # What was released beyond a smaller number of rounds is not forgotten; and the record is that
     # of a finished run.

@@ -3,11 +3,11 @@
 import pytest
 import tensorflow as tf
 
-from fedmf.runs.metric_table import flat
+from fedmf.fields import flat
 from tests.federated.run_small import config
 from tests.federated.small_runs import broken_off, train
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 def points(folder):
@@ -25,8 +25,8 @@ def points(folder):
 
 def expected(run):
     return sorted(
-        (row["round"], name.replace("validation_", "validation/"), value)
-        for row in map(flat, run.metrics)
+        (row["round"], name, value)
+        for row in (flat(row, "/") for row in run.metrics)
         for name, value in row.items()
         if name != "round"
     )

@@ -15,7 +15,6 @@ from tests.federated.run_small import config
 from tests.federated.small_runs import assert_close, assert_same_model, train
 from tests.federated.small_task import LENGTH, small_task
 
-pytestmark = pytest.mark.tensorflow
 models = tff.learning.models
 
 

@@ -13,7 +13,7 @@ from tests.federated.run_small import config
 from tests.federated.small_runs import broken_off, train
 from tests.federated.small_task import small_task
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("clients_in_turn")]
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_client_with_nan_is_left_out(run):
     assert (found["clients"], found["clients_undefined"]) == (whole["clients"] - 1, 1)
 
 
-@pytest.mark.parametrize("execution", ["fast", "tff"])
+@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_an_unfinished_run_has_the_weights_of_its_checkpoint(tmp_path, execution):
     part = read(broken_off(tmp_path, 4, config(execution, checkpoint_every=2)))
     assert part.saved_rounds() == 4

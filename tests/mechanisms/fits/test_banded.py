@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
-from fedmf.mechanisms.banded.fit import toeplitz_start
 from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss
 from fedmf.mechanisms.banded.recursion import columns_of_rows, rows_of_columns
 from fedmf.mechanisms.error import loss, rmse
@@ -57,7 +57,7 @@ SIZES = st.tuples(
 
 
 @given(SIZES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_structured_and_dense_losses_agree_with_the_definition(sizes):
     n, bands, p, seed = sizes[0], min(sizes[1], sizes[0]), sizes[2], sizes[3]
     workload = random_structured(n, p, seed)
@@ -68,15 +68,15 @@ def test_structured_and_dense_losses_agree_with_the_definition(sizes):
     value, G = np.sum(B**2), -2.0 * B.T @ B @ N.T
     for problem in losses(workload, bands):
         found, gradient = problem.evaluate(columns)
-        np.testing.assert_allclose(found, value, rtol=1e-9)
+        assert_allclose(found, value, rtol=1e-9)
         expected = columns_of_rows(
             np.stack([[G[t, t - o] if t >= o else 0.0 for o in range(bands)] for t in range(n)])
         )
-        np.testing.assert_allclose(gradient, expected, atol=1e-8 * np.abs(expected).max())
+        assert_allclose(gradient, expected, atol=1e-8 * np.abs(expected).max())
 
 
 @given(SIZES, st.booleans(), st.booleans())
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_bounds_hold_for_every_feasible_encoder(sizes, equal, structured):
     # Any point gives a valid bound, not only one near the optimum.
     n, bands, seed = sizes[0], min(sizes[1], sizes[0]), sizes[3]
@@ -87,7 +87,7 @@ def test_bounds_hold_for_every_feasible_encoder(sizes, equal, structured):
     classes = np.arange(n) % (min_sep or n)
     point = feasible(n, bands, min_sep, rng)
     value, bound = problem.bound(point, classes, 1e-6)
-    np.testing.assert_allclose(value, problem.evaluate(point)[0], rtol=1e-12)
+    assert_allclose(value, problem.evaluate(point)[0], rtol=1e-12)
     assert 0.0 < bound <= value * (1.0 + 1e-12)
     for _ in range(4):
         assert problem.evaluate(feasible(n, bands, min_sep, rng))[0] >= bound * (1.0 - 1e-12)
@@ -107,14 +107,8 @@ def test_rates_that_rise_again(floor, equal_norms):
         np.square((np.tri(n) * rates) @ mechanism.noising()).sum()
         * sensitivity(mechanism, under).value ** 2
     )
-    np.testing.assert_allclose(certificate.loss, defined, rtol=1e-6)
-    np.testing.assert_allclose(loss(mechanism, sgd(rates), under), defined, rtol=1e-6)
-
-
-def test_momentum_with_restarts_keeps_the_structured_fit():
-    # A dense fit certifies such workloads badly, and here the recursion is precise.
-    rates = 1e-3 + (1.0 - 1e-3) * (1.0 + np.cos(np.pi * (np.arange(128) % 16) / 15)) / 2.0
-    assert fit(momentum_sgd(128, 0.95, rates), epochs(128, 32), bands=8).certificate.gap <= 1e-3
+    assert_allclose(certificate.loss, defined, rtol=1e-6)
+    assert_allclose(loss(mechanism, sgd(rates), under), defined, rtol=1e-6)
 
 
 @pytest.mark.parametrize("n", [128, 130])
@@ -141,8 +135,8 @@ def test_workloads_reach_their_tolerance(n, equal_norms):
         assert (certificate.participation is None) == equal_norms
         found = sensitivity(mechanism, under)
         assert found.exact
-        np.testing.assert_allclose(found.value, 1.0, rtol=1e-12)
-        np.testing.assert_allclose(loss(mechanism, workload, under), certificate.loss, rtol=1e-9)
+        assert_allclose(found.value, 1.0, rtol=1e-12)
+        assert_allclose(loss(mechanism, workload, under), certificate.loss, rtol=1e-9)
 
 
 def test_without_equal_norms_against_an_independent_solver():
@@ -163,7 +157,7 @@ def test_without_equal_norms_against_an_independent_solver():
     certificate = fit(
         workload, epochs(n, b), bands=bands, equal_norms=False, tolerance=1e-8
     ).certificate
-    np.testing.assert_allclose(certificate.loss, best, rtol=1e-6)
+    assert_allclose(certificate.loss, best, rtol=1e-6)
     assert certificate.lower_bound <= best * (1.0 + 1e-9)
 
 
@@ -202,15 +196,6 @@ def test_refusals():
         ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"
     ):
         fit(prefix_sum(n), single(n))
-
-
-def test_toeplitz_start():
-    assert len(toeplitz_start(prefix_sum(60), 1)) == 1
-    # Without structure, or where the typical row's recurrence explodes:
-    # the square root of prefix sums.
-    wild = Workload.from_inverse("wild", outside_cleared(np.tile([1.0, 900.0, 3.0], (200, 1))))
-    for workload in (Workload("dense", np.tri(60)), wild):
-        np.testing.assert_allclose(toeplitz_start(workload, 3), [1.0, 0.5, 0.375])
 
 
 # `fedmf paper run banded-table-2 --scale full` compares the table's other two rows as well.

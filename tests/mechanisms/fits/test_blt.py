@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from fedmf.mechanisms.blt.fit import time_grid
 from fedmf.mechanisms.error import max_error, rmse
@@ -17,13 +18,13 @@ def blt(workload, participation, **options):
 
 
 @given(count=st.integers(0, 200_000), rate=st.floats(-9.0, 2.0))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_sums_over_the_grid(count, rate):
     times, weights = time_grid(count)
     for decay in (np.exp(-(10.0**rate)), 1.0):
         expected = np.sum(decay ** np.arange(count))
-        np.testing.assert_allclose(weights @ decay**times, expected, rtol=1e-12)
-        np.testing.assert_allclose(
+        assert_allclose(weights @ decay**times, expected, rtol=1e-12)
+        assert_allclose(
             weights @ (times * decay**times),
             np.arange(count) @ decay ** np.arange(count),
             rtol=1e-11,
@@ -83,15 +84,4 @@ def test_fewer_rounds_than_buffers(n, objective):
         mechanism = blt(prefix_sum(n), participation, buffers=8, objective=objective)
         assert mechanism.rounds == n
         assert mechanism.buffers <= max(1, n // 2)
-        np.testing.assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(n), atol=1e-12)
-
-
-def test_a_million_rounds():
-    n = 10**6
-    participation = separated(n, n // 6)
-    mechanism = blt(momentum_sgd(n), participation, buffers=4)
-    root = fit(momentum_sgd(n), participation, family="toeplitz", coefficients="sqrt", cache=False)
-    assert sensitivity(mechanism, participation).exact
-    assert rmse(mechanism, momentum_sgd(n), participation) < 0.9 * rmse(
-        root, momentum_sgd(n), participation
-    )
+        assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(n), atol=1e-12)

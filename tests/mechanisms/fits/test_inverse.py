@@ -57,15 +57,6 @@ def test_values_of_closed_ones_and_the_optimised_better(participation, bands, ex
     )
 
 
-def test_values_of_one_coefficient_and_of_none():
-    for window, expected in (
-        ([1.0, -0.9], (6.495554, 12.247177, 16.055979)),
-        ([1.0], (2.828427, 45.299007, 64.0)),
-    ):
-        mechanism = ToeplitzMechanism(rounds=512, noising_window=window)
-        assert measures(mechanism, EIGHT) == pytest.approx(expected, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("momentum", "expected"),
     [

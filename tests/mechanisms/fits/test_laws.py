@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.experiments.papers import fits
@@ -70,7 +71,7 @@ def test_an_interrupted_fit_keeps_the_best_so_far(name, at):
         mechanism = fit(name, progress=interrupt)
     assert len(taken) == at
     workload, participation, _ = FITS[name]
-    np.testing.assert_allclose(
+    assert_allclose(
         fedmf.loss(mechanism, workload, participation), mechanism.certificate.loss, rtol=1e-9
     )
     assert mechanism.certificate.gap > 1e-9
@@ -89,7 +90,7 @@ def test_steps_are_counted_on_and_a_fit_that_stops_short_warns(name):
     assert mechanism.certificate.iterations == len(steps)
     losses = [loss for _, loss, _ in steps[-4:]]
     assert losses == sorted(losses, reverse=True)
-    np.testing.assert_allclose(losses[-1], mechanism.certificate.loss, rtol=1e-9)
+    assert_allclose(losses[-1], mechanism.certificate.loss, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", FITS)
@@ -106,9 +107,12 @@ SCHEMAS = {
     "epochs": fedmf.Participation(rounds=40, schema="fixed_epoch", min_sep=7, max_participations=3),
     "every_round": fedmf.Participation(rounds=40, schema="every_round"),
 }
-# What a neighbour changes, and by how much it may be better: buffers more than are of use leave a
-# fit a little beside the optimum. Of fits stopped after three steps neighbours are 5e-4 better.
-NUMBERS = {"toeplitz": (1e-6, "coefficients"), "blt": (1e-4, "decays", "inverse_decays")}
+# What a neighbour changes, and the fit: bands beyond min_sep, and no more buffers than are of use.
+# It may be a little better, as fits end at a tolerance; 5e-4 after three steps, or more.
+NUMBERS = {
+    "toeplitz": (["coefficients"], {"bands": 20}),
+    "blt": (["decays", "inverse_decays"], {"buffers": 2}),
+}
 
 
 @pytest.mark.parametrize("workload", [fedmf.prefix_sum(40), fedmf.momentum_sgd(40)], ids=["", "m"])
@@ -117,8 +121,8 @@ NUMBERS = {"toeplitz": (1e-6, "coefficients"), "blt": (1e-4, "decays", "inverse_
 @pytest.mark.parametrize("name", NUMBERS)
 def test_no_neighbour_of_a_fit_is_better(name, participation, measure, workload):
     objective = "mean" if measure is fedmf.rmse else "max"
-    mechanism = fedmf.fit(workload, participation, family=name, objective=objective)
-    slack, *changed = NUMBERS[name]
+    changed, few = NUMBERS[name]
+    mechanism = fedmf.fit(workload, participation, family=name, objective=objective, **few)
     least, rng = measure(mechanism, workload, participation), np.random.default_rng(0)
     unknown = {"certificate": None, "certificate_reason": "a neighbour"}
     for size in [1e-2] * 6 + [1e-3] * 6:
@@ -128,20 +132,7 @@ def test_no_neighbour_of_a_fit_is_better(name, participation, measure, workload)
             for field in changed
         }
         neighbour = dataclasses.replace(mechanism, **moved, **unknown)
-        assert measure(neighbour, workload, participation) >= least * (1 - slack)
-
-
-@pytest.mark.parametrize(
-    "name", ["banded", "dense", "toeplitz", "blt", "low_rank", "identity", "tree"]
-)
-def test_one_round(name):
-    for schema in ("single", "every_round"):
-        once = fedmf.Participation(rounds=1, schema=schema)
-        mechanism = fedmf.fit(fedmf.prefix_sum(1), once, family=name)
-        assert np.array_equal(mechanism.encoder() @ mechanism.noising(), [[1.0]])
-        np.testing.assert_allclose(
-            fedmf.loss(mechanism, fedmf.prefix_sum(1), once), 1.0, rtol=1e-12
-        )
+        assert measure(neighbour, workload, participation) >= least * (1 - 1e-4)
 
 
 class TestNobodyGoesOnWithHalfAnAnswer:
