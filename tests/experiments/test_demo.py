@@ -84,7 +84,7 @@ def test_everything_but_the_mechanism_and_its_rate_is_equal():
         assert changed - {"decoder"} == {"family", "epsilon", "server_learning_rate"}
     # One rule for all: the product of rate and error to the 0.95 is the same (banded paper, App.
     # I).
-    errors = [fedmf.rmse(c.fit(), c.workload(), c.participation()) for c in private]
+    errors = [fedmf.rmse(c.fit(), c.fit_workload(), c.participation()) for c in private]
     products = [
         c.server_learning_rate * error**0.95 for c, error in zip(private, errors, strict=True)
     ]

@@ -132,8 +132,8 @@ def test_together_is_the_composition():
 
 def test_together_says_how_often_simulated_ones_are_wrong():
     one = make_run("banded")
-    scheme = fedmf.BallsInBins(population=90, bins=9).facts(4)
-    simulated = dataclasses.replace(one, plan=one.plan | {"sampling": scheme})
+    config = one.plan["config"] | {"sampling": "balls_in_bins"}
+    simulated = dataclasses.replace(one, plan=one.plan | {"sampling": config, "config": config})
     assert "(simulated: wrong with probability at most 2e-9)" in together(
         [simulated, one, simulated]
     )
