@@ -132,7 +132,7 @@ def test_together_is_the_composition():
 
 def test_together_says_how_often_simulated_ones_are_wrong():
     one = make_run("banded")
-    config = one.plan["config"] | {"sampling": "balls_in_bins"}
+    config = one.plan["config"] | {"sampling": "balls-in-bins"}
     simulated = dataclasses.replace(one, plan=one.plan | {"sampling": config, "config": config})
     assert "(simulated: wrong with probability at most 2e-9)" in together(
         [simulated, one, simulated]
