@@ -8,13 +8,13 @@ step of rate 1 is its gradient.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import fedmf
 from fedmf.experiments.papers import accuracy, error_tables
 from fedmf.experiments.papers.item import Outcome
-from fedmf.experiments.papers.study import Fields, Grid, Score, Study, trained
+from fedmf.experiments.papers.study import Fields, Score, Study, sized, trained
 from fedmf.mechanisms import Mechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.bands import choose_bands
@@ -90,12 +90,6 @@ SIZES: dict[Any, Size] = {
         rates=(0.1,), rates_banded=(0.1,), stamps=(1, 2), repeats=1,
     ),
 }  # fmt: skip
-
-
-def _grid(**own: Any) -> Callable[[Callable[[Size], Study]], Grid]:
-    """A study; `own` is what its scale small has otherwise."""
-    small = dataclasses.replace(SIZES["small"], **own)
-    return lambda make: Grid(make, SIZES | {"small": small})
 
 
 def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
@@ -198,7 +192,7 @@ def _sgd(size: Size, epsilons: Sequence[float], rates: Sequence[float]) -> Field
     }
 
 
-@_grid()
+@sized(SIZES)
 def multi_epoch(size: Size) -> Study:
     """Multi-epoch Figs. 1 and 9: no sampling but DP-SGD's, which the paper calls incorrect, though
     standard.
@@ -211,8 +205,15 @@ def multi_epoch(size: Size) -> Study:
 
 # 28 epochs, with which the optimum for one is a quarter worse used once than five times, and that
 # for all another quarter better.
-@_grid(
-    images=1000, cohort=200, simulated=60, epochs=28, epsilons=(6.0,), test_images=4000, repeats=16
+@sized(
+    SIZES,
+    images=1000,
+    cohort=200,
+    simulated=60,
+    epochs=28,
+    epsilons=(6.0,),
+    test_images=4000,
+    repeats=16,
 )
 def optima(size: Size) -> Study:
     """Multi-epoch Fig. 8: the optimum for all epochs, and that for one, stamped and not; at one
@@ -224,14 +225,14 @@ def optima(size: Size) -> Study:
 
 
 # 140 steps, with which 1, 7 and 70 stamps differ.
-@_grid(images=560, simulated=24, epochs=20, stamps=(1, 7, 70), repeats=8)
+@sized(SIZES, images=560, simulated=24, epochs=20, stamps=(1, 7, 70), repeats=8)
 def stamps(size: Size) -> Study:
     """Multi-epoch Fig. 7: Honaker's tree for all numbers of stamps."""
     return _study("stamps", size, [_stamped(size, HONAKER, s) for s in size.stamps])
 
 
 # Two epochs: with many banded matrices have little room.
-@_grid(images=4000, simulated=24, epochs=2, epsilons_banded=(1.0, 8.0), repeats=8)
+@sized(SIZES, images=4000, simulated=24, epochs=2, epsilons_banded=(1.0, 8.0), repeats=8)
 def banded(size: Size) -> Study:
     """Banded Fig. 10: the number of bands is the best at each epsilon, and at most an epoch."""
     rates: Fields = {"server_learning_rate": size.rates_banded}

@@ -104,7 +104,7 @@ def ways_to_draw(request: Request) -> Outcome:
     # two columns of banded Fig. 4.
     settings, epsilons = request.pick(
         (((16, 4),), (2.0, 4.0)),
-        (((1024, 256), (1024, 32)), (0.5, 2.0, 8.0)),
+        (((64, 16),), (1.0, 4.0)),
         (((2000, 100), (2052, 342), (1024, 256), (1024, 32)), [2.0**i for i in range(-2, 5)]),
     )
     found = [point for n, b in settings for point in points(n, b, epsilons)]

@@ -91,13 +91,15 @@ class Comparison:
         """
         panels: list[Lines] = []
         for panel in dict.fromkeys(p.panel for p in self.points):
-            series, beside = {}, {}
+            formulas, simulated = {}, {}
             for noise in dict.fromkeys(p.noise for p in self.points if p.panel == panel):
                 x, formula, mean, error = self.line(panel, noise)
-                series[noise] = Line(x, formula)
-                beside[noise + ", simulated"] = Line(x, mean, mean - 2 * error, mean + 2 * error)
+                formulas[noise] = Line(x, formula)
+                ends = mean - 2 * error, mean + 2 * error
+                simulated[f"{noise}, simulated"] = Line(x, mean, *ends)
             ylabel = "" if panels else "stationary error · ρ"
-            panels.append(Lines(series | beside, xlabel, ylabel, title=panel, log="xy", ticks=x))
+            shape = {"beside": formulas, "points": True, "log": "xy", "ticks": x}
+            panels.append(Lines(simulated, xlabel, ylabel, title=panel, **shape))
         worst = max(abs(p.deviations) for p in self.points)
         share = max(p.deviation / p.simulated for p in self.points)
         return Outcome(

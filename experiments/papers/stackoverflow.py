@@ -4,16 +4,15 @@ banded Figs. 1 (b), 5 (a), 12.
 A grid is what the paper prints, at the paper's size; a smaller `Size` keeps the lines.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import fedmf
 from fedmf.experiments.papers import printed
 from fedmf.experiments.papers import stackoverflow_sizes as sizes
 from fedmf.experiments.papers.stackoverflow_sizes import EPOCHS_RATE_AT_2, EPOCHS_RATES, SIZES, Size
-from fedmf.experiments.papers.study import Fields, Grid, Study
+from fedmf.experiments.papers.study import Fields, Study, sized
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
 from fedmf.schedule import WarmupCooldown
@@ -39,12 +38,6 @@ UNNOISED = "no noise"
 SGD, SINGLE, TREE = "DP-SGD", "Single-epoch MF", "Optimal TreeAgg"
 MULTI, BANDED = "Multi-epoch MF", "Band MF"
 Parts = Sequence[tuple[str, Fields]]
-
-
-def _grid(own: Fields) -> Callable[[Callable[[Size], Study]], Grid]:
-    """A study; `own` is what its scale small has otherwise."""
-    small = dataclasses.replace(SIZES["small"], **own)
-    return lambda make: Grid(make, SIZES | {"small": small})
 
 
 def _study(
@@ -108,7 +101,7 @@ def _cohort(size: Size, cohort: int, simulate: bool = True) -> Fields:
     return {"cohort_size": size.simulated, "claimed_cohort": cohort}
 
 
-@_grid(sizes.DENISOV)
+@sized(SIZES, **sizes.DENISOV)
 def denisov(size: Size) -> Study:
     """Denisov Fig. 2, Tables 3 and 4: one epoch of 100 clients a round, constant rates."""
     grid: Fields = {
@@ -145,7 +138,7 @@ M_CONSTANT, M_AFTER, M_INSIDE = (
 M_MORE = f"{M_INSIDE}, more clients"
 
 
-@_grid(sizes.SCHEDULES)
+@sized(SIZES, **sizes.SCHEDULES)
 def schedules(size: Size) -> Study:
     """Denisov Fig. 3: where momentum and the rates' fall are part of the mechanism. In the paper at
     epsilon 18.9.
@@ -153,7 +146,7 @@ def schedules(size: Size) -> Study:
     return _schedules("schedules", size, [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE])
 
 
-@_grid(sizes.DECAYS)
+@sized(SIZES, **sizes.DECAYS)
 def decays(size: Size) -> Study:
     """Denisov Fig. 6: two lines of Fig. 3; the same runs at one size with it."""
     return _schedules("schedules" if size in SIZES.values() else "decays", size, [AFTER, M_INSIDE])
@@ -179,7 +172,7 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     )
 
 
-@_grid(sizes.EPOCHS)
+@sized(SIZES, **sizes.EPOCHS)
 def epochs(size: Size) -> Study:
     """Multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
     all_epochs = _cohort(size, size.cohort, size.simulates_all)
@@ -207,7 +200,7 @@ def epochs(size: Size) -> Study:
     return _study("epochs", size, parts, server_momentum=size.momentum, cooldown=0.25)
 
 
-@_grid(sizes.DIVERGENCE)
+@sized(SIZES, **sizes.DIVERGENCE)
 def divergence(size: Size) -> Study:
     """Multi-epoch Table 2: the runs with updates of an entry above 100 zeroed. Without, the paper's
     clip makes NaN of huge updates; fedmf's does not (docs/fidelity.md).
@@ -233,7 +226,7 @@ def divergence(size: Size) -> Study:
     return _study("divergence", size, parts, server_momentum=size.momentum, cooldown=0.25)
 
 
-@_grid({})
+@sized(SIZES)
 def unnoised(size: Size) -> Study:
     """Multi-epoch Fig. 10: without noise, by clients a round; the most train six epochs, the others
     at most one.
@@ -251,7 +244,7 @@ def unnoised(size: Size) -> Study:
     return _study("unnoised", size, parts, server_momentum=size.momentum, family="none")
 
 
-@_grid(sizes.PHONES)
+@sized(SIZES, **sizes.PHONES)
 def phones(size: Size) -> Study:
     """Banded Figs. 5 (a) and 12, Tables 4 and 6: clients at least 342 rounds apart."""
     apart: Fields = {"schema": "min_sep", "min_sep": size.epoch}
@@ -271,7 +264,7 @@ def phones(size: Size) -> Study:
     return _banded("phones", size, parts)
 
 
-@_grid(sizes.CENTRE)
+@sized(SIZES, **sizes.CENTRE)
 def centre(size: Size) -> Study:
     """Banded Fig. 1 (b), Tables 5 and 7: a server that draws its clients; the bands are the best at
     each epsilon.

@@ -101,6 +101,12 @@ class Grid:
         return self.make(self.sizes[scale])
 
 
+def sized(sizes: Mapping[Any, Any], **own: Any) -> Callable[[Callable[[Any], Study]], Grid]:
+    """A study at these sizes; `own` is what its scale small has otherwise."""
+    small = dataclasses.replace(sizes["small"], **own)
+    return lambda make: Grid(make, {**sizes, "small": small})
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
     """What one line came to at one privacy target.
