@@ -24,9 +24,13 @@ extensions = [
     "extensions.mathml",
     "extensions.public_names",
     "extensions.places",
+    "extensions.charts",
 ]
 # The page of examples shows what is in examples/.
-exclude_patterns = ["extensions", *([] if (HERE.parent / "examples").exists() else ["examples.md"])]
+exclude_patterns = [
+    "extensions",
+    *([] if (HERE.parent / "examples").exists() else ["examples.md"]),
+]
 nitpicky = True
 
 myst_enable_extensions = ["dollarmath", "deflist"]
@@ -35,7 +39,9 @@ myst_heading_anchors = 4
 # Pages are executed at every build: no number on them is older than the code. A cell that fails is
 # an error.
 nb_execution_mode = "force"
-nb_execution_raise_on_error = False  # but a warning with the traceback, which is an error here
+nb_execution_raise_on_error = (
+    False  # but a warning with the traceback, which is an error here
+)
 nb_execution_show_tb = True
 # A busy machine is no failure.
 nb_execution_timeout = 1200
@@ -67,6 +73,7 @@ html_theme = "furo"
 html_title = "fedmf"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "static" / "scorer.js")
 html_show_sourcelink = False
 html_copy_source = False
 # Summaries of search results are fetched by script, which browsers refuse for pages that are opened

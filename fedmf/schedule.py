@@ -11,9 +11,8 @@ from fedmf import checks
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmupCooldown:
-    """Linear warm-up, plateau, linear cool-down (banded paper, App.
-
-    I, "Learning rate warmup and cooldown").
+    """Linear warm-up, plateau, linear cool-down (banded paper, App. I, "Learning rate warmup and
+    cooldown").
 
     Attributes:
       rounds: length of the run.

@@ -65,8 +65,14 @@ class Workload:
     def from_inverse(
         cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]
     ) -> "Workload":
-        """The workload A whose inverse is banded and given by rows,
-        `inverse_diagonals` as in the class.
+        """The workload A whose inverse is banded and given by rows.
+
+        Args:
+          name: what reports call it.
+          inverse_diagonals: as in the class, (rounds, p).
+
+        Returns:
+          The workload. Its matrix is made when first asked for.
 
         Raises:
           TypeError, ValueError: not (rounds, p) real, finite numbers with p <= rounds; a zero in
@@ -142,6 +148,15 @@ class Workload:
 def identity(n: int) -> Workload:
     """A = I: every round's own input, as in per-round statistics.
 
+    Args:
+      n: rounds, a positive int.
+
+    Returns:
+      The workload, kept as its inverse.
+
+    Raises:
+      TypeError, ValueError: n is not a positive int.
+
     >>> identity(2).matrix
     array([[1., 0.],
            [0., 1.]])
@@ -151,12 +166,17 @@ def identity(n: int) -> Workload:
 
 
 def prefix_sum(n: int) -> Workload:
-    """Prefix sums: A[t, j] = 1 for j <= t, SGD at learning rate 1 (Denisov et al. 2022, App.
-
-    A, Eq. 10).
+    """Prefix sums: A[t, j] = 1 for j <= t, SGD at learning rate 1 (Denisov et al. 2022, App. A,
+    Eq. 10).
 
     Args:
       n: rounds, a positive int.
+
+    Returns:
+      The workload, kept as its inverse.
+
+    Raises:
+      TypeError, ValueError: n is not a positive int.
 
     >>> prefix_sum(3).matrix
     array([[1., 0., 0.],
@@ -173,6 +193,12 @@ def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
 
     Args:
       learning_rates: (n,) positive.
+
+    Returns:
+      The workload, kept as its inverse.
+
+    Raises:
+      TypeError, ValueError: the rates are not (n,) real, finite, positive numbers.
 
     >>> sgd([1.0, 0.5]).matrix
     array([[1. , 0. ],
@@ -230,6 +256,12 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
       n: rounds, a positive int.
       momentum: beta, in [0, 1).
 
+    Returns:
+      The workload, kept as its inverse.
+
+    Raises:
+      TypeError, ValueError: n is not a positive int, or momentum is outside [0, 1).
+
     >>> momentum_buffer(2, 0.5).matrix
     array([[1. , 0. ],
            [0.5, 1. ]])
@@ -253,6 +285,9 @@ def momentum_sgd(
       n: rounds, a positive int.
       momentum: beta, in [0, 1). With 0 and no schedule this is `prefix_sum`.
       learning_rates: (n,) positive; None means 1 in every round.
+
+    Returns:
+      The workload, kept as its inverse.
 
     Raises:
       TypeError: an argument of the wrong kind.

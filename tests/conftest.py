@@ -39,11 +39,21 @@ if importlib.util.find_spec("tensorflow") is None:
 # Files of minutes, longest first. A file stays in one process: the last to begin must not
 # be one of them.
 LONG = (
-    "federated/execution/test_cluster.py", "experiments/test_studies.py", "test_readme.py", "examples/test_examples.py",
-    "federated/training/test_full_size.py", "federated/training/test_loop.py", "sweeps/test_cluster.py", "site/test_site.py",
-    "benchmarks/test_training.py", "tasks/test_tasks_doc.py", "experiments/test_items.py", "sweeps/test_run.py",
-    "federated/test_pages.py", "experiments/test_study_check.py",
-)  # fmt: skip
+    "federated/execution/test_cluster.py",
+    "experiments/test_studies.py",
+    "test_readme.py",
+    "examples/test_examples.py",
+    "federated/training/test_full_size.py",
+    "federated/training/test_loop.py",
+    "sweeps/test_cluster.py",
+    "site/test_site.py",
+    "benchmarks/test_training.py",
+    "tasks/test_tasks_doc.py",
+    "experiments/test_items.py",
+    "sweeps/test_run.py",
+    "federated/test_pages.py",
+    "experiments/test_study_check.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 import fedmf
 from fedmf.cli import main
+from tests.test_architecture import FLOORS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-PAGES = ("budget", "participation")
+PAGES = ("budget", "index", "participation")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -30,16 +31,46 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
 
 
 def test_no_page_with_snippets_is_forgotten():
-    # The tour by test_readme.py
-    tested = {
+    tested = {  # the tour by test_readme.py
         *PAGES,
         "adaptive",
         "pipeline",
-        "after_training",
+        "run_folder",
         "own_task",
         "tour",
     }
     assert {page.stem for page in DOCS.glob("*.md") if "```python" in page.read_text()} <= tested
+
+
+def test_there_are_few_pages():
+    assert len(list(DOCS.glob("*.md"))) <= 28
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
+def test_code_fits_its_column(path):
+    """A column of the site has room for 88 characters of code. Some cells are not shown."""
+    if path.stem == "papers":
+        pytest.skip("made by a program, without code")
+    long, fenced, shown = [], False, True
+    for line in path.read_text().splitlines():
+        if line.startswith("```"):
+            fenced, shown = not fenced, True
+        shown = shown and not re.match(r":tags: \[remove-(cell|input)\]", line)
+        code = (fenced and shown) or re.match(r"    [^ |*-]", line)
+        if code and len(line.removeprefix("" if fenced else "    ")) > 88:
+            long.append(line)
+    assert long == []
+
+
+def test_the_page_on_the_layout_has_the_floors_of_the_test_and_names_files_that_exist():
+    page = (DOCS / "built.md").read_text()
+    block = (
+        page.partition("    checks, ")[1] + page.partition("    checks, ")[2].partition("\n\n")[0]
+    )
+    floors = [set(re.findall(r"\w+", line)) for line in block.splitlines()]
+    assert floors == FLOORS
+    for name in re.findall(r"`((?:fedmf|tasks|tests|experiments|docs)/[\w/.]+)`", page):
+        assert (DOCS.parent / name).exists(), name
 
 
 def commands(page):

@@ -10,8 +10,8 @@ from typing import Any
 
 # Files beside docs/ that pages of the site show.
 _SHOWN = {
-    "../benchmarks/RESULTS.md": "measurements.md",
-    "../SECURITY.md": "security.md",
+    "../benchmarks/RESULTS.md": "costs.md",
+    "../SECURITY.md": "guarantee.md",
     "../examples": "examples.md",
 }
 

@@ -69,9 +69,8 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
 
     if plan.noise_multiplier == 0 or cohort_scale(plan) != 1:
         raise ValueError(
-            f"noise_multiplier={plan.noise_multiplier} and simulation={plan.simulation}: a "
-            "plan without noise, or that "
-            "simulates a larger cohort, guarantees nothing of what runs"
+            f"noise_multiplier={plan.noise_multiplier} and simulation={plan.simulation}: a plan "
+            "without noise, or that simulates a larger cohort, guarantees nothing of what runs"
         )
     L = causal_factor(plan.mechanism.noising())
     E = scipy.linalg.solve_triangular(L, np.eye(len(L)), lower=True, check_finite=False)

@@ -86,7 +86,11 @@ class Audit:
         return min(self.planned.epsilon, self.epsilon)
 
     def statement(self, *, cohort_size: int | None = None, population: int | None = None) -> str:
-        """The privacy statement of what was run, as Markdown; see `statement_values`."""
+        """The privacy statement of what was run, as Markdown.
+
+        Args:
+          cohort_size, population: of the run, where they are known.
+        """
         return markdown(self.statement_values(cohort_size=cohort_size, population=population))
 
     def statement_values(
@@ -233,6 +237,9 @@ def audit_ledger(
         client counts in all of them as well.
       hint: what to do about them.
 
+    Returns:
+      What was planned, observed and achieved.
+
     Raises:
       ValueError: the ledger is longer than the plan, or unrecorded rounds are not after it.
     """
@@ -286,6 +293,9 @@ def audit_log(
       rounds_run: rounds after which the run ended; None for all of the plan's. Rounds after the
         last one in the log count as much as the plan allows.
       memory, folder: for sorting, as of `sorted_log`.
+
+    Returns:
+      What was planned, observed and achieved.
 
     Raises:
       TypeError, ValueError, OSError: those of `sorted_log`.

@@ -171,8 +171,8 @@ def together(*options: Decorator) -> Decorator:
 noise_seed_option = click.option(
     "--noise-seed",
     type=_NoiseSeed(),
-    help="Secret whole number, @FILE that holds it, or os to draw one. Needed for a new run with "
-    "noise.",
+    help="Secret whole number, @FILE that holds it, or os to draw one. Needed "
+    "for a new run with noise.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")

@@ -214,6 +214,9 @@ class ParticipationController:
         """Takes over the rounds that have already happened, before the first draw of this
         controller; all of them, or none.
 
+        Args:
+          ledger: of the run that goes on.
+
         Raises:
           ValueError: rounds that this controller cannot have drawn, or it has drawn
             some of its own.
@@ -292,6 +295,9 @@ class ParticipationController:
         available, given the ledger so far.
 
         Asks every client, which `cohort` does only where few may come.
+
+        Args:
+          t: a round, from 0 on.
         """
         self._catch_up()
         mask = np.zeros(self.population, bool)
@@ -305,6 +311,9 @@ class ParticipationController:
 
         A pure function of (seed, t) and the ledger so far. Rounds are asked for in order; a round
         already handed out is answered again from the ledger.
+
+        Args:
+          t: a round, from 0 on.
 
         Raises:
           TypeError: t is not an int.
@@ -388,6 +397,12 @@ class ParticipationController:
     def audit(self, plan: Plan) -> Audit:
         """What the ledger says of the plan: observed separation and count, and the epsilon and rho
         they give.
+
+        Args:
+          plan: what the run was planned with.
+
+        Raises:
+          ValueError: the ledger is longer than the plan.
         """
         return audit_ledger(self.ledger, plan)
 

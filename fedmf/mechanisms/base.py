@@ -41,6 +41,9 @@ class Mechanism(fields.Checked, abc.ABC):
       rounds: n, the number of rounds.
       certificate: how far from the best of its family it can be, or None.
       certificate_reason: why there is no certificate; empty if there is one.
+
+    Raises:
+      TypeError, ValueError: fields of the wrong kind or shape, or of no mechanism.
     """
 
     family: ClassVar[str]
@@ -120,8 +123,14 @@ class Mechanism(fields.Checked, abc.ABC):
 
     @classmethod
     def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:
-        """Builds and validates a mechanism from `state` and the fields certificate and
-        certificate_reason.
+        """Builds and validates a mechanism.
+
+        Args:
+          state: as `state()` gave it.
+          certificate: the fields certificate and certificate_reason.
+
+        Raises:
+          TypeError, ValueError: the class refuses these fields.
         """
         own = {name: array if array.ndim else array.item() for name, array in state.items()}
         return cls(**own, **certificate)
@@ -141,6 +150,9 @@ class Mechanism(fields.Checked, abc.ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the mechanism to exactly `path`, whole or not at all;
         `fedmf.load_mechanism` reads it.
+
+        Args:
+          path: of the file; its folder exists.
 
         Raises:
           ValueError: the folder of path does not exist.

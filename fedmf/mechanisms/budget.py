@@ -101,6 +101,13 @@ class Budget:
         and at most min_sep bands, a device takes part at least as often as under schema min_sep,
         whenever it checks in (docs/budget.md).
 
+        Args:
+          mechanism: whose encoder decides what rounds cost.
+          participation: whose worst case the budget pays for.
+
+        Raises:
+          TypeError, ValueError: as `fedmf.sensitivity`.
+
         >>> import fedmf
         >>> Budget.of(
         ...     fedmf.mechanisms.IdentityMechanism(rounds=4),
@@ -127,6 +134,9 @@ class Budget:
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
         """Whether the budget pays for exactly these different rounds, in any order.
+
+        Args:
+          rounds_of_one_client: from 0 on.
 
         Raises:
           TypeError: an entry is not an int.

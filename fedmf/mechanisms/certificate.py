@@ -24,6 +24,9 @@ class Certificate:
         Columns of norm 1 whose bands keep k participations apart have k times that loss: one
         certificate serves them all.
 
+    Raises:
+      ValueError: a number is not finite, or the bound is not positive or above the loss.
+
     >>> Certificate(loss=101.0, lower_bound=100.0, iterations=7, seconds=0.5).gap
     0.01
     """

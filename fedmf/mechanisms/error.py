@@ -31,6 +31,9 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
       participation: under which the sensitivity is taken; where only an upper bound of it is known
         the loss is one as well.
 
+    Returns:
+      The loss, at noise multiplier 1 and clip norm 1.
+
     Raises:
       TypeError: workload is not a Workload.
       ValueError: the three are not for the same number of rounds, or the noise
@@ -45,18 +48,31 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
 
 
 def rmse(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """Root of the mean squared error over the rounds, sqrt(loss / rounds).
+    """Root of the mean squared error over the rounds.
 
-    Arguments and errors as `loss`.
+    Args:
+      mechanism, workload, participation: as for `loss`.
+
+    Returns:
+      sqrt(loss / rounds).
+
+    Raises:
+      TypeError, ValueError: as `loss`.
     """
     return float(np.sqrt(loss(mechanism, workload, participation) / workload.rounds))
 
 
 def per_round_error(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
-    """Standard deviation of the error of each round's query, float64 (rounds,), at noise multiplier
-    1 and clip norm 1.
+    """Standard deviation of the error of each round's query, at noise multiplier 1 and clip norm 1.
 
-    Its squares sum to `loss`. Arguments and errors as `loss`.
+    Args:
+      mechanism, workload, participation: as for `loss`.
+
+    Returns:
+      Float64 (rounds,), whose squares sum to `loss`.
+
+    Raises:
+      TypeError, ValueError: as `loss`.
 
     >>> from fedmf.mechanisms.identity import IdentityMechanism
     >>> from fedmf.workloads import prefix_sum
@@ -68,7 +84,17 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
 
 
 def max_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """The largest of `per_round_error`: the worst round's. Arguments and errors as `loss`."""
+    """The error of the worst round.
+
+    Args:
+      mechanism, workload, participation: as for `loss`.
+
+    Returns:
+      The largest of `per_round_error`.
+
+    Raises:
+      TypeError, ValueError: as `loss`.
+    """
     return float(np.sqrt(_scaled_rows(mechanism, workload, participation).max()))
 
 

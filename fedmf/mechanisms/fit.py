@@ -55,7 +55,7 @@ def fit(
     to iterate.
 
     Args:
-      workload: A.
+      workload: the query A that is to be accurate.
       participation: for the same number of rounds.
       family: one of the above.
       tolerance: for banded, dense and low_rank the relative optimality gap to reach, which the
@@ -68,6 +68,9 @@ def fit(
         in the user's cache folder; a path: that folder; False, or True with FEDMF_CACHE set to
         nothing: nowhere. Families registered outside fedmf are not stored.
       **options: of that family.
+
+    Returns:
+      The mechanism, with a certificate or the reason for having none.
 
     Raises:
       TypeError: an option that the family does not have, or an argument of the wrong kind.

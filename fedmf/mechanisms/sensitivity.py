@@ -75,6 +75,9 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
         otherwise its `encoder()`.
       participation: the rounds one client may take part in.
 
+    Returns:
+      The value, whether it is exact, and the algorithm.
+
     Raises:
       TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is
         not a Participation.

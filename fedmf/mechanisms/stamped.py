@@ -25,6 +25,9 @@ def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "Stampe
       times: number of parts, a positive int.
       decoder: "optimal" or "restarted".
 
+    Returns:
+      The mechanism, without a certificate of its own.
+
     Raises:
       TypeError, ValueError: an argument of the wrong kind or out of range.
 

@@ -41,6 +41,12 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
     Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that
     was read. A certificate is handed on as it was stored.
 
+    Args:
+      path: a file that `Mechanism.save` wrote.
+
+    Returns:
+      The mechanism, of the class that wrote it.
+
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: the file is truncated, damaged, of another kind or of a later version, or holds no

@@ -43,6 +43,9 @@ class ParticipationLedger:
       cohort_size: clients that a round should have; None where cohorts vary in size by design.
       cohorts: of the rounds from 0 on.
 
+    Raises:
+      TypeError, ValueError: a cohort is no 1-D array of different clients' numbers.
+
     >>> ledger = ParticipationLedger(cohort_size=2)
     >>> for cohort in ([0, 1], [2, 3], [1]):
     ...     ledger.append(np.array(cohort))
@@ -96,18 +99,27 @@ class ParticipationLedger:
         )
 
     def cohort(self, t: int) -> np.ndarray:
-        """The clients that took part in round t, int64 (clients,), read-only."""
+        """The clients that took part in round t, int64 (clients,), read-only.
+
+        Args:
+          t: a round of the ledger, from 0 on.
+        """
         return self._rounds[t].cohort
 
     def selected(self, t: int) -> np.ndarray:
         """The clients that were selected for round t, int64 (clients,), read-only: `cohort(t)` and
         those that contributed nothing.
+
+        Args:
+          t: a round of the ledger, from 0 on.
         """
         return self._rounds[t].selected
 
     def noncompliant(self, participation: Participation | None = None) -> np.ndarray:
-        """The clients known to deviate, int64, sorted; with `participation` also those whose rounds
-        it does not allow.
+        """The clients known to deviate, int64, sorted.
+
+        Args:
+          participation: adds the clients whose rounds it does not allow.
 
         Raises:
           ValueError: of schema budget, where it depends on the encoder: ask `fedmf.audit_ledger`,
@@ -142,7 +154,11 @@ class ParticipationLedger:
         return result
 
     def first(self, rounds: int) -> "ParticipationLedger":
-        """The ledger of the first `rounds` rounds, with all that it holds of them."""
+        """The ledger of the first rounds, with all that it holds of them.
+
+        Args:
+          rounds: how many.
+        """
         result = self._changed(lambda entry: entry)
         del result._rounds[rounds:]
         return result

@@ -131,7 +131,11 @@ class Participation(fields.Checked):
         )
 
     def affords(self, spent_squared: Any) -> Any:
-        """Whether the budget pays for rounds whose |X_st| have this sum, a number or an array."""
+        """Whether the budget pays for rounds whose |X_st| have this sum.
+
+        Args:
+          spent_squared: the sum, a number or an array of them.
+        """
         assert self.budget is not None
         return spent_squared <= self.budget**2 * (1 + 2 * BUDGET_ROUNDING)
 
@@ -143,8 +147,10 @@ class Participation(fields.Checked):
             )
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Whether one client may take part in exactly these rounds, given in any order; never twice
-        in one.
+        """Whether one client may take part in exactly these rounds, never twice in one.
+
+        Args:
+          rounds_of_one_client: from 0 on, in any order.
 
         Raises:
           TypeError: an entry is not an int.

@@ -1,6 +1,5 @@
-"""The server's learning rate from a mechanism's error: the rule of the banded paper, App.
-
-I, below Eq. 11.
+"""The server's learning rate from a mechanism's error: the rule of the banded paper, App. I, below
+Eq. 11.
 
 The rule is a regression over 25 tuned runs of one task (StackOverflow next-word prediction: 2052
 rounds, clip norm 1, server momentum 0.95, client learning rate 1, warm-up and cool-down). Elsewhere

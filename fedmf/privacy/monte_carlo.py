@@ -298,9 +298,7 @@ def _shards(
     number = -(-size // each)
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     shown = sys.stderr.isatty()
-    with progress_bar.bar(
-        total=number, desc="privacy losses", delay=2, disable=not shown
-    ) as bar:
+    with progress_bar.bar(total=number, desc="privacy losses", delay=2, disable=not shown) as bar:
         try:
             parts = []
             for part in pool.map(draw, range(number)):

@@ -18,7 +18,7 @@ WIDTH = 6.4  # inches; with 10-point type this stays legible on a page and on a 
 _DPI = 220
 BLUE, RED, SOFT, INK = "#1f5f8b", "#c1440e", "#6b6b6b", "#222222"
 DASHED = (0, (5, 3))
-_STYLE = {
+STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 10.5,
@@ -89,7 +89,7 @@ def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
 @contextlib.contextmanager
 def in_style() -> Iterator[None]:
     """The reports' style, whatever matplotlibrc says."""
-    with matplotlib.style.context(_STYLE, after_reset=True):
+    with matplotlib.style.context(STYLE, after_reset=True):
         yield
 
 

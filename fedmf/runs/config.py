@@ -24,8 +24,8 @@ def _task_options(name: str, value: Any) -> dict[str, Any]:
     for option, setting in value.items():
         if not isinstance(setting, str | int | float | None):
             raise TypeError(
-                f"{name} has {option}={setting!r}: the values of options are texts, numbers, true, "
-                "false or none"
+                f"{name} has {option}={setting!r}: the values of options are texts, "
+                "numbers, true, false or none"
             )
     return dict(value)
 

@@ -49,7 +49,7 @@ class TestWithoutSampling:
         ("schema", "limits", "cohorts", "words"),
         [
             ("min_sep", (3,), [[1], [], [1]], "2 apart where at least 3"),
-            ("single", (), [[1], [], [1]], "2 times where at most 1;.*2 apart where at least 8"),
+            ("single", (), [[1], [], [1]], "2 times where at most 1 .*; .*2 apart where at least"),
             ("min_sep", (1, 2), [[1], [1], [1]], "3 times where at most 2"),
             ("fixed_epoch", (2,), [[1], [2], [], [1, 2]], "1 separations .* no multiples of 2"),
             ("fixed_epoch", (2, 2), [[1], [], [], [], [1]], "span 5, more than the 2 epochs of 2"),

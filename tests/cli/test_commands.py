@@ -157,10 +157,7 @@ def test_train_from_a_config_file_with_flags_on_top_and_resume(corpus, trained, 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkeypatch):
-    """No zeroing, as in the multi-epoch paper, App.
-
-    F.3; a limit of a config file gives way to it.
-    """
+    """No zeroing (multi-epoch paper, App. F.3); a limit of a config file gives way to it."""
     import fedmf.runs.config
 
     read = []

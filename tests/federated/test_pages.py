@@ -77,8 +77,8 @@ def test_adaptive(run_page, capfd):
     assert plan["quantile_clipping"]["update_noise_multiplier"] > plan["noise_multiplier"]
 
 
-def test_after_training(run_page):
-    run_page("after_training")
+def test_run_folder(run_page):
+    run_page("run_folder")
     statement = pathlib.Path("runs/tuned/final_statement.md").read_text()
     said = "table.keras, which was trained before this run; for clients whose data it was trained"
     assert said in " ".join(statement.split())

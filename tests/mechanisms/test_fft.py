@@ -13,9 +13,8 @@ SIZES = pytest.mark.parametrize("n", [1, 2, 3, 8, 33])
 
 
 def complex_factors(n):
-    """B and C of the multi-epoch paper's App.
-
-    K as written there, and F; (n, 2n), (2n, n), (2n, 2n), complex.
+    """B and C of the multi-epoch paper's App. K as written there, and F; (n, 2n), (2n, n), (2n,
+    2n), complex.
     """
     k = np.arange(2 * n)
     F = np.exp(-2j * np.pi * np.outer(k, k) / (2 * n)) / np.sqrt(2 * n)

@@ -6,8 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
+from fedmf.privacy.flat_config import families
 from fedmf.reports import groups, labels, tables
-from fedmf.runs import config
 from fedmf.runs.folder import Run
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
@@ -50,7 +50,7 @@ def _contrast(color):
 @pytest.mark.parametrize("sight", _SIGHT)
 def test_colours_of_families_are_told_apart(sight):
     # That is dashed
-    private = {family: labels.family_color(family) for family in config.families()[1:]}
+    private = {family: labels.family_color(family) for family in families()[1:]}
     for (a, first), (b, second) in itertools.combinations(private.items(), 2):
         apart = np.linalg.norm(
             _lab(_SIGHT[sight] @ _linear(first)) - _lab(_SIGHT[sight] @ _linear(second))
@@ -59,7 +59,7 @@ def test_colours_of_families_are_told_apart(sight):
 
 
 def test_every_shade_is_legible():
-    for family in config.families():
+    for family in families():
         assert _contrast(labels.family_color(family)) >= 3, family
         for shade, _ in labels.group_styles([family] * 4):
             assert _contrast(shade) >= 2, family

@@ -5,22 +5,36 @@ Run by the site's environment, which has playwright. Pages are opened as files, 
 a server does. Prints JSON: page -> list of complaints, for every page.
 """
 
+import functools
+import http.server
 import json
 import pathlib
 import shutil
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the tests' own environment, which collects this file, has no playwright
-    from playwright.sync_api import Page, Request
+    from playwright.sync_api import Browser, Page, Request
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# A telephone, a window beside another, a large screen.
-WIDTHS = (390, 1100, 1600)
+# A telephone, windows beside another, screens.
+WIDTHS = (390, 800, 1100, 1280, 1350, 1480, 1600, 1900)
+COLUMNS_FROM = 1100  # from here on code and its output fit their column
+# Words that a heading has: a page with such a heading is the first result.
+SOUGHT = ("min_sep", "resume", "flower", "sensitivity")
+IN_NO_HEADING = "tensorboard"  # the control
 # Of WCAG 2.1, criterion 1.4.3: the least contrast of text (AA).
 CONTRAST = 4.5
 
 WIDE = "() => document.documentElement.scrollWidth - window.innerWidth"
+
+LONG = """() => {
+  document.querySelectorAll('details').forEach(element => element.open = true);
+  return [...document.querySelectorAll('pre')]
+    .filter(element => element.checkVisibility() && element.scrollWidth > element.clientWidth + 1)
+    .map(element => element.textContent.trim().slice(0, 60));
+}"""
 
 # Elements that hold text of their own, and the contrast of that text with the colours that lie
 # under it.
@@ -49,8 +63,8 @@ DARK = """(least) => {
     const [low, high] = [light(above), light(below)].sort((a, b) => a - b);
     const contrast = (high + 0.05) / (low + 0.05);
     if (contrast < least) found.add(
-      `${element.tagName} ${element.className}: "${text.slice(0,
-    30)}" ${contrast.toFixed(2)}` );
+      `${element.tagName} ${element.className}: "${text.slice(0, 30)}" ${contrast.toFixed(2)}`
+    );
   }
   return [...found];
 }"""
@@ -82,8 +96,50 @@ def look(page: "Page", url: str) -> list[str]:
         page.set_viewport_size({"width": width, "height": 844})
         if (excess := page.evaluate(WIDE)) > 0:
             wrong.append(f"scrolls sideways by {excess} pixels at {width}")
+        if width >= COLUMNS_FROM:
+            wrong += [f"runs off its column at {width}: {text}" for text in page.evaluate(LONG)]
     wrong += [f"hard to read in the dark: {text}" for text in page.evaluate(DARK, CONTRAST)]
     return wrong
+
+
+def search(page: "Page", address: str, word: str) -> list[str]:
+    """What is wrong with the results for a word: a page with it in a heading comes first."""
+    page.goto(f"{address}?q={word}", wait_until="load")
+    page.wait_for_selector("ul.search li")
+    first = page.locator("ul.search li").first
+    kind, text = first.get_attribute("class") or "", first.inner_text()
+    if "kind-object" in kind or word not in text.lower():
+        return [f"finds {text!r} first"]
+    return []
+
+
+def searches(site: pathlib.Path, browser: "Browser") -> dict[str, list[str]]:
+    """What is wrong with searches, from the disk and over http."""
+    found = {}
+    handler = functools.partial(QuietHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        addresses = {
+            "disk": (site / "search.html").as_uri(),
+            "http": f"http://127.0.0.1:{server.server_port}/search.html",
+        }
+        for kind, address in addresses.items():
+            page = browser.new_page()
+            page.set_default_timeout(300_000)
+            for word in SOUGHT:
+                found[f"{kind}: a search for {word}"] = search(page, address, word)
+            seen = search(page, address, IN_NO_HEADING)
+            found[f"{kind}: control"] = [] if seen else ["a wrong order is not seen"]
+            page.close()
+        server.shutdown()
+    return found
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves the site without a log."""
+
+    def log_message(self, *message: object) -> None:
+        """Says nothing."""
 
 
 def main(site: pathlib.Path) -> None:
@@ -100,12 +156,7 @@ def main(site: pathlib.Path) -> None:
             found[str(path.relative_to(site))] = look(page, path.as_uri())
             page.close()
         if (site / "search.html").exists():
-            page = context.new_page()
-            page.goto((site / "search.html").as_uri() + "?q=sensitivity")
-            page.wait_for_selector("ul.search li")
-            found["a search for sensitivity"] = (
-                [] if page.locator("ul.search li").count() > 3 else ["finds next to nothing"]
-            )
+            found |= searches(site, browser)
         browser.close()
     print(json.dumps(found, indent=1))
 

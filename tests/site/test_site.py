@@ -69,6 +69,7 @@ def pages(site):
 def test_pages_load_nothing_from_elsewhere(site):
     found = pages(site)
     assert len(found) > 30
+    assert (site / "built.html").exists()
     assert {
         str(path): elsewhere(page.loads) for path, page in found.items() if elsewhere(page.loads)
     } == {}
@@ -152,7 +153,9 @@ needs_a_browser = pytest.mark.skipif(
 @needs_a_browser
 def test_pages_in_a_browser(site):
     found = looked_at(site)
-    assert len(found) == len(pages(site)) + 1
+    searches = [name for name in found if "search for" in name or "control" in name]
+    assert len(searches) == 10
+    assert len(found) == len(pages(site)) + len(searches)
     assert {page: complaints for page, complaints in found.items() if complaints} == {}
 
 
@@ -164,6 +167,7 @@ def test_pages_in_a_browser(site):
         ("<script>console.error('no')</script>", "console: no"),
         ('<img src="http://localhost:9/a.png">', "asks http://localhost:9/a.png"),
         ('<div style="width: 500px">wide</div>', "scrolls sideways by"),
+        (f'<pre style="overflow-x: auto">{"x" * 200}</pre>', "runs off its column at 1280: xxx"),
         (
             '<div style="background: #111"><p style="color: #333">dim</p></div>',
             "hard to read in the dark: P",

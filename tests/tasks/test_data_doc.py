@@ -1,4 +1,6 @@
-"""The commands of docs/data.md run as printed, on text of as many users as its sizes are for."""
+"""The commands of docs/tasks.md for text of one's own run as printed, on text of as many users as
+its sizes are for.
+"""
 
 import csv
 import re
@@ -14,7 +16,7 @@ from tests.tasks.conftest import commands_of
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
-COMMANDS = commands_of("data.md")
+COMMANDS = commands_of("tasks.md", after="## Text of your own")
 
 
 def write_posts(path):

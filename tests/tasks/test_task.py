@@ -66,9 +66,7 @@ def test_the_corpus_reads_what_is_in_the_file(corpus_file, split):
 
 
 def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
-    task = made(
-        corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL
-    )
+    task = made(corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL)
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
     expected = plain_sentences(corpus_file, "train")
     assert list(task.client_ids) == sorted(expected)

@@ -73,8 +73,7 @@ def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
     if cohorts is not None and cohorts.simulated != clients_per_round:
         raise ValueError(
             f"clients_per_round={clients_per_round} but the plan simulates {cohorts.simulated} "
-            "clients a round "
-            f"for {cohorts.claimed}: use clients_per_round={cohorts.simulated}"
+            f"clients a round for {cohorts.claimed}: use clients_per_round={cohorts.simulated}"
         )
 
 

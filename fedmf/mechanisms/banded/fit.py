@@ -1,7 +1,4 @@
-"""The best banded encoder, by L-BFGS with a dual certificate (banded paper, Problem 2 and App.
-
-B).
-"""
+"""The best banded encoder, by L-BFGS with a dual certificate (banded paper, Prob. 2, App. B)."""
 
 import contextlib
 import time

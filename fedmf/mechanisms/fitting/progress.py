@@ -50,8 +50,8 @@ def raise_if_interruptible() -> None:
 def _progress(name: str, value: Any) -> Progress:
     if not callable(value):
         raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}: pass a function of (iteration, loss, "
-            "gap), or None"
+            f"{name}={value!r} is a {type(value).__name__}: pass a function of "
+            "(iteration, loss, gap), or None"
         )
     return typing.cast(Progress, value)
 

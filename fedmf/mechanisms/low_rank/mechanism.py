@@ -16,9 +16,8 @@ from fedmf.noise.stream import NoiseStream, banded_matrix, check_left_inverse, l
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LowRankMechanism(Mechanism):
-    """The decoder B = D + (L R^T below D) of Denisov et al. 2022, App.
-
-    H, for a workload A: N = A^-1 B, C = B^-1 A.
+    """The decoder B = D + (L R^T below D) of Denisov et al. 2022, App. H, for a workload A: N =
+    A^-1 B, C = B^-1 A.
 
         B[t, s] = D[t, s]     for t - s < h           | d        |
                   L[t] . R[s] for t - s >= h          | d d      |     h = 2
@@ -64,8 +63,8 @@ class LowRankMechanism(Mechanism):
         for name in ("left", "right", "inverse_workload"):
             if (rows := len(getattr(self, name))) != self.rounds:
                 raise ValueError(
-                    f"{name} has {rows} rows and diagonals has {self.rounds}: pass one for each "
-                    "round"
+                    f"{name} has {rows} rows and diagonals has {self.rounds}: "
+                    "pass one for each round"
                 )
         positive = self.diagonals[:, 0] * self.inverse_workload[:, 0] > 0.0
         if not positive.all():
@@ -111,9 +110,8 @@ class LowRankMechanism(Mechanism):
         return checks.banded_times(P, B)
 
     def stream(self) -> NoiseStream:
-        """Alg. 3 of Denisov et al. 2022, App.
-
-        H, with A^-1 applied: h + p - 1 rows and r running sums.
+        """Alg. 3 of Denisov et al. 2022, App. H, with A^-1 applied: h + p - 1 rows and r running
+        sums.
         """
         n, h = self.diagonals.shape
         P = self.inverse_workload

@@ -67,8 +67,8 @@ class ToeplitzMechanism(Mechanism):
             column = getattr(self, name)
             if column is not None and len(column) > self.rounds:
                 raise ValueError(
-                    f"{name} has length {len(column)}: rounds={self.rounds} have at most as many, "
-                    "drop the others"
+                    f"{name} has length {len(column)}: rounds={self.rounds} have at most "
+                    "as many, drop the others"
                 )
             if column is not None and column[0] <= 0.0:
                 raise ValueError(f"{name}[0]={column[0]} is on the main diagonal: make it positive")

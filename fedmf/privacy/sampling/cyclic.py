@@ -1,6 +1,5 @@
-"""Cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App.
-
-F): Poisson samples, and subsets of fixed size.
+"""Cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App. F): Poisson samples, and
+subsets of fixed size.
 
 The population is split into b parts D_0 .. D_(b-1), whatever the data, and round t draws from part
 t mod b only. With an encoder of at most b bands no row of C x depends on two rounds of one client.

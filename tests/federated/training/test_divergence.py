@@ -131,12 +131,12 @@ def test_a_rate_far_above_the_noise_is_warned_of(plan):
 
 
 def test_the_defaults_are_warned_of_on_few_users_and_the_recipe_is_not():
-    """Of docs/data.md: 1000 users, on whom the defaults ended at a loss of 1e20."""
+    """Of docs/tasks.md: 1000 users, on whom the defaults ended at a loss of 1e20."""
 
     def said(**settings):
         run = fedmf.TrainConfig(epsilon=8.0, **settings)
         made = run.plan()
-        rmse = fedmf.rmse(made.mechanism, run.workload(), made.participation)
+        rmse = fedmf.rmse(made.mechanism, run.fit_workload(), made.participation)
         return rate_warning(rate_for_noise(made, run, rmse), run)
 
     assert "server_learning_rate=1 is 41 times the 0.024" in said(

@@ -76,7 +76,7 @@ def test_two_rounds_and_a_resume_in_under_10_gb(tmp_path, mechanism_file):
 )
 def test_two_rounds_in_under_3_gb(tmp_path, mechanism_file, options):
     """32 bands, whose noise takes the most memory of all that are chosen unasked
-    (docs/noise_cost.md).
+    (docs/costs.md).
 
     The noise of 342 bands takes a quarter of the machine's memory, whatever the client work does.
     """
