@@ -20,7 +20,7 @@ from fedmf.experiments.papers import (
     study_check,
     study_cost,
 )
-from fedmf.runs import config as run_config
+from fedmf.privacy import config as plan_config
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.cifar10 import synthetic
 from tests.cli.program import fedmf as command
@@ -67,7 +67,7 @@ def quick(monkeypatch):
     What is left out is that these fits converge and that an accountant finds the amplified noise.
     `fedmf paper run --dry-run` has both.
     """
-    fit, calibrate = run_config.fit, run_config.calibrate
+    fit, calibrate = plan_config.fit, plan_config.calibrate
 
     def fitted(workload, participation, *, family, **options):
         if family == "banded":
@@ -94,8 +94,8 @@ def quick(monkeypatch):
             family="identity",
         )
 
-    monkeypatch.setattr(run_config, "fit", fitted)
-    monkeypatch.setattr(run_config, "calibrate", calibrated)
+    monkeypatch.setattr(plan_config, "fit", fitted)
+    monkeypatch.setattr(plan_config, "calibrate", calibrated)
     monkeypatch.setattr(
         stackoverflow,
         "optimum",
