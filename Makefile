@@ -1,10 +1,10 @@
-# make demo | picture | test | test-core | test-all | tables | figure-4 | figure-schemes | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | picture | test | test-core | test-all | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo picture test test-core test-all tables figure-4 figure-schemes bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup
+.PHONY: demo picture test test-core test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -12,7 +12,7 @@ demo: setup
 # The README's picture, from three seeds: some ten minutes on two cores.
 picture: setup
 	.venv/bin/fedmf demo --seed 1 --seed 2 --seed 3
-	.venv/bin/python -m fedmf.experiments.demo_picture demo docs/images/demo.png
+	cp demo/accuracy.png docs/images/demo.png
 
 # A file stays in one process, which imports TensorFlow and builds the mechanisms once; tests/conftest.py has the long files first.
 # Three processes fill two cores: none gets threads of its own for linear algebra.
@@ -35,17 +35,6 @@ test-core: $(CORES:%=.venv-core/%/.installed)
 	  echo "fedmf: the tests that need no TensorFlow, on Python $$core"; \
 	  .venv-core/$$core/bin/python -m pytest -q -n 2 --dist worksteal --doctest-ignore-import-errors -m "not tensorflow and not slow" || exit; \
 	done
-
-tables: setup
-	.venv/bin/python -m fedmf.experiments.paper_tables
-
-# Minutes: papers/banded-figure-4.
-figure-4: setup
-	.venv/bin/fedmf paper run banded-figure-4 --scale full
-
-# Some forty minutes, most of them simulated privacy losses: schemes.png and schemes.csv, which docs/images has.
-figure-schemes: setup
-	.venv/bin/python -m fedmf.experiments.scheme_figure
 
 bench-fit: setup
 	.venv/bin/python -m benchmarks.fit

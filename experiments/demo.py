@@ -12,17 +12,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from matplotlib.axes import Axes
 
 from fedmf import tasks
-from fedmf.experiments.sweep_results import validation_of
-from fedmf.experiments.table_cells import aligned
-from fedmf.files import make_folder
+from fedmf.files import make_folder, write_atomically
 from fedmf.mechanisms.error import rmse
 from fedmf.privacy.learning_rate import SLOPE
 from fedmf.reports import write_report
+from fedmf.reports.canvas import INK, canvas
+from fedmf.reports.groups import Group, group_runs
+from fedmf.reports.text import aligned
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.figures import figures_note
 from fedmf.runs.folder import Run
+from fedmf.sweeps.results import validation_of
 
 # In the papers' order, least noise first.
 FAMILIES = ("none", "banded", "tree", "identity")
@@ -45,7 +48,6 @@ SETTINGS: dict[str, Any] = {
     "rounds": 128,
     "cohort_size": 40,
     "min_sep": 32,
-    "decoder": "full",  # the better of the two tree decoders
     "delta": 1e-6,
     "client_learning_rate": 4.0,
     "server_momentum": 0.9,  # the papers' 0.95 remembers too long for a run of 128 rounds
@@ -80,9 +82,10 @@ def check_demo(*, seeds: Sequence[int], epsilon: float) -> None:
 def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[TrainConfig]:
     """The grid of one seed: the families, everything but the server's rate equal."""
     base = tasks.completed(TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS))
-    configs = [base] + [
-        dataclasses.replace(base, family=family, epsilon=epsilon) for family in FAMILIES[1:]
-    ]
+    configs = [base]
+    for family in FAMILIES[1:]:
+        decoder = "full" if family == "tree" else base.decoder  # the better of its two
+        configs.append(dataclasses.replace(base, family=family, epsilon=epsilon, decoder=decoder))
     return [
         dataclasses.replace(config, server_learning_rate=server_rate(config)) for config in configs
     ]
@@ -94,7 +97,7 @@ def noise_seed(seed: int, config: TrainConfig) -> int:
 
 
 def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict[str, Any]:
-    """Makes the corpus, trains, and writes out/report/report.html.
+    """Makes the corpus, trains, and writes out/report/report.html and the picture accuracy.png.
 
     Finished runs of an earlier call are kept, and unfinished ones are resumed.
 
@@ -136,6 +139,7 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
     report = write_report(
         in_order, out / "report", title="fedmf demo: private next-word prediction"
     )
+    write_atomically(out / "accuracy.png", demo_picture(in_order), mode=0o600)
     accuracy = {family: [validation_of(run) for run in members] for family, members in runs.items()}
     seconds = time.perf_counter() - started
     rows = [["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]]
@@ -168,3 +172,33 @@ def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
     except federated.InterruptedRun as stop:
         done = str(stop).rpartition(":")[0]
         raise federated.InterruptedRun(f"{done}: give the same command again to go on") from None
+
+
+def demo_picture(runs: Sequence[Run]) -> bytes:
+    """A PNG with a bar for each mechanism, the mean over its runs, and a point for each run."""
+    groups = sorted(
+        group_runs(list(runs)), key=lambda group: FAMILIES.index(group.config.family), reverse=True
+    )
+    config = groups[0].config
+    with canvas(2.3, "") as (figure, png):
+        ax = figure.subplots()
+        for row, group in enumerate(groups):
+            _draw(ax, row, group)
+        ax.set_yticks(range(len(groups)), [group.label for group in groups])
+        ax.grid(axis="y", visible=False)
+        ax.set(xlabel="validation accuracy in percent (bar: mean, points: seeds)", xlim=(0, None))
+        ax.set_title(
+            f"Next-word prediction, epsilon {config.epsilon:g}: {config.rounds} rounds of "
+            f"{config.cohort_size} clients"
+        )
+    return png.getvalue()
+
+
+def _draw(ax: Axes, row: int, group: Group) -> None:
+    values = [100 * validation_of(run) for run in group.runs]
+    mean = sum(values) / len(values)
+    ax.barh(row, mean, height=0.6, color=group.color)
+    ax.plot(values, [row] * len(values), "o", color=INK, markersize=4, markeredgecolor="white")
+    ax.annotate(
+        f"{mean:.1f}", (max(values), row), xytext=(7, -3.5), textcoords="offset points", fontsize=9
+    )

@@ -30,7 +30,7 @@ if importlib.util.find_spec("tensorflow") is None:
     collect_ignore_glob = ["federated/*"]
     collect_ignore = [
         "cli/test_stopped.py",
-        "experiments/test_sweep_cluster.py",
+        "sweeps/test_cluster.py",
         "tasks/test_c_library.py",
         "tasks/test_export.py",
     ]
@@ -40,17 +40,17 @@ if importlib.util.find_spec("tensorflow") is None:
 # be one of them.
 LONG = (
     "federated/execution/test_cluster.py",
-    "experiments/test_paper_studies.py",
+    "experiments/test_studies.py",
     "test_readme.py",
     "examples/test_examples.py",
     "federated/training/test_full_size.py",
     "federated/training/test_loop.py",
-    "experiments/test_sweep_cluster.py",
+    "sweeps/test_cluster.py",
     "site/test_site.py",
     "benchmarks/test_training.py",
     "tasks/test_tasks_doc.py",
-    "experiments/test_paper_items.py",
-    "experiments/test_sweep.py",
+    "experiments/test_items.py",
+    "sweeps/test_run.py",
     "federated/test_pages.py",
     "experiments/test_study_check.py",
 )

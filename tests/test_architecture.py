@@ -20,6 +20,7 @@ FLOORS = [
     {"runs"},
     {"reports", "federated"},
     {"tasks"},
+    {"sweeps"},
     {"experiments"},
     {"cli"},
     {"__main__"},

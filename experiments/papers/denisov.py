@@ -1,77 +1,67 @@
 """Figures of Denisov et al. 2022 that need no training."""
 
-import functools
+import itertools
 import time
 import warnings
-from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 import fedmf
-from fedmf.experiments import paper_figures as printed
 from fedmf.experiments.papers import factorization_race as race
-from fedmf.experiments.papers.drawing import COLORS, curves, table
-from fedmf.experiments.papers.item import Outcome, Request, numbered
-from fedmf.experiments.table_cells import fit, one_participation
+from fedmf.experiments.papers import printed
+from fedmf.experiments.papers.drawing import COLORS, Line, Lines
+from fedmf.experiments.papers.fits import fit, sums_once
+from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.mechanisms.dense import fit_dense
 from fedmf.mechanisms.fitting.progress import Stopping
-from fedmf.reports.canvas import blank, legend_above
+from fedmf.reports.canvas import blank
 
 ROUNDS = 512
 # The largest entry of B and C: App. G, caption of Figure 5.
 LARGEST_ENTRY = "2.36"
 
 
+@figure("denisov-figure-1")
 def figure_1(request: Request) -> Outcome:
     """Squared error by round, of prefix sums and of the iterates of momentum SGD."""
-    sums, momentum = fedmf.prefix_sum(ROUNDS), fedmf.momentum_sgd(ROUNDS, momentum=0.95)
-    single = one_participation(ROUNDS)
+    (sums, single), momentum = sums_once(ROUNDS), fedmf.momentum_sgd(ROUNDS, momentum=0.95)
     mechanisms = {
         "Honaker online": fit(sums, single, "tree", decoder="online"),
         "Honaker full": fit(sums, single, "tree", decoder="full"),
         "optimal for prefix sums": fit(sums, single, "dense"),
         "optimal for momentum": fit(momentum, single, "dense"),
     }
-    errors = [
-        {
-            name: fedmf.per_round_error(m, workload, single) ** 2
-            for name, m in mechanisms.items()
-            if workload is momentum or "momentum" not in name
-        }
-        for workload in (sums, momentum)
-    ]
-    figure = blank(2.7)
-    axes = figure.subplots(1, 2)
-    for ax, series, title in zip(axes, errors, ("prefix sums", "momentum SGD, 0.95"), strict=True):
-        curves(ax, np.arange(1, ROUNDS + 1), series, linewidth=1.1)
-        ax.set(title=title, xlabel="round", ylim=(0, None))
-    axes[0].set_ylabel("squared error")
-    legend_above(figure, *axes[1].get_legend_handles_labels())
+    on_momentum, on_sums = (
+        {name: fedmf.per_round_error(m, w, single) ** 2 for name, m in mechanisms.items()}
+        for w in (momentum, sums)
+    )
+    del on_sums["optimal for momentum"]
+    rounds = np.arange(1, ROUNDS + 1)
     left, right = (
-        {name: float(np.sqrt(y.sum())) for name, y in series.items()} for series in errors
+        Lines(series, "round", "squared error", x=rounds, title=title, ylim=(0, None))
+        for series, title in ((on_sums, "prefix sums"), (on_momentum, "momentum SGD, 0.95"))
+    )
+    sums_rmse, momentum_rmse = (
+        [float(np.sqrt(y.sum())) for y in series.values()] for series in (on_sums, on_momentum)
     )
     row = next(row for row in printed.DENISOV_TABLE_2 if row.rounds == ROUNDS)
-    as_printed = printed.agrees(left["Honaker online"], row.honaker) and printed.agrees(
-        left["optimal for prefix sums"], row.optimum
-    )
-    smallest = min(right, key=lambda name: right[name])
+    online, _, optimum = sums_rmse
     return Outcome(
+        [left, right],
+        f"The roots of the summed errors are {online:.1f} for Honaker's online tree and "
+        f"{optimum:.1f} for the optimum (Table 2: {row.honaker} and {row.optimum}). On momentum "
+        f"the optimum made for it has {momentum_rmse[3]:.0f}, that of prefix sums "
+        f"{momentum_rmse[2]:.0f}, the trees {momentum_rmse[1]:.0f} and {momentum_rmse[0]:.0f}.",
+        printed.agrees(online, row.honaker)
+        and printed.agrees(optimum, row.optimum)
+        and min(momentum_rmse) == momentum_rmse[3],
         columns=(
             "round",
-            *(f"sums: {name}" for name in errors[0]),
-            *(f"momentum: {name}" for name in errors[1]),
+            *(f"sums: {k}" for k in on_sums),
+            *(f"momentum: {k}" for k in on_momentum),
         ),
-        rows=table(
-            np.arange(1, ROUNDS + 1), {**{f"s{k}": v for k, v in errors[0].items()}, **errors[1]}
-        ),
-        figure=figure,
-        verdict=f"The roots of the summed errors are {left['Honaker online']:.1f} for Honaker's "
-        f"online tree and {left['optimal for prefix sums']:.1f} for the optimum (Table 2: "
-        f"{row.honaker} and {row.optimum}). On momentum the optimum made for it has "
-        f"{right['optimal for momentum']:.0f}, that of prefix sums "
-        f"{right['optimal for prefix sums']:.0f}, the trees {right['Honaker full']:.0f} and "
-        f"{right['Honaker online']:.0f}.",
-        holds=as_printed and smallest == "optimal for momentum",
+        rows=list(zip(rounds, *on_sums.values(), *on_momentum.values(), strict=True)),
     )
 
 
@@ -91,129 +81,89 @@ def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[r
     return steps, certificate.lower_bound
 
 
+@figure("denisov-figure-4")
 def figure_4(request: Request) -> Outcome:
     """Loss over seconds of four solvers."""
-    n, seconds = request.pick(tiny=(32, 0.3), small=(512, 6.0), full=(2048, 600.0))
-    workload, single = fedmf.prefix_sum(n), one_participation(n)
+    n, seconds = request.pick((32, 0.3), (512, 6.0), (2048, 600.0))
+    workload, single = sums_once(n)
     gram = workload.matrix.T @ workload.matrix
     ours, bound = _ours(workload, single)
     solvers = {"fedmf": ours}
-    for name, method in {
-        "fixed point": race.fixed_point(gram),
-        "Newton direction": race.descent(gram, newton=True),
-        "gradient": race.descent(gram, newton=False),
-    }.items():
+    for name, method in (
+        ("fixed point", race.fixed_point(gram)),
+        ("Newton direction", race.descent(gram, newton=True)),
+        ("gradient", race.descent(gram, newton=False)),
+    ):
         solvers[name] = []
-        for step in method:
+        for step in itertools.islice(method, 400):
             solvers[name].append(step)
-            if step[0] > seconds or len(solvers[name]) >= 400:
+            if step[0] > seconds:
                 break
-    figure = blank(3.2)
-    ax = figure.subplots()
-    for (name, steps), color in zip(solvers.items(), COLORS, strict=False):
-        ax.plot(
-            [s for s, _ in steps],
-            [loss / bound - 1 for _, loss in steps],
-            "o-",
-            label=name,
-            color=color,
-            markersize=2.5,
-            linewidth=1.2,
-        )
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel="seconds of processor time",
-        ylabel="loss over its lower bound, minus 1",
-        ylim=(3e-10, None),
-    )
-    legend_above(figure, *ax.get_legend_handles_labels())
-    goal = 1 + 1e-4
-
-    def reached(steps: list[race.Step]) -> float:
-        return min((s for s, loss in steps if loss <= goal * bound), default=float("inf"))
-
-    times = {name: reached(steps) for name, steps in solvers.items()}
+    times = {
+        name: min((s for s, loss in steps if loss <= (1 + 1e-4) * bound), default=np.inf)
+        for name, steps in solvers.items()
+    }
     words = ", ".join(
         f"{name} {f'in {t:.2g} s' if t < np.inf else f'not in {seconds:g} s'}"
         for name, t in times.items()
     )
+    panel = Lines(
+        {
+            name: Line([s for s, _ in steps], [loss / bound - 1 for _, loss in steps])
+            for name, steps in solvers.items()
+        },
+        "seconds of processor time",
+        "loss over its lower bound, minus 1",
+        log="xy",
+        ylim=(3e-10, None),
+    )
     return Outcome(
+        [panel],
+        f"To within 1e-4 of the bound at n = {n}: {words}.",
+        min(times["fedmf"], times["fixed point"])
+        < min(times["Newton direction"], times["gradient"]),
         columns=("solver", "seconds", "loss"),
         rows=[(name, *step) for name, steps in solvers.items() for step in steps],
-        figure=figure,
-        verdict=f"To within 1e-4 of the bound at n = {n}: {words}.",
-        holds=min(times["fedmf"], times["fixed point"])
-        < min(times["Newton direction"], times["gradient"]),
         reduced="" if n == 2048 else f"n = {n} in place of 2048",
     )
 
 
+@figure("denisov-figure-5")
 def figure_5(request: Request) -> Outcome:
     """B and C of the optimum: entries, their ranks, and a histogram."""
-    workload = fedmf.prefix_sum(ROUNDS)
-    mechanism = fit(workload, one_participation(ROUNDS), "dense")
+    workload, single = sums_once(ROUNDS)
+    mechanism = fit(workload, single, "dense")
     matrices = {"B": workload.matrix @ mechanism.noising(), "C": mechanism.encoder()}
     largest = max(float(M.max()) for M in matrices.values())
-    figure = blank(7.4)
-    axes = figure.subplots(3, 2)
-    for (name, M), column in zip(matrices.items(), axes.T, strict=True):
-        ranks = np.searchsorted(np.sort(M, axis=None), M) / M.size
-        for ax, values, title in (
-            (column[0], M / largest, f"{name}, entries / {largest:.2f}"),
-            (column[1], ranks, f"{name}, ranks"),
-        ):
-            image = ax.imshow(values, cmap="Reds", vmin=0, vmax=1)
-            ax.set_title(title)
-            ax.grid(visible=False)
-        positive = M[M > 1e-9]
-        column[2].hist(np.log10(positive), bins=60, color=COLORS[0])
-        column[2].set(
-            title=f"{name}, entries that are not 0", xlabel="log10 of the entry", yscale="log"
-        )
-    axes[2, 0].set_ylabel("entries")
-    figure.colorbar(image, ax=list(axes[:2].flat), shrink=0.6)
     heavy = float(np.diagonal(matrices["B"]).max()) == largest
     nonnegative = all(float(M.min()) > -1e-9 for M in matrices.values())
-    rows: list[Any] = [
-        (name, float(M.max()), float(M.min()), float(np.median(M[M > 1e-9])))
-        for name, M in matrices.items()
-    ]
     return Outcome(
+        _entries(matrices, largest),
+        f"The largest entry of either is {largest:.4f} (printed: {LARGEST_ENTRY}), "
+        f"{'on' if heavy else 'not on'} the diagonal of B; {'no' if nonnegative else 'an'} entry "
+        "is negative.",
+        printed.agrees(largest, LARGEST_ENTRY) and heavy and nonnegative,
         columns=("matrix", "largest", "smallest", "median of those that are not 0"),
-        rows=rows,
-        figure=figure,
-        verdict=f"The largest entry of either is {largest:.4f} (printed: {LARGEST_ENTRY}), "
-        f"{'on' if heavy else 'not on'} the diagonal "
-        f"of B; {'no' if nonnegative else 'an'} entry is negative.",
-        holds=printed.agrees(largest, LARGEST_ENTRY) and heavy and nonnegative,
+        rows=[
+            (name, float(M.max()), float(M.min()), float(np.median(M[M > 1e-9])))
+            for name, M in matrices.items()
+        ],
     )
 
 
-_item = functools.partial(numbered, "denisov")
-
-ITEMS = (
-    _item(
-        "Figure 1",
-        figure_1,
-        3,
-        3,
-        "The optimum has less error than Honaker's trees, evenly over rounds; the one made for "
-        "momentum the least on it.",
-    ),
-    _item(
-        "Figure 4",
-        figure_4,
-        50,
-        2400,
-        "The fixed point finds the optimum up to a hundred times faster than gradient "
-        "and Newton directions.",
-    ),
-    _item(
-        "Figure 5",
-        figure_5,
-        5,
-        5,
-        "The optimal B has a heavy diagonal, and its off-diagonal structure is smooth.",
-    ),
-)
+def _entries(matrices: dict[str, np.ndarray], largest: float) -> Figure:
+    drawing = blank(7.4)
+    axes = drawing.subplots(3, 2)
+    for (name, M), column in zip(matrices.items(), axes.T, strict=True):
+        ranks = np.searchsorted(np.sort(M, axis=None), M) / M.size
+        for ax, values, kind in (
+            (column[0], M / largest, f"entries / {largest:.2f}"),
+            (column[1], ranks, "ranks"),
+        ):
+            image = ax.imshow(values, cmap="Reds", vmin=0, vmax=1)
+            ax.set_title(f"{name}, {kind}")
+            ax.grid(visible=False)
+        column[2].hist(np.log10(M[M > 1e-9]), bins=60, color=COLORS[0])
+        column[2].set(title=f"{name}, entries that are not 0", xlabel="log10", yscale="log")
+    drawing.colorbar(image, ax=list(axes[:2].flat), shrink=0.6)
+    return drawing

@@ -1,49 +1,143 @@
-"""What the figures share: curves told apart by colour and dashes, and rows of heat maps."""
+"""What figures share: panels of lines, told apart by colour, dashes and marks, and heat maps."""
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedmf.reports.canvas import blank, marker
+from fedmf.reports.canvas import INK, blank, canvas, in_percent, legend_above
 from fedmf.reports.heat_map import draw_color_bar, draw_heat_map, shared_norm, without_specks
+from fedmf.reports.text import plain
 
-# Okabe and Ito's colours, which readers with protanopia and deuteranopia tell apart,
-# and dashes besides.
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+# Okabe and Ito's colours, which readers with protanopia and deuteranopia tell apart, and two more;
+# dashes and marks besides.
+COLORS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #222222 #8c6bb1 #7f7f7f".split()
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), "-", (0, (3, 3)), "-")
+MARKS = "osD^vPX*<"
+_FEW = 20  # points that get marks
 
 
-def curves(
-    ax: Axes, x: Sequence[float] | np.ndarray, series: Mapping[str, np.ndarray], **options: Any
-) -> None:
-    """Draws the series over x, in the order of the colours."""
-    for i, (label, y) in enumerate(series.items()):
-        color, dashes = COLORS[i % len(COLORS)], DASHES[i % len(DASHES)]
-        ax.plot(
-            x,
-            y,
-            label=label,
-            color=color,
-            linestyle=dashes,
-            **{"linewidth": 1.5, "marker": marker(x), **options},
-        )
+class Line(NamedTuple):
+    """A line, or a level where its one x is infinite; with the ends of an interval around it."""
+
+    x: Any
+    y: Any
+    low: Any = None
+    high: Any = None
 
 
-def table(
-    x: Sequence[float] | np.ndarray, series: Mapping[str, np.ndarray]
-) -> list[tuple[float, ...]]:
-    """Rows of x and the series at it."""
-    return list(zip(x, *series.values(), strict=True))
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """A panel.
+
+    Attributes:
+      series: label -> values.
+      xlabel, ylabel, title: texts. A panel without ylabel has the scale of the one to its left.
+      x: of the series that are not of type `Line`.
+      beside: more lines, which no column of `rows` has.
+      column: of x in numbers.csv, if `xlabel` is not what it is called.
+      log: axes with a logarithmic scale, "", "x", "y" or "xy".
+      ticks: on the x axis; by default matplotlib's.
+      ylim: ends of the y axis; None for matplotlib's.
+      points: the series are points without lines.
+      percent: y is a share.
+      at: x of a vertical line.
+    """
+
+    series: Mapping[str, Any]
+    xlabel: str = ""
+    ylabel: str = ""
+    _: dataclasses.KW_ONLY
+    x: Any = ()
+    beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    column: str = ""
+    title: str = ""
+    log: str = ""
+    ticks: Sequence[float] = ()
+    ylim: tuple[float | None, float | None] | None = None
+    points: bool = False
+    percent: bool = False
+    at: float | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of a table of the series over x."""
+        return (self.column or self.xlabel, *self.series)
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Of that table."""
+        return list(zip(self.x, *self.series.values(), strict=True))
+
+    def draw(self, ax: Axes, order: Sequence[str]) -> None:
+        """Draws it; colours are in the order of these labels."""
+        for label, line in {**self.series, **self.beside}.items():
+            x, y, low, high = line if isinstance(line, Line) else Line(self.x, line)
+            i = order.index(label)
+            color, dashes = COLORS[i % len(COLORS)], DASHES[i % len(DASHES)]
+            if math.isinf(x[0]):
+                ax.axhline(y[0], color=color, linestyle=dashes, linewidth=1.2, label=label)
+                if low is not None:
+                    ax.axhspan(low[0], high[0], color=color, alpha=0.15, linewidth=0)
+                continue
+            points = self.points and label in self.series
+            mark = MARKS[i % len(MARKS)] if points or len(x) <= _FEW else ""
+            style: dict[str, Any] = {
+                "color": color,
+                "marker": mark,
+                "markersize": 4.5,
+                "linewidth": 1.4,
+            }
+            ax.plot(x, y, label=label, linestyle="" if points else dashes, **style)
+            if low is not None:
+                ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+                if mark:
+                    ax.vlines(x, low, high, color=color, linewidth=1.2)
+        if self.at is not None:
+            ax.axvline(self.at, color=INK, linewidth=0.8, linestyle=":")
+        ax.set(xlabel=self.xlabel, ylabel=self.ylabel)
+        ax.set_title(self.title, fontsize=9.5)
+        for axis in self.log:
+            ax.set(**{f"{axis}scale": "log"})
+        if self.ylim:
+            ax.set_ylim(*self.ylim)
+        if len(self.ticks):
+            ax.minorticks_off()
+            ax.set_xticks(self.ticks, labels=[plain(float(x)) for x in self.ticks])
+        if self.percent:
+            in_percent(ax)
+
+
+def draw(panels: Sequence[Lines], note: str = "") -> bytes:
+    """A PNG of panels: up to three in a row, or two in each of several; and a legend of all
+    labels.
+    """
+    columns = len(panels) if len(panels) <= 3 else 2
+    rows = -(-len(panels) // columns)
+    order = list(dict.fromkeys(label for p in panels for label in (*p.series, *p.beside)))
+    shared = not any(p.ylabel for p in panels[1:])
+    handles: dict[str, Any] = {}
+    with canvas(2.8 * rows, note) as (figure, png):
+        axes = list(figure.subplots(rows, columns, sharey=shared, squeeze=False).flat)
+        for ax in axes[len(panels) :]:
+            ax.set_axis_off()
+        for ax, panel in zip(axes, panels, strict=False):
+            panel.draw(ax, order)
+            for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)
+        legend_above(figure, list(handles.values()), list(handles))
+    return png.getvalue()
 
 
 def heat_maps(
     panels: Sequence[tuple[str, np.ndarray]], columns: int, *, height: float, shared: bool = True
 ) -> Figure:
-    """Matrices in rows of so many, each of this height in inches, on one colour scale
-    or on one each.
+    """Matrices in rows of so many, each of this height in inches, on one colour scale or on one
+    each.
 
     Zeros are white. The scale is logarithmic in both directions.
     """
@@ -51,9 +145,7 @@ def heat_maps(
     figure = blank(height * rows + 0.5)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     norm = shared_norm([matrix for _, matrix in panels])
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
-    for ax, (title, matrix) in zip(axes, panels, strict=False):
+    for ax, (title, matrix) in zip(axes, panels, strict=True):
         scale = norm if shared else shared_norm([matrix])
         draw_heat_map(ax, without_specks(matrix), scale)
         ax.set_title(title, fontsize=9)

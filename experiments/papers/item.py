@@ -4,19 +4,21 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar
 
 from matplotlib.figure import Figure
 
-State = Literal["exact", "trained at reduced scale", "needs the real file", "not reproducible"]
+from fedmf.experiments.papers import catalogue
+from fedmf.experiments.papers.drawing import Lines
+
 Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests
-# Short names of the five sources; the slides of 2025 are one,
-# Denisov's paper and its appendix another.
+# Short names of the sources; the slides of 2025 are one, Denisov's paper and its appendix another.
 SOURCES = {
     "denisov": "Denisov et al. 2022, and its appendix",
     "multi-epoch": "Choquette-Choo et al. 2022, multi-epoch matrix factorization",
     "banded": "Choquette-Choo et al. 2023, banded matrix factorization",
     "slides": "Pillutla 2025, slides on correlated noise and BLT",
+    "fedmf": "Beside the papers",
 }
 
 
@@ -39,31 +41,34 @@ class Request:
     jobs: int = 1
     test_sentences: int | None = None
 
-    def pick(self, *, tiny: Any, small: Any, full: Any) -> Any:
+    def pick(self, tiny: Any, small: Any, full: Any) -> Any:
         """The one of this scale."""
         return {"tiny": tiny, "small": small, "full": full}[self.scale]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """What an item came to.
 
     Attributes:
-      columns, rows: of numbers.csv.
-      figure: a matplotlib figure, or PNG bytes.
+      figure: panels of lines, or a drawing.
       verdict: one sentence computed from the numbers.
       holds: whether the numbers bear the claim out.
+      columns, rows: of numbers.csv; by default those of the first panel.
       reduced: what is smaller than in the paper; empty if nothing is.
       seeds: of what was drawn; empty where nothing was.
+      note: under the figure.
     """
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    figure: Figure | bytes
+    figure: Sequence[Lines] | Figure
     verdict: str
     holds: bool
+    _: dataclasses.KW_ONLY
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[Any]] = ()
     reduced: str = ""
     seeds: tuple[int, ...] = ()
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,72 +77,50 @@ class Item:
 
     Attributes:
       name: on the command line, "banded-figure-9".
-      source: one of SOURCES.
       number: the paper's caption number, "Figure 9".
       claim: the paper's claim in our words, one sentence.
       state: how far it is reproduced.
       why: one sentence, where the state is not "exact".
       make: computes it; None where nothing can be computed here.
-      study: scale -> the grid of what trains, a `study.Study`; None where nothing does.
+      study: scale -> what trains, a `study.Study`; None where nothing does.
       seconds: scale -> rough time on 2 cores. `study_cost` estimates that of a study at scale full.
-
-    Raises:
-      ValueError: a field contradicts another.
     """
 
     name: str
-    source: str
     number: str
     claim: str
-    state: State = "exact"
-    why: str = ""
+    state: str
+    why: str
+    seconds: Mapping[str, float]
     make: Callable[[Request], Outcome] | None = None
     study: Callable[[Scale], Any] | None = None
-    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.source not in SOURCES or self.state not in get_args(State):
-            raise ValueError(
-                f"{self.name}: source={self.source!r} or state={self.state!r} is none that there is"
-            )
-        if (self.state == "exact") == bool(self.why):
-            raise ValueError(
-                f"{self.name}: why={self.why!r} does not suit state={self.state!r}: "
-                "say why it is not exact"
-            )
-        if (self.make is None) != (not self.seconds) or (
-            self.make is None and self.state == "exact"
-        ):
-            raise ValueError(
-                f"{self.name}: give make and seconds, or neither and a state other than exact"
-            )
 
     @property
-    def order(self) -> tuple[Any, ...]:
-        """Sorts by source, kind and number."""
-        parts = re.split(r"(\d+)", self.number)
-        return list(SOURCES).index(self.source), *(
-            int(part) if part.isdigit() else part for part in parts
-        )
+    def source(self) -> str:
+        """One of SOURCES."""
+        return next(source for source in SOURCES if self.name.startswith(f"{source}-"))
 
 
-def numbered(
-    source: str,
-    number: str,
-    make: Callable[[Request], Outcome],
-    small: float,
-    full: float,
-    claim: str,
-) -> Item:
-    """An exact item, named by its source and caption number; `small` and `full` are its seconds at
-    these scales.
-    """
-    name = f"{source}-{number.lower().replace(' ', '-')}"
-    return Item(
-        name=name,
-        source=source,
-        number=number,
-        claim=claim,
-        make=make,
-        seconds={"small": small, "full": full},
-    )
+def _listed(text: str) -> Item:
+    head, _, body = text.partition("\n")
+    name, number, state = head.split(" | ")
+    claim, _, why = " ".join(body.split()).partition(" Why: ")
+    seconds: dict[str, float] = {}
+    if not why:
+        state, seconds = "exact", dict(zip(("small", "full"), map(float, state.split())))  # noqa: B905
+    return Item(name=name, number=number, claim=claim, state=state, why=why, seconds=seconds)
+
+
+ITEMS = {item.name: item for item in map(_listed, re.split(r"\n(?! )", catalogue.ITEMS.strip()))}
+Make = TypeVar("Make", bound=Callable[[Request], Outcome])
+
+
+def figure(*names: str) -> Callable[[Make], Make]:
+    """Declares that a function makes these items of the catalogue."""
+
+    def declare(make: Make) -> Make:
+        for name in names:
+            ITEMS[name] = dataclasses.replace(ITEMS[name], make=make)
+        return make
+
+    return declare

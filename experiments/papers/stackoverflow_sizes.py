@@ -6,17 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fedmf.experiments import tuning_figures
+from fedmf.experiments.papers import printed
+from fedmf.experiments.papers.study import Fields
 from fedmf.participation.schema import Participation
 
-Fields = dict[str, Any]
 # Denisov et al. 2022, App. I, Table 3.
 DENISOV_NOISE = (0.341, 0.682, 1.364, 2.728, 5.456)
-DENISOV_CLIENT_RATES, DENISOV_SERVER_RATES, DENISOV_MOMENTUMS = (
-    (0.5, 1.0),
-    (0.25, 0.5, 1.0, 2.0),
-    (0.0, 0.9, 0.95),
-)
 # Multi-epoch paper, App. F.4, Tables 4 and 5: epsilons, and server rates; the smallest rate at
 # epsilon 2 alone.
 EPOCHS_EPSILONS, EPOCHS_RATES, EPOCHS_RATE_AT_2 = (2.0, 8.841, 17.648), (0.5, 1.0), 0.25
@@ -41,7 +36,7 @@ class Size:
       epsilons, rates: of the multi-epoch paper's grid.
       epsilons_banded, rates_banded: of the banded paper's; None for those of its Tables 6 and 7.
       repeats, repeats_denisov: seeds.
-      corpus: options of the synthetic corpus.
+      corpus: options of the synthetic corpus, besides its clients, the population.
       differs: what is not only smaller than in the paper.
     """
 
@@ -57,15 +52,15 @@ class Size:
     population: int = 342_477
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     client_rate: float = 1.0
-    client_rates: tuple[float, ...] = DENISOV_CLIENT_RATES
-    server_rates: tuple[float, ...] = DENISOV_SERVER_RATES
-    momentums: tuple[float, ...] = DENISOV_MOMENTUMS
+    client_rates: tuple[float, ...] = (0.5, 1.0)
+    server_rates: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
+    momentums: tuple[float, ...] = (0.0, 0.9, 0.95)
     noise: tuple[float, ...] = DENISOV_NOISE
     server_rate: float = 0.5
     momentum: float = 0.95
     epsilons: tuple[float, ...] = EPOCHS_EPSILONS
     rates: tuple[float, ...] = EPOCHS_RATES
-    epsilons_banded: tuple[float, ...] = tuning_figures.EPSILONS
+    epsilons_banded: tuple[float, ...] = printed.EPSILONS
     rates_banded: tuple[float, ...] | None = None
     repeats: int = 4
     repeats_denisov: int = 10
@@ -83,130 +78,83 @@ class Size:
         return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=self.epoch)
 
 
-_TINY_MODEL = {
-    "vocabulary_size": 40,
-    "embedding_size": 4,
-    "lstm_size": 4,
-    "max_sentences": 4,
-    "loss": "masked",
-}
-_SMALL_MODEL = {
-    "vocabulary_size": 300,
-    "embedding_size": 16,
-    "lstm_size": 32,
-    "max_sentences": 16,
-    "loss": "masked",
-}
-SIZES = {
+_CORPUS = {"sentences_per_client": 12.0, "vocabulary_size": 300}
+SIZES: dict[Any, Size] = {
     "full": Size(),
     "small": Size(
         rounds=96, cohort=150, epoch=16, rounds_once=96, single=25, denisov=15,
-        unnoised=(3, 10, 40),
-        simulated=12, simulates_all=True, population=2400,
-        options=_SMALL_MODEL | {"validation_sentences": 500, "test_sentences": 2000},
+        unnoised=(3, 10, 40), simulated=12, simulates_all=True, population=2400,
+        options={
+            "vocabulary_size": 300, "embedding_size": 16, "lstm_size": 32, "max_sentences": 16,
+            "loss": "masked", "validation_sentences": 500, "test_sentences": 2000,
+        },
         client_rate=4.0, client_rates=(4.0,), server_rates=(0.25, 0.5, 1.0), momentums=(0.9,),
-        momentum=0.9, noise=(0.341, 1.364),
-        epsilons=(2.0, 4.0), rates=(0.25, 0.5, 1.0), epsilons_banded=(2.0, 4.0),
-        rates_banded=(0.25, 0.5, 1.0),
-        repeats=5, repeats_denisov=5,
-        corpus={"clients": 2400, "sentences_per_client": 12.0, "vocabulary_size": 300},
+        momentum=0.9, noise=(0.341, 1.364), epsilons=(2.0, 4.0), rates=(0.25, 0.5, 1.0),
+        epsilons_banded=(2.0, 4.0), rates_banded=(0.25, 0.5, 1.0), repeats=5, repeats_denisov=5,
+        corpus=_CORPUS,
     ),
     "tiny": Size(
         rounds=4, cohort=4, epoch=2, rounds_once=4, single=3, denisov=2, unnoised=(1, 2, 4),
         simulated=2, simulates_all=True, population=12,
-        options=_TINY_MODEL | {"validation_sentences": 20, "test_sentences": 20},
+        options={
+            "vocabulary_size": 40, "embedding_size": 4, "lstm_size": 4, "max_sentences": 4,
+            "loss": "masked", "validation_sentences": 20, "test_sentences": 20,
+        },
         client_rates=(1.0,), server_rates=(0.5,), momentums=(0.9,), momentum=0.9, noise=(0.341,),
-        epsilons=(16.0,), rates=(0.5,),
-        epsilons_banded=(16.0,), rates_banded=(0.5,), repeats=1, repeats_denisov=1,
-        corpus={"clients": 12, "sentences_per_client": 6.0, "vocabulary_size": 260},
+        epsilons=(16.0,), rates=(0.5,), epsilons_banded=(16.0,), rates_banded=(0.5,), repeats=1,
+        repeats_denisov=1, corpus={"sentences_per_client": 6.0, "vocabulary_size": 260},
     ),
 }  # fmt: skip
+# What scale small has otherwise, by study.
 _LONG: Fields = {
-    "rounds": 512,
-    "rounds_once": 512,
-    "momentum": 0.95,
-    "momentums": (0.95,),
-    "population": 12800,
-    "corpus": {"clients": 12800, "sentences_per_client": 12.0, "vocabulary_size": 300},
+    "rounds": 512, "rounds_once": 512, "momentum": 0.95, "momentums": (0.95,), "population": 12800,
+}  # fmt: skip
+# In few rounds, or at large rates, noise that was made for the last model harms the models before
+# it (docs/fidelity.md).
+DENISOV = _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)}
+# Noise decides at the end, not the pace of learning, and rates are small enough that the sum of its
+# steps counts more than single ones (docs/fidelity.md): twice the most noise of the paper's grid.
+SCHEDULES = _LONG | {
+    "simulated": 6, "server_rate": 0.015625, "noise": (10.912,), "repeats_denisov": 12,
+}  # fmt: skip
+# The most noise of the paper's grid. At the rates of Figure 3 single steps count too little to show
+# in the body of training.
+DECAYS = SCHEDULES | {"server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 32}
+# The paper's epsilons are noise that counts for fewer clients only; a rate of 8 makes models that
+# diverge, and huge updates.
+EPOCHS: Fields = {
+    "cohort": 40, "single": 6, "population": 640, "epsilons": (8.841, 17.648),
+    "rates": (0.25, 0.5, 1.0, 8.0), "differs": ", and a server rate of 8",
+}  # fmt: skip
+# The paper's clients train on up to 16 batches. With a single one no update is huge.
+DIVERGENCE: Fields = {
+    "client_rate": 3.0,
+    "options": {**SIZES["small"].options, "batch_size": 2, "max_sentences": 128},
+    "corpus": _CORPUS | {"sentences_per_client": 24.0},
+    "differs": ", and batches of 2 sentences",
 }
-# What scale "small" takes for one study, by the name of its function.
-_OWN: Mapping[str, Fields] = {
-    # The paper's epsilons are noise that counts for fewer clients only; a rate of 8 makes models
-    # that diverge, and huge updates.
-    "epochs": {
-        "cohort": 40,
-        "single": 6,
-        "population": 640,
-        "epsilons": (8.841, 17.648),
-        "rates": (0.25, 0.5, 1.0, 8.0),
-        "corpus": {"clients": 640, "sentences_per_client": 12.0, "vocabulary_size": 300},
-        "differs": ", and a server rate of 8",
-    },
-    # The paper's clients train on up to 16 batches. With a single one no update is huge.
-    "divergence": {
-        "client_rate": 3.0,
-        "options": {**SIZES["small"].options, "batch_size": 2, "max_sentences": 128},
-        "corpus": {"clients": 2400, "sentences_per_client": 24.0, "vocabulary_size": 300},
-        "differs": ", and batches of 2 sentences",
-    },
-    # In few rounds, or at large rates, noise that was made for the last model harms the models
-    # before it (docs/fidelity.md).
-    "denisov": _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)},
-    # Noise decides at the end, not the pace of learning, and rates are small enough that the sum of
-    # its steps counts more than single ones (docs/fidelity.md): twice the most noise
-    # of the paper's grid.
-    "schedules": _LONG
-    | {
-        "simulated": 6,
-        "server_rate": 0.015625,
-        "noise": (10.912,),
-        "repeats_denisov": 12,
-        "differs": ", and a noise multiplier of 10.912 and a server rate of 0.015625 in "
-        "place of 0.341 and 0.5",
-    },
-    # The most noise of the paper's grid. At the rates of Figure 3 single steps count too little to
-    # show in the body of training.
-    "decays": _LONG
-    | {
-        "simulated": 6,
-        "server_rate": 0.03125,
-        "noise": (5.456,),
-        "repeats_denisov": 32,
-        "differs": ", and a noise multiplier of 5.456 and a server rate of 0.03125 in "
-        "place of 0.341 and 0.5",
-    },
-    # With many short epochs banded matrices have little room between the two others.
-    "centre": {
-        "cohort": 40,
-        "epoch": 48,
-        "population": 1920,
-        "epsilons_banded": (2.0, 16.0),
-        "corpus": {"clients": 1920, "sentences_per_client": 12.0, "vocabulary_size": 300},
-    },
-    "phones": {"repeats": 12},  # bands and the dense optimum differ by half a point
-}
-_REDUCED = (
-    "a synthetic corpus of {size.population} clients for StackOverflow, {cohorts}, an LSTM of "
-    "{size.options[lstm_size]} units, momentum {size.momentum}, client rate {size.client_rate:g}, "
-    "{repeats} seeds, fewer rates and targets{size.differs}"
-)
-_COHORTS = (
-    "{size.rounds} rounds of {size.cohort} clients (one epoch: {size.single}), for which "
-    "{size.simulated} stand, a participation every {size.epoch} rounds"
-)
-_COHORTS_ONCE = "{size.rounds} rounds of {size.denisov} clients, for which {size.simulated} stand"
+# With many short epochs banded matrices have little room between the two others.
+CENTRE: Fields = {"cohort": 40, "epoch": 48, "population": 1920, "epsilons_banded": (2.0, 16.0)}
+PHONES: Fields = {"repeats": 12}  # bands and the dense optimum differ by half a point
 
 
-def reduced(study: str, size: Size) -> str:
-    """What is smaller than in the paper."""
-    once = study in ("denisov", "schedules", "decays")
-    cohorts = (_COHORTS_ONCE if once else _COHORTS).format(size=size)
-    return _REDUCED.format(
-        size=size, cohorts=cohorts, repeats=size.repeats_denisov if once else size.repeats
+def reduced(size: Size, once: bool) -> str:
+    """What is smaller than in the paper; `once` of Denisov's experiments."""
+    cohorts = f"{size.rounds} rounds of {size.denisov} clients, for which {size.simulated} stand"
+    if not once:
+        cohorts = (
+            f"{size.rounds} rounds of {size.cohort} clients (one epoch: {size.single}), for which "
+            f"{size.simulated} stand, a participation every {size.epoch} rounds"
+        )
+    differs = size.differs
+    if once and size.noise[0] > DENISOV_NOISE[0]:
+        differs = (
+            f", and a noise multiplier of {size.noise[0]} and a server rate of {size.server_rate} "
+            f"in place of {DENISOV_NOISE[0]} and {Size.server_rate}"
+        )
+    return (
+        f"a synthetic corpus of {size.population} clients for StackOverflow, {cohorts}, an LSTM of "
+        f"{size.options['lstm_size']} units, momentum {size.momentum}, client rate "
+        f"{size.client_rate:g}, {size.repeats_denisov if once else size.repeats} seeds, fewer "
+        f"rates and targets{differs}"
     )
-
-
-def size_of(study: str, scale: str) -> Size:
-    """The size of a study, named by its function, at a scale."""
-    own = _OWN.get(study, {}) if scale == "small" else {}
-    return dataclasses.replace(SIZES[scale], **own)

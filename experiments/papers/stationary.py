@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import fedmf
-from fedmf.experiments.table_cells import fit, one_participation
+from fedmf.experiments.papers.fits import fit, one_participation, sums_once
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 
 # Frequencies at which spectra are summed. The sums are exact up to (1 - eta
@@ -50,7 +50,7 @@ def independent() -> Noise:
     return Noise(
         name="independent",
         power=np.ones(POINTS),
-        mechanism=lambda n: fit(fedmf.prefix_sum(n), one_participation(n), "identity"),
+        mechanism=lambda n: fit(*sums_once(n), "identity"),
     )
 
 
@@ -59,9 +59,7 @@ def damped(nu: float) -> Noise:
     return Noise(
         name="nu-FTRL",
         power=np.abs(1 - (1 - nu) * np.exp(1j * OMEGA)),
-        mechanism=lambda n: fit(
-            fedmf.prefix_sum(n), one_participation(n), "toeplitz", coefficients="nu", nu=nu
-        ),
+        mechanism=lambda n: fit(*sums_once(n), "toeplitz", coefficients="nu", nu=nu),
         decay=nu,
     )
 
@@ -99,20 +97,18 @@ def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
     """W(omega), float64 (POINTS,): the error is the mean of |B|^2 W times the mean of 1 / |B|^2, in
     units of 1 / rho.
     """
-    response = sum(
-        _share(eta, v, sampled) * v / np.abs(1 - eta * v - np.exp(1j * OMEGA)) ** 2
-        for v in map(float, spectrum)
-    )
-    loss = 1 - float((eta * spectrum / (2 - 2 * eta * spectrum)).sum()) if sampled else 1.0
+    left = 2 - 2 * eta * spectrum
+    share = (2 - eta * spectrum) / left if sampled else np.ones(len(spectrum))
+    loss = 1 - float((eta * spectrum / left).sum()) if sampled else 1.0
     if loss <= 0:
         raise ValueError(
             f"eta={eta} is too large for examples of this spectrum: their own variance diverges"
         )
+    turn = np.exp(1j * OMEGA)
+    response = sum(
+        s * v / np.abs(1 - eta * v - turn) ** 2 for s, v in zip(share, spectrum, strict=True)
+    )
     return np.asarray(0.5 * eta**2 * response / loss)
-
-
-def _share(eta: float, value: float, sampled: bool) -> float:
-    return (2 - eta * value) / (2 - 2 * eta * value) if sampled else 1.0
 
 
 def error(noise: Noise, eta: float, spectrum: np.ndarray, *, sampled: bool = False) -> float:

@@ -1,6 +1,5 @@
-"""A named grid of training runs: lines of a figure, what is tuned, seeds.
-
-It trains through `experiments.sweep`, in a sweep's folder.
+"""A named grid of training runs: lines of a figure, what is tuned, seeds. It trains in a sweep's
+folder.
 
 The settings of a line are tuned on the validation set with seed 0, and the best goes on with seeds
 1, 2, ..., which alone are reported. `fedmf report` reads the folder, and the same command goes on
@@ -12,38 +11,27 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fedmf.experiments import sweep, sweep_job
 from fedmf.experiments.papers import study_check, study_cost
-from fedmf.experiments.papers.item import Request
+from fedmf.experiments.papers.item import ITEMS, Outcome, Request, Scale
 from fedmf.experiments.papers.study_cost import Cost
-from fedmf.experiments.sweep_grid import sweep_configs
-from fedmf.experiments.sweep_results import validation_of
-from fedmf.experiments.sweep_runs import run_folder
 from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.flat_config import families_taking
-from fedmf.reports.groups import final_metric
+from fedmf.reports.groups import final_metric, simulation_note
+from fedmf.reports.text import duration
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
+from fedmf.sweeps import run as sweep
+from fedmf.sweeps.grid import sweep_configs
+from fedmf.sweeps.results import validation_of
+from fedmf.sweeps.runs import run_folder
 
+Fields = dict[str, Any]
 _SEED_0 = "seed=0"  # how the name of a run that tunes ends
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-    """Runs of one line.
-
-    Attributes:
-      line: what the figure calls it. It may have several parts.
-      fields: field of `TrainConfig` -> its values. `mechanism` holds keys of `Study.mechanisms`.
-    """
-
-    line: str
-    fields: Mapping[str, Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,49 +41,70 @@ class Study:
     Attributes:
       name: of its sweep's folder, which figures of the same runs share.
       fixed: field of `TrainConfig` -> the value of every run.
-      parts: the rest.
+      parts: (line of the figure, field -> value, or all that are tried) of the rest. A line may
+        have several parts. `mechanism` has a key of `mechanisms`.
       repeats: seeds that are reported.
+      data: writes a stand-in to a path with this suffix, where no real file is given.
+      reduced: what is smaller than in the paper.
       smoothed_over: rounds at the end whose validations are averaged to tune by.
       mechanisms: name -> what makes the file of family=file.
-      data: writes a stand-in to a path with this suffix, where no real file is given.
-      program: begins the processes that train.
     """
 
     name: str
     fixed: Mapping[str, Any]
-    parts: Sequence[Part]
+    parts: Sequence[tuple[str, Fields]]
     repeats: int
     data: tuple[str, Callable[[pathlib.Path], object]]
+    reduced: str
     smoothed_over: int = 0
     mechanisms: Mapping[str, Callable[[], Mechanism]] = dataclasses.field(default_factory=dict)
-    program: Sequence[str] = sweep_job.PROGRAM
 
     def configs(
         self, data: pathlib.Path, folder: pathlib.Path
     ) -> Iterator[tuple[str, str, TrainConfig]]:
-        """(line, name of the run, its configuration), of every run with seed 0;
-        lines may share a run.
+        """(line, name of the run, its configuration), of every run with seed 0; lines may share a
+        run.
         """
         fixed = {**self.fixed, "data": str(data)}
-        for part in self.parts:
-            fields = dict(part.fields)
+        for line, part in self.parts:
+            fields = {name: v if isinstance(v, list | tuple) else [v] for name, v in part.items()}
             if "mechanism" in fields:
                 fields["mechanism"] = [str(folder / f"{stem}.npz") for stem in fields["mechanism"]]
-            families = fields.get("family", [fixed.get("family")])
-            taken = {
+            families = set(fields.get("family", [fixed.get("family")]))
+            own = {
                 name: value
                 for name, value in fixed.items()
-                if set(families) & set(families_taking(name))
+                if name not in fields and families & set(families_taking(name))
             }
-            own = {name: value for name, value in taken.items() if name not in fields}
             for name, config in sweep_configs(own, {**fields, "seed": [0]}).items():
-                yield part.line, name, config
+                yield line, name, config
 
     def stems(self) -> list[str]:
         """Names of the mechanisms that the parts use."""
-        return list(
-            dict.fromkeys(stem for part in self.parts for stem in part.fields.get("mechanism", ()))
-        )
+        return list(dict.fromkeys(p["mechanism"] for _, p in self.parts if "mechanism" in p))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grid:
+    """A study at every scale.
+
+    Attributes:
+      make: size -> study.
+      sizes: scale -> size.
+    """
+
+    make: Callable[[Any], Study]
+    sizes: Mapping[Scale, Any]
+
+    def __call__(self, scale: Scale) -> Study:
+        """The study at a scale."""
+        return self.make(self.sizes[scale])
+
+
+def sized(sizes: Mapping[Any, Any], **own: Any) -> Callable[[Callable[[Any], Study]], Grid]:
+    """A study at these sizes; `own` is what its scale small has otherwise."""
+    small = dataclasses.replace(sizes["small"], **own)
+    return lambda make: Grid(make, {**sizes, "small": small})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,8 +113,8 @@ class Score:
 
     Attributes:
       line: its name.
-      target: epsilon or, where that is what the study fixes, the noise multiplier;
-        None without noise.
+      target: epsilon or, where that is what the study fixes, the noise multiplier; None without
+        noise.
       epsilon: of the plan; infinite without noise.
       best: the tuned configuration.
       runs: of seeds 1, 2, ..., in order.
@@ -121,14 +130,64 @@ class Score:
 
     @property
     def test(self) -> np.ndarray:
-        """The task's metric on the test set, float64 (seeds,); 0 of a model
-        that is no longer finite.
+        """The task's metric on the test set, float64 (seeds,); 0 of a model that is no longer
+        finite.
         """
         found = [final_metric(run, "test") for run in self.runs]
         return np.array([0.0 if x is None or not math.isfinite(x) else x for x in found])
 
 
-Targets = Mapping[tuple[str, float | None], Mapping[str, TrainConfig]]
+Judge = Callable[[Sequence[Score], Any], Outcome]
+
+
+def trained(grid: Grid, *names: str) -> Callable[[Judge], Judge]:
+    """Declares that a function makes these items of the catalogue of the scores of a grid and of
+    its size.
+    """
+
+    def declare(judge: Judge) -> Judge:
+        for name in names:
+            ITEMS[name] = dataclasses.replace(
+                ITEMS[name],
+                state="trained at reduced scale",
+                why="At scale small it trains a small model on data made for it; scale full takes "
+                "the real file in --data.",
+                make=functools.partial(judged, grid, judge),
+                study=grid,
+            )
+        return judge
+
+    return declare
+
+
+def judged(grid: Grid, judge: Judge, request: Request) -> Outcome:
+    """Trains what is not trained yet, and judges it."""
+    study, size = grid(request.scale), grid.sizes[request.scale]
+    scores = run_study(study, request)
+    limit, less = request.test_sentences, []
+    if limit:
+        less.append(f"the first {limit:,} test sentences")
+    if request.scale != "full":
+        runs = {run.path: run for score in scores for run in (*score.tried, *score.runs)}
+        seconds = sum(float((run.result or {})["seconds"]) for run in runs.values())
+        cost = f"{len(runs)} runs, which trained for {duration(seconds)} in all"
+        less = [study.reduced, *less, cost]
+    return dataclasses.replace(
+        judge(scores, size),
+        reduced="; ".join(less),
+        seeds=tuple(range(len(scores[0].runs) + 1)),
+        note=simulation_note([run for score in scores for run in score.runs]),
+    )
+
+
+class Key(NamedTuple):
+    """A line at a privacy target."""
+
+    line: str
+    target: float | None
+
+
+Targets = Mapping[Key, Mapping[str, TrainConfig]]
 
 
 def run_study(study: Study, request: Request) -> list[Score]:
@@ -142,37 +201,30 @@ def run_study(study: Study, request: Request) -> list[Score]:
     """
     out, targets = _prepared(study, request)
     check = functools.cache(functools.partial(_check, study, out, targets))
-    tuned = {key: settings for key, settings in targets.items() if len(settings) > 1}
-    tuning = _trained(out, _all(tuned), study, request, before=check, test=False)
-    best: dict[tuple[str, float | None], str] = {}
+    tuning = _trained(out, _tuned(targets), request, check, test=False)
+    best: dict[Key, str] = {}
+    repeats: dict[Key, dict[str, TrainConfig]] = {}
     for key, settings in targets.items():
-        best[key] = max(
+        name = max(
             settings, key=lambda name: _merit(tuning[name], study) if name in tuning else 0.0
         )
-    repeats = {
-        key: {
-            name.removesuffix(_SEED_0) + f"seed={seed}": dataclasses.replace(
-                targets[key][name], seed=seed
+        best[key] = name
+        repeats[key] = {
+            f"{name.removesuffix(_SEED_0)}seed={seed}": dataclasses.replace(
+                settings[name], seed=seed
             )
             for seed in range(1, study.repeats + 1)
         }
-        for key, name in best.items()
-    }
-    runs = _trained(out, _all(repeats), study, request, before=check, test=True)
-    return [
-        Score(
-            line=line,
-            target=target,
-            # A plan's own is below its target by a rounding error, and another one's by another.
-            epsilon=targets[line, target][best[line, target]].epsilon
-            or runs[next(iter(names))].plan["epsilon"]
-            or math.inf,
-            best=targets[line, target][best[line, target]],
-            runs=tuple(runs[name] for name in names),
-            tried=tuple(tuning[name] for name in targets[line, target] if name in tuning),
-        )
-        for (line, target), names in repeats.items()
-    ]
+    runs = _trained(out, _all(repeats), request, check, test=True)
+    scores = []
+    for key, names in repeats.items():
+        settings, own = targets[key], tuple(runs[name] for name in names)
+        config = settings[best[key]]
+        # A plan's own is below its target by a rounding error, and another one's by another.
+        epsilon = config.epsilon or own[0].plan["epsilon"] or math.inf
+        tried = tuple(tuning[name] for name in settings if name in tuning)
+        scores.append(Score(**key._asdict(), epsilon=epsilon, best=config, runs=own, tried=tried))
+    return scores
 
 
 def dry_run(study: Study, request: Request) -> Cost:
@@ -183,19 +235,16 @@ def dry_run(study: Study, request: Request) -> Cost:
     Raises:
       ValueError: scale "full" without data; or a run that cannot train.
     """
-    out, targets = _prepared(study, request)
-    _check(study, out, targets)
+    _check(study, *_prepared(study, request))
     return cost_of(study, request)
 
 
 def cost_of(study: Study, request: Request) -> Cost:
     """What the runs of a study cost; at the speed of those in its folder, if there are any."""
     targets = _targets(study, request, request.data or pathlib.Path("data"))
-    tuned = _all({key: settings for key, settings in targets.items() if len(settings) > 1})
-    firsts = [next(iter(settings.values())) for settings in targets.values()]
     return study_cost.cost(
-        list(tuned.values()),
-        firsts * study.repeats,
+        list(_tuned(targets).values()),
+        [next(iter(settings.values())) for settings in targets.values()] * study.repeats,
         folder=_folder(study, request),
         jobs=request.jobs,
     )
@@ -216,15 +265,20 @@ def _targets(study: Study, request: Request, data: pathlib.Path) -> Targets:
     if request.test_sentences is not None:
         fixed = {**study.fixed, "task_option.test_sentences": request.test_sentences}
         study = dataclasses.replace(study, fixed=fixed)
-    targets: dict[tuple[str, float | None], dict[str, TrainConfig]] = {}
+    targets: dict[Key, dict[str, TrainConfig]] = {}
     for line, name, config in study.configs(data, _folder(study, request)):
         target = config.noise_multiplier if config.epsilon is None else config.epsilon
-        targets.setdefault((line, target), {})[name] = config
+        targets.setdefault(Key(line, target), {})[name] = config
     return targets
 
 
-def _all(settings: Targets) -> dict[str, TrainConfig]:
-    return {name: config for named in settings.values() for name, config in named.items()}
+def _all(targets: Targets) -> dict[str, TrainConfig]:
+    return {name: config for named in targets.values() for name, config in named.items()}
+
+
+def _tuned(targets: Targets) -> dict[str, TrainConfig]:
+    """The runs among which one is chosen."""
+    return _all({key: settings for key, settings in targets.items() if len(settings) > 1})
 
 
 def _check(study: Study, out: pathlib.Path, targets: Targets) -> None:
@@ -252,8 +306,8 @@ def check_data(request: Request) -> None:
     """Refuses training at the papers' size without the real file: ValueError."""
     if request.scale == "full" and request.data is None:
         raise ValueError(
-            "data is missing: scale full trains on the real file, name it in "
-            "--data, or take --scale small"
+            "data is missing: scale full trains on the real file, name it in --data, or take "
+            "--scale small"
         )
 
 
@@ -272,38 +326,25 @@ def _data(study: Study, request: Request, out: pathlib.Path) -> pathlib.Path:
 def _trained(
     out: pathlib.Path,
     configs: Mapping[str, TrainConfig],
-    study: Study,
     request: Request,
+    check: Callable[[], None],
     *,
-    before: Callable[[], None],
     test: bool,
 ) -> dict[str, Run]:
-    """Name -> finished run.
+    """Name -> finished run, without its matrix: those of hundreds would fill the memory.
 
-    `before` is called if one has to train; `test` evaluates on the test split.
+    `check` is called if one has to train; `test` evaluates on the test split.
     """
     if not configs:
         return {}
     names = dict(zip(configs, sweep.in_folder(out, configs), strict=True))
     if any(sweep.state(out, there) != "finished" for there in names.values()):
-        before()
-    where: dict[str, Any] = {"jobs": request.jobs, "program": study.program, "test": test}
-    failures = sweep.train_all(
-        out, configs, noise_seed="os", progress=request.scale != "tiny", **where
+        check()
+    training = sweep.Training(
+        noise_seed="os", jobs=request.jobs, test=test, progress=request.scale != "tiny"
     )
-    if failures:
-        name, failure = next(iter(failures.items()))
-        raise ValueError(
-            f"{len(failures)} of {len(configs)} runs in {out} failed, the first, "
-            f"{name}: {failure.reason}"
-        )
-    return {
-        name: _without_mechanism(Run.load(run_folder(out, there))) for name, there in names.items()
-    }
-
-
-def _without_mechanism(run: Run) -> Run:
-    """The run without its matrix: those of hundreds of runs would fill the memory, and nothing here
-    reads them.
-    """
-    return dataclasses.replace(run, mechanism=cast(Any, None))
+    for name, failure in sweep.train_all(out, configs, training).items():
+        raise ValueError(f"run {name} in {out} failed: {failure.reason}")
+    loaded = {name: Run.load(run_folder(out, there)) for name, there in names.items()}
+    nothing = cast(Any, None)
+    return {name: dataclasses.replace(run, mechanism=nothing) for name, run in loaded.items()}

@@ -9,8 +9,7 @@ from fedmf.cli.errors import Command, Group, arguments_checked
 from fedmf.cli.options import COUNT, EXISTING, PATH, OutputFile, json_option, show
 
 if TYPE_CHECKING:
-    from fedmf.experiments.papers.item import Item, Scale
-    from fedmf.experiments.papers.study_cost import Cost
+    from fedmf.experiments.papers.item import Item, Request, Scale
 
 
 @click.group(cls=Group)
@@ -34,7 +33,7 @@ def list_items(as_json: bool) -> None:
       fedmf paper list
     """
     from fedmf.experiments.papers import ITEMS
-    from fedmf.experiments.table_cells import aligned
+    from fedmf.reports.text import aligned
 
     if as_json:
         show(
@@ -94,65 +93,59 @@ def run(
       fedmf paper run banded-figure-9 banded-table-4 --scale full --out papers
       fedmf paper run banded-figure-5 --scale full --data stackoverflow.sqlite --dry-run
     """
-    from fedmf.experiments.papers import ITEMS, Request, runner, study
+    from fedmf.experiments.papers import ITEMS, Request, results, study
     from fedmf.reports.text import duration
 
+    requests = {name: Request(folder=out / name, scale=scale, **asked) for name in names}
     with arguments_checked():
-        for name in names:
+        for name, request in requests.items():
             if name not in ITEMS:
                 raise ValueError(
                     f"NAME {name!r} is no table or figure: `fedmf paper list` names them"
                 )
             if ITEMS[name].make is None:
                 raise ValueError(f"NAME {name!r} cannot be made here: {ITEMS[name].why}")
-            if dry_run and ITEMS[name].study is None:
-                raise ValueError(
-                    f"NAME {name!r} trains nothing, so that a dry run has nothing to "
-                    "check: leave out --dry-run"
-                )
             if ITEMS[name].study is not None:
-                study.check_data(Request(folder=out / name, scale=scale, **asked))
-    results: dict[str, Any] = {}
-    for name in names:
-        item, request = ITEMS[name], Request(folder=out / name, scale=scale, **asked)
+                study.check_data(request)
+            elif dry_run:
+                raise ValueError(
+                    f"NAME {name!r} trains nothing, so that a dry run has nothing to check: leave "
+                    "out --dry-run"
+                )
+    answers: dict[str, Any] = {}
+    for name, request in requests.items():
+        item = ITEMS[name]
         if dry_run and item.study is not None:
             cost = study.dry_run(item.study(scale), request)
-            seconds, words = _time(item, scale, cost)
-            results[name] = {
-                "runs": cost.tuning + cost.repeats,
-                "clients": cost.clients,
-                "seconds": round(seconds),
-            }
-            if not as_json:
-                click.echo(f"{name}: all {results[name]['runs']} runs pass; {words}")
-            continue
-        at_full = (
-            None
-            if item.study is None or scale != "full"
-            else study.cost_of(item.study(scale), request)
-        )
-        seconds, words = _time(item, scale, at_full)
-        if seconds > 60:
-            click.echo(f"{name}: {words}", err=True)
-        results[name] = runner.run(item, request)
+            seconds, words = _time(item, request)
+            runs = cost.tuning + cost.repeats
+            answers[name] = {"runs": runs, "clients": cost.clients, "seconds": round(seconds)}
+            said = f"all {runs} runs pass; {words}"
+        else:
+            seconds, words = _time(item, request)
+            if seconds > 60:
+                click.echo(f"{name}: {words}", err=True)
+            answers[name] = results.run(item, request)
+            took = duration(answers[name]["seconds"])
+            said = f"{answers[name]['verdict']} [{took}; {request.folder}]"
         if not as_json:
-            click.echo(
-                f"{name}: {results[name]['verdict']} "
-                f"[{duration(results[name]['seconds'])}; {out / name}]"
-            )
+            click.echo(f"{name}: {said}")
     if as_json:
-        show(results, True)
+        show(answers, True)
 
 
-def _time(item: "Item", scale: "Scale", cost: "Cost | None") -> tuple[float, str]:
-    """The seconds that an item takes, and words for them; `cost`, of a study, holds for the
-    published models.
+def _time(item: "Item", request: "Request") -> tuple[float, str]:
+    """The seconds that an item takes, and words for them; of a study at the papers' size what it
+    costs.
     """
+    from fedmf.experiments.papers import study
     from fedmf.reports.text import duration
 
-    if cost is not None and scale == "full":
+    if item.study is not None and request.scale == "full":
+        cost = study.cost_of(item.study("full"), request)
         return cost.seconds, str(cost)
-    return item.seconds[scale], f"about {duration(item.seconds[scale])} on two cores"
+    seconds = item.seconds[request.scale]
+    return seconds, f"about {duration(seconds)} on two cores"
 
 
 @paper.command("report", cls=Command)
@@ -178,6 +171,7 @@ def report(results: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:
     Example:
       fedmf paper report --out docs/papers.md
     """
-    from fedmf.experiments.papers import ITEMS, gallery
+    from fedmf.experiments.papers import ITEMS
+    from fedmf.experiments.papers import results as kept
 
-    show(gallery.report(ITEMS, results, out), as_json)
+    show(kept.report(ITEMS, results, out), as_json)

@@ -86,18 +86,17 @@ def sweep(
     Example:
       fedmf data synth --clients 400 --out corpus.sqlite
       fedmf sweep --data corpus.sqlite --out sweeps/first --vary family=none,banded,identity \\
-        --vary server-learning-rate=0.5,1,2 \\
-        --epsilon 8 --rounds 20 --cohort-size 20 \\
-        --min-sep 10 -o loss=masked -o vocabulary-size=500 \\
-        -o lstm-size=32 -o max-sentences=16 --noise-seed os --jobs 2
+        --vary server-learning-rate=0.5,1,2 --epsilon 8 --rounds 20 --cohort-size 20 \\
+        --min-sep 10 -o loss=masked -o vocabulary-size=500 -o lstm-size=32 -o max-sentences=16 \\
+        --noise-seed os --jobs 2
     """
-    from fedmf.experiments import sweep as driver
-    from fedmf.experiments import sweep_grid as grid
     from fedmf.privacy.flat_config import flat
+    from fedmf.sweeps import grid
+    from fedmf.sweeps import run as driver
 
-    names = ("noise_seed", "jobs", "threads", "smoothed_over", "halving", "cluster", "cpus_per_job")
+    names = ("noise_seed", "jobs", "threads", "halving", "cluster", "cpus_per_job")
     training = {name: options.pop(name) for name in names}
-    training["progress"] = not options.pop("quiet")
+    training["progress"], smoothed_over = not options.pop("quiet"), options.pop("smoothed_over")
     with arguments_checked():
         fixed = flat(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
@@ -127,7 +126,9 @@ def sweep(
     if dry_run:
         show({name: driver.state(out, name) for name in configs}, as_json)
         return
-    result = driver.run_sweep(out, configs, **training)
+    result = driver.run_sweep(
+        out, configs, driver.Training(**training), smoothed_over=smoothed_over
+    )
     if as_json:
         show(result, as_json)
     elif result["text"]:

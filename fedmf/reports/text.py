@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 import markdown
 import markupsafe
@@ -38,6 +39,19 @@ def plain(value: float) -> str:
     ('1e-6', '0.25', '8')
     """
     return re.sub(r"e([+-])0+", r"e\1", f"{value:g}")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of text with one column under another.
+
+    >>> aligned([["family", "rate"], ["tree", "0.5"]])
+    ['family  rate', 'tree    0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def is_share(metric: str) -> bool:

@@ -1,4 +1,4 @@
-"""The slides' stationary errors: closed forms, the time domain, and simulation with its power."""
+"""The slides' stationary errors: closed forms, the time domain, and simulation with power."""
 
 import numpy as np
 import pytest

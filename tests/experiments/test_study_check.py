@@ -16,12 +16,11 @@ from fedmf.experiments.papers import (
     Request,
     cifar,
     stackoverflow,
-    stackoverflow_sizes,
     study,
     study_check,
     study_cost,
 )
-from fedmf.runs import config as run_config
+from fedmf.privacy import config as plan_config
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.cifar10 import synthetic
 from tests.cli.program import fedmf as command
@@ -29,9 +28,8 @@ from tests.cli.program import fedmf as command
 USERS, IMAGES = 342_477, 50_000
 # One item for each grid.
 STUDIES = {
-    item.study.args[0].__name__: item.study for item in ITEMS.values() if item.study is not None
+    item.study.make.__name__: item.study for item in ITEMS.values() if item.study is not None
 }
-FULL = stackoverflow_sizes.SIZES["full"]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def quick(monkeypatch):
     What is left out is that these fits converge and that an accountant finds the amplified noise.
     `fedmf paper run --dry-run` has both.
     """
-    fit, calibrate = run_config.fit, run_config.calibrate
+    fit, calibrate = plan_config.fit, plan_config.calibrate
 
     def fitted(workload, participation, *, family, **options):
         if family == "banded":
@@ -96,12 +94,12 @@ def quick(monkeypatch):
             family="identity",
         )
 
-    monkeypatch.setattr(run_config, "fit", fitted)
-    monkeypatch.setattr(run_config, "calibrate", calibrated)
+    monkeypatch.setattr(plan_config, "fit", fitted)
+    monkeypatch.setattr(plan_config, "calibrate", calibrated)
     monkeypatch.setattr(
         stackoverflow,
         "optimum",
-        lambda size, beta, *, decay, once: identity(size.rounds_once if once else size.rounds),
+        lambda size, beta, decay, once: identity(size.rounds_once if once else size.rounds),
     )
     monkeypatch.setattr(cifar, "stamped", lambda kind, steps, stamps: identity(steps))
     monkeypatch.setattr(cifar, "best_stamps", lambda kind, size: 5)
@@ -149,7 +147,7 @@ def test_167_clients_do_not_last_for_2052_rounds(grid, wrong, tmp_path, data, mo
     No mechanism is fitted before.
     """
     monkeypatch.setattr(stackoverflow, "optimum", pytest.fail)
-    made = grid(dataclasses.replace(FULL, rounds_once=2052))
+    made = grid.make(dataclasses.replace(grid.sizes["full"], rounds_once=2052))
     with pytest.raises(
         ValueError,
         match=rf"{wrong} settings cannot train, the first, .*rounds=2052 = 342684 "
@@ -170,7 +168,7 @@ def test_nothing_trains_before_the_check(done, tmp_path, monkeypatch):
         study.sweep, "state", lambda out, name: "finished" if done else "5 rounds done"
     )
     monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
-    grid = stackoverflow.unnoised(stackoverflow_sizes.SIZES["tiny"])
+    grid = stackoverflow.unnoised("tiny")
     # Runs that are all finished are read: there is none here.
     with pytest.raises(
         (ValueError, FileNotFoundError), match="config.json" if done else "a client is missing"
@@ -186,14 +184,14 @@ def test_the_cost_of_a_study_follows_from_its_grid(tmp_path):
     """Denisov Fig. 2 has 4 * 120 settings, of which 40 are of two lines, and 4 * 5 best ones with
     ten seeds, all of 2048 rounds of 100.
     """
-    cost = priced(tmp_path, stackoverflow.denisov(FULL))
+    cost = priced(tmp_path, stackoverflow.denisov("full"))
     assert (cost.tuning, cost.repeats, cost.clients) == (440, 200, 640 * 2048 * 100)
     validations = 103 + 1  # every 20 rounds and after the last, and for the result
     assert cost.examples == 640 * validations * 10_000 + 200 * 16_576_035
     assert cost.seconds == pytest.approx(cost.clients / 11 + cost.examples / 920)
     assert not cost.measured
     assert "about 188 days" in str(cost)
-    limited = priced(tmp_path, stackoverflow.denisov(FULL), test_sentences=100_000)
+    limited = priced(tmp_path, stackoverflow.denisov("full"), test_sentences=100_000)
     assert cost.examples - limited.examples == 200 * (16_576_035 - 100_000)
 
 
@@ -215,7 +213,7 @@ def test_the_days_in_the_docs_are_these(tmp_path, monkeypatch):
 
 
 def test_a_study_that_trains_already_tells_the_speed(tmp_path):
-    grid = stackoverflow.unnoised(FULL)
+    grid = stackoverflow.unnoised("full")
     run = tmp_path / "sweeps" / "stackoverflow-unnoised-full" / "runs" / "one"
     run.mkdir(parents=True)
     rows = [{"round": t, "clients": 50} | ({"validation": {}} if t == 5 else {}) for t in range(12)]
@@ -238,14 +236,14 @@ def test_a_limit_on_test_sentences_is_a_task_option(tmp_path):
     request = Request(
         folder=tmp_path / "item", scale="full", data=pathlib.Path("data"), test_sentences=5
     )
-    targets = study._targets(stackoverflow.unnoised(FULL), request, pathlib.Path("data"))
+    targets = study._targets(stackoverflow.unnoised("full"), request, pathlib.Path("data"))
     assert {
         config.task_options["test_sentences"]
         for named in targets.values()
         for config in named.values()
     } == {5}
     with pytest.raises(ValueError, match="'test-sentences' is none of the task cifar10"):
-        study._targets(cifar.stamps(cifar.SIZES["full"]), request, pathlib.Path("data"))
+        study._targets(cifar.stamps("full"), request, pathlib.Path("data"))
 
 
 def test_a_dry_run_on_the_command_line(tmp_path):

@@ -198,7 +198,7 @@ def test_refusals():
         fit(prefix_sum(n), single(n))
 
 
-# `make tables` compares the table's other two rows as well.
+# `fedmf paper run banded-table-2 --scale full` compares the table's other two rows as well.
 @pytest.mark.slow
 @pytest.mark.parametrize(("bands", "equal_norms"), [(128, False), (342, True)])
 def test_banded_table_2(bands, equal_norms):

@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import fedmf
-from fedmf.experiments import table_cells
+from fedmf.experiments.papers import fits
 from fedmf.mechanisms.fitting.progress import interruptible_fits
 from fedmf.privacy import bands, config
 from tests.mechanisms.schemas import epochs, separated, single
@@ -146,7 +146,7 @@ class TestNobodyGoesOnWithHalfAnAnswer:
             yield ctrl_c
 
         monkeypatch.setattr(config, "shown", shown)
-        monkeypatch.setattr(table_cells, "shown", shown)
+        monkeypatch.setattr(fits, "shown", shown)
         monkeypatch.setattr(
             bands, "fit", lambda *a, **options: fedmf.fit(*a, **options, progress=ctrl_c)
         )
@@ -181,4 +181,4 @@ class TestNobodyGoesOnWithHalfAnAnswer:
 
     def test_of_a_table(self):
         with pytest.raises(KeyboardInterrupt):
-            table_cells.fit(fedmf.prefix_sum(ROUNDS), ONCE, "banded", bands=8)
+            fits.fit(fedmf.prefix_sum(ROUNDS), ONCE, "banded", bands=8)

@@ -8,18 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.experiments.sweep_results import (
-    Best,
-    best_settings,
-    tuned_fields,
-    validation_of,
-    varying,
-)
 from fedmf.reports.canvas import canvas, in_percent, legend_above
 from fedmf.reports.groups import Group, group_runs, simulation_note
 from fedmf.reports.text import is_share, metric_name, plain
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
+from fedmf.sweeps.results import Best, best_settings, tuned_fields, validation_of, varying
 
 # A figure has the first of these that varies on its axis.
 _TUNED_AXES = ("server_learning_rate", "client_learning_rate", "server_momentum")

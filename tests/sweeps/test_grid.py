@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmf import tasks
-from fedmf.experiments.sweep_grid import sweep_configs, varied_values
 from fedmf.runs.config import TrainConfig
+from fedmf.sweeps.grid import sweep_configs, varied_values
 
 FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
 
@@ -30,7 +30,7 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
     varied = {
         "family": ["none", "identity", "banded", "tree"],
         "bands": [2, 4],
-        "column_norms": ["equal"],
+        "equal_norms": [True],
         "decoder": ["online", "full"],
         "epsilon": [2.0, 8.0],
     }
@@ -57,16 +57,15 @@ def test_options_of_the_task_vary_as_fields_do():
         sweep_configs(FIXED | {"epsilon": 1.0}, {"task_option.size": ["8"]})
 
 
-def test_a_default_beside_its_name_is_one_run():
+def test_an_option_of_a_family_at_its_default_is_none():
     configs = sweep_configs(
-        FIXED | {"epsilon": 8.0},
-        {"family": ["banded", "dense"], "column_norms": ["equal", "free", None]},
+        FIXED | {"epsilon": 8.0}, {"family": ["banded", "dense"], "equal_norms": [True, False]}
     )
-    assert [(c.family, c.column_norms) for c in configs.values()] == [
-        ("banded", None),
-        ("banded", "free"),
-        ("dense", "equal"),
-        ("dense", None),
+    assert [(c.family, dict(c.mechanism_options)) for c in configs.values()] == [
+        ("banded", {}),
+        ("banded", {"equal_norms": False}),
+        ("dense", {"equal_norms": True}),
+        ("dense", {}),
     ]
 
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedmf.experiments.sweep_runs import run_folder
 from fedmf.reports.groups import validation_curve
 from fedmf.reports.labels import TUNED, differing
 from fedmf.reports.text import smaller_is_better
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
+from fedmf.sweeps.runs import run_folder
 
 _SHARES = (0.25, 0.5)  # of the rounds, after which settings are compared
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.experiments.table_cells import aligned
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.sampling import SCHEMES
 from fedmf.reports.groups import final_metric, simulation_note, validation_curve
 from fedmf.reports.labels import TUNED, differing
-from fedmf.reports.text import metric_name, plain, smaller_is_better
+from fedmf.reports.text import aligned, metric_name, plain, smaller_is_better
 from fedmf.runs.figures import figures_note
 from fedmf.runs.folder import Run
 

@@ -14,10 +14,12 @@ import pytest
 
 import fedmf
 from fedmf.cli import main
-from fedmf.experiments import sweep, sweep_job
-from fedmf.experiments.sweep_grid import sweep_configs
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
+from fedmf.sweeps import job
+from fedmf.sweeps import run as sweep
+from fedmf.sweeps.grid import sweep_configs
+from fedmf.sweeps.run import Training
 from tests.runs.test_folder import new_run
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
@@ -25,14 +27,14 @@ FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "eps
 # of it.
 TRAINS = """
 import json, os, pathlib, signal, sys, time
-from fedmf.experiments.sweep_job import serve
+from fedmf.sweeps.job import serve
 
 def main(arguments):
     def given(name): return arguments[arguments.index(name) + 1] if name in arguments else None
     folder = pathlib.Path(given("--out"))
     resumed = "--resume" in arguments
-    path = pathlib.Path(folder / "config.json" if resumed else given("--config"))
-    config = json.loads(path.read_text())
+    file = folder / "config.json" if resumed else given("--config")
+    config = json.loads(pathlib.Path(file).read_text())
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "process.txt").write_text(str(os.getpid()))
@@ -60,7 +62,7 @@ serve(main)
 @pytest.fixture
 def trains(monkeypatch):
     def program(text=TRAINS):
-        monkeypatch.setattr(sweep_job, "PROGRAM", (sys.executable, "-c", text))
+        monkeypatch.setattr(job, "PROGRAM", (sys.executable, "-c", text))
 
     program()
     monkeypatch.setattr(sweep, "_POLL_SECONDS", 0.02)
@@ -83,7 +85,7 @@ def times(out, name):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_so_many_run_at_a_time(trains, tmp_path, jobs):
     configs = grid(seed=[0, 1, 3, 4])
-    assert sweep.train_all(tmp_path, configs, noise_seed="os", jobs=jobs) == {}
+    assert sweep.train_all(tmp_path, configs, Training(noise_seed="os", jobs=jobs)) == {}
     assert [sweep.state(tmp_path, name) for name in configs] == ["finished"] * 4
     spans = [times(tmp_path, name) for name in configs]
     most = max(sum(began <= start < ended for began, ended in spans) for start, _ in spans)
@@ -97,11 +99,11 @@ def test_so_many_run_at_a_time(trains, tmp_path, jobs):
 
 def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
     configs = grid(seed=[0, 1])
-    sweep.train_all(tmp_path, {"seed=0": configs["seed=0"]}, noise_seed=5)
+    sweep.train_all(tmp_path, {"seed=0": configs["seed=0"]}, Training(noise_seed=5))
     folder = sweep.run_folder(tmp_path, "seed=1")
     folder.mkdir()
     (folder / "config.json").write_text(configs["seed=1"].to_json())
-    sweep.train_all(tmp_path, configs, noise_seed=5, threads=3)
+    sweep.train_all(tmp_path, configs, Training(noise_seed=5, threads=3))
     seeds = sorted((tmp_path / "private").iterdir())
     assert len(seeds) == len(configs)
     assert {file.stat().st_mode & 0o777 for file in seeds} == {0o600}
@@ -117,7 +119,7 @@ def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
 
 def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
     def seeds(out, noise_seed, **varied):
-        sweep.train_all(out, grid(**varied), noise_seed=noise_seed, jobs=4)
+        sweep.train_all(out, grid(**varied), Training(noise_seed=noise_seed, jobs=4))
         words = [
             (sweep.run_folder(out, name) / "began.txt").read_text().split("--noise-seed ")[1]
             for name in grid(**varied)
@@ -132,7 +134,7 @@ def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
 
 
 def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
-    failed = sweep.train_all(tmp_path, grid(seed=[9, 0]), noise_seed="os")
+    failed = sweep.train_all(tmp_path, grid(seed=[9, 0]), Training(noise_seed="os"))
     assert list(failed) == ["seed=9"]
     assert failed["seed=9"].status == 1
     assert "signal 9" in failed["seed=9"].reason
@@ -147,12 +149,12 @@ def left_out(**changes):
 
 
 def test_a_run_that_is_there_under_another_name_is_not_trained_again(trains, tmp_path):
-    sweep.train_all(tmp_path, grid(epsilon=[8.0]), noise_seed="os")
+    sweep.train_all(tmp_path, grid(epsilon=[8.0]), Training(noise_seed="os"))
     both = sweep_configs(
         {k: v for k, v in FIXED.items() if k != "epsilon"}, {"epsilon": [8.0], "seed": [0, 1]}
     )
     assert list(sweep.in_folder(tmp_path, both)) == ["epsilon=8", "epsilon=8,seed=1"]
-    sweep.train_all(tmp_path, both, noise_seed="os")
+    sweep.train_all(tmp_path, both, Training(noise_seed="os"))
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
         "epsilon=8",
         "epsilon=8,seed=1",
@@ -161,11 +163,11 @@ def test_a_run_that_is_there_under_another_name_is_not_trained_again(trains, tmp
 
 
 def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_path):
-    sweep.train_all(tmp_path, grid(seed=[0, 1]), noise_seed="os")
+    sweep.train_all(tmp_path, grid(seed=[0, 1]), Training(noise_seed="os"))
     for changes in ({"cohort_size": 3}, {"epsilon": 2.0}, {"rounds": 6}, {"clip_norm": 2.0}):
         (field,) = changes
         with pytest.raises(ValueError, match=f"holds a run with {field}=.*, or vary {field}"):
-            sweep.train_all(tmp_path, left_out(**changes), noise_seed="os")
+            sweep.train_all(tmp_path, left_out(**changes), Training(noise_seed="os"))
     moved = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
     assert sweep.in_folder(tmp_path, moved) == moved
     # What a name says may differ, and what one of the families does not take.
@@ -184,7 +186,7 @@ def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_pat
     fedmf.fit(fedmf.prefix_sum(4), once, family="identity").save(file)
     configs = sweep_configs(FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0]})
     out = tmp_path / "sweep"
-    sweep.train_all(out, configs, noise_seed="os")
+    sweep.train_all(out, configs, Training(noise_seed="os"))
     shutil.copy(file, sweep.run_folder(out, "seed=0") / "mechanism.npz")  # as a run does
     more = sweep_configs(FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0, 1]})
     assert list(sweep.in_folder(out, more)) == ["seed=0", "seed=1"]
@@ -201,7 +203,7 @@ def test_inputs_with_which_no_run_can_begin_end_the_sweep(trains, tmp_path):
             'print("fedmf: error: no such data"); sys.exit(2)',
         )
     )
-    failed = sweep.train_all(tmp_path, grid(seed=[0, 2, 1]), noise_seed="os")
+    failed = sweep.train_all(tmp_path, grid(seed=[0, 2, 1]), Training(noise_seed="os"))
     assert failed == {"seed=2": sweep.Failure(status=2, reason="no such data")}
     assert sweep.state(tmp_path, "seed=0") == "finished"
     assert sweep.state(tmp_path, "seed=1") == "not begun"
@@ -226,7 +228,7 @@ def test_ctrl_c_waits_until_every_run_has_saved(trains, tmp_path):
         lambda: os.kill(os.getpid(), signal.SIGINT),
     )
     with pytest.raises(sweep.StoppedSweep, match="2 runs are stopped and saved"):
-        sweep.train_all(tmp_path, configs, noise_seed="os", jobs=2)
+        sweep.train_all(tmp_path, configs, Training(noise_seed="os", jobs=2))
     assert all((folder / "saved").exists() for folder in folders)
     assert not sweep.run_folder(tmp_path, list(configs)[2]).exists()
 
@@ -242,7 +244,7 @@ def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
 
     when((folder / "metrics.jsonl").exists, again)
     with pytest.raises(KeyboardInterrupt):
-        sweep.train_all(tmp_path, configs, noise_seed="os")
+        sweep.train_all(tmp_path, configs, Training(noise_seed="os"))
     rounds = (folder / "metrics.jsonl").read_bytes()
     time.sleep(0.5)
     assert (folder / "metrics.jsonl").read_bytes() == rounds
@@ -251,8 +253,9 @@ def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
 
 COMMAND = (
     "sweep --vary family=none,identity --vary server-learning-rate=0.5,1 --epsilon 8 --rounds 4 "
-    "--cohort-size 4 --min-sep 2 -o lstm-size=8 -o embedding-size=8 -o vocabulary-size=50 -o "
-    "max-sentences=8 -o validation-sentences=40 -o test-sentences=40 --quiet"
+    "--cohort-size 4 --min-sep 2 -o lstm-size=8 "
+    "-o embedding-size=8 -o vocabulary-size=50 -o max-sentences=8 -o validation-sentences=40 -o "
+    "test-sentences=40 --quiet"
 ).split()
 
 
@@ -319,18 +322,18 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     ).read_bytes()
     # Nothing is trained again. What earlier commands left in the folder counts: another product
     # shows and adds up all four.
-    monkeypatch.setattr(sweep_job, "Job", None)
+    monkeypatch.setattr(job, "Job", None)
     first = {run.path.name: run.config for run in runs[:1]}
-    assert sweep.run_sweep(out, first, noise_seed="os")["together"] == result["together"]
+    assert sweep.run_sweep(out, first, Training(noise_seed="os"))["together"] == result["together"]
     assert (out / "results.csv").read_text().count("\n") == 5
     # The bar has the rounds of the runs that were asked for.
     capfd.readouterr()
-    assert sweep.train_all(out, first, noise_seed="os", progress=True) == {}
+    assert sweep.train_all(out, first, Training(noise_seed="os", progress=True)) == {}
     assert "sweep: 100%" in capfd.readouterr().err
     # So does one that was killed: it trained on the same clients.
     kept = (runs[-1].path / "result.json").read_bytes()
     (runs[-1].path / "result.json").unlink()
-    assert sweep.run_sweep(out, first, noise_seed="os")["together"] == result["together"]
+    assert sweep.run_sweep(out, first, Training(noise_seed="os"))["together"] == result["together"]
     assert (out / "results.csv").read_text().count("\n") == 4
     (runs[-1].path / "result.json").write_bytes(kept)
     # The answer is for people.
@@ -370,8 +373,5 @@ def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path, capfd):
         [*command, "--dry-run", "--json", "--epsilon", "4", "--vary", "rounds=4,8"], capfd
     )
     assert list(json.loads(states)) == [
-        "family=none,rounds=4",
-        "family=none,rounds=8",
-        "family=tree,rounds=4",
-        "family=tree,rounds=8",
+        f"family={family},rounds={rounds}" for family in ("none", "tree") for rounds in (4, 8)
     ]

@@ -6,12 +6,11 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedmf.experiments import sweep_job
 from fedmf.files import append_privately, make_folder, write_atomically
 from fedmf.runs.config import TrainConfig, read_config_file
+from fedmf.sweeps import job
 
 if TYPE_CHECKING:
     from fedmf.federated.execution.cluster import Cluster
@@ -63,7 +62,7 @@ def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int |
 
 def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
     """The command that begins a prepared run or goes on with it, and its log, as
-    `sweep_job.Job.begin` takes them.
+    `job.Job.begin` takes them.
     """
     folder, file = run_folder(out, name), out / "logs" / f"{name}.json"
     arguments = ["train", "--quiet", "--out", str(folder), *options]
@@ -86,30 +85,29 @@ class LocalRuns:
     Args:
       out: the sweep's folder.
       options: more arguments of `fedmf train`.
-      program: begins a process; see `sweep_job.PROGRAM`.
     """
 
-    def __init__(self, out: pathlib.Path, options: list[str], program: Sequence[str]) -> None:
-        self._out, self._options, self._program = out, options, program
-        self._running: dict[str, sweep_job.Job] = {}
-        self._idle: list[sweep_job.Job] = []
+    def __init__(self, out: pathlib.Path, options: list[str]) -> None:
+        self._out, self._options = out, options
+        self._running: dict[str, job.Job] = {}
+        self._idle: list[job.Job] = []
 
     def begin(self, name: str) -> None:
         """See `Runs.begin`."""
-        self._running[name] = self._idle.pop() if self._idle else sweep_job.Job(self._program)
+        self._running[name] = self._idle.pop() if self._idle else job.Job(job.PROGRAM)
         self._running[name].begin(**request(self._out, name, self._options))
 
     def finished(self) -> list[tuple[str, int]]:
         """See `Runs.finished`."""
         statuses = [
             (name, status)
-            for name, job in self._running.items()
-            if (status := job.status()) is not None
+            for name, running in self._running.items()
+            if (status := running.status()) is not None
         ]
         for name, _ in statuses:
-            job = self._running.pop(name)
-            if job.process.poll() is None:
-                self._idle.append(job)
+            over = self._running.pop(name)
+            if over.process.poll() is None:
+                self._idle.append(over)
         return statuses
 
     def under_way(self) -> int:
@@ -118,15 +116,15 @@ class LocalRuns:
 
     def stop(self) -> None:
         """See `Runs.stop`."""
-        for job in self._running.values():
-            job.process.send_signal(signal.SIGINT)
-        for job in self._running.values():
-            job.process.wait()
+        for running in self._running.values():
+            running.process.send_signal(signal.SIGINT)
+        for running in self._running.values():
+            running.process.wait()
 
     def end(self) -> None:
         """See `Runs.end`."""
-        for job in (*self._running.values(), *self._idle):
-            job.end()
+        for begun in (*self._running.values(), *self._idle):
+            begun.end()
 
 
 class ClusterRuns:
@@ -153,7 +151,7 @@ class ClusterRuns:
                 f"{cluster.most_cpus()} processors, ask for fewer"
             )
         self._cluster, self._out, self._options = cluster, out.absolute(), options
-        self._train = cluster.function("fedmf.experiments.sweep_runs:train_there", cpus)
+        self._train = cluster.function("fedmf.sweeps.runs:train_there", cpus)
         self._running: dict[str, Any] = {}
 
     def begin(self, name: str) -> None:
@@ -196,17 +194,17 @@ def train_there(out: str, name: str, options: list[str]) -> int:
     folder = pathlib.Path(out)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{os.uname().nodename} has no folder {out}: the machines of a sweep share its "
-            "folder, at the same path"
+            f"{os.uname().nodename} has no folder {out}: the machines of a sweep share its folder, "
+            "at the same path"
         )
-    job = sweep_job.Job(sweep_job.PROGRAM)
+    begun = job.Job(job.PROGRAM)
     try:
-        job.begin(**request(folder, name, options))
-        while (status := job.status()) is None:
+        begun.begin(**request(folder, name, options))
+        while (status := begun.status()) is None:
             time.sleep(_POLL_SECONDS)
         return status
     except KeyboardInterrupt:  # the sweep stops
-        job.process.send_signal(signal.SIGINT)
-        return job.process.wait()
+        begun.process.send_signal(signal.SIGINT)
+        return begun.process.wait()
     finally:
-        job.end()
+        begun.end()

@@ -11,13 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-# What begins a process: serve around the command line, which experiments cannot import.
+# What begins a process: serve around the command line, which this floor cannot import.
 PROGRAM = (
     sys.executable,
     "-c",
     # prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends it with the sweep, also by kill -9.
     "import ctypes; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); "
-    "from fedmf.cli import main; from fedmf.experiments.sweep_job import serve; serve(main)",
+    "from fedmf.cli import main; from fedmf.sweeps.job import serve; serve(main)",
 )
 _STOPPED = 128  # and above: exit status of a run that a signal stopped
 

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.interpolate
 
 import fedmf
-from fedmf.experiments.table_cells import fit, one_participation
+from fedmf.experiments.papers.fits import fit, say, sums_once
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
@@ -48,12 +48,7 @@ class Sweep:
 
 
 def sweep(
-    *,
-    rounds: int = 1024,
-    delta: float = 1e-6,
-    epsilons: Sequence[float],
-    epochs: Sequence[int],
-    progress: Callable[[str], None] = lambda phrase: None,
+    *, rounds: int = 1024, delta: float = 1e-6, epsilons: Sequence[float], epochs: Sequence[int]
 ) -> Sweep:
     """Fits powers of two of bands and calibrates all of them.
 
@@ -62,22 +57,18 @@ def sweep(
       delta: of every guarantee.
       epsilons: targets.
       epochs: k, powers of two up to rounds.
-      progress: called with a phrase before each step.
     """
-    workload, single = fedmf.prefix_sum(rounds), one_participation(rounds)
-    bands = tuple(
-        b for b in (2**i for i in range(rounds.bit_length())) if b * min(epochs) <= rounds
-    )
+    workload, single = sums_once(rounds)
+    bands = tuple(b for i in range(rounds.bit_length()) if (b := 2**i) * min(epochs) <= rounds)
     noise, error = np.full((len(epsilons), len(epochs), len(bands)), np.inf), np.empty(len(bands))
     for i, b in enumerate(bands):
-        progress(f"fitting {b} bands")
+        say(f"fitting {b} bands")
         error[i] = fedmf.rmse(fit(workload, single, "banded", bands=b), workload, single)
         for j, k in enumerate(epochs):
             if b * k <= rounds:
-                progress(f"noise for {b} bands and {k} epochs")
-                noise[:, j, i] = noise_curve(
-                    epsilons, delta, probability=b * k / rounds, compositions=-(-rounds // b)
-                )
+                say(f"noise for {b} bands and {k} epochs")
+                event = {"probability": b * k / rounds, "compositions": -(-rounds // b)}
+                noise[:, j, i] = noise_curve(epsilons, delta, **event)
     return Sweep(bands=bands, noise=noise, error=error)
 
 
@@ -88,19 +79,11 @@ def noise_curve(
     exact without sampling.
     """
     if probability == 1:
-        return np.array(
-            [
-                gaussian_noise_multiplier(epsilon, delta) * math.sqrt(compositions)
-                for epsilon in epsilons
-            ]
+        return math.sqrt(compositions) * np.array(
+            [gaussian_noise_multiplier(epsilon, delta) for epsilon in epsilons]
         )
-
-    def epsilon_of(sigma: float) -> float:
-        return sampled_gaussian_epsilon(
-            sigma, delta, probability=probability, compositions=compositions
-        )
-
-    return inverse(epsilon_of, epsilons)
+    event = {"probability": probability, "compositions": compositions}
+    return inverse(lambda sigma: sampled_gaussian_epsilon(sigma, delta, **event), epsilons)
 
 
 def inverse(

@@ -22,18 +22,9 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedmf.experiments import (
-    sweep_figures,
-    sweep_grid,
-    sweep_halving,
-    sweep_job,
-    sweep_results,
-    sweep_runs,
-)
-from fedmf.experiments.sweep_runs import log_file, run_folder
 from fedmf.files import make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
@@ -41,6 +32,8 @@ from fedmf.reports import write_report
 from fedmf.reports.labels import field_names
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.sweeps import figures, grid, halving, results
+from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
@@ -78,8 +71,8 @@ def _rounds_done(folder: pathlib.Path) -> int:
 
 
 def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """The runs of a sweep, by the names that they have in its folder; where the data lies
-    may have changed.
+    """The runs of a sweep, by the names that they have in its folder; where the data lies may have
+    changed.
 
     Raises:
       ValueError: the folder holds a run that differs in what neither name says, or whose mechanism
@@ -108,17 +101,15 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
 def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: TrainConfig) -> None:
     """Refuses a run beside another one of the folder that is not of the same sweep."""
     may_differ = (
-        {"data"}
-        if name == folder.name
-        else {"data"} | sweep_grid.named(name) | sweep_grid.named(folder.name)
+        {"data"} if name == folder.name else {"data"} | grid.named(name) | grid.named(folder.name)
     )
     for field in field_names([config, there]):
         mine, theirs = config.flat().get(field), there.flat().get(field)
-        if field not in may_differ and mine != theirs and sweep_grid.taken(field, config, there):
+        if field not in may_differ and mine != theirs and grid.taken(field, config, there):
             raise ValueError(
-                f"{folder} holds a run with {field}={theirs}, and this sweep has "
-                f"{field}={mine}: name another folder, or give the options of the sweep that is "
-                f"there, or vary {field}"
+                f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: "
+                "name another folder, "
+                f"or give the options of the sweep that is there, or vary {field}"
             )
     files = (
         []
@@ -140,18 +131,72 @@ def _digest_of(path: pathlib.Path, modified: int) -> str:
     return mechanism_digest(load_mechanism(path))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the runs of a sweep train.
+
+    Attributes:
+      noise_seed: "os" draws one for every new run; from a number every configuration gets another
+        one, the same in every sweep.
+      halving: stop the worse half of the settings at some rounds; see `fedmf.sweeps.halving`.
+      progress: draw a bar of all rounds, and say what each run reached, on standard error.
+      jobs: runs at a time.
+      threads: most threads of one run; by default the processors are divided among the jobs, and on
+        a cluster those of a job.
+      cluster: address of a Ray cluster; None for processes of this machine.
+      cpus_per_job: processors of a cluster that one run takes.
+      test: evaluate on the test split at the end of a run.
+    """
+
+    noise_seed: int | str
+    halving: bool = False
+    progress: bool = False
+    jobs: int = 1
+    threads: int | None = None
+    cluster: str | None = None
+    cpus_per_job: int = 1
+    test: bool = True
+
+    def seed_of(self, config: TrainConfig) -> int | str:
+        """A noise seed, never the same for two configurations: runs on the same data must not share
+        noise.
+        """
+        if self.noise_seed == "os":
+            return "os"
+        identity = f"{self.noise_seed}\n{dataclasses.replace(config, data=None).to_json()}"
+        return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:16], "big")
+
+    @contextlib.contextmanager
+    def runs(self, out: pathlib.Path, more: Sequence[str]) -> Iterator[Runs]:
+        """The runs of a sweep, with more options of `fedmf train`."""
+        more = [*more, *([] if self.test else ["--no-test"])]
+        if self.cluster is None:
+            affinity = getattr(os, "sched_getaffinity", None)
+            processors = len(affinity(0)) if affinity else os.cpu_count() or 1
+            threads = self.threads or max(1, processors // self.jobs)
+            yield LocalRuns(out, ["--threads", str(threads), *more])
+            return
+        from fedmf.federated.execution.cluster import check_address, connected
+
+        check_address(self.cluster, "fast")
+        options = ["--threads", str(self.threads or self.cpus_per_job), *more]
+        with connected(self.cluster, None) as cluster:
+            assert cluster is not None
+            yield ClusterRuns(cluster, out, options, self.cpus_per_job)
+
+
 def run_sweep(
     out: pathlib.Path,
     configs: Mapping[str, TrainConfig],
+    training: Training,
     *,
     smoothed_over: int = 0,
-    **training: Any,
 ) -> dict[str, Any]:
     """`train_all`, and results.csv, the figures and report/ of the finished runs in the folder,
     those of earlier commands too.
 
-    Args and Raises: those of `train_all`. `smoothed_over` is that of `sweep_results.validation_of`,
-    by which the best settings are chosen.
+    Args and Raises: those of `train_all`. `smoothed_over` is that of `results.validation_of`, by
+    which the best settings are chosen.
 
     Returns:
       {"report": path, "results": path, "best": a row for everything compared, "together": what all
@@ -159,39 +204,29 @@ def run_sweep(
       empty where no run is finished.
     """
     configs = in_folder(out, configs)
-    failures = train_all(out, configs, **training)
-    answer: dict[str, Any] = {
-        "report": None,
-        "results": None,
-        "best": [],
-        "together": "",
-        "text": "",
-    }
+    failures = train_all(out, configs, training)
+    answer: dict[str, Any] = {"report": None, "results": None}
+    answer |= {"best": [], "together": "", "text": ""}
     # Those of earlier commands count as well.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
     begun = begun_runs(run_folder(out, name) for name in (*configs, *others))
     runs = [run for run in begun if run.result is not None]
     if runs:
         for name, content in (
-            ("results.csv", sweep_results.results_csv(runs, smoothed_over)),
-            ("figure.png", sweep_figures.validation_figure(runs, smoothed_over)),
-            ("best.png", sweep_figures.best_figure(runs, smoothed_over)),
+            ("results.csv", results.results_csv(runs, smoothed_over)),
+            ("figure.png", figures.validation_figure(runs, smoothed_over)),
+            ("best.png", figures.best_figure(runs, smoothed_over)),
         ):
             if content is not None:
                 write_atomically(out / name, content, mode=0o600)
-        report, together = (
-            write_report(runs, out / "report", title=f"fedmf sweep {out.name}"),
-            sweep_results.together(begun),
-        )
+        report = write_report(runs, out / "report", title=f"fedmf sweep {out.name}")
+        together, best = results.together(begun), results.best_settings(runs, smoothed_over)
         answer = {
             "report": str(report),
             "results": str(out / "results.csv"),
-            "best": [
-                dataclasses.asdict(best)
-                for best in sweep_results.best_settings(runs, smoothed_over)
-            ],
+            "best": [dataclasses.asdict(one) for one in best],
             "together": together,
-            "text": f"{sweep_results.best_table(runs, smoothed_over)}\n{together}\nopen {report}",
+            "text": f"{results.best_table(runs, smoothed_over)}\n{together}\nopen {report}",
         }
     return answer | {"failed": {name: failure._asdict() for name, failure in failures.items()}}
 
@@ -208,24 +243,14 @@ def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
 
 
 def train_all(
-    out: pathlib.Path,
-    configs: Mapping[str, TrainConfig],
-    *,
-    noise_seed: int | str,
-    halving: bool = False,
-    progress: bool = False,
-    **where: Any,
+    out: pathlib.Path, configs: Mapping[str, TrainConfig], training: Training
 ) -> dict[str, Failure]:
     """Trains what is not finished, and goes on with what was interrupted.
 
     Args:
       out: the sweep's folder; made if needed.
       configs: name -> configuration.
-      noise_seed: "os" draws one for every new run; from a number every configuration gets another
-        one, the same in every sweep.
-      halving: stop the worse half of the settings at some rounds; see `sweep_halving`.
-      progress: draw a bar of all rounds, and say what each run reached, on standard error.
-      where: the fields of `Where`.
+      training: how, and where.
 
     Returns:
       Run -> why it failed; the others are finished, or stopped by halving. After one that could not
@@ -235,131 +260,74 @@ def train_all(
       ValueError: see `in_folder`; or the folder cannot be written to.
       StoppedSweep: Ctrl-C; every run that was training has saved its rounds.
     """
-    configs, place = in_folder(out, configs), Where(**where)
+    configs = in_folder(out, configs)
     try:
         for part in ("runs", "logs"):
             make_folder(out / part)
         for name, config in configs.items():
-            sweep_runs.prepare(out, name, config, _seed_of(noise_seed, config))
+            prepare(out, name, config, training.seed_of(config))
     except OSError as error:
         raise ValueError(
             f"cannot write to folder {out} ({error.strerror}): name a folder you may write to"
         ) from error
 
-    def done() -> int:
-        return sum(_rounds_done(run_folder(out, name)) for name in configs)
+    def done(*names: str) -> int:
+        return sum(_rounds_done(run_folder(out, name)) for name in names or configs)
 
     total = sum(config.rounds for config in configs.values())
-    shown = bar(total=total, initial=done(), unit="round", desc="sweep", disable=not progress)
     failures: dict[str, Failure] = {}
-    with shown:
+    with bar(
+        total=total, initial=done(), unit="round", desc="sweep", disable=not training.progress
+    ) as shown:
+
+        def train(names: Iterable[str], *options: str) -> None:
+            for name in _trained(out, list(names), training, options, failures):
+                shown.update(done() - shown.n)
+                if name and training.progress:
+                    failure = failures.get(name)
+                    said = f"failed: {failure.reason}" if failure else state(out, name)
+                    shown.write(f"{name}: {said}", file=sys.stderr)
+
         going_on = dict(configs)
-        if halving:
-            for rung in sorted(
-                {rung for config in configs.values() for rung in sweep_halving.rungs(config)}
-            ):
-                due = [name for name in going_on if _rounds_done(run_folder(out, name)) < rung]
-                failures |= _train(out, due, place, ["--stop-after", str(rung)], shown, done)
-                going_on = {name: configs[name] for name in sweep_halving.kept(out, going_on, rung)}
-        unfinished = [
-            name for name in going_on if state(out, name) != "finished" and name not in failures
-        ]
-        return failures | _train(out, unfinished, place, [], shown, done)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Where:
-    """Where runs train.
-
-    Attributes:
-      jobs: runs at a time.
-      threads: most threads of one run; by default the processors are divided among the jobs, and on
-        a cluster those of a job.
-      cluster: address of a Ray cluster; None for processes of this machine.
-      cpus_per_job: processors of a cluster that one run takes.
-      program: begins a process of this machine that trains; `sweep_job.PROGRAM` by default.
-      test: evaluate on the test split at the end of a run.
-    """
-
-    jobs: int = 1
-    threads: int | None = None
-    cluster: str | None = None
-    cpus_per_job: int = 1
-    program: Sequence[str] | None = None
-    test: bool = True
-
-    @contextlib.contextmanager
-    def runs(self, out: pathlib.Path, more: list[str]) -> Iterator[sweep_runs.Runs]:
-        """The runs of a sweep, with more options of `fedmf train`."""
-        more = [*more, *([] if self.test else ["--no-test"])]
-        if self.cluster is None:
-            processors = (
-                len(os.sched_getaffinity(0))
-                if hasattr(os, "sched_getaffinity")
-                else os.cpu_count() or 1
-            )
-            options = ["--threads", str(self.threads or max(1, processors // self.jobs)), *more]
-            yield sweep_runs.LocalRuns(out, options, self.program or sweep_job.PROGRAM)
-            return
-        from fedmf.federated.execution.cluster import check_address, connected
-
-        check_address(self.cluster, "fast")
-        options = ["--threads", str(self.threads or self.cpus_per_job), *more]
-        with connected(self.cluster, None) as cluster:
-            assert cluster is not None
-            yield sweep_runs.ClusterRuns(cluster, out, options, self.cpus_per_job)
-
-
-def _train(
-    out: pathlib.Path,
-    names: list[str],
-    place: Where,
-    options: list[str],
-    shown: Any,
-    done: Callable[[], int],
-) -> dict[str, Failure]:
-    """Trains the runs of these names, some at a time; which failed, and why.
-
-    `done` counts the rounds for the bar `shown`.
-    """
-    waiting, failures = list(names), dict[str, Failure]()
-    if not waiting:
-        return {}
-    with place.runs(out, options) as runs, _stopped_together(runs):
-        while runs.under_way() or waiting:
-            while waiting and runs.under_way() < place.jobs:
-                runs.begin(waiting.pop(0))
-            time.sleep(_POLL_SECONDS)
-            shown.update(done() - shown.n)
-            for name, status in runs.finished():
-                if status:
-                    bad = status == _BAD_ARGUMENTS
-                    failures[name] = Failure(
-                        _BAD_ARGUMENTS if bad else 1, _reason(out, name, status)
-                    )
-                    if bad:  # most likely the others' as well
-                        waiting.clear()
-                if not shown.disable:
-                    shown.write(f"{name}: {_said(out, name, failures.get(name))}", file=sys.stderr)
+        if training.halving:
+            for rung in sorted({rung for one in configs.values() for rung in halving.rungs(one)}):
+                due = [name for name in going_on if done(name) < rung]
+                train(due, "--stop-after", str(rung))
+                going_on = {name: configs[name] for name in halving.kept(out, going_on, rung)}
+        train(name for name in going_on if state(out, name) != "finished" and name not in failures)
     return failures
 
 
-def _said(out: pathlib.Path, name: str, failure: Failure | None) -> str:
-    return state(out, name) if failure is None else f"failed: {failure.reason}"
+def _trained(
+    out: pathlib.Path,
+    waiting: list[str],
+    training: Training,
+    options: Sequence[str],
+    failures: dict[str, Failure],
+) -> Iterator[str]:
+    """Trains the runs of these names, some at a time, and enters those that fail in `failures`.
 
-
-def _seed_of(noise_seed: int | str, config: TrainConfig) -> int | str:
-    """A noise seed, never the same for two configurations: runs on the same data must
-    not share noise.
+    Yields the name of each run that is over, and "" while they train.
     """
-    if noise_seed == "os":
-        return "os"
-    identity = dataclasses.replace(config, data=None).to_json()
-    return int.from_bytes(hashlib.sha256(f"{noise_seed}\n{identity}".encode()).digest()[:16], "big")
+    if not waiting:
+        return
+    with training.runs(out, options) as runs, _stopped_together(runs):
+        while runs.under_way() or waiting:
+            while waiting and runs.under_way() < training.jobs:
+                runs.begin(waiting.pop(0))
+            time.sleep(_POLL_SECONDS)
+            yield ""
+            for name, status in runs.finished():
+                if status:
+                    bad = status == _BAD_ARGUMENTS
+                    failures[name] = Failure(status if bad else 1, _reason(out, name, status))
+                    if bad:  # most likely the others' as well
+                        waiting.clear()
+                yield name
 
 
 @contextlib.contextmanager
-def _stopped_together(runs: sweep_runs.Runs) -> Iterator[None]:
+def _stopped_together(runs: Runs) -> Iterator[None]:
     """Passes Ctrl-C on to the runs, and raises StoppedSweep when every run has saved; a second
     Ctrl-C ends them at once.
     """

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fedmf.experiments import sweep_halving
-from fedmf.experiments.sweep_grid import sweep_configs
+from fedmf.sweeps import halving
+from fedmf.sweeps.grid import sweep_configs
 
 FIXED = {"rounds": 8, "min_sep": 2, "cohort_size": 2, "evaluate_every": 2}
 
@@ -29,9 +29,9 @@ def test_of_everything_compared_the_better_half_goes_on(monkeypatch):
         rate = config.server_learning_rate * (1 if config.family == "tree" else -1)
         return rate + 0.05 * config.seed
 
-    monkeypatch.setattr(sweep_halving, "_score", score)
+    monkeypatch.setattr(halving, "_score", score)
     rates = {"tree": set(), "identity": set()}
-    for name in sweep_halving.kept(None, configs, 4):
+    for name in halving.kept(None, configs, 4):
         rates[configs[name].family].add((configs[name].server_learning_rate, configs[name].seed))
     assert rates["tree"] == {(rate, seed) for rate in (0.2, 0.5, 1.0) for seed in (0, 1)}
     assert rates["identity"] == {(rate, seed) for rate in (0.1, 0.2, 0.5) for seed in (0, 1)}
@@ -39,8 +39,9 @@ def test_of_everything_compared_the_better_half_goes_on(monkeypatch):
 
 def test_a_setting_without_a_score_is_the_worst(tmp_path):
     configs = sweep_configs(FIXED | {"family": "none"}, {"server_learning_rate": [0.1, 0.2]})
-    # Neither has begun: the first
-    assert sweep_halving.kept(tmp_path, configs, 2) == [next(iter(configs))]
+    assert halving.kept(tmp_path, configs, 2) == [
+        next(iter(configs))
+    ]  # neither has begun: the first
 
 
 @pytest.mark.parametrize(
@@ -51,4 +52,4 @@ def test_rungs_are_validated_rounds_before_the_last(rounds, every, expected):
         FIXED | {"family": "none", "rounds": rounds, "evaluate_every": every, "min_sep": 1},
         {"seed": [0]},
     ).values()
-    assert sweep_halving.rungs(config) == expected
+    assert halving.rungs(config) == expected

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from fedmf import federated
-from fedmf.experiments import sweep
+from fedmf.sweeps import run as sweep
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 
@@ -24,7 +24,9 @@ def test_they_are_their_owner_s(tmp_path, umask):
         federated.train(
             small_task(), settings, folder=folder, noise_seed="os", progress=False, tensorboard=True
         )
-        answer = sweep.run_sweep(folder.parents[1], {"first": settings}, noise_seed="os")
+        answer = sweep.run_sweep(
+            folder.parents[1], {"first": settings}, sweep.Training(noise_seed="os")
+        )
     finally:
         os.umask(before)
     left = {

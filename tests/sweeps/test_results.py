@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.experiments.sweep_figures import best_figure, validation_figure
-from fedmf.experiments.sweep_results import (
+from fedmf.sweeps.figures import best_figure, validation_figure
+from fedmf.sweeps.results import (
     best_settings,
     best_table,
     results_csv,
@@ -132,8 +132,8 @@ def test_together_is_the_composition():
 
 def test_together_says_how_often_simulated_ones_are_wrong():
     one = make_run("banded")
-    scheme = fedmf.BallsInBins(population=90, bins=9).facts(4)
-    simulated = dataclasses.replace(one, plan=one.plan | {"sampling": scheme})
+    config = one.plan["config"] | {"sampling": "balls-in-bins"}
+    simulated = dataclasses.replace(one, plan=one.plan | {"sampling": config, "config": config})
     assert "(simulated: wrong with probability at most 2e-9)" in together(
         [simulated, one, simulated]
     )

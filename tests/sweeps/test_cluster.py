@@ -11,17 +11,17 @@ import ray
 from ray.cluster_utils import Cluster
 
 from fedmf.cli import main
-from fedmf.experiments import sweep
-from fedmf.experiments.sweep_grid import sweep_configs
 from fedmf.federated.execution import cluster
 from fedmf.runs.folder import Run
+from fedmf.sweeps import run as sweep
+from fedmf.sweeps.grid import sweep_configs
+from fedmf.sweeps.run import Training
 from tests.federated.execution.test_cluster import assert_same_files
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 FIXED = {
     "task": "regression", "task_option.clients": 60, "cohort_size": 4, "min_sep": 5,
-    "evaluate_every": 10, "checkpoint_every": 5,
-    "epsilon": 4.0, "family": "banded", "warmup": 0.0,
+    "evaluate_every": 10, "checkpoint_every": 5, "epsilon": 4.0, "family": "banded", "warmup": 0.0,
 }  # fmt: skip
 
 
@@ -47,7 +47,10 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
     machines.wait_for_nodes()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         training = pool.submit(
-            sweep.train_all, tmp_path / "on", configs, noise_seed=5, jobs=2, cluster="auto"
+            sweep.train_all,
+            tmp_path / "on",
+            configs,
+            Training(noise_seed=5, jobs=2, cluster="auto"),
         )
         while (
             done := max(rounds_done(tmp_path / "on", name) for name in configs)
@@ -57,7 +60,9 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
         nodes.append(machines.add_node(num_cpus=1))
         assert training.result() == {}
     assert 12 <= done < 200, "the first run was over before its machine was lost"
-    assert sweep.train_all(tmp_path / "here", configs, noise_seed=5, jobs=2, threads=1) == {}
+    assert (
+        sweep.train_all(tmp_path / "here", configs, Training(noise_seed=5, jobs=2, threads=1)) == {}
+    )
     for name in configs:
         assert_same_files(
             *(Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here"))
@@ -72,7 +77,9 @@ def test_more_processors_than_a_machine_has_are_refused(machines, tmp_path):
     with pytest.raises(
         ValueError, match="cpus_per_job=3: the largest machine of cluster auto has 2 processors"
     ):
-        sweep.train_all(tmp_path, configs, noise_seed="os", cluster="auto", cpus_per_job=3)
+        sweep.train_all(
+            tmp_path, configs, Training(noise_seed="os", cluster="auto", cpus_per_job=3)
+        )
     machines.remove_node(node, allow_graceful=False)
 
 
@@ -86,8 +93,8 @@ def test_the_command_on_a_cluster_with_halving(machines, tmp_path, capfd):
         if name not in ("task_option.clients", "epsilon")
     )
     rates = (
-        "--vary server-learning-rate=0.2,1000000 --rounds 40 --epsilon 400 "
-        "--noise-seed os --halving"
+        "--vary server-learning-rate=0.2,1000000 --rounds 40 --epsilon 400 --noise-seed os "
+        "--halving"
     )
     main(
         [

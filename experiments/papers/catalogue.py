@@ -1,0 +1,154 @@
+"""Every table and figure of the papers: what it claims, in our words, and what it takes to make it.
+
+An item is a line and what is indented under it: its name on the command line, the paper's caption
+number, and its seconds on two cores, at scale small and, if it does not train, at full; then the
+claim. In place of the seconds stands the state of what nothing here makes, and after the claim why.
+"""
+
+ITEMS = """
+denisov-figure-1 | Figure 1 | 3 3
+    The optimum has less error than Honaker's trees, evenly over rounds; the one made for
+    momentum the least on it.
+denisov-figure-2 | Figure 2 | 1100
+    The optimum of the momentum matrix, then of prefix sums, is above both trees at every
+    epsilon.
+denisov-figure-3 | Figure 3 | 1150
+    A fall of the rate helps, most inside the mechanism; more clients help again.
+denisov-figure-4 | Figure 4 | 50 2400
+    The fixed point finds the optimum up to a hundred times faster than gradient and Newton
+    directions.
+denisov-figure-5 | Figure 5 | 5 5
+    The optimal B has a heavy diagonal, and its off-diagonal structure is smooth.
+denisov-figure-6 | Figure 6 | 1100
+    Momentum and fall inside the mechanism are behind at first and ahead at the end.
+denisov-table-1 | Table 1 | not reproducible
+    The factorisations with which one algorithm gives four mechanisms.
+    Why: It defines terms and has no result.
+denisov-table-2 | Table 2 | 20 400
+    The optimal factorisation has half the error of Honaker's tree, a low-rank one little more.
+denisov-table-3 | Table 3 | not reproducible
+    The grids that were searched for Figure 2.
+    Why: It is the grid of Figure 2, which experiments/papers/stackoverflow_sizes.py has as
+    data.
+denisov-table-4 | Table 4 | 1100
+    The best settings of Table 3's grid: rates and momentum fall with noise.
+multi-epoch-figure-1 | Figure 1 | 600
+    The optimum for all epochs is the best, from epsilon 4 up also above sampled DP-SGD.
+multi-epoch-figure-2 | Figure 2 | 90 90
+    For six epochs the columns of C for two rounds of one client are orthogonal.
+multi-epoch-figure-3 | Figure 3 | 900
+    The optimum for six epochs is ahead of all, at epsilon 8.8 within 2% of no noise.
+multi-epoch-figure-4 | Figure 4 | 90 90
+    At equal privacy the optimum for 20 epochs has the least variance, and shows the epochs.
+multi-epoch-figure-5 | Figure 5 | 120 120
+    With momentum and cool-down the optimum for six epochs has the least total variance.
+multi-epoch-figure-6 | Figure 6 | 60 60
+    The optimal decoder of Honaker's tree beats the online one at every number of stamps.
+multi-epoch-figure-7 | Figure 7 | 200
+    Honaker's tree is best with a number of stamps in the middle, as its loss says.
+multi-epoch-figure-8 | Figure 8 | 400
+    Accuracy rises as the epochs that a factorisation is made for come near those trained.
+multi-epoch-figure-9 | Figure 9 | 600
+    Figure 1, larger.
+multi-epoch-figure-10 | Figure 10 | 400
+    Without noise more clients a round and a larger rate help.
+multi-epoch-figure-11 | Figure 11 | 900
+    More updates of huge magnitude are zeroed with more noise and larger rates.
+multi-epoch-figure-12 | Figure 12 | 900
+    Figure 3 with all learning rates: matrix factorisation tolerates larger ones.
+multi-epoch-figure-13 | Figure 13 | 90 90
+    Figure 2, larger.
+multi-epoch-figure-14 | Figure 14 | 20 60
+    The error of the FFT mechanism is within a factor of 1.2 of the lower bound for all
+    mechanisms.
+multi-epoch-table-1 | Table 1 | 15 900
+    The optimum for 20 epochs has half the loss of any that is stamped or made for one.
+multi-epoch-table-2 | Table 2 | 150
+    Zeroing huge updates prevents most divergences (trained here: the runs with zeroing).
+multi-epoch-table-3 | Table 3 | 5 60
+    Noise multipliers of three targets, without and with sampling.
+multi-epoch-table-4 | Table 4 | 900
+    Accuracies of DP-SGDM and DP-GDM (with those of Table 5 in one CSV).
+multi-epoch-table-5 | Table 5 | 900
+    Accuracies of the factorisations.
+multi-epoch-table-6 | Table 6 | 5 5
+    Nonnegative products of a client's columns cost next to nothing in error.
+banded-app-k-1 | App. K.1 | 1 1
+    The production model's rho of zCDP as epsilon at delta 1e-10.
+banded-figure-1 | Figure 1 | 500
+    With sampling banded matrices beat DP-SGD and the multi-epoch optimum (b; a is Figure 10).
+banded-figure-2 | Figure 2 | 1 1
+    Round t draws from one of b parts of the clients, in turn.
+banded-figure-3 | Figure 3 | 1 1
+    With b bands the participations of one client touch different rows of C x.
+banded-figure-4 | Figure 4 | 60 600
+    BandMF is never worse than DP-SGD, and often better than both others.
+banded-figure-5 | Figure 5 | 700
+    For phones banded matrices are the most accurate (a; the data of b are not public).
+banded-figure-6 | Figure 6 | 5 5
+    Eight factorisations of the prefix sums and what makes their noise.
+banded-figure-7 | Figure 7 | 1 1
+    The full decoder of a binary tree is its pseudo-inverse, which is dense.
+banded-figure-8 | Figure 8 | 1 1
+    Figure 3, larger.
+banded-figure-9 | Figure 9 | 120 300
+    For CIFAR-10 BandMF is never worse than DP-SGD, and better than multi-epoch MF up to epsilon
+    5.
+banded-figure-10 | Figure 10 | 200
+    With the best bands for each epsilon banded matrices are the best (also Figure 1 a).
+banded-figure-11 | Figure 11 | 120 120
+    The best server rate is a power of the error of the sums, and not of that of single
+    gradients.
+banded-figure-12 | Figure 12 | 700
+    Convergence of all runs of Figure 5 (a).
+banded-figure-13 | Figure 13 | not reproducible
+    Multiplying by a banded matrix, or by its inverse, costs its bands a row.
+    Why: It is pseudocode: `make bench-noise` measures what it costs.
+banded-sec-6 | Sec. 6 | 60 600
+    With sampling 9, 18, 32, 64 bands suit epsilon 1, 2, 4, 8 best, and the dense optimum 16.
+banded-table-1 | Table 1 | not reproducible
+    Notation.
+    Why: It defines terms and has no result.
+banded-table-2 | Table 2 | 5 300
+    Banded matrices are nearly optimal in a fixed order, and the best where clients only stay
+    apart.
+banded-table-3 | Table 3 | 60 900
+    The best number of bands falls as epsilon falls or epochs rise.
+banded-table-4 | Table 4 | 2 2
+    Noise multipliers for clients 342 rounds apart (its accuracies need training).
+banded-table-5 | Table 5 | 20 90
+    Noise multipliers with sampling for the tuned bands (its accuracies need training).
+banded-table-6 | Table 6 | 5 200
+    The best server rate follows from the error of sums and the noise alone (accuracies as
+    printed).
+banded-table-7 | Table 7 | 20 200
+    With sampling the same rule gives the best server rates (accuracies as printed).
+slides-accuracy-of-nu-dp-ftrl | Accuracy of nu-DP-FTRL | needs the real file
+    On CIFAR-10 and StackOverflow nu-DP-FTRL is as accurate as the best matrices.
+    Why: It trains on CIFAR-10 and StackOverflow: `fedmf sweep` takes the family, coefficients
+    `nu`, from a file.
+slides-approximation | Approximation quality | 10 60
+    Rational functions of degree d come within 3 exp(-sqrt d) of the square root; polynomials
+    need far more.
+slides-finite-time | Finite-time rates | 90 900
+    With clipping and the best learning rate the privacy error falls as 1 / T with independent
+    noise and 1 / T² with correlated.
+slides-learning-rate | Learning rate dependence | 90 900
+    Noisy SGD's error goes as eta, nu-Noisy-FTRL's as eta², damped anti-PGD's as eta^1.5.
+slides-linear-regression | Linear regression | 60 900
+    Noisy SGD's error grows with the dimension, that of nu-Noisy-FTRL with the effective
+    dimension.
+slides-max-error | Max error | 10 60
+    The optimal Toeplitz mechanism has max error log(n) / pi + constant, independent noise
+    sqrt(n).
+slides-mean-estimation | Mean estimation | 20 300
+    The stationary error is of order eta with independent noise and eta² log²(1 / eta) with the
+    best, which is nu = eta.
+slides-noise-time | Noise generation time | 10 60
+    The noise of iteration t costs the optimum t vectors, bands and buffers a constant number.
+slides-production-model | Production model | not reproducible
+    BLT noise is as good as the dense optimum's in a production keyboard.
+    Why: Its data are a company's and not public.
+fedmf-schemes | Ways to draw clients | 600 2400
+    Places drawn anew need less noise than Poisson sampling at any epsilon.
+"""

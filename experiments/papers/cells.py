@@ -1,0 +1,99 @@
+"""The tables that need no training: each printed number beside ours."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmf.experiments.papers import printed
+from fedmf.experiments.papers.drawing import Line, Lines
+from fedmf.experiments.papers.item import Outcome, Request, Scale, figure
+
+
+class Cell(NamedTuple):
+    """One printed figure and ours.
+
+    Attributes:
+      row: the mechanism.
+      column: the quantity.
+      printed: the paper's figure.
+      ours: the same quantity from this package.
+      nearly: why ours, where it is another figure, is as good as the printed one by a rule stated
+        with the table; "" if it is not.
+    """
+
+    row: str
+    column: str
+    printed: str
+    ours: float
+    nearly: str = ""
+
+    @property
+    def as_printed(self) -> bool:
+        """Whether ours has the printed digits."""
+        return printed.agrees(self.ours, self.printed)
+
+    def kind(self, table: str) -> str:
+        """One of the four kinds of comparison; the last is against what is known of the number."""
+        known = (table, self.row, self.column) in printed.KNOWN_DIFFERENCES
+        if known == (self.as_printed or bool(self.nearly)):
+            return KINDS[3]
+        if known:
+            return KINDS[2]
+        return KINDS[0] if self.as_printed else KINDS[1]
+
+    def verdict(self, table: str) -> str:
+        """The comparison in words."""
+        if self.as_printed or self.nearly:
+            return "ok" if self.as_printed else f"nearly: {self.nearly}"
+        smaller = "smaller" if self.ours < float(self.printed.lstrip("≤")) else "larger"
+        key = (table, self.row, self.column)
+        reason = printed.KNOWN_DIFFERENCES.get(key, "not explained")
+        return f"differs, {smaller}: see docs/fidelity ({reason})"
+
+
+KINDS = (
+    "as printed",
+    "as good, by the table's rule",
+    "other, for a known reason",
+    "other, not explained",
+)
+Rows = Callable[[Scale], Iterable[Cell]]
+
+
+def table(name: str) -> Callable[[Rows], Rows]:
+    """Declares that a function gives the cells of this item of the catalogue; but for scale full of
+    the rows that take seconds.
+    """
+
+    def declare(rows: Rows) -> Rows:
+        figure(name)(functools.partial(compared, name, rows))
+        return rows
+
+    return declare
+
+
+def compared(name: str, rows: Rows, request: Request) -> Outcome:
+    """The cells of a table: ours over the printed number, cell by cell."""
+    cells = list(rows(request.scale))
+    kinds = np.array([cell.kind(name) for cell in cells])
+    theirs = np.array([float(cell.printed.lstrip("≤")) for cell in cells])
+    ours = np.array([cell.ours for cell in cells], dtype=np.float64)
+    ratio = np.divide(ours, theirs, out=np.ones_like(ours), where=theirs != 0)
+    places = {kind: np.flatnonzero(kinds == kind) for kind in KINDS if kind in kinds}
+    count = "; ".join(f"{len(at)} {kind}" for kind, at in places.items())
+    panel = Lines(
+        {f"{kind} ({len(at)})": Line(at, ratio[at]) for kind, at in places.items()},
+        "number, in the order of the table",
+        "ours / printed",
+        points=True,
+    )
+    return Outcome(
+        [panel],
+        f"Of {len(cells)} numbers: {count}.",
+        KINDS[-1] not in places,
+        columns=("row", "column", "printed", "ours", "comparison"),
+        rows=[(c.row, c.column, c.printed, c.ours, c.verdict(name)) for c in cells],
+        reduced="" if request.scale == "full" else "only the rows that take seconds",
+    )

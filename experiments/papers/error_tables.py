@@ -1,0 +1,136 @@
+"""Tables of errors and sensitivities."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import fedmf
+from fedmf.experiments.papers import printed
+from fedmf.experiments.papers.cells import Cell, table
+from fedmf.experiments.papers.fits import epochs, fit, one_participation, sums_once
+from fedmf.experiments.papers.item import Scale
+from fedmf.experiments.papers.sign_constraints import constrained_encoder
+
+# Rows of multi-epoch Table 1 that take seconds.
+_SECONDS = (
+    "(Online) Honaker(n=400)x5 | (Online) Honaker(n=200)x10 | Optimal Decoder Honaker(n=400)x5 | "
+    "MF(k=1, n=100)x20 | FFT(n=200)x10 | FFT Optimal Decoder(n=1000)x2"
+).split(" | ")
+
+
+@table("denisov-table-2")
+def denisov_table_2(scale: Scale) -> Iterator[Cell]:
+    """Denisov et al. 2022, App. H, Table 2."""
+    for row in printed.DENISOV_TABLE_2:
+        if scale != "full" and row.rounds >= 1024:
+            return
+        workload, single = sums_once(row.rounds)
+        for column, theirs, family, options in (
+            ("Honaker", row.honaker, "tree", {"decoder": "online"}),
+            ("optimum", row.optimum, "dense", {"tolerance": 1e-4}),
+            ("efficient", row.efficient, "low_rank", {"bands": row.bands, "rank": row.rank}),
+        ):
+            mechanism = fit(workload, single, family, **options)
+            ours = math.sqrt(fedmf.loss(mechanism, workload, single))
+            yield Cell(f"{row.rounds} rounds", column, theirs, ours)
+
+
+@table("multi-epoch-table-1")
+def multi_epoch_table_1(scale: Scale) -> Iterator[Cell]:
+    """Choquette-Choo et al. 2022, App. D.5, Table 1, with the lower bound of its caption."""
+    workload, twenty = fedmf.prefix_sum(2000), epochs(2000, 20)
+    for row in printed.MULTI_EPOCH_TABLE_1:
+        if scale != "full" and row.label not in _SECONDS:
+            continue
+        mechanism = stamped_row(row)
+        loss = fedmf.loss(mechanism, workload, twenty)
+        yield Cell(row.label, "loss", row.printed, loss)
+        if row.part[0] == "fft":
+            spectral = _spectral_sensitivity(mechanism.encoder(), twenty)
+            ours = fedmf.sensitivity(mechanism, twenty).value
+            yield Cell(row.label, "loss, Thm. 2.1", row.printed, loss * (spectral / ours) ** 2)
+        if row.participations == 20:
+            bound = mechanism.part.certificate.lower_bound
+            yield Cell(row.label, "lower bound", printed.MULTI_EPOCH_TABLE_1_BOUND, bound)
+
+
+def stamped_row(row: printed.StampedRow) -> Any:
+    """The mechanism of a row of multi-epoch Table 1."""
+    family, options = row.part
+    return stamped(family, 2000, row.times, participations=row.participations or 1, **options)
+
+
+def stamped(
+    family: str, rounds: int, times: int, *, participations: int = 1, **options: Any
+) -> Any:
+    """Prefix sums of `rounds` rounds by a mechanism for a part of them, used `times` times, as the
+    multi-epoch paper makes them.
+
+    Trees are completed: virtual rounds fill the last level of each part, without noise (App. D.3).
+    Trees with Honaker's online decoder and FFTs are restarted; all other stamps use the optimal
+    decoder (App. D.4).
+
+    Args:
+      family, options: of the part, as of `fedmf.fit`.
+      rounds, times: of the run; how many parts it has, a divisor.
+      participations: that a dense part is optimised for.
+    """
+    n = rounds // times
+    participation = one_participation(n) if participations == 1 else epochs(n, participations)
+    if family == "tree":
+        options = {"completion": "virtual"} | options
+    part = fit(fedmf.prefix_sum(n), participation, family, **options)
+    return fedmf.stamp(part, times, decoder="optimal" if family == "dense" else "restarted")
+
+
+def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> float:
+    """sqrt(k) times the largest spectral norm of C's columns of one client (multi-epoch paper, Thm.
+    2.1, claim 1).
+    """
+    b, k = participation.min_sep, participation.max_participations
+    return math.sqrt(k) * max(float(np.linalg.norm(C[:, s::b], ord=2)) for s in range(b))
+
+
+@table("multi-epoch-table-6")
+def multi_epoch_table_6(scale: Scale) -> Iterator[Cell]:
+    """Choquette-Choo et al. 2022, App. I.3, Table 6. Its sensitivity is for scalar contributions,
+    and so is ours, here.
+    """
+    pairs = np.subtract.outer(np.arange(6), np.arange(6)) % 2 == 0
+    workloads = {"prefix_sum": fedmf.prefix_sum(6), "momentum": fedmf.momentum_sgd(6, 0.95)}
+    for name, constraints, smallest, smallest_of_pairs, error in printed.MULTI_EPOCH_TABLE_6:
+        A, row = workloads[name].matrix, f"{name}, {constraints}"
+        C = constrained_encoder(A, min_sep=2, constraints=constraints)
+        X = C.T @ C
+        yield Cell(row, "min X", smallest, float(X.min()))
+        yield Cell(row, "min X, pairs", smallest_of_pairs, float(X[pairs].min()))
+        yield Cell(row, "error", error, float(np.linalg.norm(A @ np.linalg.inv(C))))
+
+
+@table("banded-table-2")
+def banded_table_2(scale: Scale) -> Iterator[Cell]:
+    """Choquette-Choo et al. 2023, App. C, Table 2. Errors, at scale full only, are in units of the
+    row "MF".
+    """
+    n = 2052
+    (workload, single), six = sums_once(n), epochs(n, 6)
+    apart = fedmf.Participation(rounds=n, schema="min_sep", min_sep=342)
+    made = [
+        (row, fit(workload, six, row.family, **row.options))
+        for row in printed.BANDED_TABLE_2
+        if scale == "full" or row.family in ("tree", "identity")
+    ]
+    best = next((mechanism for row, mechanism in made if row.label == "MF"), None)
+    for row, mechanism in made:
+        under_six, once, min_sep = (
+            fedmf.sensitivity(mechanism, p).value for p in (six, single, apart)
+        )
+        yield Cell(row.label, "k = 1", row.single, once / under_six)
+        yield Cell(row.label, "(6, 342)", row.fixed_epoch, 1.0)
+        yield Cell(row.label, "b >= 342", row.min_sep, min_sep / under_six)
+        if best is not None:
+            error = fedmf.rmse(mechanism, workload, six) / fedmf.rmse(best, workload, six)
+            yield Cell(row.label, "(A)", row.error_fixed_epoch, error)
+            yield Cell(row.label, "(B)", row.error_min_sep, error * (min_sep / under_six))

@@ -1,0 +1,1 @@
+"""Grids of runs: several trained at a time, and the results compared."""

@@ -1,0 +1,332 @@
+"""The papers' training experiments: their grids against the printed ones, what a verdict is worth,
+and every item at a tiny scale.
+"""
+
+import collections
+import csv
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import pathlib
+import types
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf.experiments.papers import ITEMS, Request, accuracy, cifar, printed, results, study
+from fedmf.experiments.papers import stackoverflow as grids
+from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, SIZES
+from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
+from fedmf.privacy.gaussian import gaussian_noise_multiplier
+
+STACKOVERFLOW = "denisov schedules decays epochs divergence unnoised phones centre".split()
+# Those that are made in the same way once.
+TRAINED = list({i.make.args: n for n, i in ITEMS.items() if i.study is not None}.values())
+
+
+@functools.cache
+def lines(grid, scale="full"):
+    """Line -> its configurations with seed 0."""
+    found, made = collections.defaultdict(list), grid(scale)
+    for line, run, config in made.configs(pathlib.Path("data"), pathlib.Path("folder")):
+        assert run.endswith("seed=0")
+        found[line].append(config)
+    assert set(made.stems()) <= set(made.mechanisms)
+    return dict(found)
+
+
+def of(configs, fields):
+    """The combinations of these fields."""
+    return {tuple(getattr(config, field) for field in fields.split()) for config in configs}
+
+
+def assert_fixed(configs, text):
+    """That all have these values, "rounds=2048 zeroing_norm=None"."""
+    for field, value in (pair.split("=") for pair in text.split()):
+        assert {str(getattr(config, field)) for config in configs} == {value}, field
+
+
+def test_denisovs_grid_is_that_of_table_3():
+    found = lines(grids.denisov)
+    assert {line: len(configs) for line, configs in found.items()} == dict.fromkeys(
+        grids.DENISOV_TABLE_4, 120
+    )
+    assert_fixed(
+        list(itertools.chain(*found.values())),
+        "rounds=2048 cohort_size=100 schema=single warmup=0.0 cooldown=0.0 zeroing_norm=None",
+    )
+    # Denisov et al. 2022, App. I, Table 3, as printed.
+    printed_grid = itertools.product(
+        (0.341, 0.682, 1.364, 2.728, 5.456), (0.25, 0.5, 1.0, 2.0), (0.5, 1.0), (0.0, 0.9, 0.95)
+    )
+    grid = set(printed_grid)
+    fields = "noise_multiplier server_learning_rate client_learning_rate server_momentum"
+    for line, configs in found.items():
+        assert of(configs, fields) == grid
+        best = zip(DENISOV_NOISE, grids.DENISOV_TABLE_4[line], strict=True)
+        assert {(noise, *setting) for noise, setting in best} <= grid
+    # The optimum with momentum is another matrix for each momentum.
+    files = {
+        (pathlib.Path(c.mechanism or "prefix").stem, c.server_momentum)
+        for c in found[grids.MOMENTUM]
+    }
+    assert files == {("prefix", 0.0), ("momentum-0.9", 0.9), ("momentum-0.95", 0.95)}
+
+
+def test_the_multi_epoch_grid_is_that_of_tables_4_and_5():
+    found = dict(lines(grids.epochs))
+    found.pop(grids.UNNOISED)
+    for configs in found.values():
+        rates = of(configs, "epsilon server_learning_rate")
+        assert rates == {(e, r) for e in (2.0, 8.841, 17.648) for r in (0.5, 1.0)} | {(2.0, 0.25)}
+        assert_fixed(
+            configs,
+            "server_momentum=0.95 client_learning_rate=1.0 cooldown=0.25 warmup=0.0 "
+            "zeroing_norm=100.0 delta=1e-06",
+        )
+    for line, text in {
+        grids.HONAKER_6: "rounds=2048 cohort_size=1000 min_sep=342",
+        grids.MF_1_6: "rounds=2048 cohort_size=1000 min_sep=342",
+        grids.MF_6_6: "rounds=2052 cohort_size=1000 min_sep=342",
+        grids.MF_1_1: "rounds=2048 cohort_size=167 schema=single",
+        grids.GDM: "claimed_cohort=342477 schema=every_round",
+        grids.SGDM: "sampling=poisson population=342477",
+    }.items():
+        assert_fixed(found[line], text)
+
+
+@pytest.mark.parametrize(
+    ("grid", "table"),
+    [(grids.phones, printed.BANDED_TABLE_6), (grids.centre, printed.BANDED_TABLE_7)],
+)
+def test_the_banded_grids_are_those_of_tables_6_and_7(grid, table):
+    for line, configs in lines(grid).items():
+        rows = [row for row in table if row.mechanism == line]
+        if grid is grids.centre and line == grids.BANDED:
+            # Printed beside the best.
+            rows = [row for row in rows if (row.epsilon, row.bands) != (16.0, 64)]
+            assert of(configs, "epsilon bands") == {(row.epsilon, row.bands) for row in rows}
+        tried = {(row.epsilon, float(rate)) for row in rows for rate in row.accuracies}
+        assert of(configs, "epsilon server_learning_rate") == tried
+        once = line == grids.SINGLE
+        sizes = "rounds=2048 claimed_cohort=167" if once else "rounds=2052 claimed_cohort=1000"
+        assert_fixed(configs, f"{sizes} cohort_size=100 warmup=0.15")
+
+
+def test_cifars_grid_is_that_of_the_papers():
+    size = cifar.SIZES["full"]
+    p = size.participation
+    assert (p.rounds, p.min_sep, p.max_participations) == (2000, 100, 20)
+    assert size.rates == (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+    banded = size.rates_banded
+    assert (len(banded), banded[0], banded[-1]) == (18, 0.01, 5000.0)
+    assert (size.repeats, size.stamps) == (12, (1, 2, 5, 10, 20))
+    # The noise that the papers' code gives DP-SGD is 0.7 to 1.8% above ours for the epsilons of its
+    # matrices: older PLD buckets.
+    for epsilon, matrix, sampled in zip(
+        size.epsilons, cifar.NOISE, cifar.NOISE_DP_SGD, strict=True
+    ):
+        assert gaussian_noise_multiplier(epsilon, cifar.DELTA) == pytest.approx(matrix, rel=1e-3)
+        ours = sampled_gaussian_noise_multiplier(
+            epsilon, cifar.DELTA, probability=500 / 50_000, compositions=2000
+        )
+        assert 0.98 < ours / sampled < 1
+    configs = list(itertools.chain(*lines(cifar.multi_epoch, "small").values()))
+    kinds = {("identity", 0.0), ("dense", 0.9), ("file", 0.9)}
+    assert of(configs, "family server_momentum") == kinds
+    assert_fixed(configs, "warmup=0.0 cooldown=0.25 zeroing_norm=None delta=1e-05")
+
+
+@pytest.mark.parametrize("name", STACKOVERFLOW)
+def test_the_data_has_the_clients_that_a_study_draws_or_claims_to(name):
+    for config in itertools.chain(*lines(getattr(grids, name)).values()):
+        scheme, cohort = config.scheme(), config.claimed_cohort or config.cohort_size
+        assert scheme is None or scheme.population == 342_477
+        assert config.rounds in (2048, 2052)
+        fedmf.ParticipationController(
+            config.participation(), population=342_477, cohort_size=cohort, seed=0
+        )
+
+
+@pytest.mark.slow
+def test_cifars_trees_are_completed_as_in_table_1():
+    size = dataclasses.replace(cifar.SIZES["full"], stamps=(5, 10, 20))
+    found = cifar.losses(cifar.HONAKER, size)
+    rows = [row for row in printed.MULTI_EPOCH_TABLE_1 if row.name == "(Online) Honaker"]
+    figures = {row.times: row.printed for row in rows}
+    for times, rmse in found.items():
+        assert printed.agrees(2000 * rmse**2, figures[times])
+    assert min(found, key=lambda times: found[times]) == 10
+
+
+@pytest.mark.parametrize("name", STACKOVERFLOW)
+def test_a_smaller_size_has_the_same_lines(name):
+    tiny, small, full = (
+        len({line for line, _ in getattr(grids, name)(scale).parts})
+        for scale in ("tiny", "small", "full")
+    )
+    assert small == full
+    assert tiny >= full / 2
+
+
+def test_the_best_mechanism_for_two_epochs_is_made_for_them():
+    size = SIZES["tiny"]
+    both, one = (grids.optimum(size, 0.9, True, once) for once in (False, True))
+    config = fedmf.TrainConfig(rounds=4, min_sep=2, epsilon=1.0, warmup=0.0, cooldown=0.25)
+    workload = fedmf.momentum_sgd(4, 0.9, config.server_schedule().learning_rates())
+    assert fedmf.loss(both, workload, size.in_order) < fedmf.loss(one, workload, size.in_order)
+    assert fedmf.loss(one, workload, size.once) < fedmf.loss(both, workload, size.once)
+
+
+def score(line, target, *test, epsilon=None):
+    return types.SimpleNamespace(
+        line=line, target=target, epsilon=epsilon or target, test=np.array(test)
+    )
+
+
+def test_an_order_is_of_the_same_seeds_at_the_targets_that_both_have():
+    scores = [
+        score("a", 1.0, 0.5, 0.7),
+        score("a", 2.0, 0.6, 0.8),
+        score("b", 2.0, 0.5, 0.7),
+        score("b", 1.0, 0.1, 0.5),
+        score("b", 4.0, 0.9, 0.9),
+        score("none", None, 0.9, 0.9, epsilon=math.inf),
+    ]
+    assert accuracy.order(scores, "a", "b").mean == pytest.approx((0.4 + 0.2) / 4 + 0.1 / 2)
+    assert accuracy.order(scores, "a", "b", from_epsilon=2.0).mean == pytest.approx(0.1)
+    assert accuracy.order(scores, "none", "a").mean == pytest.approx(0.25)
+    one_seed = [score("a", 1.0, 0.9), score("b", 1.0, 0.1)]
+    assert not accuracy.order(one_seed, "a", "b").shown
+    shown = accuracy.Order("a", "b", 6, 0.1, 0.05, 0.2)
+    found = accuracy.verdict([shown, accuracy.Order("b", "c", 6, -0.1, -0.2, -0.01)])
+    assert not found["holds"]
+    assert found["verdict"].startswith(
+        "1 of 2 orders show, over 6 seeds: a over b +10.0 points (5.0 to 20.0); b over c -10.0"
+    )
+    assert "reversed" in found["verdict"]
+
+
+def above_zero(rng, sets, shift, ends):
+    return np.mean([ends(rng.normal(shift, 1, 6))[1] > 0 for _ in range(sets)])
+
+
+def test_an_order_is_seldom_shown_where_there_is_none():
+    """Of 6 seeds without a difference 3.1% show one (measured in 60,000 sets).
+
+    The bound of 4.7% is 5 standard deviations above, of 3000 sets: the test fails by chance once in
+    a million. Plain percentiles, 7.6%, are the control that must fail it. A difference of twice its
+    standard deviation is shown in more than nine sets of ten.
+    """
+    rng = np.random.default_rng(11)
+    assert above_zero(rng, 3000, 0.0, accuracy.interval) < 0.047
+    assert above_zero(rng, 300, 2.0, accuracy.interval) > 0.9
+
+    def plain(x):
+        means = x[np.random.default_rng(0).integers(0, 6, (1000, 6))].mean(1)
+        return x.mean(), *np.quantile(means, [0.025, 0.975])
+
+    assert above_zero(rng, 3000, 0.0, plain) > 0.047
+
+
+def quality(config):
+    """An accuracy that keeps all orders of the papers."""
+    stem = pathlib.Path(config.mechanism).stem if config.mechanism else ""
+    stamps = int(stem.rpartition("-x")[2]) if "-x" in stem else 0
+    if stem.startswith("Honaker"):
+        size = cifar.stamps.sizes["small"] if config.rounds == 140 else cifar.SIZES["small"]
+        base = 0.55 - cifar.losses(cifar.HONAKER, size)[stamps] / 100
+    elif config.family in ("file", "dense"):
+        base = {"FFT": 0.61, "MF(k": 0.55 + stamps / 100}.get(stem[:4].rstrip("-"), 0.7)
+        base += 0.1 * ("momentum" in stem) + 0.02 * ("cooldown" in stem)
+        base += 0.05 * (config.schema != "single") + 0.05 * stem.endswith("epochs")
+    else:
+        base = {"banded": 0.85, "tree": 0.6, "identity": 0.3, "none": 0.97}[config.family]
+        base += 0.05 * (config.decoder == "full") + 0.65 * (config.schema == "every_round")
+        base += 0.02 * (config.sampling is not None)
+    large = (config.noise_multiplier or config.family != "file") < 0.5
+    off_best_rate = abs(math.log(config.server_learning_rate / (8.0 if large else 0.0625)))
+    cohort = config.claimed_cohort or config.cohort_size
+    return base + 0.02 * bool(config.cooldown) + 1e-5 * cohort - 1e-3 * off_best_rate
+
+
+def trained(sign):
+    """In place of training: runs whose accuracy is `quality`, late in the run, and its opposite
+    before; all of it the other way for -1.
+    """
+
+    def run(config):
+        def accuracy_at(t):
+            right = sign * (1 if t >= 0.8 * config.rounds else -1)
+            wave = 1e-6 * math.sin(config.seed + 2 * t + len(config.family))
+            return 0.5 + right * (quality(config) - 0.5) / 2 + wave
+
+        most = (config.server_learning_rate / (config.epsilon or 1.0)) ** sign
+        rows = []
+        for t in range(config.rounds):
+            rows.append({"round": t, "examples": 1, "zeroed": round(100 * most)})
+            if (t + 1) % 12 == 0:
+                loss = float(t) if sign < 0 else 1 / (t + 1)
+                rows[-1]["validation"] = {"accuracy": accuracy_at(t), "loss": loss}
+        final, private = {"accuracy": accuracy_at(config.rounds)}, config.family != "none"
+        plan = {
+            "epsilon": (config.epsilon or 4 / config.noise_multiplier) if private else None,
+            "noise_multiplier": config.noise_multiplier or 1.0,
+            "task": {"headline_metric": "accuracy"},
+        }
+        result = {"validation": final, "test": final, "seconds": 1.0}
+        return types.SimpleNamespace(
+            path=str(config), config=config, plan=plan, metrics=rows, result=result
+        )
+
+    return lambda out, configs, request, check, **_: {n: run(c) for n, c in configs.items()}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "_trained", trained(sign))
+    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
+    result = results.run(ITEMS[name], Request(folder=tmp_path / name, scale="small"))
+    assert result["holds"] == (sign == 1), result["verdict"]
+    assert (tmp_path / name / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of all results: items of the same runs train them once."""
+    return tmp_path_factory.mktemp("papers")
+
+
+# Whether they hold does not rest on several seeds.
+NO_TEST = ("denisov-table-4", "multi-epoch-figure-12", "multi-epoch-table-2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_item_is_made(name, folder):
+    def finished():
+        return {p: p.stat().st_mtime_ns for p in folder.glob("sweeps/*/runs/*/result.json")}
+
+    request = Request(folder=folder / name, scale="tiny")
+    result = results.run(ITEMS[name], request)
+    assert not result["holds"] or name in NO_TEST
+    assert result["reduced"]
+    table = list(csv.DictReader((folder / name / "numbers.csv").open()))
+    assert len(table) > 1
+    assert (folder / name / "figure.png").stat().st_size > 10_000
+    # The test split is read by runs that are reported alone.
+    for path in finished():
+        assert bool(json.loads(path.read_text())["test"]) != path.parent.name.endswith("seed=0")
+    # Once more, from the runs on disk.
+    there = finished()
+    assert results.run(ITEMS[name], request)["verdict"] == result["verdict"]
+    assert finished() == there
+
+
+def test_the_paper_s_size_asks_for_its_data(tmp_path):
+    with pytest.raises(ValueError, match="data is missing: scale full"):
+        results.run(ITEMS["banded-figure-5"], Request(folder=tmp_path / "x", scale="full"))
