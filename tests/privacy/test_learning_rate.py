@@ -111,9 +111,7 @@ def test_the_rule_finds_the_tables_optima_without_optimised_mechanisms():
 @pytest.mark.slow
 def test_the_rule_finds_the_tables_optima_with_amplification():
     rows = [
-        row
-        for row in printed.BANDED_TABLE_7
-        if row.mechanism == "DP-SGD" or row.bands in (9, 18)
+        row for row in printed.BANDED_TABLE_7 if row.mechanism == "DP-SGD" or row.bands in (9, 18)
     ]
     assert predictions(noise_tables.rates(rows, True, "full")) == (7, 0, 7)
 
