@@ -461,7 +461,7 @@ class PlanConfig:
         Raises:
           ValueError: no JSON, or what `from_mapping` refuses.
         """
-        return cls.from_mapping(json.loads(text), "JSON")
+        return cls.from_mapping(json.loads(text, object_pairs_hook=_once), "JSON")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], origin: str) -> Self:
@@ -474,6 +474,10 @@ class PlanConfig:
         Raises:
           ValueError: unknown field, wrong type or value out of range.
         """
+        if not isinstance(values, Mapping):
+            raise ValueError(
+                f"{origin} holds a {type(values).__name__}: give fields and their values"
+            )
         known = [field.name for field in dataclasses.fields(cls)]
         values = nested(values)
         for name in values:
@@ -488,6 +492,15 @@ class PlanConfig:
             field = re.search(r" - at `\$\.(\w+)`$", str(error))
             given = f"{field[1]}={values[field[1]]!r}: " if field and field[1] in values else ""
             raise ValueError(f"{origin}: {given}{error}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these names and values, none of which is there twice."""
+    names = [name for name, _ in pairs]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"JSON has {twice[0]!r} twice: leave one of them out")
+    return dict(pairs)
 
 
 def differences(

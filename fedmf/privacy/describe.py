@@ -221,7 +221,7 @@ def calibrate_command(
       rdp: as of `statement_values`.
       config: that the plan is of; None for one that was made in Python.
     """
-    whole = plan.longer or plan
+    whole = dataclasses.replace(plan.longer or plan, delta=plan.delta)
     stop = [] if plan.longer is None else [f"--stop-after {plan.mechanism.rounds}"]
     said = PlanConfig.of(whole) if config is None else config.stating(whole)
     flags = said.flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)

@@ -54,12 +54,16 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in values.items():
         if name.startswith(TASK_OPTION):
-            option = {name.removeprefix(TASK_OPTION): value}
-            made["task_options"] = made.get("task_options", {}) | option
+            into, options = "task_options", {name.removeprefix(TASK_OPTION): value}
         elif name not in OPTIONS_WITH_FIELDS and families_with(name):
-            made["mechanism_options"] = made.get("mechanism_options", {}) | {name: value}
+            into, options = "mechanism_options", {name: value}
         elif name in ("task_options", "mechanism_options") and isinstance(value, Mapping):
-            made[name] = made.get(name, {}) | dict(value)
+            into, options = name, dict(value)
         else:
             made[name] = value
+            continue
+        twice = set(options) & set(made.get(into, {}))
+        if twice:
+            raise ValueError(f"{min(twice)} is given twice: leave it out of {into}, or beside it")
+        made[into] = made.get(into, {}) | options
     return made

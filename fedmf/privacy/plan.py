@@ -167,6 +167,7 @@ class Plan:
                 f"rounds={self.mechanism.rounds} of the plan: "
                 "make plans of the first rounds with fedmf.privacy.stopping.stopped_after"
             )
+        self._check_longer()
         if scheme is not None and self.delta < scheme.min_delta:
             raise ValueError(
                 f"delta={self.delta} is too small for amplification by sampling, accounted to "
@@ -181,6 +182,21 @@ class Plan:
             raise ValueError(
                 f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: "
                 "sample the claimed cohort"
+            )
+
+    def _check_longer(self) -> None:
+        """Raises unless the plan of all rounds has the same noise, clip and simulation."""
+        longer = self.longer
+        if longer is None:
+            return
+        kept = ("clip_norm", "simulation", "quantile_clipping")
+        changed = [name for name in kept if getattr(self, name) != getattr(longer, name)]
+        if not math.isclose(unit_noise(self), unit_noise(longer), rel_tol=1e-9):
+            changed.append("noise_multiplier")
+        if changed:
+            raise ValueError(
+                f"{' and '.join(changed)} changed in a plan of the first rounds, whose noise is "
+                "that of all rounds: change the plan of all, then take stopped_after"
             )
 
     @functools.cached_property

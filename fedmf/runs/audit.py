@@ -19,7 +19,7 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import as_text, mechanism_digest
 from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.config import SCALED, TrainConfig
-from fedmf.runs.folder import CANARIES, Run, RunFolder, digests
+from fedmf.runs.folder import CANARIES, IDENTITY, Run, RunFolder, digests
 
 FINAL_STATEMENT = "final_statement"
 
@@ -42,6 +42,7 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     run = folder if isinstance(folder, Run) else Run.load(folder)
     _check_digests(run)
     plan, ledger = recorded_plan(run), _record(run)
+    _check_begun(run)
     # A run that goes on has no digests yet, and two files that say how many took part.
     known = [
         row
@@ -98,6 +99,18 @@ def _check_digests(run: Run) -> None:
                 "has other SHA-256 digests): no guarantee can be stated; put the run's own files "
                 "back, or run it again in another folder"
             )
+
+
+def _check_begun(run: Run) -> None:
+    """Refuses a run that goes on whose files are not those that it was begun with.
+
+    A copy that was made to be published has no private files to tell.
+    """
+    if run.result is None and (run.path / IDENTITY).exists():
+        try:
+            RunFolder(run.path).identity()
+        except ValueError as error:
+            raise ValueError(f"no guarantee can be stated: {error}") from error
 
 
 def _record(run: Run) -> ParticipationLedger:
@@ -185,11 +198,17 @@ def recorded_plan(run: Run) -> Plan:
     """
     recorded = run.plan
     try:
-        config = PlanConfig.from_mapping(recorded["config"], "plan.json")
-        plan = config.plan_with(run.mechanism, config.noise_multiplier or 0.0)
+        config, mechanism = PlanConfig.from_mapping(recorded["config"], "plan.json"), run.mechanism
+        noise = config.noise_multiplier or 0.0
+        plan = config.plan_with(mechanism, noise)
         # Epsilon may differ where another accountant computed it; what was added may not.
         same = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
-        same = same and mechanism_digest(run.mechanism) == recorded["mechanism_sha256"]
+        same = same and mechanism_digest(mechanism) == recorded["mechanism_sha256"]
+        wanted = run.config.plan_with(mechanism, noise)
+        if recorded.get("given"):  # a plan of the caller's has a delta of its own
+            wanted = dataclasses.replace(wanted, delta=plan.delta)
+        if wanted != plan:
+            raise ValueError("it is not of the run's config.json")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{run.path / 'plan.json'} is damaged ({error}): nothing can be said about this run"

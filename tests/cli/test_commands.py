@@ -212,7 +212,7 @@ def test_data_may_move_before_a_resume_but_not_change(trained, corpus, tmp_path)
     resume = ["train", "--out", run, "--resume", "--quiet", "--data"]
     renamed = tmp_path / "renamed.sqlite"
     renamed.write_bytes(corpus.read_bytes())
-    refused(*resume, tmp_path / "absent", words=["no StackOverflow data at", "--data FILE"])
+    refused(*resume, tmp_path / "absent", words=["there is no file", "--data FILE"])
     fedmf(*resume, renamed)
     with contextlib.closing(sqlite3.connect(renamed)) as connection, connection:
         (row,) = connection.execute(

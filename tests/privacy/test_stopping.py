@@ -93,6 +93,17 @@ def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
     assert "The noise was made for" not in statement(whole)
 
 
+@pytest.mark.parametrize("change", [{"clip_norm": 0.1}, {"noise_multiplier": 9.0}])
+def test_noise_that_is_not_that_of_all_rounds_is_refused(change):
+    once = fedmf.Participation(rounds=8, schema="min_sep", min_sep=4)
+    mechanism = fedmf.fit(fedmf.prefix_sum(8), once, family="identity")
+    stopped = stopped_after(fedmf.calibrate(mechanism, once, epsilon=2.0, delta=1e-6), 4)
+    with pytest.raises(ValueError, match=f"{next(iter(change))} changed in a plan of the first"):
+        dataclasses.replace(stopped, **change)
+    with pytest.raises(ValueError, match="simulation changed"):
+        stopped.simulating(simulated=1, claimed=9)
+
+
 def test_the_longer_run_is_stated_for_the_same_delta():
     whole = plan(separated(8, 4))
     changed = statement_values(dataclasses.replace(stopped_after(whole, 4), delta=1e-9))["longer"]

@@ -228,7 +228,13 @@ class TestFilesThatChanged:
             audit_run(interrupted)
 
     @pytest.mark.parametrize(
-        "change", [{"noise_multiplier": None}, {"rounds": 3}, {"delta": -1}, {"unknown": 1}]
+        "change",
+        [
+            *({"noise_multiplier": None}, {"rounds": 3}, {"delta": -1}, {"unknown": 1}),
+            # Claims for the same noise that config.json does not make.
+            *({"delta": 0.5}, {"noise_multiplier": 10.0, "clip_norm": PLAN.clip_norm / 10}),
+            {"schema": "single", "min_sep": None, "max_participations": None},
+        ],
     )
     def test_a_damaged_plan(self, interrupted, change):
         plan = json.loads((interrupted / "plan.json").read_text())

@@ -297,6 +297,17 @@ def test_json_round_trip(made):
     assert again.to_json() == made.to_json()
 
 
+@pytest.mark.parametrize("text", ['{"rounds": 8, "rounds": 9}', "[]"])
+def test_json_that_is_no_config(text):
+    with pytest.raises(ValueError, match="JSON ha|JSON holds"):
+        TrainConfig.from_json(text)
+
+
+def test_an_option_of_a_family_that_is_there_twice():
+    with pytest.raises(ValueError, match="buffers is given twice"):
+        TrainConfig.from_mapping({"buffers": 3, "mechanism_options": {"buffers": 2}}, "c.json")
+
+
 def test_every_field_has_a_help_text_for_the_command_line():
     for field in dataclasses.fields(TrainConfig):
         assert field.metadata["help"].endswith("."), field.name

@@ -4,6 +4,7 @@ is good for, and what not.
 
 import itertools
 import math
+import os
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -70,7 +71,7 @@ class RunSeeds:
     def __init__(self, noise_seed: int | str) -> None:
         checked = check_noise_seed(noise_seed)
         self._noise_seed = None if isinstance(noise_seed, str) else checked
-        self._begun = itertools.count()
+        self._begun, self._process = itertools.count(), os.getpid()
 
     def __copy__(self) -> "RunSeeds":
         return self
@@ -89,9 +90,14 @@ class RunSeeds:
 
     def next(self) -> int | str:
         """The seed of the next run, or "os"."""
-        return (
-            "os" if self._noise_seed is None else seed_of_run(self._noise_seed, next(self._begun))
-        )
+        if self._noise_seed is None:
+            return "os"
+        if os.getpid() != self._process:
+            raise ValueError(
+                "a query or factory with a noise_seed of your own was forked: its copies would "
+                'begin runs with the same noise; make it where it is used, or use noise_seed="os"'
+            )
+        return seed_of_run(self._noise_seed, next(self._begun))
 
     def next_key(self) -> Any:
         """The key of the next run, uint64 (4,).
@@ -132,7 +138,9 @@ def _key_once(key: Any) -> Any:
     folder = tempfile.TemporaryDirectory(prefix="fedmf-runs-")
     _FOLDERS.append(folder)
     pathlib.Path(folder.name, "first").touch()
-    mark = tf.strings.as_string(_drawn())
+    # With the time: forked processes draw the same numbers.
+    now = tf.strings.as_string(tf.timestamp(), precision=6)
+    mark = tf.strings.join([tf.strings.as_string(_drawn()), now], "-")
     with tf.control_dependencies([tf.io.write_file(tf.strings.join([folder.name, "/", mark]), "")]):
         # Patterns depend on the mark: constant ones could be looked up before the file is there.
         within = tf.strings.join([folder.name, "/", tf.strings.substr(mark, 0, 0)])

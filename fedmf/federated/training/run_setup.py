@@ -246,6 +246,12 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
     )
     if differs:
         raise ValueError(f"plan has {differs}: calibrate it for the run, or make them agree")
+    if dataclasses.replace(wanted, delta=plan.delta) != plan:
+        raise ValueError(
+            f"plan={reprlib.repr(plan)} is not the plan of a whole run: give one of "
+            "fedmf.calibrate, fedmf.Plan or config.plan, and end the run earlier with stop_after "
+            "or stop_at_epsilon"
+        )
 
 
 def _task_summary(task: Task) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import copy
+import os
 import pickle
 import shutil
 import tempfile
@@ -156,6 +157,13 @@ class TestSeedsOfRuns:
         (folder,) = tmp_path.iterdir()
         shutil.rmtree(folder)
         assert noise_key(3).tobytes() not in self.keys([begin] * 3)
+
+    def test_a_forked_process_has_none(self, monkeypatch):
+        own, fresh = RunSeeds(3), RunSeeds("os")
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(ValueError, match="was forked"):
+            own.next()
+        assert fresh.next() == "os"
 
     def test_calls_side_by_side_do_not_share_it(self):
         for _ in range(3):

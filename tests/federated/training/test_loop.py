@@ -202,6 +202,11 @@ CLAIMED, LONG = config(claimed_cohort=40, cohort_size=5), config(rounds=40, min_
         (config(claimed_cohort=40), {"plan": CLAIMED.plan()}, "cohort_size=5 .*4"),
         (config(), {"noise_memory": 0}, "noise_memory=0"),
         (LONG, {"plan": dataclasses.replace(LONG.plan(), mechanism=GROWS)}, "float32"),
+        (
+            config(),
+            {"plan": dataclasses.replace(config().plan(), longer=config().plan())},
+            "is not the plan of a whole run",
+        ),
         (config(), {"resume": True}, "holds no run to resume"),
     ],
 )
