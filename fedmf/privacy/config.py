@@ -48,8 +48,9 @@ class PlanConfig:
     a family is one as well, and an entry of `mechanism_options`. Defaults are those of the banded
     paper's StackOverflow experiments, except the privacy target.
 
+    `fedmf train --help` says what each field is.
+
     Attributes:
-      rounds to clip_learning_rate: as `fedmf calibrate --help` and `fedmf train --help` say.
       mechanism_options: other options of the family, as of `fedmf.fit`; without its defaults.
 
     Raises:

@@ -36,8 +36,10 @@ class TrainConfig(PlanConfig):
 
     Options of the task are --task-option NAME=VALUE and a table of the config file.
 
+    `fedmf train --help` says what each field is.
+
     Attributes:
-      task to execution: as `fedmf train --help` says, beside those of `PlanConfig`.
+      task_options: of the task, by name.
 
     Raises:
       TypeError, ValueError: naming the field, its value and what to do instead.

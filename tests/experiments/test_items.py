@@ -25,6 +25,7 @@ from fedmf.experiments.papers.cells import KINDS, Cell, compared
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
 from fedmf.privacy.bands import choose_bands
+from fedmf.privacy.plan import per_query_noise_multiplier, unit_noise
 
 MADE = [name for name, item in ITEMS.items() if item.make is not None and item.study is None]
 # Their verdict compares seconds, which a busy machine may turn.
@@ -223,6 +224,6 @@ def test_the_noise_of_a_scheme_is_that_of_calibration():
     mechanism = fedmf.fit(fedmf.prefix_sum(16), once, family="banded", bands=point.bands)
     scheme = fedmf.CyclicShuffle(population=4000, cohort_size=1000)
     plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=scheme)
-    assert point.noise_multiplier == pytest.approx(plan.per_query_noise_multiplier, rel=2e-3)
-    error = plan.unit_noise * fedmf.rmse(mechanism, fedmf.prefix_sum(16), once)
+    assert point.noise_multiplier == pytest.approx(per_query_noise_multiplier(plan), rel=2e-3)
+    error = unit_noise(plan) * fedmf.rmse(mechanism, fedmf.prefix_sum(16), once)
     assert point.rmse == pytest.approx(error, rel=2e-3)

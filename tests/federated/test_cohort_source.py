@@ -37,8 +37,8 @@ def cohorts(source):
     ]
 
 
-@pytest.fixture(scope="module")
-def process():
+def process_of_one_run():
+    """A process of its own for each run: initialised again, it has other noise."""
     plan = plan_of(MECHANISMS["banded"](ROUNDS))
     return fed_avg(federated.dp_aggregator(plan, clients_per_round=COHORT, noise_seed=1))
 
@@ -69,10 +69,10 @@ def weights_after(process, source, rounds, folder, discard=None):
 
 
 @pytest.mark.slow
-def test_a_program_goes_on_with_the_same_cohorts_and_weights(process, tmp_path):
-    whole = source_of()
+def test_a_program_goes_on_with_the_same_cohorts_and_weights(tmp_path):
+    process, whole = process_of_one_run(), source_of()
     expected = weights_after(process, whole, ROUNDS, tmp_path / "whole")
-    first, seen = source_of(), []
+    process, first, seen = process_of_one_run(), source_of(), []
     discard = lambda output: seen.append(output) or len(seen) == 2  # noqa: E731
     weights_after(process, first, 3, tmp_path / "parts", discard=discard)
     assert len(seen) == 4

@@ -150,7 +150,8 @@ def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
     assert min(np.abs(keras).max() for keras in expected) > 1e-3
     for small in (0, 10_000):
         part = sums_of(task, settings(), small)(cohort_of(task))
-        assert bool(vectorised) is (small > 0)
+        # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
+        assert bool(vectorised) is (small > 0 and "ignored" not in kind)
         assert int(part.total.zeroed) == 0
         assert_close(part.total.record, expected, atol=2e-6)
         if not task.build_model(3).losses:  # which Keras adds to what it reports

@@ -11,7 +11,6 @@ from fedmf.federated.training.loop import client_epochs
 from tests.federated.run_small import config
 from tests.federated.small_runs import assert_same_model, start_of, train
 from tests.federated.small_task import small_task
-from tests.federated.training.test_tff_models import functional_task
 
 # Every optimizer on each side, FedProx, several epochs and a limit on batches.
 WORK = [
@@ -82,9 +81,8 @@ def test_epochs_are_orders_of_all_examples_up_to_the_limit():
     [
         (small_task, 2),
         pytest.param(small_task, 4, marks=pytest.mark.slow),
-        pytest.param(functional_task, 2, marks=pytest.mark.slow),
     ],
-    ids=["two", "all", "FunctionalModel"],
+    ids=["two", "all"],
 )
 def test_clients_of_one_example_train_side_by_side(
     task, examples, tmp_path, monkeypatch, vectorised
