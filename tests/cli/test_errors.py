@@ -144,7 +144,7 @@ WRONG_CALLS = {
     "train --out r --epsilon 8": ["--noise-seed is missing"],
     f"{RUN} --resume": ["--noise-seed", "--resume"],
     f"{RUN} --epsilon 8 --noise-multiplier 1": ["--epsilon 8", "--noise-multiplier 1", "give one"],
-    f"{RUN}": ["--family banded", "--noise-multiplier"],
+    f"{RUN}": ["--epsilon (not given)", "--noise-multiplier"],
     f"{RUN} --family none --epsilon 8": ["--family none"],
     f"{RUN} --epsilon 8 --clip-norm inf": ["--clip-norm inf"],
     f"{RUN} --epsilon 8 -o lstm-size=0": ["--task-option lstm-size=0", "positive whole number"],

@@ -58,7 +58,7 @@ def test_what_is_written_is_read(digits_file):
     assert (x.min(), x.max()) == (0, 1)  # ink and paper
     assert x.mean() > 0.7
     with pytest.raises(ValueError, match=r"no split 'all_train' \(but digits_only_test"):
-        file.client_sizes("all_train")
+        data.client_sizes(file, "all_train")
 
 
 def test_letters_stand_beside_the_digits_alone(letters_file):
