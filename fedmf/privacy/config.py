@@ -423,8 +423,6 @@ class PlanConfig:
                 "cohort_size": plan.simulation.simulated,
                 "claimed_cohort": plan.simulation.claimed,
             }
-        elif self.claimed_cohort is not None and scheme is None:
-            values["cohort_size"] = self.claimed_cohort
         return dataclasses.replace(self.promise(), **values)
 
     def flat(self) -> dict[str, Any]:
