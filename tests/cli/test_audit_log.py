@@ -78,16 +78,17 @@ def test_a_short_log_names_the_option_that_says_so(log, identity, tmp_path):
 
 
 def test_with_sampling(log, identity):
+    target = ["--rounds", 12, "--epsilon", 8]
     scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4]
     shown = json.loads(
-        fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *scheme, "--json").stdout
+        fedmf("audit", "log", log, identity, *target, *COLUMNS, *scheme, "--json").stdout
     )
     assert shown["sampling"] == "CyclicPoisson"
     assert shown["epsilon_achieved_if_sampled_as_planned"] <= shown["epsilon_planned"] <= 8
     assert shown["epsilon_achieved"] > 8
     few = ["--sampling", "poisson", "--population", 3, "--cohort-size", 2]
     shown = json.loads(
-        fedmf("audit", "log", log, identity, *PLAN, *COLUMNS, *few, "--json", status=1).stdout
+        fedmf("audit", "log", log, identity, *target, *COLUMNS, *few, "--json", status=1).stdout
     )
     assert shown["epsilon_achieved_if_sampled_as_planned"] is None
     assert "4 clients took part where the population is 3" in shown["contradictions"]
