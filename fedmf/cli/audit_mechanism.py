@@ -12,6 +12,7 @@ from fedmf.cli.errors import Command, arguments_checked
 from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
+    in_one,
     json_option,
     plan_config,
     plan_options,
@@ -27,32 +28,32 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
-@click.option(
-    "--coordinates",
-    type=COUNT,
-    help="Entries of the model, each a sample of the noise.  [default: enough]",
+@in_one(
+    "trial",
+    click.option(
+        "--coordinates",
+        type=COUNT,
+        help="Entries of the model, each a sample of the noise.  [default: enough]",
+    ),
+    click.option(
+        "--trials",
+        type=click.IntRange(0),
+        default=20_000,
+        help="Of the distinguishing game; 0 for none.",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings."
+    ),
+    click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit."),
 )
-@click.option(
-    "--trials",
-    type=click.IntRange(0),
-    default=20_000,
-    help="Of the distinguishing game; 0 for none.",
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings."
-)
-@click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit.")
 @quiet_option
 @json_option
 def mechanism(
     mechanism_file: pathlib.Path,
-    coordinates: int | None,
-    trials: int,
-    seed: int,
-    false_positive_rate: float,
+    promise: dict[str, Any],
+    trial: dict[str, Any],
     quiet: bool,
     as_json: bool,
-    **promise: Any,
 ) -> None:
     """Test that the noise that runs is what its plan claims. Exit status 1 if it is not.
 
@@ -77,14 +78,7 @@ def mechanism(
             bar.total = total
             bar.update(done - bar.n)
 
-        result = audit_mechanism(
-            plan,
-            seed=seed,
-            coordinates=coordinates,
-            trials=trials,
-            false_positive_rate=false_positive_rate,
-            progress=progress,
-        )
+        result = audit_mechanism(plan, progress=progress, **trial)
     if as_json:
         show(_values(result), as_json)
     else:

@@ -33,7 +33,7 @@ def plan() -> None:
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @json_option
-def learning_rate(mechanism_file: pathlib.Path, as_json: bool, **promise: Any) -> None:
+def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json: bool) -> None:
     """A server learning rate for a mechanism and its noise.
 
     The rule (banded paper, App. I) is a regression over tuned runs of StackOverflow next-word

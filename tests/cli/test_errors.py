@@ -79,7 +79,7 @@ WRONG_CALLS = {
     ],
     f"calibrate {PLAN} --epsilon 8 --sampling min-sep-poisson --population 9 "
     "--cohort-size 9 --partitions 2": ["--partitions 2 does not belong"],
-    f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9 belongs to sampling"],
+    f"calibrate {PLAN} --epsilon 8 --population 9": ["--population 9 belongs to --sampling"],
     f"calibrate {PLAN} --epsilon 8 --stop-after 13": ["--stop-after 13", "1..12"],
     "calibrate MECHANISM --rounds 13 --min-sep 4 --epsilon 8": ["12 rounds", "13"],
     "paper run banded-figure-99": ["NAME", "banded-figure-99", "fedmf paper list"],
@@ -275,7 +275,7 @@ def test_arguments_are_named_as_options():
         for name in ("--min-sep", "--schema", "--nu", "--out", "--equal-norms/--no-equal-norms")
     ]
     for message, expected in {
-        "min_sep=9 must be in 1..4: lower min_sep": "--min-sep 9 must be in 1..4: lower --min-sep",
+        "min_sep=9 must be in 1..4, not `min_sep`": "--min-sep 9 must be in 1..4, not --min-sep",
         "schema='min_sep' needs min_sep=None": "--schema min_sep needs --min-sep (not given)",
         "min_sep=0: choose one of single, min_sep": "--min-sep 0: choose one of single, min_sep",
         "equal_norms=False or equal_norms=True": "--no-equal-norms or --equal-norms",
@@ -286,28 +286,43 @@ def test_arguments_are_named_as_options():
         assert with_option_names(message, options) == expected
 
 
-def options_in_errors(package):
-    """(file, text) of every string in a raise that names an option of the command line."""
+def texts_of_refusals(package):
+    """Every string in a raise, or in the hint of a check, of a package of fedmf."""
     for path in sorted((pathlib.Path(fedmf.__file__).parent / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Raise):
+            is_hint = isinstance(node, ast.keyword) and node.arg in ("hint", "to")
+            if isinstance(node, ast.Raise) or is_hint:
                 texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
-                for text in texts:
-                    if isinstance(text, str) and re.search(
-                        r"(?<![\w-])--[a-z]", re.sub(r"`[^`]*`", "", text)
-                    ):
-                        yield path.name, text
+                yield from (text for text in texts if isinstance(text, str))
+
+
+def options_in_errors(package):
+    """Strings in a raise that name an option of the command line."""
+    return [
+        text
+        for text in texts_of_refusals(package)
+        if re.search(r"(?<![\w-])--[a-z]", re.sub(r"`[^`]*`", "", text))
+    ]
 
 
 @pytest.mark.parametrize(
     "package", ["audits", "cohorts", "mechanisms", "noise", "participation", "privacy"]
 )
 def test_errors_of_python_name_arguments(package):
-    assert list(options_in_errors(package)) == []
+    assert options_in_errors(package) == []
 
 
 def test_options_in_errors_are_seen():
-    assert list(options_in_errors("cli"))
+    assert options_in_errors("cli")
+
+
+def test_refusals_mark_the_arguments_that_they_name():
+    """As name=value or in backticks: the command line puts its options in their places."""
+    names = {p.name for c in commands() for p in c.get_params(click.Context(c)) if "_" in p.name}
+    bare = re.compile(rf"(?<![\w./`'\"=-])({'|'.join(names)})(?![\w=`'\"./(])")
+    refusals = [text for package in ("", "../tasks") for text in texts_of_refusals(package)]
+    assert len(refusals) > 500
+    assert [text for text in refusals if bare.search(text)] == []
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_fit(tmp_path, monkeypatch):

@@ -182,7 +182,7 @@ def test_a_simulation_is_said_in_the_table(folder):
     ("options", "words"),
     [
         (["--cohort-size", 20, "--claimed-cohort", 20], "--claimed-cohort 20 must be above"),
-        (["--partitions", 4], "--partitions 4 belongs to sampling"),
+        (["--partitions", 4], "--partitions 4 belongs to --sampling"),
         (["--sampling", "poisson", "--population", 640, "--cohort-size", 20, "--partitions", 3],
          "decides how far apart"),
     ],

@@ -110,9 +110,9 @@ def test_ends_and_choices(name, values, hint):
         ),
         "no target": (
             {"epsilon": None},
-            ["epsilon=None and", "give epsilon (such as 8) or noise_multiplier"],
+            ["epsilon=None and", "give `epsilon` (such as 8) or `noise_multiplier`"],
         ),
-        "none with epsilon": ({"family": "none"}, ["family=none", "leave out epsilon"]),
+        "none with epsilon": ({"family": "none"}, ["family=none", "leave out `epsilon`"]),
         "none with noise": (
             {"family": "none", "epsilon": None, "noise_multiplier": 1.0},
             ["family=none", "leave out"],
@@ -315,12 +315,12 @@ def test_every_field_has_a_help_text_for_the_command_line():
 
 def test_bad_fields_name_their_file():
     with pytest.raises(
-        ValueError, match="my.toml has an unknown field 'epsilno': did you mean epsilon?"
+        ValueError, match="my.toml has an unknown field 'epsilno': did you mean `epsilon`?"
     ):
         TrainConfig.from_mapping({"epsilno": 8}, "my.toml")
     with pytest.raises(
         ValueError,
-        match="my.toml has an unknown field 'colour': the fields are rounds, .*noise_m",
+        match="my.toml has an unknown field 'colour': the fields are `rounds`, .*`noise_m",
     ):
         TrainConfig.from_mapping({"colour": 8}, "my.toml")
     for name, value in (

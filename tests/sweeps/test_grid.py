@@ -52,7 +52,7 @@ def test_options_of_the_task_vary_as_fields_do():
     assert [c.task_options["lstm_size"] for c in configs.values()] == [8, 16]
     assert {c.task_options["loss"] for c in configs.values()} == {"masked"}
     with pytest.raises(
-        ValueError, match="task_option 'size' is none of the task stackoverflow_nwp"
+        ValueError, match="`task_option` 'size' is none of the task stackoverflow_nwp"
     ):
         sweep_configs(FIXED | {"epsilon": 1.0}, {"task_option.size": ["8"]})
 

@@ -82,7 +82,7 @@ class NoiseRows:
             f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a "
             "longer mechanism to train on": in_time,
             "the state's noise is that of another mechanism, noise scale, clip norm, model size or "
-            "noise_strategy, with which noise "
+            "`noise_strategy`, with which noise "
             "could come again that was seen: make the aggregator as it was when the state was made "
             f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)": ours,
             "no noise was handed in for this round: call "

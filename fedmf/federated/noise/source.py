@@ -83,7 +83,7 @@ class RunSeeds:
         if self._noise_seed is None:
             return RunSeeds, ("os",)
         raise TypeError(
-            "a query or factory with a noise_seed of your own is not pickled: its copies would "
+            "a query or factory with a `noise_seed` of your own is not pickled: its copies would "
             "begin runs with the same noise; make it "
             'where it is used, or use noise_seed="os"'
         )
@@ -94,7 +94,7 @@ class RunSeeds:
             return "os"
         if os.getpid() != self._process:
             raise ValueError(
-                "a query or factory with a noise_seed of your own was forked: its copies would "
+                "a query or factory with a `noise_seed` of your own was forked: its copies would "
                 'begin runs with the same noise; make it where it is used, or use noise_seed="os"'
             )
         return seed_of_run(self._noise_seed, next(self._begun))

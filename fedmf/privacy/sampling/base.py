@@ -63,8 +63,8 @@ class Sampling(abc.ABC):
         @property
         def cohort_size(self) -> int: ...  # noqa: D102
 
-    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls, *, name: str | None = None) -> None:
+        super().__init_subclass__()
         if name is not None:
             SCHEMES[name] = cls
 
@@ -108,8 +108,9 @@ class Sampling(abc.ABC):
         values = {name: getattr(self, name) for name in SETTINGS if hasattr(self, name)}
         return {"sampling": self.name(), **values}
 
-    def resized(self, **sizes: int) -> Self:
-        """The scheme with another population or cohort_size."""
+    def resized(self, *, population: int, cohort_size: int) -> Self:
+        """The scheme of another population and cohort size."""
+        sizes: dict[str, int] = {"population": population, "cohort_size": cohort_size}
         return dataclasses.replace(self, **sizes)
 
     def facts(self, rounds: int) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
     ("changes", "words"),
     [
         ({"population": None}, "sampling=poisson needs population=None"),
-        ({"sampling": None}, "population=12 belongs to sampling"),
+        ({"sampling": None}, "population=12 belongs to `sampling`"),
         ({"bands": None}, "needs bands"),
         ({"cohort_size": 13}, "cohort_size=13 exceeds"),
         (
