@@ -70,6 +70,11 @@ def list_items(as_json: bool) -> None:
     click.option("--data", type=EXISTING, help="The real file, for those that train."),
     click.option("--jobs", type=COUNT, default=1, help="Runs at a time, of those that train."),
     click.option(
+        "--cluster",
+        help="Train on a Ray cluster whose machines share --out, each run on one processor: auto, "
+        "host:port or ray://host:port (docs/cluster.md).",
+    ),
+    click.option(
         "--test-sentences",
         type=COUNT,
         help="Limit on the sentences of StackOverflow's test set; by default all at full.",
@@ -124,7 +129,7 @@ def run(
         if dry_run and item.study is not None:
             cost = study.dry_run(item.study(scale), request)
             seconds, words = _time(item, request)
-            runs = cost.tuning + cost.repeats
+            runs = len(cost.tuning) + len(cost.repeats)
             answers[name] = {"runs": runs, "clients": cost.clients, "seconds": round(seconds)}
             said = f"all {runs} runs pass; {words}"
         else:
