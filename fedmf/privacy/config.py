@@ -17,6 +17,7 @@ from fedmf.mechanisms.budget import Budget, check_pays_for_each_round
 from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
+from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.flat_config import (
@@ -31,7 +32,6 @@ from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_mu
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
-from fedmf.privacy.sampling.base import column_norm
 
 
 def _mechanism_options(name: str, value: Any) -> dict[str, Any]:

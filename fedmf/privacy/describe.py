@@ -156,7 +156,9 @@ def statement_values(
     sentences: dict[str, str] = {}
     if scheme is not None:
         noise = unit_noise(plan)
-        sentences = dict(scheme.statement(plan.mechanism, noise))
+        sentences = scheme.statement(plan.mechanism, noise)
+        # Given how many others are in each round, their number would tell of the client.
+        sentences["secret"] = ", and so does how many are in any round" * scheme.independent
         if evidence := scheme.evidence(plan.mechanism, noise, plan.delta):
             sentences["evidence"] = evidence
     guarantee = guarantee_values(plan) | ({"rdp_epsilon": finite(rdp_epsilon(plan))} if rdp else {})

@@ -7,21 +7,26 @@ A run is then ceil(n / b) adaptive queries on one part, each of sensitivity max_
 4). The schemes differ in how a round draws from its part.
 """
 
-import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import fields
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import MIN_DELTA
 from fedmf.privacy.rounding import down
-from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, Sampling, column_norm
+from fedmf.privacy.sampling.base import (
+    Sampling,
+    check_bands,
+    check_cohort_size,
+    check_population,
+)
 from fedmf.privacy.sampling.draws import Draws, PartitionDraws
 
 if TYPE_CHECKING:
@@ -49,22 +54,13 @@ class Cyclic(Sampling):
       ValueError: a cohort larger than the part that it is drawn from.
     """
 
-    population: int
-    cohort_size: int
-    partitions: int | None = None
+    population: int = fields.checked(check_population)
+    cohort_size: int = fields.checked(check_cohort_size)
+    partitions: int | None = fields.checked(check_bands, None)
 
     def __post_init__(self) -> None:
-        m = checks.integer("population", self.population, low=1, hint="use the number of clients")
-        B = checks.integer(
-            "cohort_size", self.cohort_size, low=1, hint="use the number of clients a round"
-        )
-        b = self.partitions
-        if b is not None:
-            b = checks.integer(
-                "partitions", b, low=1, hint="use the number of bands, or leave it out"
-            )
-        for name, value in (("population", m), ("cohort_size", B), ("partitions", b)):
-            object.__setattr__(self, name, value)
+        super().__post_init__()
+        m, B, b = self.population, self.cohort_size, self.partitions
         part = m // (b or 1)
         if part < B:
             ways = [
@@ -85,6 +81,11 @@ class Cyclic(Sampling):
                 "partitions=None: a plan sets it to the mechanism's bands; or pass partitions"
             )
         return self.partitions
+
+    @property
+    def largest_part(self) -> int:
+        """Clients of the largest part."""
+        return -(-self.population // self.parts)
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """The scheme in as many parts as the mechanism has bands, unless it has more."""
@@ -131,11 +132,6 @@ class _RoundByRound(Cyclic):
     rounds with one probability.
     """
 
-    @property
-    @abc.abstractmethod
-    def probability(self) -> float:
-        """The largest probability of any client to be drawn in a round of its part."""
-
     def compositions(self, rounds: int) -> int:
         """ceil(rounds / partitions): the rounds in which one client can be drawn (Thm. 4)."""
         return -(-rounds // self.parts)
@@ -148,24 +144,13 @@ class _RoundByRound(Cyclic):
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Too many clients, or a client too often."""
         found, most = super().contradictions(observed, rounds), observed.max_participations
-        # Upper bound on the chance of the largest count of any client, over all rounds of the plan.
-        chance = self.population * self._chance(most, self.compositions(rounds))
-        return found + self._far_tail(f"a client took part {most} times", chance)
-
-    def _chance(self, at_least: int, draws: int) -> float:
-        """Chance of so many successes in `draws` independent draws of the scheme."""
-        from scipy import stats
-
-        return float(stats.binom.sf(at_least - 1, draws, self.probability))
-
-    def _far_tail(self, words: str, chance: float) -> list[str]:
-        """The contradiction of one of at most three counts, given an upper bound on its chance."""
-        if chance >= FALSE_POSITIVE_RATE / 3:
-            return []
-        given = (
-            f"which sampling with probability {self.probability:.6g} gives with probability at most"
+        # At most as likely as the largest count of any client, over all rounds of the plan.
+        return found + self.unlikely(
+            f"a client took part {most} times",
+            most,
+            draws=self.compositions(rounds),
+            times=self.population,
         )
-        return [f"{words}, {given} {max(chance, 1e-300):.2g}"]
 
     def _accounting(self, mechanism: Mechanism, noise: float) -> str:
         return (
@@ -227,15 +212,12 @@ class CyclicPoisson(_RoundByRound, name="poisson"):
         """Those of all such schemes, too large a round, and too many participations; the largest
         part bounds them all.
         """
-        part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
-        total = observed.participations
+        part, total = self.largest_part, observed.participations
         return (
             super().contradictions(observed, rounds)
-            + self._far_tail(
-                f"a round has {largest} clients", observed.rounds * self._chance(largest, part)
-            )
-            + self._far_tail(
-                f"there are {total} participations", self._chance(total, part * observed.rounds)
+            + self.unlikely_cohort(observed, part)
+            + self.unlikely(
+                f"there are {total} participations", total, draws=part * observed.rounds, times=1
             )
         )
 
@@ -252,8 +234,6 @@ class CyclicPoisson(_RoundByRound, name="poisson"):
             f"{self.probability:.12g} (Corollary F.1)",
             "drawing": f"{self._in_words()}: each client with probability {self.probability:.12g}, "
             "independently of all others and of other rounds.",
-            # With a known number the sample is one of fixed size.
-            "secret": ", and so does how many are in any round",
         }
 
 
@@ -321,7 +301,6 @@ class CyclicFixedSize(_RoundByRound, name="fixed_size"):
             "(Wang, Balle and Kasiviswanathan 2019, Theorem 27)",
             "drawing": f"{self._in_words()}: a uniform subset of {self.cohort_size} clients, "
             "independently of other rounds.",
-            "secret": "",
         }
 
 

@@ -1,16 +1,16 @@
 """One round an epoch for every client, in places drawn anew (banded paper, Cor. F.2)."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.gaussian import MIN_DELTA
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.rounding import down
-from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, column_norm
-from fedmf.privacy.sampling.cyclic import Cyclic
+from fedmf.privacy.sampling.cyclic import Cyclic, proven_bands
 from fedmf.privacy.sampling.draws import Draws, EpochPlaces
 
 
@@ -29,8 +29,7 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
     queries, query i of sensitivity ||C e_i||: conditioned on the others, whose places say nothing
     of this client's. dp_accounting has no such event.
 
-    Attributes:
-      reshuffle: True. No amplification is proven for one order that all epochs share.
+    No amplification is proven for one order that all epochs share.
 
     >>> shuffle = CyclicShuffle(population=1000, cohort_size=10, partitions=4)
     >>> shuffle.epoch, shuffle.positions, shuffle.participation(250)
@@ -40,21 +39,24 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
     min_delta: ClassVar[float] = MIN_DELTA
     independent: ClassVar[bool] = True
 
-    reshuffle: bool = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.reshuffle is not True:
-            raise ValueError(
-                f"reshuffle={self.reshuffle!r}: no amplification is proven for one order of all "
-                "epochs (docs/accounting.md); leave reshuffle out"
-            )
         if self.partitions is not None and self.epoch % self.partitions:
             raise ValueError(
                 f"partitions={self.partitions} does not divide an epoch of {self.epoch} rounds "
                 f"(population={self.population} // cohort_size={self.cohort_size}): use a "
-                f"mechanism whose bands divide {self.epoch}, or pass such partitions"
+                f"divisor of {self.epoch}, or leave partitions out"
             )
+
+    def for_mechanism(self, mechanism: Mechanism) -> Self:
+        """The scheme in the least number of parts that divides an epoch and is no less than the
+        mechanism's bands, unless it has more.
+        """
+        if self.partitions is not None:
+            return super().for_mechanism(mechanism)
+        bands = proven_bands(mechanism)
+        parts = (b for b in range(bands, self.epoch + 1) if self.epoch % b == 0)
+        return dataclasses.replace(self, partitions=next(parts, bands))
 
     @property
     def epoch(self) -> int:
@@ -105,8 +107,6 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Those of all schemes, and clients outside their part."""
-        from scipy import stats
-
         found = super().contradictions(observed, rounds)
         off = sum(count for gap, count in observed.separations.items() if gap % self.parts)
         if off:
@@ -114,14 +114,7 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
                 f"{off} separations of two rounds of one client are no multiples of {self.parts}, "
                 "so that those clients left their part of the population"
             )
-        part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
-        chance = observed.rounds * float(stats.binom.sf(largest - 1, part, self.probability))
-        if chance < FALSE_POSITIVE_RATE:
-            found.append(
-                f"a round has {largest} clients, which one of {self.positions} places drawn by "
-                f"{part} clients gives with probability at most {max(chance, 1e-300):.2g}"
-            )
-        return found
+        return found + self.unlikely_cohort(observed, self.largest_part)
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
@@ -137,6 +130,4 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
             "drawing": f"{self._in_words()}: in every epoch of {self.epoch} rounds each client "
             f"draws one of its {self.positions}, "
             "uniformly and independently of all others and of other epochs.",
-            # Given how many others are in each round, a number tells the client's place.
-            "secret": ", and so does how many are in any round",
         }
