@@ -4,9 +4,6 @@ DP-SGD is amplified by Poisson sampling; multi-epoch MF is the best encoder of a
 epochs, without amplification; BandMF has its best number of bands, amplified.
 """
 
-import dataclasses
-from collections.abc import Sequence
-
 import numpy as np
 
 import fedmf
@@ -19,25 +16,18 @@ from fedmf.privacy.gaussian import gaussian_noise_multiplier
 DELTA = 1e-6
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """rmse of three mechanisms over (epsilon, epochs), float64 (epsilons, epochs) each, and
-    BandMF's bands.
+def span(values: np.ndarray) -> str:
+    """From the smallest to the largest."""
+    return f"{values.min():.2f} to {values.max():.2f}"
 
-    The errors are those of means, in units of the clip norm over one epoch's cohort. A run of k
-    epochs has cohorts of k times that size.
+
+@figure("banded-figure-4")
+def figure_4(request: Request) -> Outcome:
+    """RMSE of three mechanisms over epsilon and epochs, of means in units of the clip norm over one
+    epoch's cohort. A run of k epochs has cohorts of k times that size.
     """
-
-    epsilons: Sequence[float]
-    epochs: Sequence[int]
-    dp_sgd: np.ndarray
-    multi_epoch: np.ndarray
-    banded: np.ndarray
-    bands: np.ndarray
-
-
-def compare(rounds: int, epsilons: Sequence[float]) -> Comparison:
-    """Fits and calibrates everything in the figure; rounds must be a power of two."""
+    every = tuple(2.0**i for i in range(-5, 5))
+    rounds, epsilons = request.pick((16, (1.0, 8.0)), (256, every[::3]), (1024, every))
     numbers = tuple(2**i for i in range(rounds.bit_length()))
     found = sweep(rounds=rounds, delta=DELTA, epsilons=epsilons, epochs=numbers)
     workload, dense = fedmf.prefix_sum(rounds), []
@@ -46,38 +36,17 @@ def compare(rounds: int, epsilons: Sequence[float]) -> Comparison:
         order = epochs(rounds, k)
         mechanism = fit(workload, order, "dense", tolerance=1e-3)
         dense.append(fedmf.rmse(mechanism, workload, order))
-    noise = np.array([gaussian_noise_multiplier(epsilon, DELTA) for epsilon in epsilons])
-    return Comparison(
-        epsilons=epsilons,
-        epochs=numbers,
-        dp_sgd=found.rmse[:, :, 0] / numbers,
-        multi_epoch=np.outer(noise, dense) / numbers,
-        banded=found.rmse.min(axis=-1) / numbers,
-        bands=found.best,
-    )
-
-
-def span(values: np.ndarray) -> str:
-    """From the smallest to the largest."""
-    return f"{values.min():.2f} to {values.max():.2f}"
-
-
-@figure("banded-figure-4")
-def figure_4(request: Request) -> Outcome:
-    """RMSE of three mechanisms over epsilon and epochs."""
-    every = tuple(2.0**i for i in range(-5, 5))
-    rounds, epsilons = request.pick((16, (1.0, 8.0)), (256, every[::3]), (1024, every))
-    found = compare(rounds, epsilons)
-    errors = found.dp_sgd, found.multi_epoch, found.banded
-    over_sgd, over_mf = found.banded / found.dp_sgd, found.banded / found.multi_epoch
-    between = found.multi_epoch / found.dp_sgd
+    noise = [gaussian_noise_multiplier(epsilon, DELTA) for epsilon in epsilons]
+    dp_sgd, multi_epoch = found.rmse[:, :, 0] / numbers, np.outer(noise, dense) / numbers
+    banded = found.rmse.min(axis=-1) / numbers
+    over_sgd, over_mf, between = banded / dp_sgd, banded / multi_epoch, multi_epoch / dp_sgd
     ratios = {"BandMF / DP-SGD": over_sgd, "BandMF / multi-epoch MF": over_mf}
     panels = [
         Lines(
             {f"epsilon {e:g}": ratio[i] for i, e in enumerate(epsilons)},
             "epochs",
             "ratio of rmse",
-            x=found.epochs,
+            x=numbers,
             title=title,
             log="xy",
         )
@@ -90,9 +59,9 @@ def figure_4(request: Request) -> Outcome:
         bool((over_sgd <= 1).all()) and over_mf.max() < 1.15 and between.min() < 1 < between.max(),
         columns=("epsilon", "epochs", "DP-SGD", "multi-epoch MF", "BandMF", "bands"),
         rows=[
-            (epsilon, k, *(error[i, j] for error in errors), int(found.bands[i, j]))
+            (epsilon, k, dp_sgd[i, j], multi_epoch[i, j], banded[i, j], int(found.best[i, j]))
             for i, epsilon in enumerate(epsilons)
-            for j, k in enumerate(found.epochs)
+            for j, k in enumerate(numbers)
         ],
         reduced=f"n = {rounds} in place of 1024 and {len(epsilons)} epsilons"
         if rounds < 1024

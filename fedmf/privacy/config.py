@@ -386,11 +386,6 @@ class PlanConfig:
         """The promise of a plan that was made in Python; its mechanism is mechanism.npz."""
         return PlanConfig(min_sep=1, noise_multiplier=0.0).stating(plan)
 
-    def promise(self) -> "PlanConfig":
-        """The fields of `PlanConfig` alone."""
-        names = [field.name for field in dataclasses.fields(PlanConfig)]
-        return PlanConfig(**{name: getattr(self, name) for name in names})
-
     def stating(self, plan: Plan, mechanism: str = "mechanism.npz") -> "PlanConfig":
         """The promise in the numbers of `plan`, of which nothing is left to follow from others.
 
@@ -399,31 +394,25 @@ class PlanConfig:
           mechanism: the file of its mechanism.
         """
         p, scheme, adaptive = plan.participation, plan.sampling, plan.quantile_clipping
-        values: dict[str, Any] = dict.fromkeys(
-            ("bands", "decoder", "epsilon", "min_sep", "max_participations", "budget", "sampling")
-        )
-        values |= dict.fromkeys(("population", "partitions", "clip_quantile", "claimed_cohort"))
-        values |= {"family": "file", "mechanism": mechanism, "mechanism_options": {}}
-        values |= {"noise_multiplier": plan.noise_multiplier, "rounds": p.rounds}
-        values |= {"delta": plan.delta, "clip_norm": plan.clip_norm, "schema": "min_sep"}
+        kept = ("cohort_size", "workload", "workload_momentum")
+        values: dict[str, Any] = {name: getattr(self, name) for name in kept}
+        values |= {"family": "file", "mechanism": mechanism, "rounds": p.rounds}
+        values |= {"noise_multiplier": plan.noise_multiplier, "delta": plan.delta}
+        values["clip_norm"] = plan.clip_norm
         if scheme is not None:
             values |= scheme.settings()
         else:
-            values["schema"] = p.schema
+            values |= {"schema": p.schema, "budget": p.budget}
             if p.schema in ("min_sep", "fixed_epoch"):
                 values |= {"min_sep": p.min_sep, "max_participations": p.max_participations}
-            values["budget"] = p.budget
-        for name in ("share", "every", "learning_rate"):
-            default = PlanConfig.__dataclass_fields__[f"clip_{name}"].default
-            values[f"clip_{name}"] = default if adaptive is None else getattr(adaptive, name)
         if adaptive is not None:
-            values["clip_quantile"] = adaptive.quantile
+            values |= {f"clip_{name}": x for name, x in dataclasses.asdict(adaptive).items()}
         if plan.simulation is not None:
             values |= {
                 "cohort_size": plan.simulation.simulated,
                 "claimed_cohort": plan.simulation.claimed,
             }
-        return dataclasses.replace(self.promise(), **values)
+        return PlanConfig(**values)
 
     def flat(self) -> dict[str, Any]:
         """Field -> value, in the order of the fields.

@@ -134,11 +134,6 @@ def _looked_up(fields: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.
     """Bilinear interpolation of fields (m, side, side) at points (m, h, w); beyond the edge as at
     the edge.
     """
-    top = np.clip(np.floor(rows), 0, _FIELD - 2).astype(np.intp)
-    left = np.clip(np.floor(columns), 0, _FIELD - 2).astype(np.intp)
-    down, right = np.clip(rows - top, 0, 1), np.clip(columns - left, 0, 1)
     which = np.arange(len(fields))[:, None, None]
-    upper = fields[which, top, left] * (1 - right) + fields[which, top, left + 1] * right
-    lower = fields[which, top + 1, left] * (1 - right) + fields[which, top + 1, left + 1] * right
-    result: np.ndarray = upper * (1 - down) + lower * down
-    return result
+    places = np.broadcast_arrays(which, rows, columns)
+    return ndimage.map_coordinates(fields, places, order=1, mode="nearest")
