@@ -34,7 +34,8 @@ from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
 
 
-def _mechanism_options(name: str, value: Any) -> dict[str, Any]:
+def named_options(name: str, value: Any) -> dict[str, Any]:
+    """The check of options and their values, by name."""
     if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
         raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
     return dict(value)
@@ -119,7 +120,7 @@ class PlanConfig:
     mechanism_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict,
         hash=False,
-        metadata={"help": "Other options of the family.", "check": _mechanism_options},
+        metadata={"help": "Other options of the family.", "check": named_options},
     )
 
     # Privacy
@@ -360,8 +361,9 @@ class PlanConfig:
         """The plan with this noise, whatever the target."""
         self._check_rounds(mechanism)
         scheme, budget = self.scheme(), self.budget_with(mechanism)
-        participation = None if scheme is not None else self.participation_with(budget)
+        participation = None if scheme is not None else self.participation()
         if budget is not None:
+            participation = budget.participation
             check_pays_for_each_round(budget.participation, column_norm(mechanism))
         plan = Plan(
             mechanism=mechanism,
@@ -376,10 +378,6 @@ class PlanConfig:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
         _ = plan.stddev  # refuses what float32 cannot hold
         return plan
-
-    def participation_with(self, budget: Budget | None) -> Participation:
-        """What clients keep to: the budget, where there is one."""
-        return self.participation() if budget is None else budget.participation
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanConfig":

@@ -288,9 +288,10 @@ class CyclicFixedSize(_RoundByRound, name="fixed_size"):
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Those of all schemes, and a round with more clients than are drawn."""
-        return super().contradictions(observed, rounds) + too_large_cohort(
-            observed, self.cohort_size
-        )
+        found, largest = super().contradictions(observed, rounds), int(observed.cohort_sizes.max())
+        if largest > self.cohort_size:
+            found.append(f"a round has {largest} clients where {self.cohort_size} were to be drawn")
+        return found
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
@@ -302,11 +303,3 @@ class CyclicFixedSize(_RoundByRound, name="fixed_size"):
             "drawing": f"{self._in_words()}: a uniform subset of {self.cohort_size} clients, "
             "independently of other rounds.",
         }
-
-
-def too_large_cohort(observed: ParticipationStats, cohort_size: int) -> list[str]:
-    """The contradiction of a scheme that draws exactly `cohort_size` clients a round."""
-    largest = int(observed.cohort_sizes.max())
-    return [f"a round has {largest} clients where {cohort_size} were to be drawn"] * (
-        largest > cohort_size
-    )

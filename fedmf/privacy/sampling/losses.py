@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from fedmf.mechanisms.banded.mechanism import diagonals_of
+from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.monte_carlo import Losses, digest_of
 from fedmf.privacy.sampling.cyclic import proven_bands
@@ -325,11 +327,7 @@ def bin_gram(mechanism: Mechanism, bins: int) -> np.ndarray:
 @functools.lru_cache(maxsize=2)
 def columns_of(mechanism: Mechanism) -> np.ndarray:
     """C by columns, float64 (n, bands): [t, j] = C[t + j, t]."""
-    n, rows = mechanism.rounds, mechanism.banded_rows()
+    rows = mechanism.banded_rows()
     if rows is None:
-        C, bands = mechanism.encoder(), proven_bands(mechanism)
-        rows = np.stack([np.pad(np.diagonal(C, -j), (j, 0)) for j in range(bands)], axis=1)
-    columns = np.zeros_like(rows)
-    for j in range(rows.shape[1]):
-        columns[: n - j, j] = rows[j:, j]
-    return columns
+        rows = diagonals_of(mechanism.encoder(), proven_bands(mechanism))
+    return columns_of_rows(rows)

@@ -77,27 +77,20 @@ class Simulated(Sampling):
         bound, estimate = (
             up(value if math.isfinite(value) else None) for value in (found.epsilon, found.estimate)
         )
-        times = (
-            f"{found.wanted:.2g} samples for removing, "
-            f"{found.wanted / max(1, found.samples[0]):.2g} times the minutes of these"
-        )
         if found.epsilon == 0 and not found.samples[0]:
             return f"No simulation was needed: delta = {delta} is reached at epsilon = 0."
-        if not math.isfinite(found.epsilon):
+        bounded, more = math.isfinite(found.epsilon), ""
+        if found.wanted > 1.5 * found.samples[0] and (bounded or found.samples[0]):
+            what = "margin of a few percent of delta" if bounded else "bound"
+            more = (
+                f" A {what} would take {found.wanted:.2g} samples for removing, "
+                f"{found.wanted / max(1, found.samples[0]):.2g} times the minutes of these."
+            )
+        if not bounded:
             return (
                 f"The simulation shows nothing at delta = {delta}, and the Gaussian mechanism "
-                "without amplification is what is stated."
-                + (
-                    f" A bound would take {times}."
-                    if found.wanted > 1.5 * found.samples[0] > 0
-                    else ""
-                )
+                f"without amplification is what is stated.{more}"
             )
-        more = (
-            f" A margin of a few percent of delta would take {times}."
-            if found.wanted > 1.5 * found.samples[0]
-            else ""
-        )
         return (
             f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and "
             f"{found.samples[1]} for adding a client. The bound at delta = {delta} is epsilon = "
