@@ -93,31 +93,25 @@ def cost(
     measured = clients_per_second(folder)
     # A machine that trains clients faster evaluates faster.
     factor = 1.0 if measured is None else measured * jobs / speed.clients
-    examples = sum(
-        _validations(config) * _validation(config, speed) for config in (*tuning, *repeats)
+    validated = sum(
+        # every so many rounds, after the last, and for the result
+        (-(-config.rounds // config.evaluate_every) + 1)
+        * int(config.task_options.get("validation_sentences", speed.validation))
+        for config in (*tuning, *repeats)
+    )
+    tested = sum(
+        min(speed.test, config.task_options.get("test_sentences") or speed.test)
+        for config in repeats
     )
     return Cost(
         tuning=len(tuning),
         repeats=len(repeats),
         clients=sum(config.rounds * config.cohort_size for config in (*tuning, *repeats)),
-        examples=examples + sum(_test(config, speed) for config in repeats),
+        examples=validated + tested,
         clients_per_second=speed.clients * factor,
         examples_per_second=speed.examples * factor,
         measured=measured is not None,
     )
-
-
-def _validations(config: TrainConfig) -> int:
-    """Every so many rounds, after the last, and for the result."""
-    return -(-config.rounds // config.evaluate_every) + 1
-
-
-def _validation(config: TrainConfig, speed: Speed) -> int:
-    return int(config.task_options.get("validation_sentences", speed.validation))
-
-
-def _test(config: TrainConfig, speed: Speed) -> int:
-    return min(speed.test, config.task_options.get("test_sentences") or speed.test)
 
 
 def clients_per_second(folder: pathlib.Path) -> float | None:

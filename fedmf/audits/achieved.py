@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 from fedmf.mechanisms.sensitivity import Sensitivity
+from fedmf.privacy.describe import guarantee_values
 from fedmf.privacy.plan import Plan, unamplified_epsilon
 from fedmf.privacy.rounding import finite
 
@@ -53,12 +54,7 @@ class Achieved:
         """The guarantee in plain JSON types, as `Plan.guarantee_values`;
         an infinite epsilon is null.
         """
-        return {
-            "epsilon": finite(self.epsilon),
-            "delta": self.planned.delta,
-            "rho": finite(self.rho),
-            "unamplified_epsilon": finite(self.epsilon),
-            "noise_multiplier": self.noise_multiplier,
+        return guarantee_values(self.plan) | {
             "sensitivity": self.sensitivity.value,
             "sensitivity_exact": self.sensitivity.exact,
             "sensitivity_method": self.sensitivity.method,

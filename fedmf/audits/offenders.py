@@ -5,7 +5,6 @@ the plan pays with its own guarantee; the guarantees of the others stay what the
 rounds make them.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -18,21 +17,6 @@ from fedmf.privacy.plan import Plan
 
 MOST_NAMED = 10
 _ROUNDING = 1e-9
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Named:
-    """A client that broke the plan.
-
-    Attributes:
-      row: place of its first round among the rows of the record, client after client.
-      rounds: its rounds, increasing, ints (k,).
-      sensitivity: to it.
-    """
-
-    row: int
-    rounds: np.ndarray
-    sensitivity: Sensitivity
 
 
 class Tally:
@@ -105,7 +89,11 @@ class Tally:
         """The largest sensitivity to any client that broke the plan; None where nobody did."""
         return self._broke.sensitivity() if self.offenders else None
 
-    def named(self) -> list[Named]:
-        """At most ten clients that broke the plan: those who cost most, the dearest first."""
-        named = [Named(row=row, rounds=t, sensitivity=self._own.of(t)) for _, row, t in self._named]
-        return sorted(named, key=lambda client: -client.sensitivity.value)
+    def named(self) -> list[tuple[int, np.ndarray, Sensitivity]]:
+        """At most ten clients that broke the plan: those who cost most, the dearest first.
+
+        Of each the place of its first round among the rows of the record, client after client; its
+        rounds, increasing, ints (k,); and the sensitivity to it.
+        """
+        named = [(row, t, self._own.of(t)) for _, row, t in self._named]
+        return sorted(named, key=lambda client: -client[2].value)

@@ -28,7 +28,6 @@ class ExplicitMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "matrices"
-    uncertified: ClassVar[str] = "built from given matrices, not optimised"
     encoder_matrix: np.ndarray = fields.array(2)
     noising_matrix: np.ndarray = fields.array(2)
 

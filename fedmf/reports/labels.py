@@ -62,7 +62,12 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
     for run in firsts:
         same_mechanism.setdefault(mechanism_label(run), []).append(run.config)
     names = field_names(configs)
-    compared = {name for name in names if name not in _IN_TABLE_ONLY and _differs(name, configs)}
+    compared = {
+        name
+        for name in names
+        if name not in _IN_TABLE_ONLY
+        and len({c.flat().get(name) for c in configs if _applies(name, c)}) > 1
+    }
     labels = []
     for run in firsts:
         mechanism, config = mechanism_label(run), run.config
@@ -81,10 +86,6 @@ def _applies(name: str, config: "TrainConfig") -> bool:
     return config.family in families_taking(name) and (
         name != "population" or config.sampling is not None
     )
-
-
-def _differs(name: str, configs: "Sequence[TrainConfig]") -> bool:
-    return len({config.flat().get(name) for config in configs if _applies(name, config)}) > 1
 
 
 def _detail(name: str, value: Any) -> str:

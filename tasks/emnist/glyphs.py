@@ -5,7 +5,6 @@ A character is kept as its signed distance to the outline. A thicker pen is then
 and a slanted, turned or shaky hand another place where the distance is looked up.
 """
 
-import dataclasses
 import functools
 import pathlib
 
@@ -27,45 +26,6 @@ _FONTS = (
 _FIELD = 96  # side of a distance field
 _CAPITAL = 56  # height of a capital in it
 _DRAWN = 17.0  # height of a capital in an image, in pixels
-
-
-@dataclasses.dataclass(frozen=True)
-class Hand:
-    """How one writer writes. Lengths are in pixels of the image.
-
-    Attributes:
-      font: index of the font.
-      pen: how far ink goes beyond the font's outline.
-      slant: shear to the right; rotation in radians; scale in width and height.
-      offset: of the centre, right and down.
-      shake: displacement of the pen on its way.
-      noise: standard deviation of the scanner's noise, of the range from ink to paper.
-    """
-
-    font: int
-    pen: float
-    slant: float
-    rotation: float
-    scale: tuple[float, float]
-    offset: tuple[float, float]
-    shake: float
-    noise: float
-
-
-def draw_hand(rng: np.random.Generator) -> Hand:
-    """A writer."""
-    width, height = np.exp(rng.normal(0, 0.1, 2)).tolist()
-    right, down = rng.normal(0, 0.8, 2).tolist()
-    return Hand(
-        font=int(rng.integers(len(_FONTS))),
-        pen=float(rng.uniform(-0.3, 0.7)),
-        slant=float(rng.normal(0.1, 0.2)),
-        rotation=float(rng.normal(0, 0.08)),
-        scale=(width, height),
-        offset=(right, down),
-        shake=float(rng.uniform(0.2, 0.8)),
-        noise=float(rng.uniform(0, 0.08)),
-    )
 
 
 @functools.cache
@@ -98,35 +58,42 @@ def _distances(font: int) -> np.ndarray:
     return fields
 
 
-def draw_images(hand: Hand, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Images of characters, float32 (m, 28, 28) with paper 1 and ink 0, in steps of 1 / 255.
+def draw_images(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Images of characters by one writer, float32 (m, 28, 28) with paper 1 and ink 0, in steps of
+    1 / 255.
 
     Args:
-      hand: the writer.
       labels: (m,) indices into `CLASSES`.
-      rng: draws what differs between two characters of one writer.
+      rng: draws the writer's hand, and what differs between two characters.
     """
+    # The hand: how far ink goes beyond the font's outline, the shear to the right, and the pen's
+    # displacement on its way, in pixels; the noise is the scanner's.
+    width, height = np.exp(rng.normal(0, 0.1, 2))
+    right, down = rng.normal(0, 0.8, 2)
+    font, pen = int(rng.integers(len(_FONTS))), rng.uniform(-0.3, 0.7)
+    slant, rotation = rng.normal(0.1, 0.2), rng.normal(0, 0.08)
+    shake, noise = rng.uniform(0.2, 0.8), rng.uniform(0, 0.08)
     m = len(labels)
 
     def each(spread: float) -> np.ndarray:
         return rng.normal(0, spread, (m, 1, 1))
 
     centred = np.arange(PIXELS) - (PIXELS - 1) / 2
-    x = centred[None, None, :] - hand.offset[0] - each(0.4)
-    y = centred[None, :, None] - hand.offset[1] - each(0.4)
+    x = centred[None, None, :] - right - each(0.4)
+    y = centred[None, :, None] - down - each(0.4)
     x, y = (
-        x + hand.shake * np.sin(y * (0.35 + each(0.08)) + each(3)),
-        y + hand.shake * np.sin(x * (0.35 + each(0.08)) + each(3)),
+        x + shake * np.sin(y * (0.35 + each(0.08)) + each(3)),
+        y + shake * np.sin(x * (0.35 + each(0.08)) + each(3)),
     )
-    angle, slant = hand.rotation + each(0.06), hand.slant + each(0.05)
+    angle, shear = rotation + each(0.06), slant + each(0.05)
     x, y = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
-    x = x + slant * y
+    x = x + shear * y
     zoom = _CAPITAL / _DRAWN
-    columns = x / (hand.scale[0] * np.exp(each(0.04))) * zoom + (_FIELD - 1) / 2
-    rows = y / (hand.scale[1] * np.exp(each(0.04))) * zoom + (_FIELD - 1) / 2
-    distance = _looked_up(_distances(hand.font)[labels], rows, columns) / zoom
-    ink = np.clip(0.5 + hand.pen + each(0.1) - distance, 0, 1)
-    image = 1 - ink + hand.noise * rng.normal(size=ink.shape) * (ink > 0)
+    columns = x / (width * np.exp(each(0.04))) * zoom + (_FIELD - 1) / 2
+    rows = y / (height * np.exp(each(0.04))) * zoom + (_FIELD - 1) / 2
+    distance = _looked_up(_distances(font)[labels], rows, columns) / zoom
+    ink = np.clip(0.5 + pen + each(0.1) - distance, 0, 1)
+    image = 1 - ink + noise * rng.normal(size=ink.shape) * (ink > 0)
     return (np.round(255 * np.clip(image, 0, 1)) / 255).astype(np.float32)
 
 

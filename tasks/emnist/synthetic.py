@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.tasks.data_file import SYNTHETIC, create, write_client
-from fedmf.tasks.emnist.glyphs import draw_hand, draw_images
+from fedmf.tasks.emnist.glyphs import draw_images
 from fedmf.tasks.emnist.options import CLASSES
 from fedmf.tasks.example_proto import encode_example
 from fedmf.terminal import progress_bar
@@ -68,7 +68,7 @@ def write_synthetic(
         for writer in writers:
             rng = np.random.default_rng([seed, writer])
             labels = _draw_labels(examples_per_client, only_digits, rng)
-            images = draw_images(draw_hand(rng), labels, rng)
+            images = draw_images(labels, rng)
             examples = [
                 (label, encode_example({"label": label, "pixels": image}))
                 for label, image in zip(labels.tolist(), images, strict=True)

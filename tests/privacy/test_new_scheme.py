@@ -45,7 +45,8 @@ def bernoulli():
     """Poisson sampling of the whole population in every round: for one band (Abadi et al. 2016)."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Bernoulli(Sampling, name="bernoulli"):
+    class Bernoulli(Sampling):
+        name = "bernoulli"
         independent = True
         population: int
         cohort_size: int

@@ -39,7 +39,6 @@ class BandedMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "banded"
-    uncertified: ClassVar[str] = "built from given diagonals, not optimised"
     diagonals: np.ndarray = fields.checked(check_recurrence)
 
     @property

@@ -51,7 +51,6 @@ class BLTMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "blt"
-    uncertified: ClassVar[str] = "built from given decays, not optimised"
     rounds: int = fields.checked(checks.rounds)
     decays: np.ndarray = fields.array(1)
     inverse_decays: np.ndarray = fields.array(1)

@@ -41,7 +41,6 @@ class DenseMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "dense"
-    uncertified: ClassVar[str] = "built from a given matrix, not optimised"
     matrix: np.ndarray = fields.checked(_encoder)
 
     @property

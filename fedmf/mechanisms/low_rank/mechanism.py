@@ -52,7 +52,6 @@ class LowRankMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "low_rank"
-    uncertified: ClassVar[str] = "built from given matrices, not optimised"
     diagonals: np.ndarray = fields.checked(checks.banded_rows)
     left: np.ndarray = fields.array(2)
     right: np.ndarray = fields.array(2)

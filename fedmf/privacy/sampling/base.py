@@ -44,14 +44,14 @@ check_bands = functools.partial(
 class Sampling(fields.Checked, abc.ABC):
     """How a server draws the clients of each round, where that amplifies the guarantee.
 
-    A scheme is a frozen, keyword-only dataclass. `class Mine(Sampling, name="mine")` registers it
-    as `--sampling mine`. Configs and command lines give it what it has of population, cohort_size,
-    partitions and min_sep: a scheme whose fields are others overrides `configured`, `settings` and
-    `resized`.
+    A scheme is a frozen, keyword-only dataclass. With `name = "mine"` it is `--sampling mine`.
+    Configs and command lines give it what it has of population, cohort_size, partitions and
+    min_sep: a scheme whose fields are others overrides `configured`, `settings` and `resized`.
 
     `noise` is everywhere the standard deviation of Z for unit clip norm.
 
     Attributes:
+      name: on the command line and in configs; a class without one is no scheme yet.
       population: clients that can be drawn.
       cohort_size: clients of a round, on average; the divisor of the mean.
       independent: clients are drawn independently of each other, so that cohorts vary in size and
@@ -63,6 +63,7 @@ class Sampling(fields.Checked, abc.ABC):
         `expected_epsilon` takes seconds.
     """
 
+    name: ClassVar[str] = ""
     independent: ClassVar[bool] = False
     needs_bands: ClassVar[bool] = True
     min_delta: ClassVar[float] = MIN_COMPOSED_DELTA
@@ -79,18 +80,10 @@ class Sampling(fields.Checked, abc.ABC):
         @property
         def probability(self) -> float: ...  # noqa: D102
 
-    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if name is not None:
-            SCHEMES[name] = cls
-
-    @classmethod
-    def name(cls) -> str:
-        """The name on the command line and in configs."""
-        for name, kind in SCHEMES.items():
-            if kind is cls:
-                return name
-        raise LookupError(f"{cls.__name__} has no name: pass name= where the class is defined")
+        if cls.name:
+            SCHEMES[cls.name] = cls
 
     @classmethod
     def configured(
@@ -112,17 +105,17 @@ class Sampling(fields.Checked, abc.ABC):
         for name, value in settings.items():
             if name not in known:
                 raise ValueError(
-                    f"{name}={value} does not belong to sampling={cls.name()}: leave it out"
+                    f"{name}={value} does not belong to sampling={cls.name}: leave it out"
                 )
         for name, field in known.items():
             if field.default is dataclasses.MISSING and name not in settings:
-                raise ValueError(f"sampling={cls.name()} needs {name}=None to be given")
+                raise ValueError(f"sampling={cls.name} needs {name}=None to be given")
         return cls(**settings)
 
     def settings(self) -> dict[str, Any]:
         """The fields of a `PlanConfig` that `configured` makes this scheme from."""
         values = {name: getattr(self, name) for name in SETTINGS if hasattr(self, name)}
-        return {"sampling": self.name(), **values}
+        return {"sampling": self.name, **values}
 
     def resized(self, **sizes: int) -> Self:
         """The scheme with another population or cohort_size."""
@@ -218,6 +211,17 @@ class Sampling(fields.Checked, abc.ABC):
         - accounting: how epsilon was computed, without the full stop.
         - drawing: how clients are drawn.
         """
+
+
+def off_multiples(observed: ParticipationStats, parts: int) -> list[str]:
+    """A sentence if two rounds of a client are no multiple of `parts` apart."""
+    off = sum(count for gap, count in observed.separations.items() if gap % parts)
+    if not off:
+        return []
+    return [
+        f"{off} separations of two rounds of one client are no multiples of {parts}, so that those "
+        "clients left their part of the population"
+    ]
 
 
 def takes(name: str, setting: str) -> bool:

@@ -139,7 +139,7 @@ class _RoundByRound(Cyclic):
     def facts(self, rounds: int) -> dict[str, Any]:
         """Class, fields, probability, and compositions of one client."""
         more = {"probability": self.probability, "compositions": self.compositions(rounds)}
-        return super().facts(rounds) | (more if self.partitions is not None else {})
+        return super().facts(rounds) | more
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Too many clients, or a client too often."""
@@ -161,7 +161,7 @@ class _RoundByRound(Cyclic):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(_RoundByRound, name="poisson"):
+class CyclicPoisson(_RoundByRound):
     """Every client of the round's part takes part with probability q, independently (banded paper,
     Alg. 6 and Cor. F.1).
 
@@ -176,6 +176,7 @@ class CyclicPoisson(_RoundByRound, name="poisson"):
     (0.026316, 228, 9)
     """
 
+    name: ClassVar[str] = "poisson"
     independent: ClassVar[bool] = True
 
     @property
@@ -238,7 +239,7 @@ class CyclicPoisson(_RoundByRound, name="poisson"):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicFixedSize(_RoundByRound, name="fixed_size"):
+class CyclicFixedSize(_RoundByRound):
     """A uniform subset of exactly cohort_size clients of the round's part, drawn anew each round
     (banded paper, Alg. 2).
 
@@ -250,6 +251,7 @@ class CyclicFixedSize(_RoundByRound, name="fixed_size"):
     0.03003003003003003
     """
 
+    name: ClassVar[str] = "fixed_size"
     min_delta: ClassVar[float] = MIN_DELTA
 
     @property

@@ -10,12 +10,13 @@ from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.gaussian import MIN_DELTA
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.rounding import down
+from fedmf.privacy.sampling.base import off_multiples
 from fedmf.privacy.sampling.cyclic import Cyclic, proven_bands
 from fedmf.privacy.sampling.draws import Draws, EpochPlaces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicShuffle(Cyclic, name="reshuffle"):
+class CyclicShuffle(Cyclic):
     """Every client once an epoch of floor(population / cohort_size) rounds, in a place drawn anew.
 
     Every epoch each client draws one of its `positions` rounds, the ones congruent to it modulo
@@ -36,6 +37,7 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
     (100, 25, Participation(rounds=250, schema='min_sep', min_sep=4, max_participations=3))
     """
 
+    name: ClassVar[str] = "reshuffle"
     min_delta: ClassVar[float] = MIN_DELTA
     independent: ClassVar[bool] = True
 
@@ -79,12 +81,8 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
 
     def facts(self, rounds: int) -> dict[str, Any]:
         """Class, fields, and the numbers of rounds and epochs."""
-        more = {"epoch": self.epoch, "epochs": self.epochs(rounds)}
-        return (
-            super().facts(rounds)
-            | more
-            | ({"positions": self.positions} if self.partitions is not None else {})
-        )
+        more = {"epoch": self.epoch, "epochs": self.epochs(rounds), "positions": self.positions}
+        return super().facts(rounds) | more
 
     def participation(self, rounds: int) -> Participation:
         """One round an epoch, at least `partitions` apart."""
@@ -107,14 +105,11 @@ class CyclicShuffle(Cyclic, name="reshuffle"):
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Those of all schemes, and clients outside their part."""
-        found = super().contradictions(observed, rounds)
-        off = sum(count for gap, count in observed.separations.items() if gap % self.parts)
-        if off:
-            found.append(
-                f"{off} separations of two rounds of one client are no multiples of {self.parts}, "
-                "so that those clients left their part of the population"
-            )
-        return found + self.unlikely_cohort(observed, self.largest_part)
+        return (
+            super().contradictions(observed, rounds)
+            + off_multiples(observed, self.parts)
+            + self.unlikely_cohort(observed, self.largest_part)
+        )
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""

@@ -137,7 +137,7 @@ ADJACENCY = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BallsInBins(Simulated, name="balls-in-bins"):
+class BallsInBins(Simulated):
     """Every client draws one of `bins` residues once and takes part in rounds i, i + bins, i + 2
     bins, .. (arXiv:2410.06266).
 
@@ -154,6 +154,7 @@ class BallsInBins(Simulated, name="balls-in-bins"):
     (50, Participation(rounds=100, schema='fixed_epoch', min_sep=20, max_participations=5))
     """
 
+    name: ClassVar[str] = "balls-in-bins"
     needs_bands: ClassVar[bool] = False
 
     population: int = fields.checked(check_population)
@@ -205,7 +206,7 @@ class BallsInBins(Simulated, name="balls-in-bins"):
     def settings(self) -> dict[str, Any]:
         """The fields of a `PlanConfig` that `configured` makes this scheme from."""
         sizes = {"population": self.population, "cohort_size": self.cohort_size}
-        return {"sampling": self.name(), **sizes, "partitions": self.bins}
+        return {"sampling": self.name, **sizes, "partitions": self.bins}
 
     def resized(self, **sizes: int) -> Self:
         """The scheme of another population or cohort_size, in as many bins as give
@@ -292,7 +293,7 @@ class BallsInBins(Simulated, name="balls-in-bins"):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSepPoisson(Simulated, name="min-sep-poisson"):
+class MinSepPoisson(Simulated):
     """A client that took part in none of the last min_sep - 1 rounds takes part with probability p
     (arXiv:2602.09338, b-min-sep sampling).
 
@@ -310,6 +311,7 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
     (0.058824, 3)
     """
 
+    name: ClassVar[str] = "min-sep-poisson"
     population: int = fields.checked(check_population)
     cohort_size: int = fields.checked(check_cohort_size)
     min_sep: int | None = fields.checked(check_bands, None)
@@ -341,8 +343,7 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
 
     def facts(self, rounds: int) -> dict[str, Any]:
         """Class, fields and probability."""
-        more = {"probability": self.probability} if self.min_sep is not None else {}
-        return super().facts(rounds) | more
+        return super().facts(rounds) | {"probability": self.probability}
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """The scheme with min_sep the mechanism's bands, unless it has more."""
