@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedmf
-from fedmf.experiments.papers.band_figure import span
 from fedmf.experiments.papers.band_sweep import inverse
+from fedmf.experiments.papers.banded import span
 from fedmf.experiments.papers.drawing import Lines
 from fedmf.experiments.papers.fits import epochs, fit, say, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
