@@ -32,7 +32,7 @@ from fedmf.reports import write_report
 from fedmf.reports.labels import field_names
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run, RunFolder
-from fedmf.sweeps import figures, grid, halving, results
+from fedmf.sweeps import figures, grid, results
 from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
@@ -290,10 +290,10 @@ def train_all(
 
         going_on = dict(configs)
         if training.halving:
-            for rung in sorted({rung for one in configs.values() for rung in halving.rungs(one)}):
+            for rung in sorted({rung for one in configs.values() for rung in results.rungs(one)}):
                 due = [name for name in going_on if done(name) < rung]
                 train(due, "--stop-after", str(rung))
-                going_on = {name: configs[name] for name in halving.kept(out, going_on, rung)}
+                going_on = {name: configs[name] for name in results.kept(out, going_on, rung)}
         train(name for name in going_on if state(out, name) != "finished" and name not in failures)
     return failures
 

@@ -20,7 +20,7 @@ from fedmf.experiments.papers import (
     results,
     schemes,
 )
-from fedmf.experiments.papers import stationary as theory
+from fedmf.experiments.papers import slides_theory as theory
 from fedmf.experiments.papers.cells import KINDS, Cell, compared
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
