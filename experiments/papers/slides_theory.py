@@ -1,5 +1,16 @@
 """The slides' theory of learning with correlated noise, against simulation: mean estimation, linear
 regression and finite time.
+
+Stationary error of SGD with correlated noise: the slides' Fourier formula, and a simulation with
+our mechanisms' streams.
+
+x ~ Normal(0, H) with eigenvalues `spectrum`, and labels without noise, so that what is left is the
+error that privacy costs. With e the difference of the weights from the optimum,
+
+    e <- e - eta * (gradient(e) + stddev * row of N Z),    stddev = sensitivity / sqrt(2 rho)
+
+for unit clip norm, although nothing is clipped. The error is E <e, H e>, in units of 1 / rho.
+docs/fidelity.md derives what the slides leave out.
 """
 
 import dataclasses

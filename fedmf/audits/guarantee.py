@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.achieved import Achieved, Offender, Offenders
+from fedmf.audits.achieved import Achieved, Offender, Offenders, Tally
 from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
-from fedmf.audits.offenders import Tally
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation

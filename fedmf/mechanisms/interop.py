@@ -1,4 +1,6 @@
-"""Factorizations that other programs have written, checked on the way in."""
+"""Factorizations that other programs have written, checked on the way in; and any other, as its two
+matrices.
+"""
 
 import dataclasses
 import functools
@@ -11,9 +13,9 @@ import numpy as np
 import scipy.linalg
 
 from fedmf import checks, fields
-from fedmf.mechanisms.banded.mechanism import BandedMechanism, diagonals_of
+from fedmf.mechanisms.banded.fit import BandedMechanism, diagonals_of
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.dense.mechanism import DenseMechanism
+from fedmf.mechanisms.dense.fit import DenseMechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.workloads import Workload

@@ -8,12 +8,11 @@ import numpy as np
 import scipy.linalg
 
 from fedmf import checks, fields
-from fedmf.mechanisms.banded.mechanism import diagonals_of
+from fedmf.mechanisms.banded.fit import diagonals_of
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.certificate import certify
-from fedmf.mechanisms.dense.ascent import Ascent, decoder
 from fedmf.mechanisms.dense.classes import Classes
-from fedmf.mechanisms.dense.dual import PairsDual
+from fedmf.mechanisms.dense.dual import Ascent, PairsDual, decoder
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.noise.buffers import Buffers

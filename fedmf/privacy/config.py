@@ -361,10 +361,11 @@ class PlanConfig:
         """The plan with this noise, whatever the target."""
         self._check_rounds(mechanism)
         scheme, budget = self.scheme(), self.budget_with(mechanism)
-        participation = None if scheme is not None else self.participation()
         if budget is not None:
             participation = budget.participation
-            check_pays_for_each_round(budget.participation, column_norm(mechanism))
+            check_pays_for_each_round(participation, column_norm(mechanism))
+        else:
+            participation = None if scheme is not None else self.participation()
         plan = Plan(
             mechanism=mechanism,
             participation=participation,  # type: ignore[arg-type]

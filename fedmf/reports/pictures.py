@@ -1,4 +1,4 @@
-"""The picture of a participation forecast: the pool over the rounds, and who comes how often."""
+"""Pictures that commands draw: a participation forecast, one mechanism, and a choice of bands."""
 
 import textwrap
 from typing import Any

@@ -1,5 +1,8 @@
 """The results of a sweep: a row for every run, the best settings, and what all
 runs reveal together.
+
+Successive halving: at fixed rounds the worse half of the settings stops (Jamieson and Talwalkar
+2016, in one bracket).
 """
 
 import csv

@@ -73,7 +73,7 @@ CONTROLS = {
         theory, "error", lambda *a, **k: 1.3 * error(*a, **k)
     ),
 }
-error = theory.error
+error = theory.stationary_error
 
 
 @pytest.mark.parametrize("name", each(CONTROLS))

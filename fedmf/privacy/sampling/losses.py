@@ -1,4 +1,18 @@
-"""Privacy losses of balls in bins and b-min-sep sampling, drawn for `fedmf.privacy.monte_carlo`."""
+"""Privacy losses of balls in bins and b-min-sep sampling, drawn for `fedmf.privacy.monte_carlo`.
+
+The largest weight of K patterns of b-min-sep sampling that are drawn together, by dynamic
+programming over how long each has rested.
+
+`MinSepLosses.sample` draws the patterns round after round. The factor T of what it drew is a
+product over rounds of z(e, h), the sum of the weights of the numbers m that may take part, times
+exp(-a) for each participation:
+
+    z(e, h) = sum over m of binomial(e, p)(m) exp(m (m - 1) / 2 |c_t|^2 / sigma^2 + m h + m a).
+
+e, how many may take part, and h, a sum over those that rest, follow from the patterns' ages: the
+rounds since each last took part, b standing for b or more. So the largest log T up to round t is a
+function of the ages then, and that of the next round is the largest over who takes part.
+"""
 
 import functools
 import math
@@ -6,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.mechanisms.banded.mechanism import diagonals_of
+from fedmf.mechanisms.banded.fit import diagonals_of
 from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.monte_carlo import Losses, digest_of
