@@ -361,11 +361,11 @@ class PlanConfig:
         """The plan with this noise, whatever the target."""
         self._check_rounds(mechanism)
         scheme, budget = self.scheme(), self.budget_with(mechanism)
-        if budget is not None:
+        if budget is None:
+            participation = None if scheme is not None else self.participation()
+        else:
             participation = budget.participation
             check_pays_for_each_round(participation, column_norm(mechanism))
-        else:
-            participation = None if scheme is not None else self.participation()
         plan = Plan(
             mechanism=mechanism,
             participation=participation,  # type: ignore[arg-type]
