@@ -24,8 +24,7 @@ from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.fits import fit, one_participation, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
-from fedmf.tasks.regression.data import client_examples, true_weights
-from fedmf.tasks.regression.options import RegressionOptions
+from fedmf.tasks.regression.data import RegressionOptions, client_examples, true_weights
 
 # Frequencies at which spectra are summed. The sums are exact up to (1 - eta
 # * smallest eigenvalue)^POINTS.

@@ -9,8 +9,7 @@ import scipy.linalg
 
 from fedmf import checks, fields
 from fedmf.mechanisms.banded.fit import diagonals_of
-from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.certificate import certify
+from fedmf.mechanisms.base import Mechanism, certify
 from fedmf.mechanisms.dense.classes import Classes
 from fedmf.mechanisms.dense.dual import Ascent, PairsDual, decoder
 from fedmf.mechanisms.family import Family, register

@@ -13,8 +13,19 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from fedmf.reports.canvas import BLUE, DASHED, RED, SOFT, canvas, marker, whole_steps
-from fedmf.reports.heat_map import draw_color_bar, draw_heat_map, shared_norm, without_specks
+from fedmf.reports.canvas import (
+    BLUE,
+    DASHED,
+    RED,
+    SOFT,
+    canvas,
+    draw_color_bar,
+    draw_heat_map,
+    marker,
+    shared_norm,
+    whole_steps,
+    without_specks,
+)
 
 _MAX_SEPARATE_BARS = 24
 _MAX_LABELLED_BARS = 10

@@ -19,8 +19,7 @@ import numpy as np
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.sampling import SCHEMES
-from fedmf.reports.groups import final_metric, simulation_note, validation_curve
-from fedmf.reports.labels import TUNED, differing
+from fedmf.reports.groups import TUNED, differing, final_metric, simulation_note, validation_curve
 from fedmf.reports.text import aligned, metric_name, plain, smaller_is_better
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.figures import figures_note

@@ -29,7 +29,7 @@ from fedmf.files import make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
-from fedmf.reports.labels import field_names
+from fedmf.reports.groups import field_names
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.sweeps import figures, grid, results
@@ -138,7 +138,7 @@ class Training:
     Attributes:
       noise_seed: "os" draws one for every new run; from a number every configuration gets another
         one, the same in every sweep.
-      halving: stop the worse half of the settings at some rounds; see `fedmf.sweeps.halving`.
+      halving: stop the worse half of the settings at some rounds; see `fedmf.sweeps.results`.
       progress: draw a bar of all rounds, and say what each run reached, on standard error.
       jobs: runs at a time.
       threads: most threads of one run; by default the processors are divided among the jobs, and on

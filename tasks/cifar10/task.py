@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.task import Task
-from fedmf.tasks.cifar10.data import SIDE, load_images, scaled
-from fedmf.tasks.cifar10.options import Cifar10Options
+from fedmf.tasks.cifar10.data import SIDE, Cifar10Options, load_images, scaled
 
 _VALIDATION_EXAMPLES = 5_000
 

@@ -17,8 +17,7 @@ from scipy import ndimage
 
 from fedmf import checks
 from fedmf.tasks.data_file import SYNTHETIC, create, write_client
-from fedmf.tasks.emnist.data import PIXELS
-from fedmf.tasks.emnist.options import CLASSES
+from fedmf.tasks.emnist.data import CLASSES, PIXELS
 from fedmf.tasks.example_proto import encode_example
 from fedmf.terminal import progress_bar
 

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from fedmf.federated.task import Task
 from fedmf.tasks.emnist import data
-from fedmf.tasks.emnist.data import PIXELS
-from fedmf.tasks.emnist.options import EmnistOptions
+from fedmf.tasks.emnist.data import PIXELS, EmnistOptions
 
 
 def build_task(o: EmnistOptions) -> Task:

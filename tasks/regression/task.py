@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from fedmf.federated.task import Task
 from fedmf.tasks.regression import data
-from fedmf.tasks.regression.options import RegressionOptions
+from fedmf.tasks.regression.data import RegressionOptions
 
 
 def build_task(o: RegressionOptions) -> Task:

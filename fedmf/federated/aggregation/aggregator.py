@@ -19,7 +19,7 @@ from fedmf.federated.aggregation.query import (
     check_zeroing_norm,
 )
 from fedmf.federated.aggregation.scaling import Scaling
-from fedmf.federated.noise.source import RunSeeds
+from fedmf.federated.noise import RunSeeds
 from fedmf.federated.tff import tff
 from fedmf.mechanisms.identity import IdentityMechanism
 from fedmf.participation.schema import Participation

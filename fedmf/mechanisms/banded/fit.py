@@ -11,10 +11,9 @@ import scipy.linalg
 from fedmf import checks, fields
 from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss, clear_outside
 from fedmf.mechanisms.banded.recursion import rows_of_columns
-from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.certificate import Certificate, certify
+from fedmf.mechanisms.base import Certificate, Mechanism, certify
 from fedmf.mechanisms.family import Family, register
-from fedmf.mechanisms.fitting.lbfgs import minimise
+from fedmf.mechanisms.fitting.descent import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.mechanisms.toeplitz.fit_problem import ToeplitzProblem, power_series
 from fedmf.noise.stream import banded_matrix, check_recurrence, inverse_of_banded

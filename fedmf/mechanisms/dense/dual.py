@@ -39,7 +39,7 @@ import numpy as np
 import scipy.linalg
 
 from fedmf.mechanisms.dense.classes import Blocks, Classes, Resolvents, inverted, transposed
-from fedmf.mechanisms.fitting.lbfgs import minimise
+from fedmf.mechanisms.fitting.descent import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.workloads import Workload
 

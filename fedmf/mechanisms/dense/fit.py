@@ -7,8 +7,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.certificate import certify
+from fedmf.mechanisms.base import Mechanism, certify
 from fedmf.mechanisms.dense.classes import Classes
 from fedmf.mechanisms.dense.dual import Ascent, EqualNormsDual, PairsDual, decoder
 from fedmf.mechanisms.family import Family, register

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.certificate import certify
+from fedmf.mechanisms.base import certify
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.descent import Descent, descend
 from fedmf.mechanisms.fitting.progress import Stopping
