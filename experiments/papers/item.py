@@ -86,7 +86,7 @@ class Item:
       why: one sentence, where the state is not "exact".
       make: computes it; None where nothing can be computed here.
       study: scale -> what trains, a `study.Study`; None where nothing does.
-      seconds: scale -> rough time on 2 cores. `study_cost` estimates that of a study at scale full.
+      seconds: scale -> rough time on 2 cores; `study_check` estimates a study's at scale full.
     """
 
     name: str

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fedmf.experiments.papers import study_check, study_cost
+from fedmf.experiments.papers import study_check
 from fedmf.experiments.papers.item import ITEMS, Outcome, Request, Scale
-from fedmf.experiments.papers.study_cost import Cost
+from fedmf.experiments.papers.study_check import Cost
 from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.flat_config import families_taking
@@ -242,7 +242,7 @@ def dry_run(study: Study, request: Request) -> Cost:
 def cost_of(study: Study, request: Request) -> Cost:
     """What the runs of a study cost; at the speed of those in its folder, if there are any."""
     targets = _targets(study, request, request.data or pathlib.Path("data"))
-    return study_cost.cost(
+    return study_check.cost(
         list(_tuned(targets).values()),
         [next(iter(settings.values())) for settings in targets.values()] * study.repeats,
         folder=_folder(study, request),

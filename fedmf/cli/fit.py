@@ -176,7 +176,7 @@ def _picture(
 ) -> pathlib.Path:
     """Draws the mechanism, scaled to sensitivity 1, beside `out`."""
     from fedmf.files import write_atomically
-    from fedmf.reports.mechanism import mechanism_picture
+    from fedmf.reports.pictures import mechanism_picture
 
     small = mechanism.rounds <= MAX_PICTURED_ROUNDS
     path = out.with_suffix(".png")

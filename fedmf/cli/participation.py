@@ -112,9 +112,8 @@ def participation(
         --mechanism toeplitz.npz --availability independent:0.0025
     """
     from fedmf.cohorts.availability import availability_from_text
-    from fedmf.cohorts.comparison import compared
     from fedmf.cohorts.devices import DeviceBehavior
-    from fedmf.cohorts.forecast import Size, forecast, largest_min_sep, refuse_impossible
+    from fedmf.cohorts.forecast import Size, compared, forecast, largest_min_sep, refuse_impossible
     from fedmf.files import write_atomically
 
     options = promise | simulation
@@ -160,7 +159,7 @@ def participation(
             largest = compared(budget, planned, size, seeds=seeds, **options_of_both)
     values = {"availability": availability, "sampling": options["sampling"], **result, **largest}
     if out is not None:
-        from fedmf.reports.participation import participation_picture
+        from fedmf.reports.pictures import participation_picture
 
         write_atomically(out, participation_picture(values))
         values["picture"] = str(out)

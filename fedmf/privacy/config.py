@@ -17,6 +17,7 @@ from fedmf.mechanisms.budget import Budget, check_pays_for_each_round
 from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
+from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.flat_config import (
@@ -31,10 +32,10 @@ from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_mu
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
-from fedmf.privacy.sampling.base import column_norm
 
 
-def _mechanism_options(name: str, value: Any) -> dict[str, Any]:
+def named_options(name: str, value: Any) -> dict[str, Any]:
+    """The check of options and their values, by name."""
     if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
         raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
     return dict(value)
@@ -119,7 +120,7 @@ class PlanConfig:
     mechanism_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict,
         hash=False,
-        metadata={"help": "Other options of the family.", "check": _mechanism_options},
+        metadata={"help": "Other options of the family.", "check": named_options},
     )
 
     # Privacy
@@ -360,9 +361,11 @@ class PlanConfig:
         """The plan with this noise, whatever the target."""
         self._check_rounds(mechanism)
         scheme, budget = self.scheme(), self.budget_with(mechanism)
-        participation = None if scheme is not None else self.participation_with(budget)
-        if budget is not None:
-            check_pays_for_each_round(budget.participation, column_norm(mechanism))
+        if budget is None:
+            participation = None if scheme is not None else self.participation()
+        else:
+            participation = budget.participation
+            check_pays_for_each_round(participation, column_norm(mechanism))
         plan = Plan(
             mechanism=mechanism,
             participation=participation,  # type: ignore[arg-type]
@@ -377,19 +380,10 @@ class PlanConfig:
         _ = plan.stddev  # refuses what float32 cannot hold
         return plan
 
-    def participation_with(self, budget: Budget | None) -> Participation:
-        """What clients keep to: the budget, where there is one."""
-        return self.participation() if budget is None else budget.participation
-
     @classmethod
     def of(cls, plan: Plan) -> "PlanConfig":
         """The promise of a plan that was made in Python; its mechanism is mechanism.npz."""
         return PlanConfig(min_sep=1, noise_multiplier=0.0).stating(plan)
-
-    def promise(self) -> "PlanConfig":
-        """The fields of `PlanConfig` alone."""
-        names = [field.name for field in dataclasses.fields(PlanConfig)]
-        return PlanConfig(**{name: getattr(self, name) for name in names})
 
     def stating(self, plan: Plan, mechanism: str = "mechanism.npz") -> "PlanConfig":
         """The promise in the numbers of `plan`, of which nothing is left to follow from others.
@@ -399,31 +393,25 @@ class PlanConfig:
           mechanism: the file of its mechanism.
         """
         p, scheme, adaptive = plan.participation, plan.sampling, plan.quantile_clipping
-        values: dict[str, Any] = dict.fromkeys(
-            ("bands", "decoder", "epsilon", "min_sep", "max_participations", "budget", "sampling")
-        )
-        values |= dict.fromkeys(("population", "partitions", "clip_quantile", "claimed_cohort"))
-        values |= {"family": "file", "mechanism": mechanism, "mechanism_options": {}}
-        values |= {"noise_multiplier": plan.noise_multiplier, "rounds": p.rounds}
-        values |= {"delta": plan.delta, "clip_norm": plan.clip_norm, "schema": "min_sep"}
+        kept = ("cohort_size", "workload", "workload_momentum")
+        values: dict[str, Any] = {name: getattr(self, name) for name in kept}
+        values |= {"family": "file", "mechanism": mechanism, "rounds": p.rounds}
+        values |= {"noise_multiplier": plan.noise_multiplier, "delta": plan.delta}
+        values["clip_norm"] = plan.clip_norm
         if scheme is not None:
             values |= scheme.settings()
         else:
-            values["schema"] = p.schema
+            values |= {"schema": p.schema, "budget": p.budget}
             if p.schema in ("min_sep", "fixed_epoch"):
                 values |= {"min_sep": p.min_sep, "max_participations": p.max_participations}
-            values["budget"] = p.budget
-        for name in ("share", "every", "learning_rate"):
-            default = PlanConfig.__dataclass_fields__[f"clip_{name}"].default
-            values[f"clip_{name}"] = default if adaptive is None else getattr(adaptive, name)
         if adaptive is not None:
-            values["clip_quantile"] = adaptive.quantile
+            values |= {f"clip_{name}": x for name, x in dataclasses.asdict(adaptive).items()}
         if plan.simulation is not None:
             values |= {
                 "cohort_size": plan.simulation.simulated,
                 "claimed_cohort": plan.simulation.claimed,
             }
-        return dataclasses.replace(self.promise(), **values)
+        return PlanConfig(**values)
 
     def flat(self) -> dict[str, Any]:
         """Field -> value, in the order of the fields.

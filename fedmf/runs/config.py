@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmf import checks, fields
 from fedmf.cohorts.availability import availability_from_text
-from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.config import PlanConfig, named_options
 from fedmf.schedule import WarmupCooldown
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
@@ -19,15 +19,14 @@ SERVER_OPTIMIZERS = (*OPTIMIZERS, "scaled-adam", "scaled-adagrad")
 
 def _task_options(name: str, value: Any) -> dict[str, Any]:
     """The options of a task as a dict of plain values."""
-    if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
-        raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
-    for option, setting in value.items():
+    options = named_options(name, value)
+    for option, setting in options.items():
         if not isinstance(setting, str | int | float | None):
             raise TypeError(
                 f"{name} has {option}={setting!r}: the values of options are texts, "
                 "numbers, true, false or none"
             )
-    return dict(value)
+    return options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from fedmf.experiments.papers import (
     stackoverflow,
     study,
     study_check,
-    study_cost,
 )
 from fedmf.privacy import config as plan_config
 from fedmf.tasks import data_file, example_proto
@@ -255,7 +254,7 @@ def test_a_study_that_trains_already_tells_the_speed(tmp_path):
     assert cost.examples_per_second / 920 == pytest.approx(cost.clients_per_second / 11)
     (run / "timings.jsonl").write_text("")
     assert not priced(tmp_path, grid).measured
-    assert study_cost.clients_per_second(tmp_path / "nowhere") is None
+    assert study_check.clients_per_second(tmp_path / "nowhere") is None
 
 
 def test_a_limit_on_test_sentences_is_a_task_option(tmp_path):

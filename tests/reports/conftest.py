@@ -14,7 +14,7 @@ import pytest
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms.error import rmse
 from fedmf.privacy.describe import statement
-from fedmf.reports import bands, canvas, noise, participation, plots
+from fedmf.reports import canvas, pictures, plots
 from fedmf.runs.audit import plan_record
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -128,7 +128,7 @@ def figures(monkeypatch):
             yield figure, png
         drawn.append(figure)
 
-    for module in (plots, noise, participation, bands):
+    for module in (plots, pictures):
         monkeypatch.setattr(module, "canvas", watched)
     return drawn
 

@@ -14,8 +14,7 @@ from fedmf.federated.aggregation import marks
 from fedmf.federated.aggregation.adaptive_clipping import clip_after, initial_clip
 from fedmf.federated.aggregation.clipping import clip_dtype, zero_and_clip
 from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
-from fedmf.federated.noise.rows import NoiseRows
-from fedmf.federated.noise.source import LARGEST, RunSeeds
+from fedmf.federated.noise import LARGEST, NoiseRows, RunSeeds
 from fedmf.federated.tff import tfp
 from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.privacy.quantile_clipping import MOST_CHANGE

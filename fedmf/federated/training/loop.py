@@ -28,11 +28,10 @@ from fedmf.federated.training.divergence import (
     rate_warning,
 )
 from fedmf.federated.training.evaluation import Evaluator
-from fedmf.federated.training.initial_model import starting_task
 from fedmf.federated.training.model_check import check_model, misfit_reason
 from fedmf.federated.training.run_setup import RunSetup, new_run, reopen_run
 from fedmf.federated.training.tensorboard import scalars
-from fedmf.federated.training.trained_run import TrainedRun
+from fedmf.federated.training.trained_run import TrainedRun, starting_task
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.audit import write_final_statement

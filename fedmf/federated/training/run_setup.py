@@ -154,9 +154,8 @@ def new_run(
     Raises:
       TypeError, ValueError: for whatever would stop it before the first round.
     """
-    seed = check_noise_seed(
-        "os" if noise_seed is None and not _adds_noise(config, plan) else noise_seed
-    )
+    noisy = plan.noise_multiplier > 0 if isinstance(plan, Plan) else config.adds_noise
+    seed = check_noise_seed("os" if noise_seed is None and not noisy else noise_seed)
     if config.sampling is None:
         controller_of(task, config)  # refuses an impossible participation before a long fit
     _ = task.headline  # refuses what cannot be evaluated
@@ -182,10 +181,6 @@ def new_run(
     return dataclasses.replace(
         setup, identity=task_identity(task, model, setup.controller(), resumed=False)
     )
-
-
-def _adds_noise(config: TrainConfig, plan: Plan | None) -> bool:
-    return config.adds_noise if not isinstance(plan, Plan) else plan.noise_multiplier > 0
 
 
 def controller_of(
@@ -265,11 +260,6 @@ def _task_summary(task: Task) -> dict[str, Any]:
     }
 
 
-def _changes(new: dict[str, Any], old: dict[str, Any]) -> str:
-    changed = [name for name in new if new[name] != old.get(name)]
-    return ", ".join(f"{name}={new[name]!r} (the run has {old.get(name)!r})" for name in changed)
-
-
 def reopen_run(
     task: Task,
     config: TrainConfig,
@@ -307,9 +297,14 @@ def reopen_run(
         raise ValueError(
             f"{cannot} with another config: {changes}{why}; start a new folder for that"
         )
-    recorded = run.plan["task"]
-    if recorded != _task_summary(task):
-        changes = _changes(_task_summary(task), recorded if isinstance(recorded, dict) else {})
+    recorded, now = run.plan["task"], _task_summary(task)
+    if recorded != now:
+        old = recorded if isinstance(recorded, dict) else {}
+        changes = ", ".join(
+            f"{name}={new!r} (the run has {old.get(name)!r})"
+            for name, new in now.items()
+            if new != old.get(name)
+        )
         raise ValueError(
             f"{cannot} on other data: {changes or 'its plan.json describes more'}; "
             "start a new folder for that"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.training.initial_model import starting_task
+from fedmf.federated.training.trained_run import starting_task
 from tests.federated.run_small import config
 from tests.federated.small_runs import broken_off, train
 from tests.federated.small_task import small_task

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from fedmf.mechanisms.blt.fit import time_grid
+from fedmf.mechanisms.blt import time_grid
 from fedmf.mechanisms.error import max_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fedmf.mechanisms.certificate import certify
+from fedmf.mechanisms.base import certify
 from fedmf.mechanisms.error import loss
 from fedmf.mechanisms.fit import fit
 from fedmf.workloads import prefix_sum
