@@ -17,7 +17,7 @@ from fedmf.privacy.plan import cohort_scale, unamplified_epsilon
 from fedmf.privacy.sampling import SCHEMES, Sampling
 from fedmf.privacy.sampling.base import column_norm
 from fedmf.privacy.sampling.draws import Draws, draw_generator
-from tests.cli import program
+from tests.cli.program import printed_by
 from tests.cohorts.controllers import WhoComes
 
 ROUNDS, POPULATION, COHORT = 12, 60, 6
@@ -131,28 +131,12 @@ def test_train_config(bernoulli):
 
 def test_command_line(plan, tmp_path):
     plan.mechanism.save(tmp_path / "identity.npz")
-    options = [
-        "--rounds",
-        ROUNDS,
-        "--sampling",
-        "bernoulli",
-        "--population",
-        POPULATION,
-        "--cohort-size",
-        COHORT,
-    ]
-    shown = json.loads(
-        program.fedmf(
-            "calibrate", tmp_path / "identity.npz", *options, "--epsilon", 2, "--json"
-        ).stdout
-    )
+    size = f"--rounds {ROUNDS} --population {POPULATION} --cohort-size {COHORT}"
+    scheme = f"{size} --sampling bernoulli"
+    shown = printed_by(f"calibrate {tmp_path}/identity.npz {scheme} --epsilon 2")
     assert shown["sampling"]["scheme"] == "Bernoulli"
     assert shown["stddev"] == plan.stddev
-    command = calibrate_command(plan, str(tmp_path / "identity.npz")).split()[1:]
-    again = json.loads(program.fedmf(*command, "--json").stdout)
+    again = printed_by(calibrate_command(plan, str(tmp_path / "identity.npz")))
     assert again["statement_values"]["guarantee"] == statement_values(plan)["guarantee"]
-    size = ["--population", POPULATION, "--cohort-size", COHORT, "--rounds", ROUNDS]
-    forecast = json.loads(
-        program.fedmf("plan", "participation", *size, "--sampling", "bernoulli", "--json").stdout
-    )
+    forecast = printed_by(f"plan participation {scheme}")
     assert forecast["sampling"] == "bernoulli"

@@ -16,7 +16,7 @@ from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 from tests.cli.program import fedmf as command
-from tests.cli.program import refused
+from tests.cli.program import printed_by, refused
 from tests.runs.test_folder import new_run
 
 VERSIONS = {"fedmf": "0.1.0", "python": "3.11.7"}
@@ -92,7 +92,7 @@ class TestRoundsBeyondTheRecord:
         out = tmp_path / "statement.md"
         said = dict(
             line.split(maxsplit=1)
-            for line in command("audit", interrupted, "--statement", out).stdout.splitlines()
+            for line in command(f"audit {interrupted} --statement {out}").stdout.splitlines()
         )
         assert said["epsilon_achieved"] == said["epsilon_planned"]
         assert said["not_in_the_record"].startswith("rounds 6 to 10 are not")
@@ -107,7 +107,7 @@ class TestRoundsBeyondTheRecord:
             in text
         )
         assert "**Not all is recorded.**" in audit_run(interrupted).statement()
-        shown = json.loads(command("audit", interrupted, "--json").stdout)
+        shown = printed_by(f"audit {interrupted}")
         assert shown["epsilon_achieved"] == PLAN.epsilon
         assert shown["not_in_the_record"] == audit_run(interrupted).unrecorded
 
@@ -206,8 +206,7 @@ class TestFilesThatChanged:
         }
         change |= {"plan.json": lambda b: b.replace(b'"given": false', b'"given": true ')}
         (finished / name).write_bytes(change.get(name, lambda b: b + b"\n")(content))
-        words = [f"{name} changed after the run had finished", "put the run's own files back"]
-        refused("audit", finished, status=1, words=words)
+        refused(f"audit {finished}", f"{name} changed after the run had finished", status=1)
 
     def test_before_the_run_has_finished(self, tmp_path):
         run = folder_of(tmp_path / "run", run=11)
@@ -265,7 +264,7 @@ class TestTheFinalStatement:
             tmp_path / "no noise", plan=dataclasses.replace(PLAN, noise_multiplier=0.0), given=True
         )
         said = dict(
-            line.split(maxsplit=1) for line in command("audit", without).stdout.splitlines()
+            line.split(maxsplit=1) for line in command(f"audit {without}").stdout.splitlines()
         )
         assert (
             said["epsilon_planned"]
@@ -280,18 +279,18 @@ class TestTheFinalStatement:
         values = json.loads((run / "final_statement.json").read_text())
         assert values["guarantee"]["epsilon"] == plan.epsilon
         assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][0]
-        shown = json.loads(command("audit", run, "--json").stdout)
+        shown = printed_by(f"audit {run}")
         assert shown["epsilon_planned"] == shown["epsilon_achieved"] == plan.epsilon
 
     def test_the_command_line(self, finished, tmp_path):
         out = tmp_path / "statement.md"
-        shown = json.loads(command("audit", finished, "--statement", out, "--json").stdout)
+        shown = printed_by(f"audit {finished} --statement {out}")
         assert shown["contradictions"] == []
         loaded = Run.load(finished)
         assert out.read_text() == as_text(run_statement_values(loaded, audit_run(loaded)), ".md")
         for name in ("participation.csv", "result.json"):
             (finished / name).unlink()
-        refused("audit", finished, status=1, words=["has no participation.csv yet"])
+        refused(f"audit {finished}", "has no participation.csv yet", status=1)
 
 
 class Crash(Exception):
@@ -359,7 +358,7 @@ class TestRunsThatWereTrained:
             assert final["achieved"]["rho"] == audit.values()["rho_achieved"]
         else:
             assert final["achieved"] is audit.values()["rho_achieved"] is None
-            said = command("audit", tmp_path / "run").stdout
+            said = command(f"audit {tmp_path}/run").stdout
             assert "not known: the run that the simulation stands for was not observed" in said
             assert "_achieved" not in said
 

@@ -15,7 +15,7 @@ from fedmf.federated.aggregation.clipping import Clipped
 from fedmf.federated.training.run_setup import controller_of
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.cli.program import fedmf as program
-from tests.cli.program import refused
+from tests.cli.program import printed_by, refused
 from tests.federated import run_small, small_runs
 from tests.federated.small_task import task_of_arrays
 
@@ -115,12 +115,12 @@ def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path):
 
 
 def test_the_command(run, tmp_path):
-    shown = json.loads(program("audit", "canaries", run.path, "--json").stdout)
+    shown = printed_by(f"audit canaries {run.path}")
     assert shown["consistent"]
     assert (shown["canaries"], shown["took_part"]) == (CANARIES, CANARIES)
     assert [bound["epsilon_claimed"] for bound in shown["bounds"]] == [run.plan["epsilon"]] * 6
     assert max(bound["epsilon_lower"] for bound in shown["bounds"]) > 0.5
-    table = program("audit", "canaries", run.path, "--confidence", "0.5").stdout
+    table = program(f"audit canaries {run.path} --confidence 0.5").stdout
     assert "normal scores" in table
     assert "ABOVE" not in table
 
@@ -132,7 +132,7 @@ def test_updates_that_are_not_clipped_break_the_claim(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fedmf.federated.aggregation.query.zero_and_clip", unclipped)
     broken = train(tmp_path / "broken", config(client_learning_rate=1e-9))
-    printed = program("audit", "canaries", broken.path, status=1).stdout
+    printed = program(f"audit canaries {broken.path}", status=1).stdout
     assert "ABOVE THE CLAIM" in printed
 
 
@@ -153,7 +153,7 @@ def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
         with pytest.raises(ValueError, match=words):
             audit_run_canaries(tmp_path / name)
     assert "Canaries" not in (tmp_path / "none" / "statement.md").read_text()
-    refused("audit", "canaries", run.path, "--confidence", "2", words=("--confidence 2",))
+    refused(f"audit canaries {run.path} --confidence 2", "--confidence 2")
 
 
 @pytest.mark.parametrize(
