@@ -30,7 +30,7 @@ def machines():
     started = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
-    cluster._connect(ray, started.address, None)
+    ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
     yield started
     ray.shutdown()
     started.shutdown()

@@ -18,6 +18,7 @@ from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by, refused
 from tests.federated import run_small, small_runs
 from tests.federated.small_task import task_of_arrays
+from tests.federated.training.test_adaptive_training import ADAM, QUANTILE
 
 CLIENTS, CANARIES, FEATURES = 20, 60, 3000
 
@@ -98,16 +99,19 @@ def test_canaries_are_clients_under_the_schema(run):
     assert (run.path / "private" / "canaries.npz").stat().st_mode & 0o77 == 0
 
 
-def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path):
+@pytest.mark.parametrize("adaptive", [{}, ADAM | QUANTILE], ids=["fixed", "adaptive"])
+def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path, adaptive):
     """Without noise and with clients that hardly move, a release along a direction is the clip norm
-    or 0, but for other canaries.
+    or 0, but for other canaries. False positives: 480 entries beyond 6 standard deviations, 1e-6.
     """
-    run = train(tmp_path / "run", config(family="none", epsilon=None, client_learning_rate=1e-9))
+    still = {"family": "none", "epsilon": None, "client_learning_rate": 1e-9}
+    run = train(tmp_path / "run", config(**adaptive | still))
     seen, rounds = evidence(run), took_part(run)
-    expected = 0.5 * rounds * seen["included"]
+    expected = run.config.clip_norm * rounds * seen["included"]
     assert 15 < seen["included"].sum() < 45
     # Products of two directions have variance 1 / 6002; up to 20 canaries meet.
-    assert np.abs(seen["releases"] - expected).max() < 0.5 * 6 * np.sqrt(20 / 6002)
+    meeting = run.config.clip_norm * np.sqrt(20 / 6002)
+    assert np.abs(seen["releases"] - expected).max() < 6 * meeting
     result = audit_run_canaries(run)
     assert result.took_part == CANARIES
     assert not result.exceeded  # nothing is claimed

@@ -153,27 +153,18 @@ def test_another_mechanism_that_looks_the_same_is_refused(tmp_path):
         go_on(folder, plan=other)
 
 
-@pytest.mark.parametrize(
-    "content", [None, "", "{}", '{"files": {}, "run": {}}', '["files", "run"]']
-)
-def test_a_missing_or_damaged_identity_is_refused(tmp_path, content):
-    folder = begin(tmp_path / "run")
-    path = folder.path / "private" / "identity.json"
-    path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(ValueError, match=r"private/identity\.json is missing or damaged"):
-        go_on(folder)
-
-
-@pytest.mark.parametrize(
-    "left_out", ["first_cohort", "batch_size", "model", "client_ids", "initial_weights"]
-)
-def test_an_identity_without_an_entry_is_refused(tmp_path, left_out):
+def test_a_missing_or_damaged_identity_is_refused(tmp_path):
     folder = begin(tmp_path / "run")
     kept = folder.identity()
-    del kept[left_out]
-    folder.begin(SETTINGS, kept)
-    with pytest.raises(ValueError, match="cannot resume"):
-        go_on(folder)
+    for left_out in ("first_cohort", "batch_size", "model", "client_ids", "initial_weights"):
+        folder.begin(SETTINGS, {name: kept[name] for name in kept if name != left_out})
+        with pytest.raises(ValueError, match="cannot resume"):
+            go_on(folder)
+    path = folder.path / "private" / "identity.json"
+    for content in ("", "{}", '{"files": {}, "run": {}}', '["files", "run"]', None):
+        path.unlink() if content is None else path.write_text(content)
+        with pytest.raises(ValueError, match=r"private/identity\.json is missing or damaged"):
+            go_on(folder)
 
 
 def test_the_place_of_the_data_may_change(tmp_path):
