@@ -3,6 +3,7 @@ the planned noise.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -14,6 +15,7 @@ from fedmf import QuantileClipping
 from fedmf.privacy.describe import statement
 from fedmf.privacy.plan import bit_stddev, noise_size, unamplified_epsilon, unit_noise
 from tests.mechanisms.registry import MECHANISMS
+from tests.refusals import assert_refused, named
 
 ROUNDS = 6
 TWICE = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=3)
@@ -127,18 +129,24 @@ def test_what_was_achieved_counts_both_streams():
     assert once.epsilon < plan.epsilon
 
 
+def with_bit_noise(bit_noise):
+    return QuantileClipping.with_bit_noise(bit_noise, noise_multiplier=2.0)
+
+
 @pytest.mark.parametrize(
-    ("make", "named"),
+    ("call", "kind", "words"),
     [
-        (lambda: QuantileClipping(quantile=1.0), "quantile=1.0"),
-        (lambda: QuantileClipping(share=0.0), "share=0.0"),
-        (lambda: QuantileClipping(share=1.0), "share=1.0"),
-        (lambda: QuantileClipping(every=0), "every=0"),
-        (lambda: QuantileClipping(learning_rate=0.0), "learning_rate=0.0"),
-        (lambda: QuantileClipping.with_bit_noise(1.0, noise_multiplier=2.0), "bit_noise=1.0"),
-        (lambda: fedmf.TrainConfig(epsilon=8.0, clip_share=0.1), "clip_share=0.1"),
+        *named(
+            ValueError,
+            QuantileClipping,
+            quantile=[1.0],
+            share=[0.0, 1.0],
+            every=[0],
+            learning_rate=[0.0],
+        ),
+        *named(ValueError, with_bit_noise, bit_noise=[1.0]),
+        *named(ValueError, functools.partial(fedmf.TrainConfig, epsilon=8.0), clip_share=[0.1]),
     ],
 )
-def test_refusals(make, named):
-    with pytest.raises(ValueError, match=named):
-        make()
+def test_refusals(call, kind, words):
+    assert_refused(call, kind, words)

@@ -35,21 +35,11 @@ def point(statement, name):
 
 def test_every_point_of_k1_in_order():
     text = statement(plan())
-    points = [
-        "DP setting",
-        "Instantiating the definition",
-        "Data accesses covered",
-        "Final mechanism output",
-    ]
-    points += [
-        "Unit of privacy",
-        "Adjacency",
-        "Accounting",
-        "Type",
-        "Assumptions",
-        "Formal statement",
-    ]
-    points += ["Transparency and verifiability"]
+    points = (
+        "DP setting, Instantiating the definition, Data accesses covered, Final mechanism output, "
+        "Unit of privacy, Adjacency, Accounting, Type, Assumptions, Formal statement, "
+        "Transparency and verifiability"
+    ).split(", ")
     beyond = ["Users with several devices", "Not covered", "How to check it"]
     places = [
         *(text.index(f"**{name}.**") for name in points),

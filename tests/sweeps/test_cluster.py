@@ -11,7 +11,6 @@ import ray
 from ray.cluster_utils import Cluster
 
 from fedmf.cli import main
-from fedmf.federated.execution import cluster
 from fedmf.runs.folder import Run
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
