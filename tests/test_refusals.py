@@ -16,6 +16,7 @@ from fedmf.mechanisms import (
 from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.error import loss, per_round_error, rmse
 from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.fit_range import fit_range
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy.calibrate import calibrate
@@ -25,6 +26,7 @@ from tests.refusals import assert_refused, named
 NAN = float("nan")
 SINGLE = Participation(rounds=4, schema="single")
 SEPARATED = Participation(rounds=4, schema="min_sep", min_sep=2)
+FEWER = Participation(rounds=4, schema="fixed_epoch", min_sep=1, max_participations=2)
 ONE = IdentityMechanism(rounds=4)
 LONG = 10**6
 
@@ -73,13 +75,6 @@ def stream(sources=2, **factors):
     return NoiseStream(rounds=2, sources=sources, **factors)
 
 
-def capped(max_participations):
-    participation = Participation(
-        rounds=4, schema="min_sep", min_sep=1, max_participations=max_participations
-    )
-    return fitted("dense", participation)
-
-
 NAMED = [
     *named(ValueError, participate, rounds=[0], schema=["cyclic", "every_round"], budget=[2.0]),
     *named(ValueError, participate, min_sep=[None, 13], max_participations=[4]),
@@ -88,13 +83,12 @@ NAMED = [
     *named(TypeError, momentum, momentum=["0.9"]),
     *named(ValueError, momentum, momentum=[1.0]),
     *named(ValueError, fitted, bands=[5], tolerance=[0.0], max_iterations=[0], family=["fourier"]),
-    *named(TypeError, fitted, equal_norms=[1], progress=[True], family=[None], band=[2]),
+    *named(TypeError, fitted, cache=[3], equal_norms=[1], progress=[True], family=[None], band=[2]),
     *named(TypeError, tree, bands=[2]),
     *named(ValueError, tree, restarts=[3], decoder=["best"]),
     *named(ValueError, blt, objective=["median"], buffers=[0]),
     *named(ValueError, toeplitz, coefficients=["cubic"], nu=[0.1]),
     *named(ValueError, of_nu, nu=[None, 1.0]),
-    *named(ValueError, capped, max_participations=[2]),
 ]
 # What is called, and what its message names.
 TYPES = [
@@ -116,6 +110,7 @@ TYPES = [
     (lambda: fit(np.eye(4), SINGLE), "workload.* ndarray"),
     (lambda: fit(prefix_sum(4), 4), "participation.* int"),
     (lambda: stamp(np.eye(2), 2), "ndarray"),
+    (lambda: rmse(np.eye(4), prefix_sum(4), SINGLE), "mechanism.* ndarray"),
     *(
         (lambda measure=measure: measure(ONE, np.eye(4), SINGLE), "workload.* ndarray")
         for measure in (loss, rmse, per_round_error)
@@ -176,6 +171,12 @@ VALUES = [
     (lambda: stamp(ONE, 0), "times=0"),
     (lambda: stamp(ONE, 2, decoder="best"), "decoder='best'"),
     (lambda: fitted("low_rank", rank=0), "rank=0"),
+    (lambda: fit_range([]), "participations.* empty"),
+    (lambda: fit_range([SINGLE], "banded"), "family='banded'"),
+    (lambda: fit_range([SINGLE], objective="median"), "objective='median'"),
+    (lambda: fit(prefix_sum(LONG), Participation(rounds=LONG, schema="single")), "bands=1000000"),
+    (lambda: fitted("dense", FEWER), "max_participations=2"),
+    (lambda: fitted("banded", FEWER, equal_norms=False), "max_participations=2"),
     (lambda: fitted("banded", SEPARATED, bands=3, equal_norms=False), "bands=3.*min_sep=2"),
     *(
         (lambda measure=measure: measure(ONE, prefix_sum(5), SINGLE), "rounds=5.*rounds=4")

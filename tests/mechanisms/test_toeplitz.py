@@ -27,24 +27,20 @@ def columns(draw, rounds, decreasing):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "words"),
     [
-        ({"rounds": 3}, ValueError, "exactly one"),
-        ({"rounds": 3, "coefficients": [1.0], "noising_window": [1.0]}, ValueError, "exactly one"),
-        (
-            {"rounds": 2, "coefficients": [1.0, 0.5, 0.2]},
-            ValueError,
-            "coefficients has length 3: rounds=2",
-        ),
-        ({"rounds": 2, "coefficients": [0.0, 0.5]}, ValueError, r"coefficients\[0\]=0.0"),
-        ({"rounds": 2, "noising_window": [-1.0]}, ValueError, r"noising_window\[0\]=-1.0"),
-        ({"rounds": 2, "coefficients": [1.0, np.nan]}, ValueError, "not finite"),
-        ({"rounds": 0, "coefficients": [1.0]}, ValueError, "rounds=0"),
+        ({}, "exactly one"),
+        ({"coefficients": [1.0], "noising_window": [1.0]}, "exactly one"),
+        ({"coefficients": [1.0, 0.5, 0.2]}, "coefficients has length 3.*rounds=2"),
+        ({"coefficients": [0.0, 0.5]}, r"coefficients\[0\]=0.0"),
+        ({"noising_window": [-1.0]}, r"noising_window\[0\]=-1.0"),
+        ({"coefficients": [1.0, np.nan]}, "not finite"),
+        ({"rounds": 0, "coefficients": [1.0]}, "rounds=0"),
     ],
 )
-def test_bad_arguments(arguments, error, words):
-    with pytest.raises(error, match=words):
-        ToeplitzMechanism(**arguments)
+def test_bad_arguments(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        ToeplitzMechanism(**{"rounds": 2} | arguments)
 
 
 @pytest.mark.parametrize(("n", "bands"), [(1000, 3), (1000, 1000), (40_000, 30_000)])

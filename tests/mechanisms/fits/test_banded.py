@@ -185,19 +185,6 @@ def test_without_equal_norms_once_is_the_problem_with_them():
         assert free.certificate.participation is None
 
 
-def test_refusals():
-    fewer = Participation(rounds=12, schema="fixed_epoch", min_sep=4, max_participations=2)
-    with pytest.raises(
-        ValueError, match=r"max_participations=2 is less than the 3 that fit.*leave"
-    ):
-        fit(prefix_sum(12), fewer, bands=4, equal_norms=False)
-    n = 1_000_000  # bands=min_sep by default, which is rounds here: it must not begin
-    with pytest.raises(
-        ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"
-    ):
-        fit(prefix_sum(n), single(n))
-
-
 # `fedmf paper run banded-table-2 --scale full` compares the table's other two rows as well.
 @pytest.mark.slow
 @pytest.mark.parametrize(("bands", "equal_norms"), [(128, False), (342, True)])

@@ -69,13 +69,13 @@ def test_whatever_decides_a_fit_is_part_of_its_name(tmp_path):
     assert steps_of(tmp_path, workload=Workload("of another name", np.tri(24)))[1] == 0
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a mechanism", None])
-def test_a_damaged_file_is_one_fit_lost(tmp_path, damage):
+def test_a_damaged_file_is_one_fit_lost(tmp_path):
     steps_of(tmp_path)
     path = tmp_path / files(tmp_path)[0]
-    path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
-    assert steps_of(tmp_path)[1] > 0
-    assert steps_of(tmp_path)[1] == 0
+    for damaged in (b"", b"not a mechanism", path.read_bytes()[:-200]):
+        path.write_bytes(damaged)
+        assert steps_of(tmp_path)[1] > 0
+        assert steps_of(tmp_path)[1] == 0
 
 
 def test_the_fit_of_another_question_is_not_read(tmp_path):
@@ -97,11 +97,6 @@ def test_quick_fits_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(fits, "MIN_SECONDS", 1e9)
     steps_of(tmp_path)
     assert files(tmp_path) == []
-
-
-def test_a_cache_of_another_kind_is_refused():
-    with pytest.raises(TypeError, match=r"cache=3 is a int: pass True, False or the path"):
-        fit(prefix_sum(4), single(4), cache=3)
 
 
 def test_where_fits_are_kept(tmp_path, monkeypatch):
