@@ -20,7 +20,11 @@ def assert_refused(call: Callable[[], object], kind: type[Exception], words: str
     """Of exactly this kind, with these words (a regular expression), in one sentence."""
     with pytest.raises(kind, match=words) as caught:
         call()
-    message = str(caught.value)
     assert type(caught.value) is kind
+    assert_one_sentence(caught)
+
+
+def assert_one_sentence(caught: pytest.ExceptionInfo[Exception]) -> None:
+    message = str(caught.value)
     assert "\n" not in message
     assert not re.search(r"(?<!Prop)\. [A-Z]", message.replace("et al. ", ""))

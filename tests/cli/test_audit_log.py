@@ -57,19 +57,6 @@ def test_a_short_log_names_the_option_that_says_so(log, identity, tmp_path):
         assert "or pass --rounds-run 1 if it ended there" in text
 
 
-def test_with_sampling(log, identity):
-    target = "--rounds 12 --epsilon 8"
-    scheme = "--sampling poisson --population 400 --cohort-size 4"
-    shown = printed_by(f"audit log {log} {identity} {target} {COLUMNS} {scheme}")
-    assert shown["sampling"] == "CyclicPoisson"
-    assert shown["epsilon_achieved_if_sampled_as_planned"] <= shown["epsilon_planned"] <= 8
-    assert shown["epsilon_achieved"] > 8
-    few = "--sampling poisson --population 3 --cohort-size 2"
-    shown = printed_by(f"audit log {log} {identity} {target} {COLUMNS} {few}", status=1)
-    assert shown["epsilon_achieved_if_sampled_as_planned"] is None
-    assert "4 clients took part where the population is 3" in shown["contradictions"]
-
-
 def test_a_broken_plan_is_exit_status_1_after_all_is_written(log, identity, tmp_path):
     log.write_text("client,round\na,0\na,1\n")
     out = tmp_path / "statement.json"
@@ -88,27 +75,3 @@ def test_nothing_is_written_for_a_log_that_is_none(tmp_path, identity):
     refused(f"audit log {bad} {identity} {PLAN} --statement {out}", "row 2", "'x'")
     refused(f"audit log {tmp_path}/none.csv {identity} {PLAN}", "none.csv does not exist")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv"]
-
-
-def test_offenders_are_named(log, identity, tmp_path):
-    with log.open("a") as rows:
-        rows.write("bad,1\nbad,2\nbad,12\n")
-    out = tmp_path / "statement.md"
-    arguments = f"audit log {log} {identity} {PLAN} {COLUMNS}"
-    shown = printed_by(f"{arguments} --statement {out}", status=1)
-    (bad,) = shown["offenders"]["first"]
-    # As often as the others: the separation that it broke costs nothing with the identity.
-    assert (bad["client"], bad["rounds"], bad["epsilon"]) == (
-        "bad",
-        [1, 2, 12],
-        shown["epsilon_planned"],
-    )
-    assert (
-        shown["offenders"]["others"]["epsilon"]
-        == shown["epsilon_achieved"]
-        == shown["epsilon_planned"]
-    )
-    text = fedmf(arguments, status=1).stdout
-    assert "'bad': epsilon" in text
-    assert "rounds 1, 2, 12" in text
-    assert "- 'bad': rounds 1, 2, 12; (epsilon" in " ".join(out.read_text().split())

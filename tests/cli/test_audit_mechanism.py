@@ -11,13 +11,13 @@ PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
 
 def test_honest_noise(identity):
-    options = f"{identity} {PLAN} --trials 1000 --quiet"
-    result = printed_by(f"audit mechanism {options}")
+    ask = f"audit mechanism {identity} {PLAN} --quiet --trials"
+    result = printed_by(f"{ask} 1000")
     assert result["consistent"] is True
     assert len(result["findings"]) > 40
     assert all(finding["p_value"] >= result["threshold"] for finding in result["findings"])
     assert result["game"]["epsilon_lower"] <= result["game"]["epsilon_claimed"] <= 8
-    text = fedmf(f"audit mechanism {options}").stdout
+    text = fedmf(f"{ask} 20").stdout
     assert "consistent with the claim" in text
     assert "proved at 95%" in text
 

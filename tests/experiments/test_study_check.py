@@ -195,6 +195,7 @@ def test_the_cost_of_a_study_follows_from_its_grid(tmp_path):
     assert cost.examples - limited.examples == 200 * (16_576_035 - 100_000)
 
 
+@pytest.mark.slow
 def test_the_days_in_the_docs_are_these(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "best_stamps", lambda kind, size: 10)
     monkeypatch.setattr(cifar, "best_bands", lambda size, epsilon: (8, True))

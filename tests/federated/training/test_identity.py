@@ -167,6 +167,16 @@ def test_a_missing_or_damaged_identity_is_refused(tmp_path):
             go_on(folder)
 
 
+def test_a_damaged_noise_seed_is_refused_and_not_shown(tmp_path):
+    folder, secret = begin(tmp_path / "run"), "98765432109876543210"
+    more_digits_than_python_reads = secret * 250
+    for content in (f"{secret}x\n", f"-{secret}\n", more_digits_than_python_reads):
+        (folder.path / "private" / "noise_seed").write_text(content)
+        with pytest.raises(ValueError, match="the noise seed .* is damaged") as caught:
+            go_on(folder)
+        assert secret[:6] not in str(caught.value)
+
+
 def test_the_place_of_the_data_may_change(tmp_path):
     folder = begin(tmp_path / "run", settings=dataclasses.replace(SETTINGS, data="here.sqlite"))
     go_on(folder, settings=dataclasses.replace(SETTINGS, data="there.sqlite"))
