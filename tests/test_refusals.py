@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedmf.cohorts.controller import ParticipationController
+import fedmf
 from fedmf.mechanisms import (
     BandedMechanism,
     Certificate,
@@ -13,13 +13,11 @@ from fedmf.mechanisms import (
     TreeMechanism,
     stamp,
 )
-from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.error import loss, per_round_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fit_range import fit_range
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
-from fedmf.privacy.calibrate import calibrate
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 from tests.refusals import assert_refused, named
 
@@ -40,7 +38,7 @@ def budget_of(sensitivity):
 
 
 def budget(**changes):
-    return Budget(**{"mechanism": ONE, "participation": budget_of(2.0), "pace": 1, **changes})
+    return fedmf.Budget(**{"mechanism": ONE, "participation": budget_of(2.0), "pace": 1, **changes})
 
 
 def matrix(entries):
@@ -101,7 +99,7 @@ TYPES = [
     (lambda: budget(participation=SINGLE), "schema='single'"),
     (lambda: budget(mechanism=np.eye(4)), "mechanism.* ndarray"),
     (
-        lambda: ParticipationController(budget_of(2.0), population=4, cohort_size=1, seed=1),
+        lambda: fedmf.ParticipationController(budget_of(2.0), population=4, cohort_size=1, seed=1),
         "fedmf.Budget",
     ),
     (lambda: SINGLE.allows(["0"]), "rounds_of_one_client='0'"),
@@ -150,7 +148,7 @@ VALUES = [
     (lambda: fit(prefix_sum(4), budget_of(2.0)), "no schema to fit for"),
     (lambda: budget(participation=budget_of(0.9)), "budget=0.9"),
     (lambda: budget(mechanism=IdentityMechanism(rounds=5)), "rounds=4"),
-    (lambda: calibrate(ONE, budget_of(0.9), epsilon=2.0, delta=1e-6), "budget=0.9"),
+    (lambda: fedmf.calibrate(ONE, budget_of(0.9), epsilon=2.0, delta=1e-6), "budget=0.9"),
     (lambda: sensitivity(np.eye(5), SINGLE), "5 columns.*rounds=4"),
     (lambda: TreeMechanism(rounds=4, decoder="best"), "decoder='best'"),
     (lambda: BandedMechanism(diagonals=np.ones((2, 3))), r"\(2, 3\)"),

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedmf
 from fedmf import tables
 from fedmf.audits import log
 from fedmf.audits.guarantee import audit_log
-from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from tests.privacy.plans import plan
 
@@ -23,7 +23,7 @@ ROWS = [("ann", 0), ("bob", 1), ("cem", 1), ("ann", 4), ("bob", 3), ("ann", 7)]
 
 
 def plan_of(min_sep):
-    return plan(Participation(rounds=12, schema="min_sep", min_sep=min_sep))
+    return plan(fedmf.Participation(rounds=12, schema="min_sep", min_sep=min_sep))
 
 
 def write(path, rows, header="client,round"):

@@ -17,8 +17,7 @@ from fedmf.federated import task as of_tasks
 from fedmf.federated.examples import NotFinite, checked
 from fedmf.federated.tff import tff
 from fedmf.runs.folder import RunFolder
-from tests.federated.run_small import config
-from tests.federated.small_runs import train
+from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")

@@ -4,10 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.mechanisms import BLTMechanism, load_mechanism
-from fedmf.mechanisms.error import per_round_error
-from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.workloads import prefix_sum
 from tests.mechanisms.schemas import single
 
 
@@ -90,10 +88,14 @@ def test_a_million_rounds_never_make_a_matrix(tmp_path):
     assert np.array_equal(load_mechanism(tmp_path / "m").decays, mechanism.decays)
     participation = single(n)
     c = mechanism.toeplitz_coefficients()
-    assert_allclose(sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12)
+    assert_allclose(
+        fedmf.sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12
+    )
     # Partial sums of N's coefficients, in closed form.
     s, m = mechanism.inverse_scales, mechanism.inverse_decays
     t = np.arange(n)[:, None]
     column = 1.0 - ((1.0 - m**t) / (1.0 - m)) @ s
     expected = np.linalg.norm(c) * np.sqrt(np.cumsum(column**2))
-    assert_allclose(per_round_error(mechanism, prefix_sum(n), participation), expected, rtol=1e-7)
+    assert_allclose(
+        fedmf.per_round_error(mechanism, fedmf.prefix_sum(n), participation), expected, rtol=1e-7
+    )

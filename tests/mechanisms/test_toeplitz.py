@@ -5,11 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.mechanisms import ToeplitzMechanism, load_mechanism
-from fedmf.mechanisms.error import per_round_error
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
-from fedmf.workloads import prefix_sum
 from tests.mechanisms.schemas import separated, single
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative
 from tests.participation.test_participation import participations
@@ -66,7 +65,7 @@ def test_a_million_rounds_never_make_a_matrix():
     found = sensitivity(mechanism, participation)
     assert found.exact
     assert_allclose(found.value**2, 1000 * 1.3125)
-    errors = per_round_error(mechanism, prefix_sum(n), participation)
+    errors = fedmf.per_round_error(mechanism, fedmf.prefix_sum(n), participation)
     # 1 / ((1 - x) (1 + x / 2 + x^2 / 4)) settles at 1 / 1.75.
     assert_allclose((errors[-1] ** 2 - errors[-2] ** 2) / found.value**2, 1.75**-2, rtol=1e-6)
     assert mechanism.stream().recurrence.shape == (n, 3)

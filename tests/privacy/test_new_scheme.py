@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.describe import calibrate_command, statement_values, summary
 from fedmf.privacy.plan import cohort_scale, unamplified_epsilon
@@ -60,7 +59,7 @@ def bernoulli():
             return self
 
         def participation(self, rounds):
-            return Participation(rounds=rounds, schema="every_round")
+            return fedmf.Participation(rounds=rounds, schema="every_round")
 
         def epsilon(self, mechanism, noise, delta):
             sigma = noise / column_norm(mechanism)
@@ -85,7 +84,7 @@ def bernoulli():
 
 @pytest.fixture
 def plan(bernoulli):
-    once = Participation(rounds=ROUNDS, schema="single")
+    once = fedmf.Participation(rounds=ROUNDS, schema="single")
     mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), once, family="identity")
     sampling = bernoulli(population=POPULATION, cohort_size=COHORT)
     return fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=sampling)

@@ -12,7 +12,6 @@ import pytest
 
 import fedmf
 from fedmf import QuantileClipping
-from fedmf.privacy.describe import statement
 from fedmf.privacy.plan import bit_stddev, noise_size, unamplified_epsilon, unit_noise
 from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import assert_refused, named
@@ -103,7 +102,7 @@ def test_sampling_amplifies_both_streams_as_it_does_one():
 
 def test_both_streams_are_stated():
     plan = plan_of(QuantileClipping(quantile=0.3, share=0.09, every=4))
-    text = " ".join(statement(plan).split())
+    text = " ".join(fedmf.statement(plan).split())
     for words in (
         "follows the 0.3 quantile",
         "every 4 rounds at most",
@@ -113,8 +112,8 @@ def test_both_streams_are_stated():
         "left out of the sum of bits as well",
     ):
         assert words in text
-    assert "quantile" not in statement(plan_of(None))
-    silent = statement(dataclasses.replace(plan, noise_multiplier=0.0))
+    assert "quantile" not in fedmf.statement(plan_of(None))
+    silent = fedmf.statement(dataclasses.replace(plan, noise_multiplier=0.0))
     assert "**No privacy.**" in silent
     assert "norm at most 1 / 0" not in " ".join(silent.split())
 

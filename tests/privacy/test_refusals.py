@@ -21,9 +21,7 @@ from fedmf.cohorts.availability import (
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
-from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
-from fedmf.privacy.learning_rate import predicted_learning_rate
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.statement import as_text
 from tests.privacy import plans
@@ -73,7 +71,7 @@ def gone_on_from(*cohorts):
 
 
 def appended(*cohort, **more):
-    ParticipationLedger(cohort_size=3).append(np.array(cohort), **more)
+    fedmf.ParticipationLedger(cohort_size=3).append(np.array(cohort), **more)
 
 
 def choose_bands(**changes):
@@ -170,8 +168,8 @@ NAMED = [
     (lambda: availability_from_text(0.3), TypeError, "availability=0.3"),
     (lambda: controller().cohort(0.0), TypeError, "t=0.0"),
     (lambda: controller().cohort(-1), ValueError, "t=-1"),
-    (lambda: predicted_learning_rate(0.0), ValueError, "effective_rmse=0.0"),
-    (lambda: predicted_learning_rate(0.1, grid=1.0), ValueError, "grid=1.0"),
+    (lambda: fedmf.predicted_learning_rate(0.0), ValueError, "effective_rmse=0.0"),
+    (lambda: fedmf.predicted_learning_rate(0.1, grid=1.0), ValueError, "grid=1.0"),
     (lambda: as_text({}, ".txt"), ValueError, "suffix '.txt'"),
 ]
 # What does not fit together, and the way out.

@@ -18,7 +18,6 @@ import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
-from fedmf.privacy.describe import statement
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta, gaussian_epsilon
 from fedmf.privacy.monte_carlo import (
     PROOF,
@@ -366,7 +365,7 @@ class TestEpsilon:
         plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-4, sampling=scheme)
         assert 1.9 < plan.epsilon <= 2.0 < unamplified_epsilon(plan)
         assert plan.sampling.min_sep == 2
-        text = " ".join(statement(plan).split())
+        text = " ".join(fedmf.statement(plan).split())
         for words in (
             "It is a Monte-Carlo bound from",
             "the point estimate is",
@@ -471,7 +470,7 @@ class TestDraws:
             delta=1e-6,
             sampling=fedmf.MinSepPoisson(population=4, cohort_size=4, min_sep=1),
         )
-        said = " ".join(statement(plan).split())
+        said = " ".join(fedmf.statement(plan).split())
         assert plan.epsilon == unamplified_epsilon(plan)
         assert "without amplification is what is stated" in said
         assert "the point estimate is" not in said

@@ -6,22 +6,20 @@ import json
 import numpy as np
 import pytest
 
+import fedmf
 from fedmf.files import write_atomically
 from fedmf.mechanisms import DenseMechanism
-from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.statement import as_text
 from fedmf.runs.audit import audit_run, run_statement_values, write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
-from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import Run
 from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by, refused
 from tests.runs.test_folder import new_run
 
 VERSIONS = {"fedmf": "0.1.0", "python": "3.11.7"}
 COHORT = 4
-CONFIG = TrainConfig(
+CONFIG = fedmf.TrainConfig(
     rounds=12, cohort_size=COHORT, schema="fixed_epoch", min_sep=3, family="identity",
     epsilon=4.887, checkpoint_every=6,
 )  # fmt: skip
@@ -37,7 +35,7 @@ def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, reco
     )
     if cohorts is None:
         cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(12)]
-    ledger = ParticipationLedger(cohort_size=COHORT, cohorts=cohorts)
+    ledger = fedmf.ParticipationLedger(cohort_size=COHORT, cohorts=cohorts)
     state = [np.zeros(3, np.float32)]
     folder.save_checkpoint(
         Checkpoint(
@@ -242,7 +240,7 @@ class TestTheFinalStatement:
 
     def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(self, tmp_path):
         without = folder_of(
-            tmp_path / "no noise", plan=dataclasses.replace(PLAN, noise_multiplier=0.0), given=True
+            tmp_path / "silent", plan=dataclasses.replace(PLAN, noise_multiplier=0.0), given=True
         )
         said = dict(
             line.split(maxsplit=1) for line in command(f"audit {without}").stdout.splitlines()
@@ -267,7 +265,7 @@ class TestTheFinalStatement:
         out = tmp_path / "statement.md"
         shown = printed_by(f"audit {finished} --statement {out}")
         assert shown["contradictions"] == []
-        loaded = Run.load(finished)
+        loaded = fedmf.Run.load(finished)
         assert out.read_text() == as_text(run_statement_values(loaded, audit_run(loaded)), ".md")
         for name in ("participation.csv", "result.json"):
             (finished / name).unlink()

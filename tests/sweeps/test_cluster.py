@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from fedmf.runs.folder import Run
+import fedmf
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.run import Training
@@ -63,7 +63,7 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
     )
     for name in configs:
         assert_same_files(
-            *(Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here"))
+            *(fedmf.Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here"))
         )
     machines.remove_node(nodes[1], allow_graceful=False)
 

@@ -12,8 +12,6 @@ import time
 import pytest
 
 import fedmf
-from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import Run
 from fedmf.sweeps import job
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
@@ -269,7 +267,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert [best["settings"] for best in result["best"]] == [2, 2]
     assert result["failed"] == {}
     assert "The 2 private runs together: epsilon" in result["together"]
-    runs = [Run.load(path) for path in sorted((out / "runs").iterdir())]
+    runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
     assert len(runs) == 4
     assert all(run.result is not None for run in runs)
     assert len({(run.path / "private" / "noise_seed").read_text() for run in runs}) == 4
@@ -309,7 +307,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
 
 
 def test_a_run_whose_rows_a_resume_has_cut_has_been_seen_all_the_same(tmp_path):
-    cut, never = (new_run(tmp_path / name, TrainConfig(**FIXED)) for name in ("cut", "never"))
+    cut, never = (new_run(tmp_path / name, fedmf.TrainConfig(**FIXED)) for name in ("cut", "never"))
     (cut.path / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1}\n')
     cut.truncate_rows(0)  # a resume from the beginning, which dies before its first round ends
     assert not cut.saved_rounds()

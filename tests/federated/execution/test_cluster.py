@@ -26,8 +26,7 @@ from fedmf.server.source import noise_key
 from fedmf.terminal import interrupts
 from tests.federated import small_runs
 from tests.federated.run_small import GROUPS_OF_TWO, SEED, config
-from tests.federated.small_runs import assert_same_run, start_of
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import assert_same_run, small_task, start_of
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,7 @@ import pytest
 from fedmf.federated.examples import count
 from fedmf.federated.execution import client_work
 from fedmf.federated.training.loop import client_epochs
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_same_model, start_of, train
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import assert_same_model, config, small_task, start_of, train
 
 # Every optimizer on each side, FedProx, several epochs and a limit on batches.
 WORK = [

@@ -7,9 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_same_model, assert_same_run, start_of, train
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import (
+    assert_same_model,
+    assert_same_run,
+    config,
+    small_task,
+    start_of,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 

@@ -16,8 +16,7 @@ from fedmf.federated.training.run_setup import controller_of, new_run, reopen_ru
 from fedmf.mechanisms import BandedMechanism
 from fedmf.privacy.describe import summary
 from fedmf.runs.folder import RunFolder
-from tests.federated.run_small import config
-from tests.federated.small_runs import train
+from tests.federated.small_runs import config, train
 from tests.federated.small_task import CLASSES, small_task
 
 VERSIONED = dataclasses.replace(small_task(), data_version="1")

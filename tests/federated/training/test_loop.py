@@ -17,11 +17,8 @@ import pytest
 import fedmf
 from fedmf import federated
 from fedmf.mechanisms import BandedMechanism
-from fedmf.runs.audit import audit_run
 from fedmf.runs.folder import RunFolder
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_same_run, broken_off, train
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import assert_same_run, broken_off, config, small_task, train
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 ROOT = pathlib.Path(__file__).parents[3]
@@ -282,7 +279,7 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     assert f"{rounds} of 40 rounds are saved in {tmp_path}" in str(stop.value)
     assert RunFolder(tmp_path).saved_rounds() == rounds
     # The data decided on the end: what holds is the guarantee of all rounds.
-    audit = audit_run(tmp_path)
+    audit = fedmf.audit_run(tmp_path)
     assert audit.epsilon == audit.planned.epsilon == DIVERGING.plan().epsilon
     assert f"rounds {rounds} to 39 are not in the record" in audit.unrecorded
     assert "training losses decided that the run stopped before them" in audit.unrecorded

@@ -8,9 +8,7 @@ import pytest
 import fedmf
 from fedmf.federated.training.run_setup import controller_of
 from fedmf.privacy import monte_carlo
-from tests.federated.run_small import config
-from tests.federated.small_runs import broken_off, train
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import broken_off, config, small_task, train
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 

@@ -9,10 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+import fedmf
 from fedmf import disk_cache
-from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting import cache as fits
-from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import separated, single
 
@@ -33,9 +32,9 @@ def steps_of(folder, workload=None, participation=SINGLE, **options):
     steps = []
     workload = prefix_sum(24) if workload is None else workload
     options = {"family": "banded", "bands": 4, "cache": folder, **options}
-    return fit(workload, participation, progress=lambda *step: steps.append(step), **options), len(
-        steps
-    )
+    return fedmf.fit(
+        workload, participation, progress=lambda *step: steps.append(step), **options
+    ), len(steps)
 
 
 def test_the_same_question_is_answered_from_disk(tmp_path):
@@ -55,7 +54,7 @@ def test_whatever_decides_a_fit_is_part_of_its_name(tmp_path):
         {"tolerance": 1e-4},
         {"participation": separated(24, 4)},
         {
-            "participation": Participation(
+            "participation": fedmf.Participation(
                 rounds=24, schema="min_sep", min_sep=4, max_participations=2
             )
         },
