@@ -22,7 +22,7 @@ from fedmf.experiments.papers import (
 from fedmf.privacy import config as plan_config
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.cifar10 import synthetic
-from tests.cli.program import fedmf as command
+from tests.cli.program import refused
 
 USERS, IMAGES = 342_477, 50_000
 # One item for each grid.
@@ -201,6 +201,7 @@ def test_the_cost_of_a_study_follows_from_its_grid(tmp_path):
     assert cost.examples - limited.examples == 200 * (16_576_035 - 100_000)
 
 
+@pytest.mark.slow
 def test_the_days_in_the_docs_are_these(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "best_stamps", lambda kind, size: 10)
     monkeypatch.setattr(cifar, "best_bands", lambda size, epsilon: (8, True))
@@ -272,17 +273,6 @@ def test_a_limit_on_test_sentences_is_a_task_option(tmp_path):
 
 
 def test_a_dry_run_on_the_command_line(tmp_path):
-    refused = command("paper", "run", "banded-app-k-1", "--dry-run", "--out", tmp_path, status=2)
-    assert "trains nothing" in refused.stderr
-    refused = command(
-        "paper",
-        "run",
-        "multi-epoch-figure-10",
-        "--scale",
-        "full",
-        "--dry-run",
-        "--out",
-        tmp_path,
-        status=2,
-    )
-    assert "name it in --data" in refused.stderr
+    out = f"--dry-run --out {tmp_path}"
+    refused(f"paper run banded-app-k-1 {out}", "trains nothing")
+    refused(f"paper run multi-epoch-figure-10 --scale full {out}", "name it in --data")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedmf
 from fedmf import tasks
-from fedmf.runs.config import TrainConfig
 from fedmf.sweeps.grid import sweep_configs, varied_values
 
 FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
@@ -41,7 +41,7 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
     assert count == {"none": 1, "identity": 2, "banded": 4, "tree": 4}
     assert len(set(configs.values())) == len(configs)
     assert "family=none" in configs
-    expected = TrainConfig(family="tree", decoder="full", epsilon=2.0, **FIXED)
+    expected = fedmf.TrainConfig(family="tree", decoder="full", epsilon=2.0, **FIXED)
     assert configs["family=tree,decoder=full,epsilon=2"] == tasks.completed(expected)
 
 
