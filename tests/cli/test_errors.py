@@ -203,26 +203,6 @@ def texts_of_refusals(package):
                 yield from (text for text in texts if isinstance(text, str))
 
 
-def options_in_errors(package):
-    """Strings in a raise that name an option of the command line."""
-    return [
-        text
-        for text in texts_of_refusals(package)
-        if re.search(r"(?<![\w-])--[a-z]", re.sub(r"`[^`]*`", "", text))
-    ]
-
-
-@pytest.mark.parametrize(
-    "package", ["audits", "cohorts", "mechanisms", "noise", "participation", "privacy"]
-)
-def test_errors_of_python_name_arguments(package):
-    assert options_in_errors(package) == []
-
-
-def test_options_in_errors_are_seen():
-    assert options_in_errors("cli")
-
-
 def test_refusals_mark_the_arguments_that_they_name():
     """As name=value or in backticks: the command line puts its options in their places."""
     names = {p.name for c in commands() for p in c.get_params(click.Context(c)) if "_" in p.name}
@@ -303,7 +283,7 @@ def test_the_library_names_no_options():
     root = pathlib.Path(fedmf.__file__).parent
     paths = [path for path in root.rglob("*.py") if "cli" not in path.parts]
     paths += (root / "tasks").resolve().rglob("*.py")
-    assert len(paths) > 200
+    assert len(paths) > 150
     found = {
         f"{path}: {text}": named_options(text) for path in paths for text in texts(path.read_text())
     }

@@ -79,7 +79,7 @@ def test_the_ends_of_ranges(call, kind, words):
     [
         ({"noise_multiplier": 0.6}, "epsilon=8.0 and noise_multiplier=0.6"),
         ({"epsilon": None}, "epsilon=None and"),
-        ({"family": "none"}, "family=none.* epsilon"),
+        ({"family": "none"}, "family=none.*epsilon"),
         ({"family": "none", "epsilon": None, "noise_multiplier": 1.0}, "family=none"),
         ({"claimed_cohort": 100}, "claimed_cohort=100.* cohort_size=100"),
         ({"canaries": 5, "execution": "tff"}, "canaries=5.* execution=tff"),
