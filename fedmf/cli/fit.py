@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from fedmf.mechanisms import Mechanism
     from fedmf.participation.schema import Participation
 
+_PARTICIPATION = ("rounds", "schema", "min_sep", "max_participations")
 MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and gigabytes
 
 
 @click.command(cls=FamilyCommand)
 @options_of(
     "PlanConfig",
-    names=("rounds", "schema", "min_sep", "max_participations", "workload", "workload_momentum"),
+    names=(*_PARTICIPATION, "workload", "workload_momentum", "learning_rate_schedule"),
     required=("rounds",),
     defaults=True,
 )
@@ -78,27 +79,31 @@ def fit(
     import fedmf
     from fedmf import workloads
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
+    from fedmf.schedule import GivenSchedule
     from fedmf.terminal.interrupts import Interrupted
 
     if picture:
         # Before the fit
         OutputFile(".png").convert(out.with_suffix(".png"), None, click.get_current_context())
     interrupted_fit.set(False)
-    limits = {
-        name: options.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")
-    }
-    learning = {name: options.pop(name) for name in ("workload_momentum", "warmup", "cooldown")}
+    limits = {name: options.pop(name) for name in _PARTICIPATION}
+    shares = {name: options.pop(name) for name in ("warmup", "cooldown")}
+    momentum, given = options.pop("workload_momentum"), options.pop("learning_rate_schedule")
     workload = options.pop("workload")
     options = {name: value for name, value in options.items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
         participation = fedmf.Participation(**limits)
-        rates = None
-        if learning["warmup"] or learning["cooldown"]:
-            shares = {name: learning[name] for name in ("warmup", "cooldown")}
-            schedule = fedmf.WarmupCooldown(rounds=participation.rounds, peak=1.0, **shares)
-            rates = schedule.learning_rates()
-        momentum = learning["workload_momentum"]
-        A = workloads.named(workload, participation.rounds, momentum=momentum, learning_rates=rates)
+        n, rates = participation.rounds, None
+        if given is not None:
+            if any(shares.values()):
+                raise ValueError(
+                    f"learning_rate_schedule={given} is given beside warmup and cooldown: leave "
+                    "them out"
+                )
+            rates = GivenSchedule(rounds=n, peak=1.0, shares=given).learning_rates()
+        elif any(shares.values()):
+            rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, **shares).learning_rates()
+        A = workloads.named(workload, n, momentum=momentum, learning_rates=rates)
         if matrices is not None:
             refused = " and ".join(
                 f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")

@@ -55,6 +55,7 @@ def run(tmp_path, capfd, monkeypatch):
             "0.5",
         ],
         ["--family", "banded", "--workload", "prefix_sum", "--cooldown", "0.5"],
+        ["--workload", "momentum_sgd", "--learning-rate-schedule", "18:0.15"],
         ["--family", "banded", "--workload", "identity", "--max-iterations", "50"],
     ],
     ids=lambda arguments: " ".join(arguments),
