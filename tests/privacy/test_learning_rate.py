@@ -79,6 +79,20 @@ def test_command(tmp_path, capsys, plan):
     assert "; ".join(beyond) in text
 
 
+def test_command_counts_the_schedule(tmp_path, capsys, plan):
+    path = tmp_path / "tree.npz"
+    plan.mechanism.save(path)
+    ask = "--rounds 8 --schema single --noise-multiplier 3 --clip-norm 0.25 --cohort-size 50"
+    ask += " --workload momentum_sgd --learning-rate-schedule 6:0.15 --json"
+    main(["plan", "learning-rate", str(path), *ask.split()])
+    found = json.loads(capsys.readouterr().out)["effective_rmse"]
+    falling = fedmf.momentum_sgd(8, 0.95, [1.0] * 6 + [0.15] * 2)
+    error = learning_rate.effective_rmse(plan, falling, cohort_size=50)
+    assert found == pytest.approx(error, rel=1e-12)
+    level = learning_rate.effective_rmse(plan, fedmf.momentum_sgd(8, 0.95), cohort_size=50)
+    assert found < 0.99 * level
+
+
 def test_errors_of_the_fitted_runs():
     """L_e of App. I, Table 6: from Band MF at epsilon 16, whose bands are 342 and rmse 8.56, to
     DP-SGD at epsilon 1, whose N is C = I.
