@@ -145,8 +145,11 @@ def train(
 
     with _dry_rounds_counted(), training(out, resume=resume) as begin:
         try:
+            task = tasks.task_from_config(config, progress=not quiet)
+            if not quiet:
+                say("task", task.description)
             run = federated.train(
-                tasks.task_from_config(config, progress=not quiet),
+                task,
                 config,
                 folder=out,
                 noise_seed=noise_seed,
