@@ -47,7 +47,7 @@ def random_sentences(
     from fedmf.tasks.stackoverflow.compiled import compiled_epoch
     from fedmf.tasks.stackoverflow.lstm import with_keras_lstm
 
-    sizes = MODELS[model]
+    sizes: dict[str, Any] = dict(MODELS[model])
 
     def build_model(seed: int) -> Any:
         built = next_word.build_model(seed, **sizes)

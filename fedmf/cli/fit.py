@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from fedmf.mechanisms import Mechanism
     from fedmf.participation.schema import Participation
 
+_PARTICIPATION = ("rounds", "schema", "min_sep", "max_participations")
 MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and gigabytes
 
 
 @click.command(cls=FamilyCommand)
 @options_of(
     "PlanConfig",
-    names=("rounds", "schema", "min_sep", "max_participations", "workload", "workload_momentum"),
+    names=(*_PARTICIPATION, "workload", "workload_momentum", "learning_rate_schedule"),
     required=("rounds",),
     defaults=True,
 )
@@ -52,7 +53,7 @@ MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and
 )
 @click.option("--matrices", type=EXISTING, help="Read another program's matrices, fit nothing.")
 @in_one(
-    "rates",
+    "shares",
     click.option(
         "--warmup", type=SHARE, default=0.0, help="Share of rounds of rising learning rate."
     ),
@@ -73,7 +74,7 @@ MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and
 def fit(
     promise: dict[str, Any],
     fitting: dict[str, Any],
-    rates: dict[str, Any],
+    shares: dict[str, Any],
     matrices: pathlib.Path | None,
     out: pathlib.Path,
     picture: bool,
@@ -93,26 +94,30 @@ def fit(
     import fedmf
     from fedmf import workloads
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
+    from fedmf.schedule import GivenSchedule
     from fedmf.terminal.interrupts import Interrupted
 
     if picture:
         # Before the fit
         OutputFile(".png").convert(out.with_suffix(".png"), None, click.get_current_context())
     interrupted_fit.set(False)
-    limits = {
-        name: promise.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")
-    }
-    workload, momentum = promise.pop("workload"), promise.pop("workload_momentum")
+    limits = {name: promise.pop(name) for name in _PARTICIPATION}
+    momentum, given = promise.pop("workload_momentum"), promise.pop("learning_rate_schedule")
+    workload = promise.pop("workload")
     options = {n: value for n, value in (fitting | promise).items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
         participation = fedmf.Participation(**limits)
-        schedule = fedmf.WarmupCooldown(rounds=participation.rounds, peak=1.0, **rates)
-        A = workloads.named(
-            workload,
-            participation.rounds,
-            momentum=momentum,
-            learning_rates=schedule.learning_rates() if any(rates.values()) else None,
-        )
+        n, rates = participation.rounds, None
+        if given is not None:
+            if any(shares.values()):
+                raise ValueError(
+                    f"learning_rate_schedule={given} is given beside warmup and cooldown: leave "
+                    "them out"
+                )
+            rates = GivenSchedule(rounds=n, peak=1.0, shares=given).learning_rates()
+        elif any(shares.values()):
+            rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, **shares).learning_rates()
+        A = workloads.named(workload, n, momentum=momentum, learning_rates=rates)
         if matrices is not None:
             refused = " and ".join(
                 f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")

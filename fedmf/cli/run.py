@@ -148,8 +148,11 @@ def train(
 
     with _dry_rounds_counted(), training(out, resume=resume) as begin:
         try:
+            task = tasks.task_from_config(config, progress=how["progress"])
+            if how["progress"]:
+                say("task", task.description)
             run = federated.train(
-                tasks.task_from_config(config, progress=how["progress"]),
+                task,
                 config,
                 folder=out,
                 noise_seed=noise_seed,

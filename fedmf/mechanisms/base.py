@@ -196,6 +196,12 @@ class Mechanism(fields.Checked, abc.ABC):
         """
         return None
 
+    def toeplitz_gram(self) -> np.ndarray | None:
+        """The first column of X = C^T C, float64 (rounds,), where X is known to be Toeplitz, as of
+        stationary noise; or None.
+        """
+        return None
+
     def state(self) -> dict[str, np.ndarray]:
         """The fields that make the mechanism again, as arrays; none of them of Python objects."""
         own = [

@@ -32,6 +32,7 @@ from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_mu
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
+from fedmf.schedule import GivenSchedule, schedule_text
 
 
 def named_options(name: str, value: Any) -> dict[str, Any]:
@@ -102,6 +103,12 @@ class PlanConfig:
     workload_momentum: float = fields.real(
         0.95, "Of the momentum_sgd workload.", zero=True, below=1
     )
+    learning_rate_schedule: str | None = fields.option(
+        None,
+        "Shares of the server's peak rate, which errors count and training follows: one a round, "
+        "or 1536:0.15 for all from round 1536 on, or a file of them.",
+        schedule_text,
+    )
     family: str = fields.choice(
         "banded", f"none (no noise), {', '.join(fitted_families())}, or file.", families
     )
@@ -152,6 +159,7 @@ class PlanConfig:
         check_delta(self.delta)
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
+        self.given_schedule()
         self._check_mechanism()
         self._check_target()
         fields.belongs(self, "budget", to="schema=budget", there=self.schema == "budget")
@@ -297,7 +305,16 @@ class PlanConfig:
 
     def fit_workload(self) -> workloads.Workload:
         """The workload that mechanisms are fitted for: prefix sums in the banded paper (Sec. 6)."""
-        return workloads.named(self.workload, self.rounds, momentum=self.workload_momentum)
+        schedule = None if self.workload == "identity" else self.given_schedule()
+        rates = None if schedule is None else schedule.learning_rates()
+        momentum = self.workload_momentum
+        return workloads.named(self.workload, self.rounds, momentum=momentum, learning_rates=rates)
+
+    def given_schedule(self, peak: float = 1.0) -> GivenSchedule | None:
+        """The schedule of learning_rate_schedule; None where that is not set."""
+        if (shares := self.learning_rate_schedule) is None:
+            return None
+        return GivenSchedule(rounds=self.rounds, peak=peak, shares=shares)
 
     def fit(self, *, show_progress: bool = False) -> Mechanism:
         """The mechanism: read from its file, or fitted.
@@ -488,18 +505,3 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if twice:
         raise ValueError(f"JSON has {twice[0]!r} twice: leave one of them out")
     return dict(pairs)
-
-
-def differences(
-    new: PlanConfig, old: PlanConfig, *, leave_out: tuple[str, ...] = (), was: str = "was"
-) -> str:
-    """What differs between two configs, in one phrase; empty where nothing does.
-
-    >>> one = PlanConfig(rounds=8, min_sep=4, epsilon=2.0)
-    >>> differences(dataclasses.replace(one, min_sep=2), one)
-    'min_sep=2 (was 4)'
-    """
-    new_values, old_values = new.flat(), old.flat()
-    names = [name for name in {**new_values, **old_values} if name not in leave_out]
-    pairs = [(name, new_values.get(name), old_values.get(name)) for name in names]
-    return ", ".join(f"{name}={a!r} ({was} {b!r})" for name, a, b in pairs if a != b)

@@ -204,6 +204,9 @@ _FARTHEST = (
 _LIGHT = 1.49  # sum of the channels from which a colour would be illegible with white in it
 _LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 
+# Characters of a value, such as a schedule with a rate for every round.
+_MOST_CHARACTERS = 60
+
 # Fields that are tuned to how well a model learns; they change nothing about its noise.
 TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
 # The name of the mechanism says these. Learning rates are tuned to each mechanism, and the rest
@@ -322,4 +325,5 @@ def show(value: Any) -> str:
     """A configuration value for people."""
     if value is None:
         return "not set"
-    return plain(value) if isinstance(value, float) else str(value)
+    text = plain(value) if isinstance(value, float) else str(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."

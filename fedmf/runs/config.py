@@ -10,7 +10,7 @@ from typing import Any
 from fedmf import checks, fields
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.privacy.config import PlanConfig, named_options
-from fedmf.schedule import WarmupCooldown
+from fedmf.schedule import GivenSchedule, WarmupCooldown
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
 SCALED = "scaled-"
@@ -158,11 +158,14 @@ class TrainConfig(PlanConfig):
                 f"{wrong}: leave one of them out"
             )
         availability_from_text(self.availability)
+        for name in ("warmup", "cooldown"):
+            there = self.learning_rate_schedule is None or not getattr(self, name)
+            fields.belongs(self, name, to="runs without a learning_rate_schedule", there=there)
         self.server_schedule()
 
-    def server_schedule(self) -> WarmupCooldown:
+    def server_schedule(self) -> WarmupCooldown | GivenSchedule:
         """The server's learning rates."""
-        return WarmupCooldown(
+        return self.given_schedule(self.server_learning_rate) or WarmupCooldown(
             rounds=self.rounds,
             peak=self.server_learning_rate,
             warmup=self.warmup,

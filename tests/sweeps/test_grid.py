@@ -45,6 +45,15 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
     assert configs["family=tree,decoder=full,epsilon=2"] == tasks.completed(expected)
 
 
+def test_schedules_vary():
+    name, values = varied_values("learning-rate-schedule=6:0.15,2:0.5 6:0.1")
+    configs = sweep_configs({"rounds": 8, "min_sep": 4, "family": "none"}, {name: values})
+    assert {run: c.learning_rate_schedule for run, c in configs.items()} == {
+        "learning_rate_schedule=6-0.15": "6:0.15",
+        "learning_rate_schedule=2-0.5-6-0.1": "2:0.5 6:0.1",
+    }
+
+
 def test_options_of_the_task_vary_as_fields_do():
     name, values = varied_values("task-option.lstm-size=8,16")
     configs = sweep_configs(FIXED | {"epsilon": 1.0, "task_option.loss": "masked"}, {name: values})

@@ -25,8 +25,9 @@ from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
-from fedmf.privacy.config import PlanConfig, differences
+from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement_values
+from fedmf.privacy.flat_config import differences
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import installed_versions, markdown
 from fedmf.privacy.stopping import rounds_within
