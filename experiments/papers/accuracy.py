@@ -105,6 +105,25 @@ def compared(
     return lambda scores, size: ordered(scores, [order(scores, *pair) for pair in pairs], draw)
 
 
+def matched(line: str, best: str, worst: str) -> Judge:
+    """Judges that `line` matches `best`: it is above `worst`, and what `best` is ahead of it is at
+    most a quarter of the lead of `best` over `worst`, by the end of the interval.
+    """
+
+    def judge(scores: Sequence[Score], size: Any) -> Outcome:
+        over, gap = order(scores, line, worst), order(scores, best, line)
+        lead = order(scores, best, worst).mean
+        close = gap.high <= lead / 4
+        text = (
+            f"{over}; {gap}, {'at most' if close else 'which may be more than'} a quarter of the "
+            f"lead of {best} over {worst}, {100 * lead:.1f} points."
+        )
+        made = ordered(scores, [over])
+        return dataclasses.replace(made, verdict=text, holds=over.shown and close)
+
+    return judge
+
+
 def ordered(
     scores: Sequence[Score],
     orders: Sequence[Order],

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import fedmf
-from fedmf.experiments.papers import accuracy, error_tables
+from fedmf.experiments.papers import accuracy, error_tables, printed
 from fedmf.experiments.papers.item import Outcome
 from fedmf.experiments.papers.study import Fields, Score, Study, sized, trained
 from fedmf.mechanisms import Mechanism
@@ -31,7 +31,7 @@ NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
 RATES_BANDED = tuple(float(f"{c}e{i}") for i in range(-2, 4) for c in (1, 2, 5))
 RATES = RATES_BANDED[:6]
 HONAKER, FFT, ONE, BANDED = "Honaker", "FFT", "MF(k=1)", "BandMF"
-SGD, SAMPLED = "DP-SGD", "DP-SGD, amplified"
+SGD, SAMPLED, NU = "DP-SGD", "DP-SGD, amplified", "nu-DP-FTRL"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,6 +254,17 @@ def banded(size: Size) -> Study:
     return _study("banded", size, parts)
 
 
+@sized(SIZES)
+def nu_noise(size: Size) -> Study:
+    """Slides, nu-DP-FTRL: noise t^(-3/2) (1 - nu)^t with nu tuned, beside lines of multi-epoch
+    Fig. 1.
+    """
+    own: Fields = {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS}
+    sgd = _in_order(size, _sgd(size, size.epsilons, size.rates))
+    parts = [(NU, _in_order(size, own | _tuned(size))), (SGD, sgd), _optimal(size)]
+    return _study("nu", size, parts)
+
+
 @functools.cache
 def best_bands(size: Size, epsilon: float) -> tuple[int, bool]:
     """The number of bands of least error at this epsilon, and whether it is amplified."""
@@ -293,6 +304,12 @@ def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
     lines = dict.fromkeys(score.line for score in scores)
     orders = [accuracy.order(scores, *pair) for pair in itertools.pairwise(lines)]
     return accuracy.ordered(scores, orders)
+
+
+@trained(nu_noise, "slides-nu-dp-ftrl-on-cifar-10")
+def nu_figure(scores: Sequence[Score], size: Size) -> Outcome:
+    """Slides, nu-DP-FTRL on CIFAR-10."""
+    return accuracy.matched(NU, size.optimal, SGD)(scores, size)
 
 
 @trained(banded, "banded-figure-10")

@@ -62,6 +62,11 @@ DENISOV_TABLE_2 = tuple(
 )
 
 
+# Slides, "For general problems ... tune the parameter nu": no values are printed; 0 is that of
+# prefix sums.
+NUS = (0.0, 0.01, 0.1)
+
+
 class StampedRow(NamedTuple):
     """Multi-epoch, App.
 

@@ -37,6 +37,9 @@ UNNOISED = "no noise"
 # Banded paper, Tables 4 to 7.
 SGD, SINGLE, TREE = "DP-SGD", "Single-epoch MF", "Optimal TreeAgg"
 MULTI, BANDED = "Multi-epoch MF", "Band MF"
+NU = "nu-DP-FTRL"
+# From the best rate of DP-SGD at epsilon 1 to that of the best mechanism at 16 (banded Table 6).
+NU_RATES = tuple(1.7**power for power in range(-5, 2))
 Parts = Sequence[tuple[str, Fields]]
 
 
@@ -304,6 +307,30 @@ def _banded(name: str, size: Size, parts: Parts) -> Study:
     smoothed = 400 if size.rounds > 1000 else size.rounds // 5
     fixed: Fields = {"warmup": 0.15, "cooldown": 0.25, "server_momentum": size.momentum}
     return _study(name, size, parts, smoothed_over=smoothed, **fixed)
+
+
+@sized(SIZES)
+def nu_noise(size: Size) -> Study:
+    """Slides, nu-DP-FTRL: noise t^(-3/2) (1 - nu)^t with nu tuned. The slides give no settings:
+    those of the banded paper, in a fixed order.
+    """
+    rates = size.rates_banded or NU_RATES
+    lines: dict[str, Fields] = {
+        NU: {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS},
+        MULTI: {"family": "dense", "equal_norms": True},
+        SGD: {"family": "identity"},
+    }
+    parts = [
+        (
+            line,
+            fields
+            | _order(size)
+            | _cohort(size, size.cohort)
+            | {"epsilon": size.epsilons_banded, "server_learning_rate": rates},
+        )
+        for line, fields in lines.items()
+    ]
+    return _banded("nu", size, parts)
 
 
 @functools.cache
