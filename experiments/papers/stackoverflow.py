@@ -265,7 +265,10 @@ def phones(size: Size) -> Study:
         for line, fields in lines.items()
         for epsilon in size.epsilons_banded
     ]
-    return _banded("phones", size, parts)
+    rates = size.rates_banded or tuple(map(float, printed.BANDED_TABLE_6_UNNOISED))
+    cohort = _cohort(size, size.cohort) | {"claimed_cohort": None}
+    unnoised: Fields = apart | cohort | {"family": "none", "server_learning_rate": rates}
+    return _banded("phones", size, [*parts, (UNNOISED, unnoised)])
 
 
 @sized(SIZES, **sizes.CENTRE)
@@ -286,6 +289,12 @@ def centre(size: Size) -> Study:
             _banded_part(size, printed.BANDED_TABLE_7, line, fields, epsilon)
             for line, fields in lines.items()
         ]
+        for row in printed.BANDED_TABLE_7 if size.rates_banded is None else ():
+            if (row.mechanism, row.epsilon) == (BANDED, epsilon) and row.bands != bands:
+                other = _sampled(size) | {"family": "banded", "bands": row.bands}
+                rates = tuple(map(float, row.accuracies))
+                other |= {"epsilon": epsilon, "server_learning_rate": rates}
+                parts.append((f"{BANDED}, {row.bands} bands", other | _cohort(size, size.cohort)))
     return _banded("centre", size, parts)
 
 
