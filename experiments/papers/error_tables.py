@@ -1,6 +1,6 @@
 """Tables of errors and sensitivities.
 
-The smallest loss of prefix sums and their kin for six rounds, with the signs of C^T C held as in
+And the smallest loss of prefix sums and their kin for six rounds, with the signs of C^T C held as in
 the multi-epoch paper, App. I.3.
 """
 
