@@ -31,6 +31,8 @@ class Request:
       scale: "small" ends within minutes on 2 cores, "full" is the paper's size.
       data: the real file, where the item can use one.
       jobs: runs at a time, of items that train.
+      cluster: address of a Ray cluster on which they train, whose machines share `folder`; None for
+        processes of this machine.
       test_sentences: limit on the sentences of StackOverflow's test set; None for that of the
         scale, at full all.
     """
@@ -39,6 +41,7 @@ class Request:
     scale: Scale = "small"
     data: pathlib.Path | None = None
     jobs: int = 1
+    cluster: str | None = None
     test_sentences: int | None = None
 
     def pick(self, tiny: Any, small: Any, full: Any) -> Any:

@@ -341,7 +341,11 @@ def _trained(
     if any(sweep.state(out, there) != "finished" for there in names.values()):
         check()
     training = sweep.Training(
-        noise_seed="os", jobs=request.jobs, test=test, progress=request.scale != "tiny"
+        noise_seed="os",
+        jobs=request.jobs,
+        cluster=request.cluster,
+        test=test,
+        progress=request.scale != "tiny",
     )
     for name, failure in sweep.train_all(out, configs, training).items():
         raise ValueError(f"run {name} in {out} failed: {failure.reason}")

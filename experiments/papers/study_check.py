@@ -135,31 +135,58 @@ SPEEDS = {
 _FEWEST_ROUNDS = 10  # that a speed is measured by
 
 
+class RunCost(NamedTuple):
+    """Of a run: clients that it trains, summed over rounds, and examples that it evaluates, on the
+    validation split in training and of those that are reported on the test split.
+    """
+
+    clients: int
+    examples: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
     """Of a study.
 
     Attributes:
       tuning, repeats: runs of seed 0, and of the seeds that are reported, at most.
-      clients: trained in all of them, summed over rounds.
-      examples: evaluated, on the validation split in training and on the test split
-        after the repeats.
       clients_per_second, examples_per_second: how fast.
       measured: whether by runs of the study on this machine, or on two cores elsewhere.
     """
 
-    tuning: int
-    repeats: int
-    clients: int
-    examples: int
+    tuning: tuple[RunCost, ...]
+    repeats: tuple[RunCost, ...]
     clients_per_second: float
     examples_per_second: float
     measured: bool
 
     @property
+    def clients(self) -> int:
+        """Trained in all runs, summed over rounds."""
+        return sum(run.clients for run in (*self.tuning, *self.repeats))
+
+    @property
+    def examples(self) -> int:
+        """Evaluated in all runs."""
+        return sum(run.examples for run in (*self.tuning, *self.repeats))
+
+    @property
     def seconds(self) -> float:
-        """How long all runs take."""
-        return self.clients / self.clients_per_second + self.examples / self.examples_per_second
+        """How long all runs take, one after the other."""
+        return self.seconds_on(1)
+
+    def seconds_on(self, workers: int) -> float:
+        """How long all runs take on so many machines like this one, each run on one of them: those
+        that are reported begin when those that tune are done, and none is shorter than its longest.
+        """
+        seconds = 0.0
+        for runs in (self.tuning, self.repeats):
+            each = [
+                run.clients / self.clients_per_second + run.examples / self.examples_per_second
+                for run in runs
+            ]
+            seconds += max(sum(each) / workers, max(each, default=0.0))
+        return seconds
 
     def __str__(self) -> str:
         days = self.seconds / 86_400
@@ -168,8 +195,8 @@ class Cost:
             "measured by the runs there are" if self.measured else "not measured here: of two cores"
         )
         return (
-            f"{self.tuning} runs to tune and {self.repeats} to report train {self.clients:,} "
-            f"clients and evaluate {self.examples:,} "
+            f"{len(self.tuning)} runs to tune and {len(self.repeats)} to report train "
+            f"{self.clients:,} clients and evaluate {self.examples:,} "
             f"examples: about {time} at {round(self.clients_per_second, 1):g} and "
             f"{round(self.examples_per_second):,} a second ({where})"
         )
@@ -194,21 +221,20 @@ def cost(
     measured = clients_per_second(folder)
     # A machine that trains clients faster evaluates faster.
     factor = 1.0 if measured is None else measured * jobs / speed.clients
-    validated = sum(
-        # every so many rounds, after the last, and for the result
-        (-(-config.rounds // config.evaluate_every) + 1)
-        * int(config.task_options.get("validation_sentences", speed.validation))
-        for config in (*tuning, *repeats)
-    )
-    tested = sum(
-        min(speed.test, config.task_options.get("test_sentences") or speed.test)
-        for config in repeats
-    )
+
+    def of_run(config: TrainConfig, *, test: bool) -> RunCost:
+        # Every so many rounds, after the last, and for the result
+        validations = -(-config.rounds // config.evaluate_every) + 1
+        examples = validations * int(
+            config.task_options.get("validation_sentences", speed.validation)
+        )
+        if test:
+            examples += min(speed.test, config.task_options.get("test_sentences") or speed.test)
+        return RunCost(config.rounds * config.cohort_size, examples)
+
     return Cost(
-        tuning=len(tuning),
-        repeats=len(repeats),
-        clients=sum(config.rounds * config.cohort_size for config in (*tuning, *repeats)),
-        examples=validated + tested,
+        tuning=tuple(of_run(config, test=False) for config in tuning),
+        repeats=tuple(of_run(config, test=True) for config in repeats),
         clients_per_second=speed.clients * factor,
         examples_per_second=speed.examples * factor,
         measured=measured is not None,

@@ -18,6 +18,7 @@ from fedmf.cli.options import (
     PATH,
     Gigabytes,
     OutputFile,
+    in_one,
     json_option,
     plan_config,
     plan_options,
@@ -93,38 +94,53 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @click.argument("log_file", metavar="LOG", type=PATH)
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
-@click.option(
-    "--client-column", default="client", help="Column of clients: whole numbers or texts."
+@in_one(
+    "form",
+    click.option(
+        "--client-column", default="client", help="Column of clients: whole numbers or texts."
+    ),
+    click.option("--round-column", default="round", help="Column of rounds."),
+    click.option(
+        "--first-round", type=click.IntRange(0), default=0, help="Number of the first round."
+    ),
+    click.option(
+        "--duplicates",
+        type=click.Choice(["refuse", "once"]),
+        default="refuse",
+        help="Rows that are there twice.",
+    ),
 )
-@click.option("--round-column", default="round", help="Column of rounds.")
-@click.option("--first-round", type=click.IntRange(0), default=0, help="Number of the first round.")
-@click.option(
-    "--rounds-run", type=COUNT, help="Rounds after which the run ended, if not all of the plan's."
+@in_one(
+    "reading",
+    click.option(
+        "--rounds-run",
+        type=COUNT,
+        help="Rounds after which the run ended, if not all of the plan's.",
+    ),
+    click.option("--memory", type=Gigabytes(), default=1.0, help="GB that sorting may take."),
+    click.option(
+        "--folder",
+        type=click.Path(exists=True, file_okay=False, writable=True, path_type=pathlib.Path),
+        help="For temporary files, as large as the log.  [default: the system's]",
+    ),
 )
-@click.option(
-    "--duplicates",
-    type=click.Choice(["refuse", "once"]),
-    default="refuse",
-    help="Rows that are there twice.",
-)
-@click.option("--memory", type=Gigabytes(), default=1.0, help="GB that sorting may take.")
-@click.option(
-    "--folder",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=pathlib.Path),
-    help="For temporary files, as large as the log.  [default: the system's]",
-)
-@_statement_option
-@click.option(
-    "--pretraining", help="For the statement: what the model was trained on before, in a few words."
+@in_one(
+    "told",
+    _statement_option,
+    click.option(
+        "--pretraining",
+        help="For the statement: what the model was trained on before, in a few words.",
+    ),
 )
 @json_option
 def log(
     log_file: pathlib.Path,
     mechanism_file: pathlib.Path,
-    statement: pathlib.Path | None,
-    pretraining: str | None,
+    promise: dict[str, Any],
+    form: dict[str, Any],
+    reading: dict[str, Any],
+    told: dict[str, Any],
     as_json: bool,
-    **options: Any,
 ) -> None:
     """The guarantee of any system's run, from its log. The log is CSV, JSON lines or Parquet.
 
@@ -144,28 +160,18 @@ def log(
     from fedmf.privacy.describe import ALWAYS_SAID
     from fedmf.privacy.flat_config import OF_THE_FIT
 
-    written = {
-        name: options.pop(name)
-        for name in ("client_column", "round_column", "first_round", "duplicates")
-    }
-    rounds_run, memory, folder = (options.pop(n) for n in ("rounds_run", "memory", "folder"))
     with arguments_checked():
-        config = plan_config(mechanism_file, options)
+        config = plan_config(mechanism_file, promise)
         plan = config.plan()
-        result = audit_log(
-            log_file,
-            plan,
-            form=LogForm(**written),
-            rounds_run=rounds_run,
-            memory=memory,
-            folder=folder,
-        )
+        result = audit_log(log_file, plan, form=LogForm(**form), **reading)
+    statement, pretraining = told["statement"], told["pretraining"]
     if statement is not None:
         flags = config.stating(plan).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
-        more = {"rounds_run": rounds_run, "pretraining": pretraining, "statement": statement.name}
+        more = {"pretraining": pretraining, "statement": statement.name}
+        values = {**form, "rounds_run": reading["rounds_run"], **more}
         flags += [
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-            for name, value in (written | more).items()
+            for name, value in values.items()
             if value is not None
         ]
         files = shlex.join([log_file.name, mechanism_file.name])
@@ -300,32 +306,32 @@ if TYPE_CHECKING:
 @audit.command()
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
-@click.option(
-    "--coordinates",
-    type=COUNT,
-    help="Entries of the model, each a sample of the noise.  [default: enough]",
+@in_one(
+    "trial",
+    click.option(
+        "--coordinates",
+        type=COUNT,
+        help="Entries of the model, each a sample of the noise.  [default: enough]",
+    ),
+    click.option(
+        "--trials",
+        type=click.IntRange(0),
+        default=20_000,
+        help="Of the distinguishing game; 0 for none.",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings."
+    ),
+    click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit."),
 )
-@click.option(
-    "--trials",
-    type=click.IntRange(0),
-    default=20_000,
-    help="Of the distinguishing game; 0 for none.",
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings."
-)
-@click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit.")
 @quiet_option
 @json_option
 def mechanism(
     mechanism_file: pathlib.Path,
-    coordinates: int | None,
-    trials: int,
-    seed: int,
-    false_positive_rate: float,
+    promise: dict[str, Any],
+    trial: dict[str, Any],
     quiet: bool,
     as_json: bool,
-    **promise: Any,
 ) -> None:
     """Test that the noise that runs is what its plan claims. Exit status 1 if it is not.
 
@@ -350,14 +356,7 @@ def mechanism(
             bar.total = total
             bar.update(done - bar.n)
 
-        result = audit_mechanism(
-            plan,
-            seed=seed,
-            coordinates=coordinates,
-            trials=trials,
-            false_positive_rate=false_positive_rate,
-            progress=progress,
-        )
+        result = audit_mechanism(plan, progress=progress, **trial)
     if as_json:
         show(_values(result), as_json)
     else:

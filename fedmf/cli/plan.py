@@ -54,12 +54,11 @@ class _Counts(click.ParamType[list[int]]):
 @click.option("--out", type=OutputFile(".png"), help="Draw the curve into this PNG file.")
 @json_option
 def bands(
-    rounds: int,
-    workload: str,
-    workload_momentum: float,
+    promise: dict[str, Any],
+    bands: list[int] | None,
+    dense: bool,
     out: pathlib.Path | None,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """The number of bands with the least error.
 
@@ -77,20 +76,19 @@ def bands(
     from fedmf.files import write_atomically
     from fedmf.privacy.bands import BandChoice, BandSearch
 
-    target = {name: options[name] for name in ("population", "cohort_size", "epsilon", "delta")} | {
-        "sampling": options["sampling"] or "poisson"
-    }
+    workload, rounds = promise.pop("workload"), promise.pop("rounds")
+    momentum = promise.pop("workload_momentum")
+    promise["sampling"] = promise["sampling"] or "poisson"
     progress = status_line() or (lambda phrase: None)
     with arguments_checked():
-        search = BandSearch(
-            workload=workloads.named(workload, rounds, momentum=workload_momentum), **target
-        )
+        A = workloads.named(workload, rounds, momentum=momentum)
+        search = BandSearch(workload=A, **promise)
         rows = []
-        if options["dense"]:  # first: where it is too large that is known at once
+        if dense:  # first: where it is too large that is known at once
             progress("fitting the dense optimum")
             rows.append(search.dense())
         progress("fitting the first number of bands")
-        for row in search.rows(options["bands"]):
+        for row in search.rows(bands):
             progress(f"{row.bands} bands: rmse {row.rmse:.4g}")
             rows.append(row)
         rows.sort(key=lambda row: (row.family == "dense", row.bands))
@@ -162,7 +160,7 @@ def plan() -> None:
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @json_option
-def learning_rate(mechanism_file: pathlib.Path, as_json: bool, **promise: Any) -> None:
+def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json: bool) -> None:
     """A server learning rate for a mechanism and its noise.
 
     The rule (banded paper, App. I) is a regression over tuned runs of StackOverflow next-word

@@ -67,7 +67,7 @@ class Size(fields.Checked):
         if self.cohort_size > self.population:
             raise ValueError(
                 f"cohort_size={self.cohort_size} is larger than population={self.population}: "
-                f"lower cohort_size to at most {self.population}"
+                f"lower `cohort_size` to at most {self.population}"
             )
         checks.integer(
             "simulated_cohort", self.simulated_cohort, low=1, high=self.cohort_size, hint=_HINT

@@ -98,7 +98,7 @@ class RunSeeds:
         if self._noise_seed is None:
             return RunSeeds, ("os",)
         raise TypeError(
-            "a query or factory with a noise_seed of your own is not pickled: its copies would "
+            "a query or factory with a `noise_seed` of your own is not pickled: its copies would "
             "begin runs with the same noise; make it "
             'where it is used, or use noise_seed="os"'
         )
@@ -109,7 +109,7 @@ class RunSeeds:
             return "os"
         if os.getpid() != self._process:
             raise ValueError(
-                "a query or factory with a noise_seed of your own was forked: its copies would "
+                "a query or factory with a `noise_seed` of your own was forked: its copies would "
                 'begin runs with the same noise; make it where it is used, or use noise_seed="os"'
             )
         return seed_of_run(self._noise_seed, next(self._begun))
@@ -229,7 +229,7 @@ class NoiseRows:
             f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a "
             "longer mechanism to train on": in_time,
             "the state's noise is that of another mechanism, noise scale, clip norm, model size or "
-            "noise_strategy, with which noise "
+            "`noise_strategy`, with which noise "
             "could come again that was seen: make the aggregator as it was when the state was made "
             f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)": ours,
             "no noise was handed in for this round: call "

@@ -1,5 +1,5 @@
 """The L2 sensitivity of x -> C x, when one client contributes vectors of norm at most 1 to the
-rounds it may.
+rounds it may (multi-epoch paper, Def. 1).
 
 Every value is exact or a proven upper bound, for vector contributions of any dimension: a bound
 that holds for scalar contributions only can be too small (multi-epoch paper, App. H.2). Below, X =
@@ -8,9 +8,9 @@ C^T C, and for a set of rounds S
     sens(C)^2 = max over allowed S, max over unit vectors u_i of sum_{i, j in S} X_ij <u_i, u_j>
              <= max over allowed S of sum_{i, j in S} |X_ij|              (banded paper, Prop. E.1)
 
-with equality where X_ij >= 0 on S (take all u_i equal), and where S has at most two rounds (take
-u_j = sign(X_ij) u_i). Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is
-Choquette-Choo et al. 2022.
+with equality where X_ij >= 0 on S (take all u_i equal: multi-epoch paper, Cor. 2.1), and where S
+has at most two rounds (take u_j = sign(X_ij) u_i). Papers: "banded" is Choquette-Choo et al.
+2023, "multi-epoch" is Choquette-Choo et al. 2022.
 """
 
 import dataclasses

@@ -156,11 +156,11 @@ class PlanConfig:
         self._check_target()
         fields.belongs(self, "budget", to="schema=budget", there=self.schema == "budget")
         for name in ("clip_share", "clip_every", "clip_learning_rate"):
-            fields.belongs(self, name, to="clip_quantile", there=self.clip_quantile is not None)
+            fields.belongs(self, name, to="`clip_quantile`", there=self.clip_quantile is not None)
         if self.claimed_cohort is not None and self.claimed_cohort <= self.cohort_size:
             raise ValueError(
                 f"claimed_cohort={self.claimed_cohort} must be above cohort_size="
-                f"{self.cohort_size}, which stands for it: leave claimed_cohort out to train the "
+                f"{self.cohort_size}, which stands for it: leave `claimed_cohort` out to train the "
                 "cohort itself"
             )
         self._check_sampling()
@@ -208,19 +208,19 @@ class PlanConfig:
             )
         if self.family == "none" and (self.epsilon is not None or self.noise_multiplier):
             raise ValueError(
-                "family=none adds no noise: leave out epsilon and noise_multiplier, or choose "
+                "family=none adds no noise: leave out `epsilon` and `noise_multiplier`, or choose "
                 "another family"
             )
         if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
                 "epsilon=None and noise_multiplier=None, but noise needs a privacy target: give "
-                "epsilon (such as 8) or noise_multiplier"
+                "`epsilon` (such as 8) or `noise_multiplier`"
             )
 
     def _check_sampling(self) -> None:
         for name in ("population", "partitions"):
             fields.belongs(
-                self, name, to="sampling, such as poisson", there=self.sampling is not None
+                self, name, to="`sampling`, such as poisson", there=self.sampling is not None
             )
         if self.sampling is None:
             return

@@ -276,7 +276,8 @@ class Plan:
 
     @property
     def rho(self) -> float:
-        """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6).
+        """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6;
+        Denisov et al. 2022, Thm. 3.1 and Def. J.2).
 
         Sampling does not lower it.
         """

@@ -147,7 +147,7 @@ class TrainConfig(PlanConfig):
         client, server = self.client_optimizer, self.server_optimizer
         to = f"client_optimizer=sgd, not to {client}"
         fields.belongs(self, "client_momentum", to=to, there=client == "sgd")
-        to = f"a scaled server_optimizer, not to {server}"
+        to = f"a scaled `server_optimizer`, not to {server}"
         fields.belongs(self, "scale_every", to=to, there=server.startswith(SCALED))
         if self.canaries and (self.execution != "fast" or self.claimed_cohort is not None):
             wrong = f"claimed_cohort={self.claimed_cohort} claims other noise than what runs"

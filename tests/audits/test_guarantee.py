@@ -7,12 +7,10 @@ import re
 import numpy as np
 import pytest
 
+import fedmf
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import IdentityMechanism
-from fedmf.participation.ledger import ParticipationLedger
-from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import unamplified_epsilon
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE
 from tests.privacy.plans import ledger_of, plan, two_bands
 
@@ -20,7 +18,7 @@ from tests.privacy.plans import ledger_of, plan, two_bands
 def plan_of(mechanism, **changes):
     n = mechanism.rounds
     given = {
-        "participation": Participation(rounds=n, schema="min_sep", min_sep=min(4, n)),
+        "participation": fedmf.Participation(rounds=n, schema="min_sep", min_sep=min(4, n)),
         **changes,
     }
     return plan(mechanism=mechanism, **given)
@@ -59,7 +57,7 @@ class TestWithoutSampling:
         limits = dict(zip(("min_sep", "max_participations"), limits, strict=False))
         planned = plan_of(
             IdentityMechanism(rounds=8),
-            participation=Participation(rounds=8, schema=schema, **limits),
+            participation=fedmf.Participation(rounds=8, schema=schema, **limits),
         )
         found = audit_ledger(ledger_of(cohorts, None), planned).contradictions
         assert len(found) == 1 + words.count(";")
@@ -67,7 +65,7 @@ class TestWithoutSampling:
 
     def test_disobedient_clients_cost_nobody_else(self):
         plan = plan_of(two_bands(12))
-        ledger = ParticipationLedger(cohort_size=2)
+        ledger = fedmf.ParticipationLedger(cohort_size=2)
         for t in range(12):
             # Client 100 comes every round; the others keep four rounds apart.
             ledger.append(np.array([t % 4, 100]), noncompliant=np.array([100]))
@@ -89,7 +87,7 @@ ROUNDS, POPULATION, COHORT, GROUPS = 64, 400, 10, 2
 PARTS = [np.arange(part, POPULATION, GROUPS) for part in range(GROUPS)]
 
 
-def sampled_plan(kind=CyclicPoisson, **changes):
+def sampled_plan(kind=fedmf.CyclicPoisson, **changes):
     given = {"population": POPULATION, "cohort_size": COHORT, **changes}
     return plan_of(
         two_bands(ROUNDS), participation=None, sampling=kind(**given), noise_multiplier=4.0
@@ -119,7 +117,7 @@ class TestWithSampling:
     def test_honest_runs_are_not_accused(self):
         # 60 runs of two schemes at a false-positive rate of 1e-6 each: one accusation has
         # probability below 1.3e-4.
-        poisson, fixed = sampled_plan(), sampled_plan(CyclicFixedSize)
+        poisson, fixed = sampled_plan(), sampled_plan(fedmf.CyclicFixedSize)
         assert FALSE_POSITIVE_RATE <= 1e-6
         for seed in range(60):
             assert audit_contradictions(poisson_cohorts(poisson, seed), poisson) == ()
@@ -160,7 +158,7 @@ class TestWithSampling:
         assert audit.epsilon > plan.epsilon
 
     def test_fixed_size(self):
-        plan = sampled_plan(CyclicFixedSize)
+        plan = sampled_plan(fedmf.CyclicFixedSize)
         assert (
             "a round has 11 clients where 10"
             in audit_contradictions(fixed_cohorts(1, size=11), plan)[0]
@@ -180,7 +178,7 @@ def test_a_reshuffled_client_stays_in_its_part():
     plan = plan_of(
         IdentityMechanism(rounds=40),
         participation=None,
-        sampling=CyclicShuffle(population=20, cohort_size=2, partitions=2),
+        sampling=fedmf.CyclicShuffle(population=20, cohort_size=2, partitions=2),
     )
 
     def contradictions(second):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import (
     BandedMechanism,
@@ -20,8 +21,6 @@ from fedmf.mechanisms import (
 from fedmf.mechanisms.budget import Budget, costs
 from fedmf.mechanisms.own_rounds import OwnRounds, gram_diagonals, spent_squared
 from fedmf.participation.clients import ClientRounds
-from fedmf.participation.schema import Participation
-from fedmf.privacy.sampling import CyclicPoisson
 from tests.mechanisms.registry import every_mechanism
 from tests.mechanisms.schemas import epochs, separated, single
 from tests.oracles import attained_by_sets
@@ -33,7 +32,7 @@ records = st.lists(st.sets(st.integers(0, N - 1), min_size=1), min_size=1, max_s
 participations = st.one_of(
     st.builds(separated, st.just(N), st.integers(1, N)),
     st.builds(epochs, st.just(N), st.integers(1, N)),
-    st.sampled_from([single(N), Participation(rounds=N, schema="every_round")]),
+    st.sampled_from([single(N), fedmf.Participation(rounds=N, schema="every_round")]),
 )
 
 
@@ -197,7 +196,7 @@ def test_rounds_without_a_record_count_for_every_client_after_a_broken_plan(tmp_
 
 
 def test_with_sampling_nothing_rests_on_chance_once_a_client_left_its_part():
-    scheme = CyclicPoisson(population=400, cohort_size=10, partitions=2)
+    scheme = fedmf.CyclicPoisson(population=400, cohort_size=10, partitions=2)
     planned = plan(None, two_bands(16), sampling=scheme, noise_multiplier=4.0)
     cohorts = [[t % 4] for t in range(16)]
     assert audit_ledger(ledger_of(cohorts, None), planned).amplified_epsilon is not None

@@ -6,7 +6,7 @@ from tests.cli.program import TRAIN, fedmf
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "corpus.sqlite"
-    fedmf("data", "synth", "--clients", 12, "--sentences-per-client", 12, "--out", path, "--quiet")
+    fedmf(f"data synth --clients 12 --sentences-per-client 12 --out {path} --quiet")
     return path
 
 
@@ -14,11 +14,11 @@ def corpus(tmp_path_factory):
 def trained(corpus, tmp_path_factory):
     """The folder of a run of four rounds, and what its command printed. Read only."""
     folder = tmp_path_factory.mktemp("runs") / "first"
-    return folder, fedmf("train", "--data", corpus, "--out", folder, *TRAIN, "--json").stdout
+    return folder, fedmf(f"train --data {corpus} --out {folder} {TRAIN} --json").stdout
 
 
 @pytest.fixture(scope="session")
 def identity(tmp_path_factory):
     path = tmp_path_factory.mktemp("mechanisms") / "identity.npz"
-    fedmf("fit", "--rounds", 12, "--min-sep", 4, "--family", "identity", "--out", path)
+    fedmf(f"fit --rounds 12 --min-sep 4 --family identity --out {path}")
     return path

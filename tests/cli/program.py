@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import json
+import shlex
 import subprocess
 
 from fedmf.cli import main
@@ -10,14 +12,18 @@ SMALL = (
     "--rounds 4 --cohort-size 4 --min-sep 2 -o vocabulary-size=60 -o embedding-size=8 -o "
     "lstm-size=8 -o max-sentences=8 -o validation-sentences=50 -o test-sentences=50 "
     "--checkpoint-every 2 --evaluate-every 2 --quiet"
-).split()
+)
 SECRET = "98765432109876543210"
-TRAIN = [*SMALL, "--epsilon", "8", "--noise-seed", SECRET]
+SEED = f"--noise-seed {SECRET}"
+TRAIN = f"{SMALL} --epsilon 8 {SEED}"
 
 
 def fedmf(*arguments, status=0):
-    """Runs a command and returns what it printed."""
-    words = [str(argument) for argument in arguments]
+    """Runs a command and returns what it printed; a text may have several words, as in a shell."""
+    words = []
+    for argument in arguments:
+        words += shlex.split(argument) if isinstance(argument, str) else [str(argument)]
+    words = words[words[:1] == ["fedmf"] :]
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -29,11 +35,15 @@ def fedmf(*arguments, status=0):
     return done
 
 
-def refused(*arguments, status=2, words=()):
+def printed_by(*arguments, status=0):
+    """What a command prints with --json."""
+    return json.loads(fedmf(*arguments, "--json", status=status).stdout)
+
+
+def refused(line, *words, status=2):
     """Runs a command that fails with one sentence on standard error, and returns it."""
-    error = fedmf(*arguments, status=status).stderr
-    (line,) = error.strip().splitlines()
-    assert line.startswith("fedmf: error: ")
+    (error,) = fedmf(line, status=status).stderr.strip().splitlines()
+    assert error.startswith("fedmf: error: ")
     for word in words:
-        assert word in line, (word, line)
-    return line
+        assert word in error, (word, error)
+    return error

@@ -1,24 +1,23 @@
 """`fedmf audit mechanism`: of the noise that a mechanism makes."""
 
 import dataclasses
-import json
 
 import pytest
 
-from tests.cli.program import fedmf, refused
+from tests.cli.program import fedmf, printed_by, refused
 
 pytestmark = pytest.mark.tensorflow
-PLAN = ["--rounds", 12, "--min-sep", 4, "--epsilon", 8]
+PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
 
 def test_honest_noise(identity):
-    options = [identity, *PLAN, "--trials", 1000, "--quiet"]
-    result = json.loads(fedmf("audit", "mechanism", *options, "--json").stdout)
+    ask = f"audit mechanism {identity} {PLAN} --quiet --trials"
+    result = printed_by(f"{ask} 1000")
     assert result["consistent"] is True
     assert len(result["findings"]) > 40
     assert all(finding["p_value"] >= result["threshold"] for finding in result["findings"])
     assert result["game"]["epsilon_lower"] <= result["game"]["epsilon_claimed"] <= 8
-    text = fedmf("audit", "mechanism", *options).stdout
+    text = fedmf(f"{ask} 20").stdout
     assert "consistent with the claim" in text
     assert "proved at 95%" in text
 
@@ -34,11 +33,11 @@ def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
         )
 
     monkeypatch.setattr(audit, "mean_query", weak)
-    text = fedmf("audit", "mechanism", identity, *PLAN, "--trials", 0, "--quiet", status=1).stdout
+    text = fedmf(f"audit mechanism {identity} {PLAN} --trials 0 --quiet", status=1).stdout
     assert "NOT WHAT THE PLAN CLAIMS" in text
     assert "CONTRADICTS THE CLAIM" in text
 
 
 @pytest.mark.parametrize("option", ["--coordinates", "--trials"])
 def test_refused_without_a_progress_bar(identity, option):
-    refused("audit", "mechanism", identity, *PLAN, option, 3, words=[f"{option} 3"])
+    refused(f"audit mechanism {identity} {PLAN} {option} 3", f"{option} 3")

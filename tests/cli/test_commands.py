@@ -15,7 +15,7 @@ import pytest
 
 from fedmf.tasks.cifar10.data import load_images
 from fedmf.tasks.emnist.data import open_file
-from tests.cli.program import SECRET, TRAIN, fedmf, refused
+from tests.cli.program import SEED, TRAIN, fedmf, printed_by, refused
 from tests.cli.test_errors import commands
 
 
@@ -40,71 +40,52 @@ def test_help_imports_nothing_slow():
 
 
 def test_data_synth_and_info(corpus):
-    assert "train" in json.loads(fedmf("data", "info", corpus, "--json").stdout)["splits"]
-    shown = fedmf("data", "info", corpus).stdout
+    assert "train" in printed_by(f"data info {corpus}")["splits"]
+    shown = fedmf(f"data info {corpus}").stdout
     assert "12" in shown
     assert not set(shown) & set("{}[]'")
-    refused(
-        "data", "synth", "--clients", 3, "--out", corpus, words=["corpus.sqlite", "--overwrite"]
-    )
+    refused(f"data synth --clients 3 --out {corpus}", "corpus.sqlite", "--overwrite")
 
 
 def test_data_synth_writes_the_stand_in_of_any_task(tmp_path):
-    synth = ["data", "synth", "--quiet", "--seed", 1]
+    synth = "data synth --quiet --seed 1"
     writers = tmp_path / "emnist.sqlite"
     fedmf(
-        *synth,
-        "--task",
-        "emnist",
-        "--clients",
-        3,
-        "--examples-per-client",
-        20,
-        "--letters",
-        "--out",
-        writers,
+        f"{synth} --task emnist --clients 3 --examples-per-client 20 --letters --out {writers}",
     )
     assert len(open_file(writers).client_sizes("all_train")) == 3
     archive = tmp_path / "shapes.tar.gz"
-    fedmf(*synth, "--task", "cifar10", "--examples", 30, "--test-examples", 10, "--out", archive)
+    fedmf(f"{synth} --task cifar10 --examples 30 --test-examples 10 --out {archive}")
     images = load_images(archive)
     assert (len(images.x), len(images.x_test)) == (30, 10)
 
 
 def test_fit_and_calibrate(tmp_path, identity):
     path = tmp_path / "banded.npz"
-    fitted = json.loads(
-        fedmf("fit", "--rounds", 32, "--min-sep", 8, "--out", path, "--json").stdout
-    )
+    fitted = printed_by(f"fit --rounds 32 --min-sep 8 --out {path}")
     assert fitted["sensitivity"] == pytest.approx(2.0)
-    calibrate = ["calibrate", path, "--rounds", 32, "--min-sep", 8]
-    plan = json.loads(fedmf(*calibrate, "--epsilon", 2, "--json").stdout)
+    calibrate = f"calibrate {path} --rounds 32 --min-sep 8"
+    plan = printed_by(f"{calibrate} --epsilon 2")
     assert plan["noise_multiplier"] == pytest.approx(2.23048, abs=1e-4)  # banded paper, Table 4
     error = fitted["rmse"] * plan["noise_multiplier"]
     assert plan["rmse"] == pytest.approx(error)
-    with_cohort = json.loads(
-        fedmf(*calibrate, "--epsilon", 2, "--cohort-size", 40, "--json").stdout
-    )
+    with_cohort = printed_by(f"{calibrate} --epsilon 2 --cohort-size 40")
     assert with_cohort["effective_rmse"] == pytest.approx(error / 40)
-    assert "effective_rmse" in fedmf(*calibrate, "--epsilon", 2, "--cohort-size", 40).stdout
-    scheme = ["--sampling", "poisson", "--population", 400, "--cohort-size", 4, "--rdp"]
-    sampled = json.loads(
-        fedmf("calibrate", identity, "--rounds", 12, "--epsilon", 8, *scheme, "--json").stdout
-    )
+    assert "effective_rmse" in fedmf(f"{calibrate} --epsilon 2 --cohort-size 40").stdout
+    scheme = "--sampling poisson --population 400 --cohort-size 4 --rdp"
+    sampled = printed_by(f"calibrate {identity} --rounds 12 --epsilon 8 {scheme}")
     assert sampled["epsilon"] <= 8 < sampled["sampling"]["unamplified_epsilon"]
     assert sampled["rdp_epsilon"] > 0
     assert sampled["effective_rmse"] == pytest.approx(sampled["rmse"] / 4)
-    none = fedmf(*calibrate, "--noise-multiplier", 0).stdout.splitlines()
+    none = fedmf(f"{calibrate} --noise-multiplier 0").stdout.splitlines()
     assert [line.split()[1] for line in none if line.startswith(("epsilon", "rho"))] == [
         "infinite",
         "infinite",
     ]
-    assert "# Privacy statement" in fedmf(*calibrate, "--epsilon", 2, "--statement").stdout
-    explain = ["plan", "noise", calibrate[1], "--parameters", 10**8]
-    assert "Noise for 100,000,000 parameters, the choice first" in fedmf(*explain).stdout
-    strategies = json.loads(fedmf(*explain, "--json", "--noise-memory", 1).stdout)[
-        "noise_strategies"
-    ]
+    assert "# Privacy statement" in fedmf(f"{calibrate} --epsilon 2 --statement").stdout
+    explain = f"plan noise {path} --parameters 100000000"
+    assert "Noise for 100,000,000 parameters, the choice first" in fedmf(explain).stdout
+    strategies = printed_by(f"{explain} --noise-memory 1")["noise_strategies"]
     assert {strategy["name"] for strategy in strategies} == {"recurrent", "regenerated"}
 
 
@@ -112,11 +93,11 @@ def test_fit_and_calibrate(tmp_path, identity):
 def test_train_audit_report(trained, tmp_path):
     folder, printed = trained
     assert json.loads(printed)["epsilon"] <= 8
-    audit = json.loads(fedmf("audit", folder, "--json").stdout)
+    audit = printed_by(f"audit {folder}")
     assert audit["min_separation_observed"] >= 2
     assert audit["epsilon_achieved"] <= audit["epsilon_planned"] <= 8
-    assert "epsilon_achieved" in fedmf("audit", folder).stdout
-    report = fedmf("report", folder, "--out", tmp_path / "report").stdout.strip()
+    assert "epsilon_achieved" in fedmf(f"audit {folder}").stdout
+    report = fedmf(f"report {folder} --out {tmp_path}/report").stdout.strip()
     assert "<html" in pathlib.Path(report).read_text()
 
 
@@ -127,32 +108,17 @@ def test_train_from_a_config_file_with_flags_on_top_and_resume(corpus, trained, 
     values = json.loads((folder / "config.json").read_text()) | {"rounds": 8}
     (tmp_path / "config.json").write_text(json.dumps(values))
     run = tmp_path / "run"
-    fedmf(
-        "train",
-        "--config",
-        tmp_path / "config.json",
-        "--rounds",
-        4,
-        "--out",
-        run,
-        "--noise-seed",
-        SECRET,
-        "--quiet",
-    )
+    fedmf(f"train --config {tmp_path}/config.json --rounds 4 --out {run} --quiet {SEED}")
     assert (run / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     # A finished run resumed says the same again.
-    resume = ["train", "--out", run, "--resume", "--quiet"]
-    fedmf(*resume)
+    resume = f"train --out {run} --resume --quiet"
+    fedmf(resume)
     assert (run / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
-    refused(*resume, "--clip-norm", 2, words=["--clip-norm 2.0", "1.0"])
-    refused(*resume, "--rounds", 8, words=["--rounds 8 (the run has 4)"])
-    refused(
-        "train", "--data", corpus, "--out", run, *TRAIN, words=["already holds a run", "--resume"]
-    )
-    refused("train", "--out", corpus.parent, "--resume", words=["holds no run"])
-    refused(
-        "train", "--data", corpus, "--out", corpus / "run", *TRAIN, words=["cannot write to folder"]
-    )
+    refused(f"{resume} --clip-norm 2", "--clip-norm 2.0", "1.0")
+    refused(f"{resume} --rounds 8", "--rounds 8 (the run has 4)")
+    refused(f"train --data {corpus} --out {run} {TRAIN}", "already holds a run", "--resume")
+    refused(f"train --out {corpus.parent} --resume", "holds no run")
+    refused(f"train --data {corpus} --out {corpus}/run {TRAIN}", "cannot write to folder")
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
@@ -169,21 +135,12 @@ def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkey
     monkeypatch.setattr(fedmf.runs.config.TrainConfig, "from_mapping", from_mapping)
     (tmp_path / "c.toml").write_text("zeroing_norm = 50.0\nepsilon = 2.0\n")
     (tmp_path / "c.yaml").write_text("rounds: 4")
-    vary = ["--vary", "seed=1,2"] if command == "sweep" else []
-    words = [
-        command,
-        "--out",
-        tmp_path / "out",
-        "--config",
-        tmp_path / "c.toml",
-        "--noise-seed",
-        1,
-        *vary,
-    ]
-    refused(*words, "--config", tmp_path / "c.yaml", words=[".toml nor .json"])
-    refused(*words, words=["enough"])
-    refused(*words, "--zeroing-norm", "none", words=["enough"])
-    refused(*words, "--zeroing-norm", "7", words=["enough"])
+    vary = "--vary seed=1,2" if command == "sweep" else ""
+    words = f"{command} --out {tmp_path}/out --config {tmp_path}/c.toml --noise-seed 1 {vary}"
+    refused(f"{words} --config {tmp_path}/c.yaml", ".toml nor .json")
+    refused(words, "enough")
+    refused(f"{words} --zeroing-norm none", "enough")
+    refused(f"{words} --zeroing-norm 7", "enough")
     assert [values["zeroing_norm"] for values in read] == [50.0, None, 7.0]
     assert all("rounds" not in values for values in read)
 
@@ -191,29 +148,29 @@ def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkey
 @pytest.mark.tensorflow
 def test_bad_data_files_are_one_sentence_and_status_2(corpus, tmp_path):
     whole = corpus.read_bytes()
-    train = ["train", "--out", tmp_path / "run", *TRAIN, "--data"]
+    train = f"train --out {tmp_path}/run {TRAIN} --data"
     for name, content in {
         "truncated": whole[: len(whole) // 2],
         "text": b"not a database\n" * 100,
     }.items():
         path = tmp_path / f"{name}.sqlite"
         path.write_bytes(content)
-        refused(*train, path, words=[path.name])
-        refused("data", "info", path, words=[path.name])
+        refused(f"{train} {path}", path.name)
+        refused(f"data info {path}", path.name)
         assert path.read_bytes() == content
-    refused(*train, tmp_path / "absent", words=["absent", "data synth"])
-    refused("data", "info", tmp_path / "absent", words=["absent", "data synth"])
+    refused(f"{train} {tmp_path}/absent", "absent", "data synth")
+    refused(f"data info {tmp_path}/absent", "absent", "data synth")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.tensorflow
 def test_data_may_move_before_a_resume_but_not_change(trained, corpus, tmp_path):
     run = shutil.copytree(trained[0], tmp_path / "run")
-    resume = ["train", "--out", run, "--resume", "--quiet", "--data"]
+    resume = f"train --out {run} --resume --quiet --data"
     renamed = tmp_path / "renamed.sqlite"
     renamed.write_bytes(corpus.read_bytes())
-    refused(*resume, tmp_path / "absent", words=["there is no file", "--data FILE"])
-    fedmf(*resume, renamed)
+    refused(f"{resume} {tmp_path}/absent", "there is no file", "--data FILE")
+    fedmf(f"{resume} {renamed}")
     with contextlib.closing(sqlite3.connect(renamed)) as connection, connection:
         (row,) = connection.execute(
             "SELECT max(rowid) FROM examples WHERE split_name = 'train'"
@@ -224,16 +181,14 @@ def test_data_may_move_before_a_resume_but_not_change(trained, corpus, tmp_path)
             [row],
         )
     assert renamed.stat().st_size == corpus.stat().st_size
-    line = refused(*resume, renamed, words=["on other data", "data_version="])
+    line = refused(f"{resume} {renamed}", "on other data", "data_version=")
     assert "description" not in line
 
 
 @pytest.mark.tensorflow
 def test_rounds_without_enough_clients_are_said_once(corpus, tmp_path):
-    few = ["--availability", "independent:0.2"]
-    said = fedmf(
-        "train", "--data", corpus, "--out", tmp_path / "run", *TRAIN, *few
-    ).stderr.splitlines()
+    few = "--availability independent:0.2"
+    said = fedmf(f"train --data {corpus} --out {tmp_path}/run {TRAIN} {few}").stderr.splitlines()
     (line,) = [line for line in said if line.startswith("fedmf: warning: round ")]
     assert line.endswith("more such rounds)")
 
@@ -241,24 +196,10 @@ def test_rounds_without_enough_clients_are_said_once(corpus, tmp_path):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(corpus, tmp_path):
-    command = [
-        sys.executable,
-        "-c",
-        "from fedmf.cli import main; main()",
-        "train",
-        "--data",
-        str(corpus),
-    ]
-    command += [
-        "--out",
-        str(tmp_path / "run"),
-        *TRAIN,
-        "--rounds",
-        "300",
-        "--checkpoint-every",
-        "300",
-    ]
-    command.remove("--quiet")
+    train = (
+        f"train --data {corpus} --out {tmp_path}/run {TRAIN} --rounds 300 --checkpoint-every 300"
+    )
+    command = [sys.executable, "-m", *f"fedmf {train}".replace("--quiet", "").split()]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         metrics = tmp_path / "run" / "metrics.jsonl"

@@ -7,8 +7,7 @@ import warnings
 
 from hypothesis import strategies as st
 
-from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
-from fedmf.participation.schema import Participation
+import fedmf
 
 
 @st.composite
@@ -17,11 +16,11 @@ def settings_of_controllers(draw):
     rounds = draw(st.integers(1, 10))
     schema = draw(st.sampled_from(["single", "fixed_epoch", "min_sep", "every_round"]))
     if schema in ("single", "every_round"):
-        participation = Participation(rounds=rounds, schema=schema)
+        participation = fedmf.Participation(rounds=rounds, schema=schema)
     else:
         min_sep = draw(st.integers(1, rounds))
         most = draw(st.one_of(st.none(), st.integers(1, -(-rounds // min_sep))))
-        participation = Participation(
+        participation = fedmf.Participation(
             rounds=rounds, schema=schema, min_sep=min_sep, max_participations=most
         )
     size = draw(st.integers(1, 3))
@@ -56,7 +55,7 @@ class WhoComes:
 def run(controller, rounds=None):
     """All cohorts; warnings do not matter here."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PoolRanDryWarning)
+        warnings.simplefilter("ignore", fedmf.PoolRanDryWarning)
         return [
             controller.cohort(t).tolist() for t in range(rounds or controller.participation.rounds)
         ]
@@ -73,7 +72,7 @@ def rounds_of_clients(ledger):
 def refusal(given):
     """What the constructor objects to; nothing if the arguments work."""
     try:
-        ParticipationController(**given)
+        fedmf.ParticipationController(**given)
     except ValueError as error:
         return str(error)
     return ""
@@ -82,6 +81,6 @@ def refusal(given):
 def min_sep_controller(**changes):
     given = {"population": 30, "cohort_size": 4, "seed": 3, **changes}
     participation = given.pop(
-        "participation", Participation(rounds=20, schema="min_sep", min_sep=5)
+        "participation", fedmf.Participation(rounds=20, schema="min_sep", min_sep=5)
     )
-    return ParticipationController(participation, **given)
+    return fedmf.ParticipationController(participation, **given)

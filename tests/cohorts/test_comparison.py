@@ -1,17 +1,14 @@
 """What a budget gains over min_sep, as `fedmf plan participation` shows it."""
 
-import json
-
 import pytest
 
 import fedmf
-from tests.cli.program import fedmf as command
-from tests.cli.program import refused
+from tests.cli.program import printed_by, refused
 from tests.mechanisms.schemas import separated
 
 APART = separated(200, 40)
-ASK = """plan participation --rounds 200 --population 800 --cohort-size 20 --schema budget
-    --min-sep 40 --json""".split()
+ASK = "plan participation --rounds 200 --population 800 --cohort-size 20 --min-sep 40"
+BUDGET = f"{ASK} --schema budget"
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +23,11 @@ def mechanism_file(tmp_path_factory):
 )
 def test_the_default_pace_never_loses(mechanism_file, availability, tmp_path):
     # The smallest population that min_sep fills: 40 cohorts.
-    picture = ["--out", tmp_path / "who.png"] if availability == "always" else []
-    found = json.loads(
-        command(
-            *ASK, *picture, "--mechanism", mechanism_file, "--availability", availability
-        ).stdout
-    )
-    assert not picture or picture[1].stat().st_size > 10_000
+    picture = tmp_path / "who.png"
+    draw = f"--out {picture}" if availability == "always" else ""
+    more = f"--mechanism {mechanism_file} --availability {availability}"
+    found = printed_by(f"{BUDGET} {draw} {more}")
+    assert not draw or picture.stat().st_size > 10_000
     mean, low, high = found["participations_gained"]
     assert low <= mean <= high
     assert found["dry_rounds_budget"] <= found["dry_rounds_apart"]
@@ -44,7 +39,6 @@ def test_the_default_pace_never_loses(mechanism_file, availability, tmp_path):
 
 
 def test_refusals(mechanism_file):
-    refused(*ASK, words=["mechanism is missing", "fedmf fit --out"])
-    refused(*ASK, "--mechanism", mechanism_file, "--seeds", 1, words=["--seeds"])
-    apart = [word for word in ASK if word not in ("--schema", "budget")]
-    refused(*apart, "--pace", 3, words=["--pace 3 belongs to --schema budget"])
+    refused(BUDGET, "mechanism is missing")
+    refused(f"{BUDGET} --mechanism {mechanism_file} --seeds 1", "--seeds")
+    refused(f"{ASK} --pace 3", "--pace 3 belongs to --schema budget")

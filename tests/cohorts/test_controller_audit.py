@@ -5,11 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.audits.guarantee import audit_ledger
+import fedmf
 from fedmf.cohorts.availability import Independent
-from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism, TreeMechanism
-from fedmf.participation.schema import Participation
 from fedmf.privacy.gaussian import gaussian_epsilon
 from tests.cohorts.controllers import (
     controllers_that_work,
@@ -54,7 +52,7 @@ class TestAudit:
     )
     def test_obeyed_is_never_worse_than_planned(self, given, family, probability):
         plan = plan_of(family(rounds=given["participation"].rounds), given["participation"])
-        controller = ParticipationController(
+        controller = fedmf.ParticipationController(
             **given, availability=Independent(probability=probability)
         )
         run(controller)
@@ -75,7 +73,7 @@ class TestAudit:
         # 40, achieved 38.
         figures = {name: round(value / 10) for name, value in BANDED_SECTION_6.items()}
         rounds, planned, achieved = figures["rounds"], figures["planned"], figures["achieved"]
-        participation = Participation(rounds=rounds, schema="min_sep", min_sep=planned)
+        participation = fedmf.Participation(rounds=rounds, schema="min_sep", min_sep=planned)
         plan = plan_of(banded(rounds, figures["bands"]), participation)
         assert plan.sensitivity.exact
         # 5 participations, columns of norm 1
@@ -84,7 +82,7 @@ class TestAudit:
         often = [[t % achieved] for t in range(5 * achieved)]
         for cohorts, times in ((twice, 2), (often, 5)):
             ledger = ledger_of(cohorts)
-            audit = audit_ledger(ledger, plan)
+            audit = fedmf.audit_ledger(ledger, plan)
             assert audit.observed.min_separation == achieved == 38
             assert audit.observed.max_participations == times
             worst = worst_client(plan.mechanism.encoder(), ledger)

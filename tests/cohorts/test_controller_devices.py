@@ -4,27 +4,26 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import fedmf
 from fedmf.cohorts.availability import Independent
-from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.participation.schema import Participation
 from tests.cohorts.controllers import rounds_of_clients
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, counted, missed_by_chi_square
 
-PARTICIPATION = Participation(rounds=60, schema="min_sep", min_sep=12, max_participations=4)
+PARTICIPATION = fedmf.Participation(rounds=60, schema="min_sep", min_sep=12, max_participations=4)
 # Below and above cohort_draws.SMALL: cohorts are found in two ways.
 SIZES = {"everybody asked": (400, 20), "picked at random": (20_000, 1000)}
 
 
 def controller_of(size=(400, 20), participation=PARTICIPATION, seed=3, **more):
-    return ParticipationController(
+    return fedmf.ParticipationController(
         participation, population=size[0], cohort_size=size[1], seed=seed, **more
     )
 
 
 def finished(controller):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PoolRanDryWarning)
+        warnings.simplefilter("ignore", fedmf.PoolRanDryWarning)
         for t in range(controller.participation.rounds):
             controller.cohort(t)
     return controller
@@ -77,7 +76,7 @@ class TestEarlyTimers:
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
     def test_by_so_many_rounds_at_most(self, size):
         # The pool is small, so that clients come back as soon as they may.
-        participation = Participation(rounds=80, schema="min_sep", min_sep=18)
+        participation = fedmf.Participation(rounds=80, schema="min_sep", min_sep=18)
         controller = controller_of(
             size, participation, behavior=DeviceBehavior(timer_jitter=3, seed=2)
         )

@@ -6,10 +6,9 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedmf
 from fedmf.cohorts.availability import Independent
-from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, MinSepPoisson
 from tests.power import (
     FALSE_POSITIVE_RATE,
@@ -27,7 +26,7 @@ SCHEMES = {
 def controller_of(scheme, rounds=40, seed=1, **more):
     given = {"population": scheme.population, "cohort_size": scheme.cohort_size, **more}
     participation = given.pop("participation", None) or scheme.participation(rounds)
-    return ParticipationController(participation, sampling=scheme, seed=seed, **given)
+    return fedmf.ParticipationController(participation, sampling=scheme, seed=seed, **given)
 
 
 def gone_on(controller, ledger):
@@ -71,7 +70,7 @@ class TestEveryScheme:
         first = controller_of(scheme)
         for t in range(17):
             first.cohort(t)
-        again = ParticipationLedger.from_csv(
+        again = fedmf.ParticipationLedger.from_csv(
             first.ledger.to_csv(), rounds=17, cohort_size=first.ledger.cohort_size
         )
         assert [cohort.tolist() for cohort in drawn(gone_on(controller_of(scheme), again))] == whole
@@ -85,7 +84,7 @@ class TestEveryScheme:
         for t in range(4):
             first.cohort(t)
         text = first.ledger.to_csv()
-        again.go_on_from(ParticipationLedger.from_csv(text, rounds=4, cohort_size=None))
+        again.go_on_from(fedmf.ParticipationLedger.from_csv(text, rounds=4, cohort_size=None))
         assert [again.cohort(t).tolist() for t in range(9)] == cohorts
         for t in range(9):
             assert again.ledger.selected(t).tolist() == whole.ledger.selected(t).tolist()
@@ -94,7 +93,7 @@ class TestEveryScheme:
     def test_a_ledger_of_other_parts(self, scheme):
         first = controller_of(scheme)
         cohort = first.cohort(0)
-        ledger = ParticipationLedger(
+        ledger = fedmf.ParticipationLedger(
             cohort_size=scheme.cohort_size, cohorts=[np.zeros(0, np.int64), cohort]
         )
         with pytest.raises(ValueError, match="round 1 has client"):

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import fedmf
 from fedmf.cohorts import draws as cohort_draws
-from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.draws import Pool
-from fedmf.participation.ledger import ParticipationLedger
-from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling.draws import EpochOrder, EpochPlaces, PartitionDraws
 from tests.power import (
     FALSE_POSITIVE_RATE,
@@ -43,15 +41,15 @@ class TestUniformity:
     )
     def test_over_sets_of_two_out_of_six(self, schema, population, drawn_before):
         def cohort(seed):
-            participation = Participation(rounds=3, **schema)
-            controller = ParticipationController(
+            participation = fedmf.Participation(rounds=3, **schema)
+            controller = fedmf.ParticipationController(
                 participation, population=population, cohort_size=2, seed=seed
             )
             if drawn_before is None:
                 controller.cohort(0)
             else:
                 cohorts = [np.array(c) for c in drawn_before]
-                controller.go_on_from(ParticipationLedger(cohort_size=2, cohorts=cohorts))
+                controller.go_on_from(fedmf.ParticipationLedger(cohort_size=2, cohorts=cohorts))
             return controller.cohort(len(controller.ledger))
 
         # Uniform over the sets and not only over the clients.
@@ -71,10 +69,12 @@ class TestUniformity:
 
     def test_rounds_are_independent(self):
         # Whether client 0 comes in round 0 says nothing of round 1 when every round is allowed.
-        everyone = Participation(rounds=2, schema="every_round")
+        everyone = fedmf.Participation(rounds=2, schema="every_round")
         came = np.zeros((2, 3000))
         for seed in range(came.shape[1]):
-            controller = ParticipationController(everyone, population=4, cohort_size=2, seed=seed)
+            controller = fedmf.ParticipationController(
+                everyone, population=4, cohort_size=2, seed=seed
+            )
             came[:, seed] = [0 in controller.cohort(t) for t in range(2)]
         assert unrelated(*came, departure=0.2)
         # Negative control: a quarter of the rounds are the round before.

@@ -11,14 +11,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import fedmf
-from fedmf.audits.guarantee import audit_ledger, audit_log
-from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.spending import Spending
 from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
 from fedmf.mechanisms.budget import Budget
-from fedmf.participation.ledger import ParticipationLedger
-from fedmf.participation.schema import Participation
 from tests.cohorts.controllers import WhoComes, rounds_of_clients, run
 from tests.mechanisms.schemas import separated
 from tests.privacy.plans import ledger_of, plan
@@ -80,7 +76,7 @@ def naive(budget, checks_in):
 def budgets(draw, monotone=False):
     n = draw(st.integers(2, 14))
     b = draw(st.integers(1, n))
-    participation = Participation(
+    participation = fedmf.Participation(
         rounds=n, schema="min_sep", min_sep=b, max_participations=draw(st.integers(1, -(-n // b)))
     )
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -142,7 +138,9 @@ def budgeted_controller(**changes):
         "seed": 3,
         "availability": WhoComes(lambda t, clients: clients % 4 != t % 4),
     }
-    return ParticipationController(Budget.of(mechanism, apart), **{**given, **changes}), mechanism
+    return fedmf.ParticipationController(
+        Budget.of(mechanism, apart), **{**given, **changes}
+    ), mechanism
 
 
 class TestController:
@@ -170,7 +168,7 @@ class TestController:
         run(first, 17)
         text = first.ledger.to_csv()
         later, _ = budgeted_controller()
-        later.go_on_from(ParticipationLedger.from_csv(text, rounds=17, cohort_size=5))
+        later.go_on_from(fedmf.ParticipationLedger.from_csv(text, rounds=17, cohort_size=5))
         assert run(later) == whole
 
     def test_a_ledger_that_overspends_is_refused(self):
@@ -187,9 +185,9 @@ class TestController:
         of_plan = plan(controller.participation, mechanism)
         assert controller.audit(of_plan).contradictions == ()
         planned = controller.ledger.planned()
-        assert audit_ledger(planned, of_plan).contradictions  # all clients together
+        assert fedmf.audit_ledger(planned, of_plan).contradictions  # all clients together
         well_behaved = controller.ledger.well_behaved().planned()
-        assert audit_ledger(well_behaved, of_plan).contradictions == ()
+        assert fedmf.audit_ledger(well_behaved, of_plan).contradictions == ()
 
 
 def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee(tmp_path):
@@ -198,7 +196,10 @@ def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee(tmp_path):
     ledger = ledger_of([[1], [1, 2], [1], [], [], [2], [], [3]], None)
     (tmp_path / "log.csv").write_text(ledger.to_csv())
     worst = np.linalg.norm(mechanism.encoder()[:, :3].sum(axis=1))
-    for audit in (audit_ledger(ledger, budget), audit_log(tmp_path / "log.csv", budget)):
+    for audit in (
+        fedmf.audit_ledger(ledger, budget),
+        fedmf.audit_log(tmp_path / "log.csv", budget),
+    ):
         (contradiction,) = audit.contradictions
         assert f"cost a sensitivity of {worst:.6g} where a budget" in contradiction
         assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)

@@ -24,7 +24,6 @@ from fedmf.experiments.papers import slides_theory as theory
 from fedmf.experiments.papers.cells import KINDS, Cell, compared
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
-from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.plan import per_query_noise_multiplier, unit_noise
 
 MADE = [name for name, item in ITEMS.items() if item.make is not None and item.study is None]
@@ -203,7 +202,7 @@ def test_curves_are_those_of_calibration():
 def test_a_sweep_of_bands_is_a_grid_of_choices():
     table = band_sweep.sweep(rounds=16, epsilons=(2.0,), epochs=(2, 8))
     for j, k in enumerate((2, 8)):
-        choice = choose_bands(
+        choice = fedmf.choose_bands(
             fedmf.prefix_sum(16),
             population=16,
             cohort_size=k,

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedmf.experiments.papers import ITEMS, Item, Outcome, Request, results
-from tests.cli.program import fedmf
+from tests.cli.program import fedmf, printed_by
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "papers.md"
 # Tables and figures as the papers number them.
@@ -103,22 +103,20 @@ def test_the_page_in_docs_is_that_of_its_results():
 
 
 def test_commands(tmp_path):
-    listed = json.loads(fedmf("paper", "list", "--json").stdout)
+    listed = printed_by("paper list")
     assert list(listed) == list(ITEMS)
     assert listed["banded-table-4"]["state"] == "exact"
-    assert "banded-table-4" in fedmf("paper", "list").stdout
-    result = json.loads(
-        fedmf("paper", "run", "banded-app-k-1", "--out", tmp_path, "--json").stdout
-    )["banded-app-k-1"]
+    assert "banded-table-4" in fedmf("paper list").stdout
+    result = printed_by(f"paper run banded-app-k-1 --out {tmp_path}")["banded-app-k-1"]
     assert result["holds"]
     assert json.loads((tmp_path / "banded-app-k-1" / "result.json").read_text()) == result
     page = tmp_path / "page.md"
-    assert "results" in fedmf("paper", "report", "--results", tmp_path, "--out", page).stdout
+    assert "results" in fedmf(f"paper report --results {tmp_path} --out {page}").stdout
     assert "(page/banded-app-k-1.png)" in page.read_text()
 
 
 def test_long_items_say_so_before_they_begin(tmp_path, monkeypatch):
     monkeypatch.setitem(ITEMS, ITEM.name, ITEM)
-    run = ["paper", "run", ITEM.name, "--out", tmp_path]
-    assert "about 1 min 30 s" in fedmf(*run, "--scale", "full").stderr
-    assert fedmf(*run).stderr == ""
+    run = f"paper run {ITEM.name} --out {tmp_path}"
+    assert "about 1 min 30 s" in fedmf(f"{run} --scale full").stderr
+    assert fedmf(run).stderr == ""

@@ -13,8 +13,7 @@ import sys
 import tensorflow as tf
 
 from fedmf.federated.execution.tff_worker import worker_processes
-from tests.federated.run_small import config
-from tests.federated.small_runs import train
+from tests.federated.small_runs import config, train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 
 LIMITS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")

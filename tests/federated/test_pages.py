@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+import fedmf
 from fedmf.cli import main
-from fedmf.runs.folder import Run
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_own_task(run_page, capfd):
     # accuracies are 0.7, 0.9, 0.95 and 0.9.
     least = {"digits": 0.4, "visits": 0.75, "topics": 0.7, "single": 0.5}
     for name, accuracy in least.items():
-        assert Run.load(f"runs/{name}").result["test"]["accuracy"] > accuracy
+        assert fedmf.Run.load(f"runs/{name}").result["test"]["accuracy"] > accuracy
     assert pathlib.Path("report/report.html").exists()
     assert "Channels of the convolution." in capfd.readouterr().out
 

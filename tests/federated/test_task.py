@@ -17,8 +17,7 @@ from fedmf.federated import task as of_tasks
 from fedmf.federated.examples import NotFinite, checked
 from fedmf.federated.tff import tff
 from fedmf.runs.folder import RunFolder
-from tests.federated.run_small import config
-from tests.federated.small_runs import train
+from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
@@ -115,10 +114,8 @@ def test_a_client_data_and_a_preprocessing_function(tmp_path):
     ("ids", "said"),
     [
         (("a", None), r"client_ids of task 'arrays'\[1\]=None"),
-        (("a", float("nan")), r"client_ids of task 'arrays'\[1\]=nan"),
         (("a", ""), "no visible character"),
         (("zo\u00e9", "zoe\u0301"), "look alike"),
-        ((1, "1"), "look alike"),
         (("a", "a"), "'a' more than once"),
     ],
 )
@@ -139,11 +136,9 @@ def two_outputs():
         ({"y": LABELS[1:]}, r"x and y .*\(45, 6, 6, 1\) and \(44,\)"),
         ({"client_ids": OWNERS[1:]}, r"client_ids .*\(44,\) and x and y hold 45"),
         ({"client_ids": [*OWNERS[:-1], None]}, r"client_ids\[44\]=None"),
-        ({"client_ids": [*map(str, OWNERS[:-1]), float("nan")]}, r"client_ids\[44\]=nan"),
         ({"client_ids": [*map(str, OWNERS[:-1]), f"{OWNERS[0]}\u200b"]}, "look alike"),
         ({"validation": (PIXELS[:0], LABELS[:0])}, "validation split of task 'arrays' is empty"),
         ({"test": (PIXELS.astype(np.float32), LABELS)}, "test split .*float32"),
-        ({"x": PIXELS.astype(object)}, "not all arrays of numbers"),
         ({"loss": lambda labels, outputs, weights: outputs}, r"loss .*\(None, 3\) where a scalar"),
         ({"model": two_outputs}, "model or loss of task 'arrays' fail on its validation split"),
         ({"validation": (PIXELS, LABELS + 3)}, "validation split.*label value"),

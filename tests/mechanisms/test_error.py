@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf import checks
-from fedmf.mechanisms import BandedMechanism, IdentityMechanism, ToeplitzMechanism
+from fedmf.mechanisms import BandedMechanism, ToeplitzMechanism
 from fedmf.mechanisms.banded.recursion import (
     NoiseRecursion,
     columns_of_rows,
@@ -106,15 +106,6 @@ def test_the_recursion_alone_does_lose_them(bands):
     assert precise["restarts"]
     assert not precise["deep restarts"]
     assert not precise["deep restarts with momentum"]
-
-
-def test_bad_arguments():
-    with pytest.raises(TypeError, match=r"workload is of type ndarray: pass a fedmf\.Workload"):
-        loss(IdentityMechanism(rounds=3), np.tri(3), single(3))
-    with pytest.raises(TypeError, match=r"mechanism is a ndarray: pass a mechanism.*fedmf\.fit"):
-        rmse(np.eye(3), prefix_sum(3), single(3))
-    with pytest.raises(ValueError, match="rounds=4 but the mechanism has rounds=3"):
-        loss(IdentityMechanism(rounds=3), prefix_sum(4), single(4))
 
 
 def test_noise_that_explodes_is_refused():

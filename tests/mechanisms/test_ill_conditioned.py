@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+import fedmf
 from fedmf.mechanisms import (
     BandedMechanism,
     DenseMechanism,
@@ -15,7 +16,6 @@ from fedmf.mechanisms import (
     ToeplitzMechanism,
     stamp,
 )
-from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.noise.stream import lower_inverse
 from tests.mechanisms.schemas import single
 
@@ -55,7 +55,7 @@ def test_the_danger_is_real():
     # The inverse that float64 finds of this encoder is that of another,
     # many times more sensitive one.
     C = np.tril(np.full((80, 80), 1e-9)) + np.eye(80) + 1.9 * np.eye(80, k=-1)
-    claimed = sensitivity(C, single(80)).value
+    claimed = fedmf.sensitivity(C, single(80)).value
     assert largest_column_of_exact_inverse(lower_inverse(C)) > 1000.0 * claimed
     with pytest.raises(ValueError, match="ill-conditioned"):
         DenseMechanism(matrix=C).stream()
@@ -93,7 +93,7 @@ def test_encoders_computed_from_noise():
     with pytest.raises(ValueError, match="ill-conditioned"):
         mechanism.encoder()
     with pytest.raises(ValueError, match="ill-conditioned"):
-        sensitivity(mechanism, single(100))
+        fedmf.sensitivity(mechanism, single(100))
 
 
 def test_small_errors_that_add_up_are_refused():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+import fedmf
 from fedmf.mechanisms import DenseMechanism, ExplicitMechanism, TreeMechanism, load_factorization
 from fedmf.mechanisms.interop import parse_tensor, tensor_message
-from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.workloads import prefix_sum
 from tests.mechanisms.schemas import single
 
@@ -66,7 +66,7 @@ def test_the_scale_of_the_file_is_not_believed(tmp_path):
     scaled = load_factorization(
         folder(tmp_path / "scaled", 10.0 * C, B / 10.0), workload=prefix_sum(4)
     )
-    ratio = sensitivity(scaled, SINGLE).value / sensitivity(honest, SINGLE).value
+    ratio = fedmf.sensitivity(scaled, SINGLE).value / fedmf.sensitivity(honest, SINGLE).value
     assert_allclose(ratio, 10.0)
     assert_allclose(scaled.noising(), honest.noising() / 10.0)
 

@@ -8,12 +8,10 @@ import scipy.linalg
 import scipy.stats
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.mechanisms import NoiseStream, load_mechanism
-from fedmf.mechanisms.error import loss
-from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.noise.stream import banded_matrix
 from fedmf.participation.schema import Participation
-from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.registry import every_mechanism
 from tests.mechanisms.schemas import epochs, separated, single
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative, simulated_loss_score
@@ -105,8 +103,8 @@ def test_a_certificate_or_the_reason_why_there_is_none(build):
     certificate = mechanism.certificate
     assert 0.0 < certificate.lower_bound <= certificate.loss
     assert certificate.gap == (certificate.loss - certificate.lower_bound) / certificate.lower_bound
-    workload = prefix_sum(12) if mechanism.family == "banded" else momentum_sgd(12)
-    assert_allclose(loss(mechanism, workload, single(12)), certificate.loss, rtol=1e-10)
+    workload = fedmf.prefix_sum(12) if mechanism.family == "banded" else fedmf.momentum_sgd(12)
+    assert_allclose(fedmf.loss(mechanism, workload, single(12)), certificate.loss, rtol=1e-10)
     assert_allclose(np.linalg.norm(mechanism.encoder(), axis=0), 1.0, rtol=1e-12)
 
 
@@ -140,7 +138,7 @@ PARTICIPATIONS = [
 @every_mechanism
 def test_sensitivity_is_never_below_what_contributions_attain(build, participation):
     C = build(9).encoder()
-    claimed = sensitivity(build(9), participation)
+    claimed = fedmf.sensitivity(build(9), participation)
     attained = attained_sensitivity(C, participation, np.random.default_rng(0))
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
@@ -161,10 +159,10 @@ def test_loss_is_what_simulation_finds(build):
     for scale in (2 / 3, 3 / 2):
         shift = abs(scale**2 - 1) / np.sqrt(2 / samples)
         assert scipy.stats.norm.sf((shift - limit) / scale**2) <= MISS_RATE
-    mechanism, workload = build(12), momentum_sgd(12, momentum=0.5)
+    mechanism, workload = build(12), fedmf.momentum_sgd(12, momentum=0.5)
     participation = separated(12, 4)
-    squared = sensitivity(mechanism, participation).value ** 2
-    claimed = loss(mechanism, workload, participation)
+    squared = fedmf.sensitivity(mechanism, participation).value ** 2
+    claimed = fedmf.loss(mechanism, workload, participation)
     rng = np.random.default_rng(20)
     assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples)) < limit
     for scale in (2 / 3, 3 / 2):

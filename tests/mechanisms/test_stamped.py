@@ -2,14 +2,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.mechanisms import (
     FFTMechanism,
     TreeMechanism,
     stamp,
 )
-from fedmf.mechanisms.error import loss
-from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.registry import every_mechanism
 from tests.mechanisms.schemas import epochs, single
 
@@ -42,9 +40,11 @@ def test_optimal_decoder_is_the_pseudoinverse_of_the_whole(part):
     mechanism = stamp(part, 3, decoder="optimal")
     assert_allclose(mechanism.noising(), np.linalg.pinv(mechanism.encoder()), atol=1e-10)
     participation = epochs(15, 5)
-    for workload in (prefix_sum(15), momentum_sgd(15)):
+    for workload in (fedmf.prefix_sum(15), fedmf.momentum_sgd(15)):
         restarted = stamp(part, 3, decoder="restarted")
-        assert loss(mechanism, workload, participation) < loss(restarted, workload, participation)
+        assert fedmf.loss(mechanism, workload, participation) < fedmf.loss(
+            restarted, workload, participation
+        )
 
 
 @every_mechanism
@@ -58,7 +58,9 @@ def test_every_family_can_be_stamped(build):
 
 def test_a_client_of_one_part_sees_one_part():
     part = TreeMechanism(rounds=4)
-    once = sensitivity(part, single(4)).value
-    assert sensitivity(stamp(part, 3), single(12)).value == once
+    once = fedmf.sensitivity(part, single(4)).value
+    assert fedmf.sensitivity(stamp(part, 3), single(12)).value == once
     # One participation in each part: independent parts, so that squares add up.
-    assert_allclose(sensitivity(stamp(part, 3), epochs(12, 4)).value ** 2, 3 * once**2, rtol=1e-12)
+    assert_allclose(
+        fedmf.sensitivity(stamp(part, 3), epochs(12, 4)).value ** 2, 3 * once**2, rtol=1e-12
+    )

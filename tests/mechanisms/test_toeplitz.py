@@ -5,11 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.mechanisms import ToeplitzMechanism, load_mechanism
-from fedmf.mechanisms.error import per_round_error
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
-from fedmf.workloads import prefix_sum
 from tests.mechanisms.schemas import separated, single
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative
 from tests.participation.test_participation import participations
@@ -27,24 +26,20 @@ def columns(draw, rounds, decreasing):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "words"),
     [
-        ({"rounds": 3}, ValueError, "exactly one"),
-        ({"rounds": 3, "coefficients": [1.0], "noising_window": [1.0]}, ValueError, "exactly one"),
-        (
-            {"rounds": 2, "coefficients": [1.0, 0.5, 0.2]},
-            ValueError,
-            "coefficients has length 3: rounds=2",
-        ),
-        ({"rounds": 2, "coefficients": [0.0, 0.5]}, ValueError, r"coefficients\[0\]=0.0"),
-        ({"rounds": 2, "noising_window": [-1.0]}, ValueError, r"noising_window\[0\]=-1.0"),
-        ({"rounds": 2, "coefficients": [1.0, np.nan]}, ValueError, "not finite"),
-        ({"rounds": 0, "coefficients": [1.0]}, ValueError, "rounds=0"),
+        ({}, "exactly one"),
+        ({"coefficients": [1.0], "noising_window": [1.0]}, "exactly one"),
+        ({"coefficients": [1.0, 0.5, 0.2]}, "coefficients has length 3.*rounds=2"),
+        ({"coefficients": [0.0, 0.5]}, r"coefficients\[0\]=0.0"),
+        ({"noising_window": [-1.0]}, r"noising_window\[0\]=-1.0"),
+        ({"coefficients": [1.0, np.nan]}, "not finite"),
+        ({"rounds": 0, "coefficients": [1.0]}, "rounds=0"),
     ],
 )
-def test_bad_arguments(arguments, error, words):
-    with pytest.raises(error, match=words):
-        ToeplitzMechanism(**arguments)
+def test_bad_arguments(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        ToeplitzMechanism(**{"rounds": 2} | arguments)
 
 
 @pytest.mark.parametrize(("n", "bands"), [(1000, 3), (1000, 1000), (40_000, 30_000)])
@@ -70,7 +65,7 @@ def test_a_million_rounds_never_make_a_matrix():
     found = sensitivity(mechanism, participation)
     assert found.exact
     assert_allclose(found.value**2, 1000 * 1.3125)
-    errors = per_round_error(mechanism, prefix_sum(n), participation)
+    errors = fedmf.per_round_error(mechanism, fedmf.prefix_sum(n), participation)
     # 1 / ((1 - x) (1 + x / 2 + x^2 / 4)) settles at 1 / 1.75.
     assert_allclose((errors[-1] ** 2 - errors[-2] ** 2) / found.value**2, 1.75**-2, rtol=1e-6)
     assert mechanism.stream().recurrence.shape == (n, 3)

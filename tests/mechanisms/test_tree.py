@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.mechanisms import IdentityMechanism, StampedMechanism, TreeMechanism
-from fedmf.mechanisms.error import loss, rmse
-from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, separated, single
@@ -47,7 +46,7 @@ def test_full_decoder_is_the_pseudoinverse(rounds):
 
 @pytest.mark.parametrize("n", DENISOV_TABLE_2)
 def test_denisov_table_2_honaker(n):
-    found = np.sqrt(loss(TreeMechanism(rounds=n), prefix_sum(n), single(n)))
+    found = np.sqrt(fedmf.loss(TreeMechanism(rounds=n), prefix_sum(n), single(n)))
     assert abs(found - DENISOV_TABLE_2[n][0]) <= 0.05
 
 
@@ -102,7 +101,10 @@ def test_banded_table_2_tree_against_identity():
     once, printed = BANDED_TABLE_2["tree full"]
     ratio = sensitivity(tree, single(n)).value / sensitivity(tree, participation).value
     assert abs(ratio - once) <= 0.005
-    errors = rmse(tree, workload, participation), rmse(identity, workload, participation)
+    errors = (
+        fedmf.rmse(tree, workload, participation),
+        fedmf.rmse(identity, workload, participation),
+    )
     assert abs(errors[1] - 78.48) < 0.005  # FACTS.md
     of_identity = BANDED_TABLE_2["identity"][1]
     assert (
@@ -148,15 +150,15 @@ def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(round
 def test_fit_takes_the_completion_with_the_smallest_loss(restarts, decoder, participation):
     def loss_of(**completion):
         options = {"decoder": decoder, "restarts": restarts, **completion}
-        mechanism = fit(momentum_sgd(42), participation, family="tree", **options)
-        return loss(mechanism, momentum_sgd(42), participation)
+        mechanism = fedmf.fit(momentum_sgd(42), participation, family="tree", **options)
+        return fedmf.loss(mechanism, momentum_sgd(42), participation)
 
     least = min(loss_of(completion=name) for name in ("none", "virtual", "optimal"))
     assert_allclose(loss_of(), least, rtol=1e-12)
 
 
 def test_restarts_are_stamps():
-    made = fit(prefix_sum(12), separated(12, 4), family="tree", decoder="full", restarts=3)
+    made = fedmf.fit(prefix_sum(12), separated(12, 4), family="tree", decoder="full", restarts=3)
     assert type(made) is StampedMechanism
     assert (made.times, made.part.rounds, made.part.decoder) == (3, 4, "full")
     assert_allclose(made.noising(), np.linalg.pinv(made.encoder()), atol=1e-12)

@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedmf
 from fedmf.participation.clients import ClientRounds
-from fedmf.participation.ledger import ParticipationLedger
-from fedmf.participation.schema import Participation
 from tests.oracles import allowed_sets
 
 
@@ -18,14 +17,14 @@ from tests.oracles import allowed_sets
 )
 def test_the_clients_that_kept_to_it(cohorts, schema, b, k):
     n = len(cohorts)
-    ledger = ParticipationLedger(
+    ledger = fedmf.ParticipationLedger(
         cohort_size=2, cohorts=[np.array(sorted(c), np.int64) for c in cohorts]
     )
     limits = {}
     if schema in ("min_sep", "fixed_epoch"):
         b = min(b, n)
         limits = {"min_sep": b, "max_participations": min(k, -(-n // b))}
-    participation = Participation(rounds=n, schema=schema, **limits)
+    participation = fedmf.Participation(rounds=n, schema=schema, **limits)
     clients, rounds = ledger.clients()
     # From the words of the schemas, client by client.
     allowed = set(allowed_sets(participation))
@@ -43,4 +42,7 @@ def test_the_clients_that_kept_to_it(cohorts, schema, b, k):
 
 def test_rounds_beyond_the_plan_are_not_kept():
     clients = ClientRounds(rounds=np.array([0, 3, 8]), starts=np.array([0, 2]))
-    assert clients.kept(Participation(rounds=8, schema="every_round")).tolist() == [True, False]
+    assert clients.kept(fedmf.Participation(rounds=8, schema="every_round")).tolist() == [
+        True,
+        False,
+    ]

@@ -2,16 +2,15 @@
 
 import numpy as np
 
+import fedmf
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism
-from fedmf.participation.ledger import ParticipationLedger
-from fedmf.privacy.plan import Plan
 
 
 def plan(participation, mechanism=None, **changes):
     """Of the identity, unless another mechanism is given."""
     mechanism = IdentityMechanism(rounds=participation.rounds) if mechanism is None else mechanism
     given = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-6, **changes}
-    return Plan(mechanism=mechanism, participation=participation, **given)
+    return fedmf.Plan(mechanism=mechanism, participation=participation, **given)
 
 
 def banded(rounds, *entries):
@@ -28,6 +27,6 @@ def two_bands(rounds):
 
 
 def ledger_of(cohorts, cohort_size=1):
-    return ParticipationLedger(
+    return fedmf.ParticipationLedger(
         cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in cohorts]
     )

@@ -1,20 +1,20 @@
 """The choice of bands: what a row means, how the search goes, what it refuses, and the command."""
 
 import dataclasses
-import json
 import math
 
 import numpy as np
 import pytest
 
 import fedmf
-from fedmf.cli import main
 from fedmf.privacy import bands
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.random_allocation import random_allocation_epsilon
+from tests.cli.program import fedmf as command
+from tests.cli.program import printed_by
 
 ASK = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6}
 
@@ -144,17 +144,15 @@ def test_less_than_an_epoch_is_amplified_with_any_bands():
     assert few.participation.max_participations == 1
 
 
-def test_command(tmp_path, capfd):
-    out, sizes = tmp_path / "curve.png", "--rounds 16 --population 80 --cohort-size 10".split()
-    main(["plan", "bands", *sizes, "--epsilon", "4", "--out", str(out), "--dense", "--json"])
-    found = json.loads(capfd.readouterr().out)
+def test_command(tmp_path):
+    sizes = "plan bands --rounds 16 --population 80 --cohort-size 10 --epsilon 4"
+    found = printed_by(f"{sizes} --out {tmp_path}/curve.png --dense")
     ask = {"population": 80, "cohort_size": 10, "epsilon": 4.0, "delta": 1e-6}
     rows = choose_bands(fedmf.prefix_sum(16), **ask).rows
     assert found["rows"][:-1] == list(map(dataclasses.asdict, rows))
     assert found["rows"][-1]["family"] == "dense"
     assert found["best"] == min(found["rows"], key=lambda row: row["rmse"])
-    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    main(["plan", "bands", *sizes, "--epsilon", "4", "--bands", "1,8"])
-    table = capfd.readouterr().out
+    assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    table = command(f"{sizes} --bands 1,8").stdout
     assert "best" in table
     assert "2 participations 8 rounds apart" in table

@@ -8,15 +8,14 @@ import math
 import mpmath
 import pytest
 
+import fedmf
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.privacy import fixed_size
-from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import Plan, rdp_epsilon, unamplified_epsilon
-from fedmf.privacy.sampling import CyclicFixedSize
 
-SCHEME = CyclicFixedSize(population=1000, cohort_size=10)
+SCHEME = fedmf.CyclicFixedSize(population=1000, cohort_size=10)
 
 
 def theorem_27(s, q, order, terms=None):
@@ -73,7 +72,7 @@ def test_epsilon_falls_with_the_noise_to_zero():
 )
 def test_small_targets_are_met_and_little_more(target, delta):
     mechanism = IdentityMechanism(rounds=100)
-    plan = calibrate(mechanism, None, epsilon=target, delta=delta, sampling=SCHEME)
+    plan = fedmf.calibrate(mechanism, None, epsilon=target, delta=delta, sampling=SCHEME)
     assert plan.epsilon <= target
     less = Plan(
         mechanism=mechanism,

@@ -1,14 +1,14 @@
 """The learning-rate rule, and banded Tables 6 and 7 against it."""
 
-import json
 import math
 
 import pytest
 
 import fedmf
-from fedmf.cli import main
 from fedmf.experiments.papers import noise_tables, printed
 from fedmf.privacy import learning_rate
+from tests.cli.program import fedmf as command
+from tests.cli.program import printed_by
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +60,11 @@ def test_the_rates_are_the_grid_and_the_tables_are_consistent():
             assert row.learning_rate == optima[row.mechanism, row.epsilon]
 
 
-def test_command(tmp_path, capsys, plan):
-    path = tmp_path / "tree.npz"
-    plan.mechanism.save(path)
-    ask = "--rounds 8 --schema single --noise-multiplier 3 --clip-norm 0.25 --cohort-size 50"
-    main(["plan", "learning-rate", str(path), *ask.split(), "--json"])
-    found = json.loads(capsys.readouterr().out)
+def test_command(tmp_path, plan):
+    plan.mechanism.save(tmp_path / "tree.npz")
+    noise = "--noise-multiplier 3 --clip-norm 0.25 --cohort-size 50"
+    ask = f"plan learning-rate {tmp_path}/tree.npz --rounds 8 --schema single {noise}"
+    found = printed_by(ask)
     error = learning_rate.effective_rmse(plan, fedmf.prefix_sum(8), cohort_size=50)
     rate = learning_rate.predicted_learning_rate(error, clip_norm=0.25)
     assert found["effective_rmse"] == pytest.approx(error, rel=1e-12)
@@ -73,8 +72,7 @@ def test_command(tmp_path, capsys, plan):
     assert found["also_try"] == pytest.approx([rate / 1.7, rate * 1.7])
     beyond = ["8 rounds in place of 2052", "clip_norm 0.25 in place of 1"]
     assert found["extrapolates"] == beyond
-    main(["plan", "learning-rate", str(path), *ask.split()])
-    text = capsys.readouterr().out
+    text = command(ask).stdout
     assert "predicted_rate" in text
     assert "; ".join(beyond) in text
 

@@ -11,13 +11,12 @@ import pytest
 
 import fedmf
 from fedmf.mechanisms.leading import column_norm
-from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.describe import calibrate_command, statement_values, summary
 from fedmf.privacy.plan import cohort_scale, unamplified_epsilon
 from fedmf.privacy.sampling import SCHEMES, Sampling
 from fedmf.privacy.sampling.draws import Draws, draw_generator
-from tests.cli import program
+from tests.cli.program import printed_by
 from tests.cohorts.controllers import WhoComes
 
 ROUNDS, POPULATION, COHORT = 12, 60, 6
@@ -61,7 +60,7 @@ def bernoulli():
             return self
 
         def participation(self, rounds):
-            return Participation(rounds=rounds, schema="every_round")
+            return fedmf.Participation(rounds=rounds, schema="every_round")
 
         def epsilon(self, mechanism, noise, delta):
             sigma = noise / column_norm(mechanism)
@@ -85,7 +84,7 @@ def bernoulli():
 
 @pytest.fixture
 def plan(bernoulli):
-    once = Participation(rounds=ROUNDS, schema="single")
+    once = fedmf.Participation(rounds=ROUNDS, schema="single")
     mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), once, family="identity")
     sampling = bernoulli(population=POPULATION, cohort_size=COHORT)
     return fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=sampling)
@@ -131,28 +130,12 @@ def test_train_config(bernoulli):
 
 def test_command_line(plan, tmp_path):
     plan.mechanism.save(tmp_path / "identity.npz")
-    options = [
-        "--rounds",
-        ROUNDS,
-        "--sampling",
-        "bernoulli",
-        "--population",
-        POPULATION,
-        "--cohort-size",
-        COHORT,
-    ]
-    shown = json.loads(
-        program.fedmf(
-            "calibrate", tmp_path / "identity.npz", *options, "--epsilon", 2, "--json"
-        ).stdout
-    )
+    size = f"--rounds {ROUNDS} --population {POPULATION} --cohort-size {COHORT}"
+    scheme = f"{size} --sampling bernoulli"
+    shown = printed_by(f"calibrate {tmp_path}/identity.npz {scheme} --epsilon 2")
     assert shown["sampling"]["scheme"] == "Bernoulli"
     assert shown["stddev"] == plan.stddev
-    command = calibrate_command(plan, str(tmp_path / "identity.npz")).split()[1:]
-    again = json.loads(program.fedmf(*command, "--json").stdout)
+    again = printed_by(calibrate_command(plan, str(tmp_path / "identity.npz")))
     assert again["statement_values"]["guarantee"] == statement_values(plan)["guarantee"]
-    size = ["--population", POPULATION, "--cohort-size", COHORT, "--rounds", ROUNDS]
-    forecast = json.loads(
-        program.fedmf("plan", "participation", *size, "--sampling", "bernoulli", "--json").stdout
-    )
+    forecast = printed_by(f"plan participation {scheme}")
     assert forecast["sampling"] == "bernoulli"

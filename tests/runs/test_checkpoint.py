@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedmf.participation.ledger import ParticipationLedger
+import fedmf
 from fedmf.runs.checkpoint import Checkpoint
 
 STATE = [
@@ -23,7 +23,7 @@ STATE = [
 
 
 def checkpoint(rounds_done=3, digest="d", state=STATE):
-    ledger = ParticipationLedger(cohort_size=2)
+    ledger = fedmf.ParticipationLedger(cohort_size=2)
     for cohort, selected in (([5, 1], [5, 1, 7]), ([], [3]), ([2], [2])):
         ledger.append(np.array(cohort, np.int64), selected=np.array(selected))
     return Checkpoint(rounds_done=rounds_done, config_digest=digest, state=state, ledger=ledger)

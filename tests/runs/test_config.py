@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmf
-from fedmf.mechanisms.family import fitted_families
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.runs.config import TrainConfig, read_config_file
 from tests.paper_figures import BANDED_SCHEDULE
+from tests.refusals import assert_one_sentence, assert_refused, named
 
 NAN, INF = float("nan"), float("inf")
 BASE = {"rounds": 8, "min_sep": 4, "family": "identity", "epsilon": 8.0}
@@ -32,32 +32,11 @@ def test_defaults_are_the_banded_papers():
     assert (schedule.warmup, schedule.cooldown, schedule.floor) == (0.15, 0.25, 0.05)
 
 
-def one_sentence(caught, *words):
-    message = str(caught.value)
-    assert "\n" not in message
-    assert not re.search(r"\. [A-Z]", message)
-    for word in words:
-        assert word in message
-
-
-ZERO_ALLOWED = {
-    "client_momentum",
-    "proximal_strength",
-    "seed",
-    "noise_multiplier",
-    "server_momentum",
-    "warmup",
-    "cooldown",
-    "dropout",
-    "canaries",
-}
-NOT_CHECKED_FOR = {
-    "data": "8",
-    "task": "8",
-    "mechanism": "8",
-    "initial_model": "8",
-    "task_options": {},
-}  # takes any such value
+ZERO_ALLOWED = set(
+    "client_momentum proximal_strength seed noise_multiplier server_momentum warmup cooldown "
+    "dropout canaries".split()
+)
+TAKES_ANY_TEXT = ("data", "task", "mechanism", "initial_model")
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(TrainConfig), ids=lambda field: field.name)
@@ -67,94 +46,59 @@ def test_every_field_refuses_what_cannot_work(field):
     values = [-1, NAN, INF, "8", ["a"], {1: 2}] + [0] * (name not in ZERO_ALLOWED)
     values += [None] * (field.default is not None and name != "zeroing_norm")
     for value in values:
-        if value == NOT_CHECKED_FOR.get(name):
+        if value == "8" and name in TAKES_ANY_TEXT:
             continue
-        with pytest.raises((TypeError, ValueError), match=re.escape(f"{name}=")) as caught:
+        with pytest.raises((TypeError, ValueError), match=f"^{name}=") as caught:
             config(**others, **{name: value})
-        one_sentence(caught, str(value), ": ")
+        assert_one_sentence(caught)
+        assert str(value) in str(caught.value)
     if name in ZERO_ALLOWED:
         assert getattr(config(**others, **{name: 0}), name) == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "hint"),
-    [
-        ("rounds", (0,), "use a positive whole number"),
-        ("clip_norm", (0.0, INF), "use a finite positive number"),
-        ("delta", (1.0, 1e-20), "delta"),
-        ("server_momentum", (1.0,), "below 1"),
-        ("warmup", (1.1,), "shares"),
-        ("cooldown", (0.9,), "shares"),
-        ("dropout", (1.1,), "0"),
-        ("epsilon", (5000.0,), "below 5000"),
-        ("family", ("fourier", ""), "choose one of none, banded, blt, dense"),
-        ("decoder", ("best",), "choose one of online, full"),
-        ("execution", ("remote",), "choose one of fast, tff"),
-        ("sampling", ("bernoulli",), "choose one of poisson, fixed_size, reshuffle"),
-        ("availability", ("sometimes", "independent:2", "independent"), ""),
-    ],
+    ("call", "kind", "words"),
+    named(
+        ValueError,
+        config,
+        delta=[1.0, 1e-20],
+        epsilon=[5000.0],
+        server_momentum=[1.0],
+        warmup=[1.1],
+        cooldown=[0.9],
+        dropout=[1.1],
+        availability=["sometimes", "independent:2", "independent"],
+    ),
 )
-def test_ends_and_choices(name, values, hint):
-    for value in values:
-        with pytest.raises(ValueError, match=f"{name}=") as caught:
-            config(**{name: value})
-        one_sentence(caught, str(value), hint)
+def test_the_ends_of_ranges(call, kind, words):
+    assert_refused(call, kind, words)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    {
-        "both targets": (
-            {"noise_multiplier": 0.6},
-            ["epsilon=8.0 and noise_multiplier=0.6", "give one"],
-        ),
-        "no target": (
-            {"epsilon": None},
-            ["epsilon=None and", "give epsilon (such as 8) or noise_multiplier"],
-        ),
-        "none with epsilon": ({"family": "none"}, ["family=none", "leave out epsilon"]),
-        "none with noise": (
-            {"family": "none", "epsilon": None, "noise_multiplier": 1.0},
-            ["family=none", "leave out"],
-        ),
-        "claims no more than it trains": (
-            {"claimed_cohort": 100},
-            ["claimed_cohort=100", "cohort_size=100", "leave"],
-        ),
-        "canaries in TFF": (
-            {"canaries": 5, "execution": "tff"},
-            ["canaries=5", "execution=tff", "leave"],
-        ),
-        "canaries of a simulation": (
-            {"canaries": 5, "claimed_cohort": 200},
-            ["canaries=5", "claimed_cohort=200"],
-        ),
-        "more bands than rounds": ({"bands": 9, "family": "banded"}, ["bands=9", "rounds=8"]),
-        "file without mechanism": ({"family": "file"}, ["family=file", "give mechanism"]),
-        "mechanism of another family": (
-            {"mechanism": "m.npz"},
-            ["mechanism=m.npz", "family=file", "leave it out"],
-        ),
-        "bands of another family": (
-            {"bands": 2, "family": "tree"},
-            ["bands=2", "family=tree", "leave it out"],
-        ),
-        "separation beyond the run": ({"min_sep": 9}, ["min_sep=9", "1..8"]),
-        "too many participations": (
-            {"max_participations": 3},
-            ["max_participations=3", "at most 2 times"],
-        ),
-        "min_sep missing": ({"min_sep": None}, ["min_sep=None", "1..8"]),
-        "single with min_sep": (
-            {"schema": "single"},
-            ["min_sep=4", "schema='single'", "leave it out"],
-        ),
-    }.values(),
+    [
+        ({"noise_multiplier": 0.6}, "epsilon=8.0 and noise_multiplier=0.6"),
+        ({"epsilon": None}, "epsilon=None and"),
+        ({"family": "none"}, "family=none.*epsilon"),
+        ({"family": "none", "epsilon": None, "noise_multiplier": 1.0}, "family=none"),
+        ({"claimed_cohort": 100}, "claimed_cohort=100.* cohort_size=100"),
+        ({"canaries": 5, "execution": "tff"}, "canaries=5.* execution=tff"),
+        ({"canaries": 5, "claimed_cohort": 200}, "canaries=5.* claimed_cohort=200"),
+        ({"bands": 9, "family": "banded"}, "bands=9.* rounds=8"),
+        ({"family": "file"}, "family=file"),
+        ({"mechanism": "m.npz"}, "mechanism=m.npz.* family=file"),
+        ({"bands": 2, "family": "tree"}, "bands=2.* family=tree"),
+        ({"family": "tree", "mechanism_options": {"equal_norms": True}}, "equal_norms=True"),
+        ({"workload_momentum": 0.5}, "workload_momentum=0.5"),
+        ({"budget": 3.0}, "budget=3.0"),
+        ({"server_optimizer": "adam", "scale_every": 2}, "scale_every=2.* adam"),
+        ({"client_optimizer": "adam", "client_momentum": 0.5}, "client_momentum=0.5.* adam"),
+        ({"sampling": "poisson", "min_sep": None}, "population=None"),
+        ({"population": 12}, "population=12"),
+    ],
 )
 def test_fields_that_contradict_each_other(changes, words):
-    with pytest.raises(ValueError, match=": ") as caught:
-        config(**changes)
-    one_sentence(caught, *words)
+    assert_refused(lambda: config(**changes), ValueError, words)
 
 
 def test_no_noise_without_or_with_zero():
@@ -172,22 +116,13 @@ class TestPlan:
         plan = config(clip_norm=0.3, delta=1e-5, epsilon=2).plan()
         assert plan.noise_multiplier == gaussian_noise_multiplier(2.0, 1e-5)
         assert plan.epsilon <= 2
-        assert (plan.clip_norm, plan.delta, plan.participation) == (
-            0.3,
-            1e-5,
-            config().participation(),
-        )
+        assert (plan.clip_norm, plan.delta) == (0.3, 1e-5)
+        assert plan.participation == config().participation()
 
     def test_a_claimed_cohort_scales_the_noise(self):
         plan = config(cohort_size=10, claimed_cohort=50).plan()
         assert plan.stddev == pytest.approx(config().plan().stddev / 5)
         assert config(cohort_size=10).plan().simulation is None
-
-    @pytest.mark.parametrize("family", fitted_families())
-    def test_each_family_is_fitted_for_the_run(self, family):
-        plan = config(family=family).plan()
-        assert (plan.mechanism.family, plan.mechanism.rounds) == (family, 8)
-        assert plan.participation == config().participation()
 
     def test_a_mechanism_from_a_file(self, tmp_path):
         path = tmp_path / "m.npz"
@@ -220,8 +155,6 @@ class TestPlan:
         free = {"equal_norms": False}
         limited = config(family=family, mechanism_options=free, min_sep=2, max_participations=2)
         assert limited.fit() is not None
-        with pytest.raises(ValueError, match="equal_norms=True belongs to family=banded or dense"):
-            config(family="tree", mechanism_options={"equal_norms": True})
         assert config(family=family, mechanism_options={"equal_norms": default}) == config(
             family=family
         )
@@ -250,15 +183,11 @@ class TestPlan:
         made = config(family="blt", workload="momentum_sgd", workload_momentum=0.5)
         expected = fedmf.momentum_sgd(8, 0.5)
         np.testing.assert_array_equal(made.fit_workload().matrix, expected.matrix)
-        with pytest.raises(ValueError, match="workload_momentum=0.5 belongs to workload"):
-            config(workload_momentum=0.5)
 
     def test_a_budget(self):
         made = config(schema="budget", family="banded", budget=3.0)
         assert made.plan().sensitivity.value == pytest.approx(3.0)
         assert config(schema="budget", family="banded").plan().participation.budget > 0
-        with pytest.raises(ValueError, match="budget=3.0 belongs to schema=budget"):
-            config(budget=3.0)
 
 
 # Values that differ from the defaults, for the round trips.
@@ -281,12 +210,8 @@ def test_numpys_numbers_become_plain_ones():
     made = config(
         rounds=np.int64(8), epsilon=np.float64(8.0), seed=np.uint8(3), warmup=np.float32(0.5)
     )
-    assert (type(made.rounds), type(made.seed), type(made.epsilon), type(made.warmup)) == (
-        int,
-        int,
-        float,
-        float,
-    )
+    kinds = [type(each) for each in (made.rounds, made.seed, made.epsilon, made.warmup)]
+    assert kinds == [int, int, float, float]
     assert config(epsilon=8).to_json() == config(epsilon=8.0).to_json()
 
 
@@ -313,26 +238,21 @@ def test_every_field_has_a_help_text_for_the_command_line():
         assert field.metadata["help"].endswith("."), field.name
 
 
-def test_bad_fields_name_their_file():
-    with pytest.raises(
-        ValueError, match="my.toml has an unknown field 'epsilno': did you mean epsilon?"
-    ):
-        TrainConfig.from_mapping({"epsilno": 8}, "my.toml")
-    with pytest.raises(
-        ValueError,
-        match="my.toml has an unknown field 'colour': the fields are rounds, .*noise_m",
-    ):
-        TrainConfig.from_mapping({"colour": 8}, "my.toml")
-    for name, value in (
-        ("rounds", "8"),
-        ("rounds", 8.5),
-        ("rounds", True),
-        ("data", 3),
-        ("delta", [1]),
-    ):
-        with pytest.raises(ValueError, match="my.toml: ") as caught:
-            TrainConfig.from_mapping({**BASE, name: value}, "my.toml")
-        one_sentence(caught, f"{name}={value!r}", "Expected")
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"epsilno": 8}, "has an unknown field 'epsilno': did you mean `epsilon`?"),
+        ({"colour": 8}, "has an unknown field 'colour': the fields are `rounds`, .*`noise_m"),
+        ({"rounds": "8"}, "rounds='8'"),
+        ({"rounds": 8.5}, "rounds=8.5"),
+        ({"rounds": True}, "rounds=True"),
+        ({"data": 3}, "data=3"),
+        ({"delta": [1]}, r"delta=\[1\]"),
+    ],
+)
+def test_bad_fields_name_their_file(field, words):
+    call = lambda: TrainConfig.from_mapping(BASE | field, "my.toml")  # noqa: E731
+    assert_refused(call, ValueError, f"my.toml.*{words}")
 
 
 @pytest.mark.parametrize(
@@ -349,6 +269,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, name, text, words):
     path.write_text(text)
     with pytest.raises(ValueError, match=words) as caught:
         read_config_file(path)
-    one_sentence(caught, str(path))
+    assert_one_sentence(caught)
+    assert str(path) in str(caught.value)
     with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "none.toml"))):
         read_config_file(tmp_path / "none.toml")

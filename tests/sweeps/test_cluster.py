@@ -3,19 +3,17 @@ same answer.
 """
 
 import concurrent.futures
-import json
 import time
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from fedmf.cli import main
-from fedmf.federated.execution import cluster
-from fedmf.runs.folder import Run
+import fedmf
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.run import Training
+from tests.cli.program import printed_by
 from tests.federated.execution.test_cluster import assert_same_files
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
@@ -30,7 +28,7 @@ def machines():
     started = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
-    cluster._connect(ray, started.address, None)
+    ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
     yield started
     ray.shutdown()
     started.shutdown()
@@ -65,7 +63,7 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
     )
     for name in configs:
         assert_same_files(
-            *(Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here"))
+            *(fedmf.Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here"))
         )
     machines.remove_node(nodes[1], allow_graceful=False)
 
@@ -83,7 +81,7 @@ def test_more_processors_than_a_machine_has_are_refused(machines, tmp_path):
     machines.remove_node(node, allow_graceful=False)
 
 
-def test_the_command_on_a_cluster_with_halving(machines, tmp_path, capfd):
+def test_the_command_on_a_cluster_with_halving(machines, tmp_path):
     node = machines.add_node(num_cpus=2)
     machines.wait_for_nodes()
     out = tmp_path / "sweep"
@@ -96,17 +94,8 @@ def test_the_command_on_a_cluster_with_halving(machines, tmp_path, capfd):
         "--vary server-learning-rate=0.2,1000000 --rounds 40 --epsilon 400 --noise-seed os "
         "--halving"
     )
-    main(
-        [
-            "sweep",
-            "--out",
-            str(out),
-            "-o",
-            "clients=60",
-            *f"{options} {rates} --cluster auto --jobs 2 --json --quiet".split(),
-        ]
-    )
-    answer = json.loads(capfd.readouterr().out)
+    place = f"--out {out} -o clients=60 --cluster auto --jobs 2 --quiet"
+    answer = printed_by(f"sweep {place} {options} {rates}")
     done = {path.name: rounds_done(out, path.name) for path in (out / "runs").iterdir()}
     assert done == {"server_learning_rate=0.2": 40, "server_learning_rate=1000000": 10}
     assert "The 2 private runs together" in answer["together"]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedmf
 from fedmf import tasks
-from fedmf.runs.config import TrainConfig
 from fedmf.sweeps.grid import sweep_configs, varied_values
 
 FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
@@ -41,7 +41,7 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
     assert count == {"none": 1, "identity": 2, "banded": 4, "tree": 4}
     assert len(set(configs.values())) == len(configs)
     assert "family=none" in configs
-    expected = TrainConfig(family="tree", decoder="full", epsilon=2.0, **FIXED)
+    expected = fedmf.TrainConfig(family="tree", decoder="full", epsilon=2.0, **FIXED)
     assert configs["family=tree,decoder=full,epsilon=2"] == tasks.completed(expected)
 
 
@@ -52,7 +52,7 @@ def test_options_of_the_task_vary_as_fields_do():
     assert [c.task_options["lstm_size"] for c in configs.values()] == [8, 16]
     assert {c.task_options["loss"] for c in configs.values()} == {"masked"}
     with pytest.raises(
-        ValueError, match="task_option 'size' is none of the task stackoverflow_nwp"
+        ValueError, match="`task_option` 'size' is none of the task stackoverflow_nwp"
     ):
         sweep_configs(FIXED | {"epsilon": 1.0}, {"task_option.size": ["8"]})
 

@@ -2,7 +2,6 @@
 once as it is.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -13,13 +12,12 @@ import time
 import pytest
 
 import fedmf
-from fedmf.cli import main
-from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import Run
 from fedmf.sweeps import job
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.run import Training
+from tests.cli.program import fedmf as program
+from tests.cli.program import printed_by, refused
 from tests.runs.test_folder import new_run
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
@@ -253,48 +251,23 @@ def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
 
 COMMAND = (
     "sweep --vary family=none,identity --vary server-learning-rate=0.5,1 --epsilon 8 --rounds 4 "
-    "--cohort-size 4 --min-sep 2 -o lstm-size=8 "
+    "--cohort-size 4 --min-sep 2 -o lstm-size=8 --noise-seed os "
     "-o embedding-size=8 -o vocabulary-size=50 -o max-sentences=8 -o validation-sentences=40 -o "
     "test-sentences=40 --quiet"
-).split()
-
-
-def answer(arguments, capfd):
-    capfd.readouterr()
-    status = 0
-    try:
-        main(arguments)
-    except SystemExit as stop:
-        status = stop.code
-    said = capfd.readouterr()
-    return status, said.out, said.err
+)
 
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
 def test_the_command(tmp_path, capfd, monkeypatch):
-    corpus, out = str(tmp_path / "corpus.sqlite"), tmp_path / "sweep"
-    main(
-        [
-            "data",
-            "synth",
-            "--clients",
-            "12",
-            "--sentences-per-client",
-            "12",
-            "--out",
-            corpus,
-            "--quiet",
-        ]
-    )
-    command = [*COMMAND, "--data", corpus, "--out", str(out)]
-    status, result, said = answer([*command, "--noise-seed", "os", "--jobs", "2", "--json"], capfd)
-    assert status == 0, said
-    result = json.loads(result)
+    corpus, out = tmp_path / "corpus.sqlite", tmp_path / "sweep"
+    program(f"data synth --clients 12 --sentences-per-client 12 --out {corpus} --quiet")
+    command = f"{COMMAND} --data {corpus} --out {out}"
+    result = printed_by(f"{command} --jobs 2")
     assert [best["settings"] for best in result["best"]] == [2, 2]
     assert result["failed"] == {}
     assert "The 2 private runs together: epsilon" in result["together"]
-    runs = [Run.load(path) for path in sorted((out / "runs").iterdir())]
+    runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
     assert len(runs) == 4
     assert all(run.result is not None for run in runs)
     assert len({(run.path / "private" / "noise_seed").read_text() for run in runs}) == 4
@@ -304,19 +277,8 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     # Two processes trained two runs each. The last one alone has the same bits.
     last = runs[-1]
     seed = (last.path / "private" / "noise_seed").read_text().strip()
-    alone = str(tmp_path / "alone")
-    main(
-        [
-            "train",
-            "--config",
-            str(last.path / "config.json"),
-            "--out",
-            alone,
-            "--noise-seed",
-            seed,
-            "--quiet",
-        ]
-    )
+    again = f"--config {last.path}/config.json --out {tmp_path}/alone"
+    program(f"train {again} --noise-seed {seed} --quiet")
     assert (tmp_path / "alone" / "metrics.jsonl").read_bytes() == (
         last.path / "metrics.jsonl"
     ).read_bytes()
@@ -337,8 +299,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert (out / "results.csv").read_text().count("\n") == 4
     (runs[-1].path / "result.json").write_bytes(kept)
     # The answer is for people.
-    status, text, said = answer([*command, "--noise-seed", "os", "--smoothed-over", "2"], capfd)
-    assert status == 0, said
+    text = program(f"{command} --smoothed-over 2").stdout
     assert "validation: the mean over the last 2 rounds" in text
     assert "smoothed_validation_accuracy" in (out / "results.csv").read_text()
     assert text.splitlines()[0].split()[:3] == ["family", "epsilon", "server_learning_rate"]
@@ -346,7 +307,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
 
 
 def test_a_run_whose_rows_a_resume_has_cut_has_been_seen_all_the_same(tmp_path):
-    cut, never = (new_run(tmp_path / name, TrainConfig(**FIXED)) for name in ("cut", "never"))
+    cut, never = (new_run(tmp_path / name, fedmf.TrainConfig(**FIXED)) for name in ("cut", "never"))
     (cut.path / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1}\n')
     cut.truncate_rows(0)  # a resume from the beginning, which dies before its first round ends
     assert not cut.saved_rounds()
@@ -355,23 +316,15 @@ def test_a_run_whose_rows_a_resume_has_cut_has_been_seen_all_the_same(tmp_path):
     ]
 
 
-def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path, capfd):
+def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text('family = ["none", "tree"]\nepsilon = [2.0, 8.0]\nrounds = 4\nmin_sep = 2\n')
-    command = ["sweep", "--out", str(tmp_path / "s"), "--config", str(file)]
-    status, _, said = answer(command, capfd)
-    assert status == 2
-    assert "--noise-seed is missing" in said
-    _, states, _ = answer([*command, "--dry-run", "--json"], capfd)
-    assert list(json.loads(states)) == [
-        "family=none",
-        "family=tree,epsilon=2",
-        "family=tree,epsilon=8",
-    ]
+    command = f"sweep --out {tmp_path}/s --config {file}"
+    refused(command, "--noise-seed is missing")
+    states = printed_by(f"{command} --dry-run")
+    assert list(states) == ["family=none", "family=tree,epsilon=2", "family=tree,epsilon=8"]
     # The command line wins: over a list with one value, and over a value with several.
-    _, states, _ = answer(
-        [*command, "--dry-run", "--json", "--epsilon", "4", "--vary", "rounds=4,8"], capfd
-    )
-    assert list(json.loads(states)) == [
+    states = printed_by(f"{command} --dry-run --epsilon 4 --vary rounds=4,8")
+    assert list(states) == [
         f"family={family},rounds={rounds}" for family in ("none", "tree") for rounds in (4, 8)
     ]

@@ -8,8 +8,8 @@ import sqlite3
 
 import pytest
 
+import fedmf
 from fedmf.cli import main
-from fedmf.runs.folder import Run
 from fedmf.tasks import example_proto
 from fedmf.tasks.stackoverflow import write_synthetic_corpus
 from tests.tasks.conftest import commands_of
@@ -48,7 +48,7 @@ def test_the_recipe_reaches_its_accuracy(tmp_path, monkeypatch, capfd):
     printed = capfd.readouterr()
     assert re.search(r"splits\.train\.clients +10\d\d\n", printed.out)
     assert "warning" not in printed.err
-    run = Run.load("runs/mine")
+    run = fedmf.Run.load("runs/mine")
     assert run.plan["epsilon"] == pytest.approx(8, abs=1e-3)
     assert run.result["test"]["accuracy"] > 0.3
     assert "test accuracy_no_pad" in printed.out

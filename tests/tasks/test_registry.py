@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
+import fedmf
 from fedmf import TrainConfig, tasks
 from fedmf.cli import main
-from fedmf.runs.folder import Run
 
 pytestmark = pytest.mark.tensorflow
 
@@ -61,7 +61,7 @@ def test_a_task_is_one_module_and_its_name(module, monkeypatch, capsys):
     own = "--task tiny -o batch-size=3 -o label=none --noise-seed 1".split()
     main([*train, *own, *OPTIONS])
     assert "validation accuracy" in json.loads(capsys.readouterr().out)
-    run = Run.load("run")
+    run = fedmf.Run.load("run")
     assert (run.config.task, run.config.task_options) == ("tiny", {"batch_size": 3, "label": None})
     assert run.plan["task"]["name"] == "nameless"
     main([*train, "--resume"])
@@ -96,7 +96,7 @@ def test_a_task_of_another_package(name, module, monkeypatch):
         ("tiny_task:nothing -o batch-size=3", "the task tiny_task:nothing has no options"),
         ("tiny_task:tiny --data corpus.sqlite", "reads no data"),
         ("tiny_task:tiny -o batch-size=0", "--task-option batch-size=0"),
-        ("tiny_task:tiny -o sentences=3", "its options are batch-size, label"),
+        ("tiny_task:tiny -o sentences=3", "its options are `batch-size`, `label`"),
     ],
 )
 def test_a_task_that_cannot_be_is_one_sentence(arguments, said, module, capsys):

@@ -16,7 +16,7 @@ from fedmf.tasks import example_proto
 from fedmf.tasks.stackoverflow import data, describe_file, import_text, text_import
 from fedmf.tasks.stackoverflow.sentences import split_sentences
 from fedmf.tasks.stackoverflow.text_import import ImportOptions
-from tests.cli.program import fedmf, refused
+from tests.cli.program import fedmf, printed_by, refused
 
 
 def read_back(path):
@@ -267,10 +267,10 @@ def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
 
 def test_the_command(table):
     out = table.with_name("corpus.sqlite")
-    ask = ["data", "import", table, "--out", out, "--quiet"]
-    assert "users.train" in fedmf(*ask).stdout
-    again = json.loads(fedmf(*ask, "--overwrite", "--json").stdout)
+    ask = f"data import {table} --out {out} --quiet"
+    assert "users.train" in fedmf(ask).stdout
+    again = printed_by(f"{ask} --overwrite")
     assert (again["path"], again["rows"]) == (str(out), 20)
     assert sum(again["users"].values()) == 20
-    refused(*ask, words=["corpus.sqlite", "--overwrite"])
-    refused(*ask, "--overwrite", "--text-column", "body", words=["'body'", "--text-column"])
+    refused(ask, "corpus.sqlite", "--overwrite")
+    refused(f"{ask} --overwrite --text-column body", "'body'", "--text-column")

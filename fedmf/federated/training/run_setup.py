@@ -91,7 +91,7 @@ class RunSetup:
         if canaries and limit is not None and entry > limit:
             raise ValueError(
                 f"canaries={canaries} have entries of {entry:.3g}, and zeroing_norm={limit} would "
-                "zero them, so that nothing is audited: raise zeroing_norm, or lower clip_norm"
+                "zero them, so that nothing is audited: raise `zeroing_norm`, or lower `clip_norm`"
             )
         choose_host_strategy(
             self.plan.mechanism.stream().causal(),
@@ -206,7 +206,7 @@ def controller_of(
                 f"clients{canaries}: set population to "
                 f"{population}, on which the amplification depends"
             )
-        sampling = sampling.resized(cohort_size=config.cohort_size)
+        sampling = sampling.resized(population=sampling.population, cohort_size=config.cohort_size)
         participation = sampling.participation(config.rounds)
         seed = int.from_bytes(
             hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big"
@@ -244,8 +244,8 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
     if dataclasses.replace(wanted, delta=plan.delta) != plan:
         raise ValueError(
             f"plan={reprlib.repr(plan)} is not the plan of a whole run: give one of "
-            "fedmf.calibrate, fedmf.Plan or config.plan, and end the run earlier with stop_after "
-            "or stop_at_epsilon"
+            "fedmf.calibrate, fedmf.Plan or config.plan, and end the run earlier with `stop_after` "
+            "or `stop_at_epsilon`"
         )
 
 
@@ -292,7 +292,7 @@ def reopen_run(
             why = (
                 ": whether to go on is decided by what was released, which a guarantee allows only "
                 "within noise that was made for all rounds beforehand; plan the most rounds that "
-                "you may want and end earlier (stop_after, stop_at_epsilon)"
+                "you may want and end earlier (`stop_after`, `stop_at_epsilon`)"
             )
         raise ValueError(
             f"{cannot} with another config: {changes}{why}; start a new folder for that"

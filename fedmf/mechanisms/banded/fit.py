@@ -138,7 +138,7 @@ def fit_banded(
         participation.min_sep if bands is None else bands,
         low=1,
         high=workload.rounds,
-        hint="it counts diagonals of the encoder, best at most min_sep",
+        hint="it counts diagonals of the encoder, best at most `min_sep`",
     )
     # Mostly the vectors that L-BFGS keeps. Measured: 59 arrays; 20 fewer where they are so large
     # that this matters.
@@ -254,13 +254,13 @@ def _epochs(participation: Participation, bands: int) -> Participation | None:
     if bands > b:
         raise ValueError(
             f"bands={bands} is above min_sep={b}, and equal_norms=False knows the sensitivity of "
-            "at most min_sep bands "
+            "at most `min_sep` bands "
             f"only (banded paper, Prop. B.1): pass bands <= {b}, or equal_norms=True"
         )
     if k < -(-n // b):
         raise ValueError(
             f"max_participations={k} is less than the {-(-n // b)} that fit into rounds={n} "
-            f"at min_sep={b}, which equal_norms=False is for: leave max_participations out, "
+            f"at min_sep={b}, which equal_norms=False is for: leave `max_participations` out, "
             "or pass equal_norms=True"
         )
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b, max_participations=k)

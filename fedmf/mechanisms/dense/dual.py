@@ -6,9 +6,9 @@ of one class only. U below is zero across classes, positive definite, and factor
 H zero across classes too.
 
 For every positive-definite X: tr(A^T A X^-1) + tr(U X) >= 2 T with T = tr((H^T A^T A H)^(1/2)),
-with equality at X(U) = H^-T (H^T A^T A H)^(1/2) H^-1 (their Thm. 3.1, Eq. 7, and Eq. 33). If every
-feasible X has tr(U X) <= budget(U), the loss of all of them is at least 2 T - budget, and, as U may
-be scaled freely, at least T^2 / budget.
+with equality at X(U) = H^-T (H^T A^T A H)^(1/2) H^-1 (multi-epoch paper, Thm. 3.1, Eq. 7, and
+Eq. 33). If every feasible X has tr(U X) <= budget(U), the loss of all of them is at least 2 T -
+budget, and, as U may be scaled freely, at least T^2 / budget.
 
 What budget holds, and why no more general U does better, for a class of size k (C
 of sensitivity 1):

@@ -141,8 +141,8 @@ def _epochs(participation: Participation) -> Participation:
         b = n
     elif k < -(-n // b):
         raise ValueError(
-            f"max_participations={k} is below ceil(rounds / min_sep)={-(-n // b)}, which "
-            "family='dense' has no optimum for: leave max_participations out of the fit and "
+            f"max_participations={k} is below ceil(rounds / `min_sep`)={-(-n // b)}, which "
+            "family='dense' has no optimum for: leave `max_participations` out of the fit and "
             "calibrate the mechanism under yours, or use family='banded'"
         )
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b)

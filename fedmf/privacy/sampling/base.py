@@ -80,8 +80,8 @@ class Sampling(fields.Checked, abc.ABC):
         @property
         def probability(self) -> float: ...  # noqa: D102
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if cls.name:
             SCHEMES[cls.name] = cls
 
@@ -117,8 +117,9 @@ class Sampling(fields.Checked, abc.ABC):
         values = {name: getattr(self, name) for name in SETTINGS if hasattr(self, name)}
         return {"sampling": self.name, **values}
 
-    def resized(self, **sizes: int) -> Self:
-        """The scheme with another population or cohort_size."""
+    def resized(self, *, population: int, cohort_size: int) -> Self:
+        """The scheme of another population and cohort size."""
+        sizes: dict[str, int] = {"population": population, "cohort_size": cohort_size}
         return dataclasses.replace(self, **sizes)
 
     def facts(self, rounds: int) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Cyclic(Sampling):
         part = m // (b or 1)
         if part < B:
             ways = [
-                (part, f"lower cohort_size to at most {part}"),
+                (part, f"lower `cohort_size` to at most {part}"),
                 (m // B, f"use a mechanism of at most {m // B} bands"),
             ]
             raise ValueError(

@@ -163,9 +163,7 @@ class BallsInBins(Simulated):
     def __post_init__(self) -> None:
         super().__post_init__()
         m = self.population
-        hint = (
-            f"use at most the population={m}, and population / cohort_size for cohorts of that size"
-        )
+        hint = f"use at most the population={m}; population / cohort_size bins have such cohorts"
         bins = checks.integer("bins", self.bins, low=1, high=m, hint=hint)
         fields.set_fields(self, {"bins": bins})
 
@@ -208,14 +206,11 @@ class BallsInBins(Simulated):
         sizes = {"population": self.population, "cohort_size": self.cohort_size}
         return {"sampling": self.name, **sizes, "partitions": self.bins}
 
-    def resized(self, **sizes: int) -> Self:
-        """The scheme of another population or cohort_size, in as many bins as give
-        cohorts of that size.
-        """
-        wanted = {"population": self.population, "cohort_size": self.cohort_size} | sizes
-        if wanted["cohort_size"] == self.cohort_size and wanted["population"] == self.population:
+    def resized(self, *, population: int, cohort_size: int) -> Self:
+        """The scheme of another population and cohort size, in bins that give such cohorts."""
+        if (population, cohort_size) == (self.population, self.cohort_size):
             return self
-        return self.configured(**wanted)
+        return self.configured(population=population, cohort_size=cohort_size)
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """Itself, for encoders that are lower-triangular and have no negative entry."""
@@ -322,8 +317,8 @@ class MinSepPoisson(Simulated):
         if B * (b or 1) > m:
             raise ValueError(
                 f"cohort_size={B} * min_sep={b or 1} exceeds population={m}, and clients that rest "
-                f"cannot come: lower cohort_size to at most {m // (b or 1)}, min_sep to at most "
-                f"{m // B}, or raise the population to {B * (b or 1)}"
+                f"cannot come: lower `cohort_size` to at most {m // (b or 1)}, "
+                f"`min_sep` to at most {m // B}, or raise the population to {B * (b or 1)}"
             )
 
     @property
@@ -331,7 +326,7 @@ class MinSepPoisson(Simulated):
         """b, once it is known."""
         if self.min_sep is None:
             raise ValueError(
-                "min_sep=None: a plan sets it to the mechanism's bands; or pass min_sep"
+                "min_sep=None: a plan sets it to the mechanism's bands; or pass `min_sep`"
             )
         return self.min_sep
 
@@ -355,7 +350,7 @@ class MinSepPoisson(Simulated):
             raise ValueError(
                 f"sampling has min_sep={self.min_sep} but the mechanism has {bands} bands, and two "
                 "rounds of one client would meet in a row of C x: use BallsInBins, which needs no "
-                "bands, or fit a mechanism of fewer bands, or leave min_sep out"
+                "bands, or fit a mechanism of fewer bands, or leave `min_sep` out"
             )
         return self
 

@@ -120,7 +120,6 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
     ("change", "error", "words"),
     [
         ({"plan": None}, TypeError, "plan=None must be a fedmf.Plan"),
-        ({"clients_per_round": 0}, ValueError, "clients_per_round=0"),
         ({"clients_per_round": 2.5}, TypeError, "clients_per_round=2.5"),
         ({"plan": PLAN.simulating(simulated=4, claimed=40)}, ValueError, "clients_per_round=3 .*4"),
         ({"noise_seed": "8675309"}, TypeError, "noise_seed is a str, not an int"),
@@ -133,8 +132,3 @@ def test_refusals_name_the_argument(change, error, words):
     with pytest.raises(error, match=words) as refused:
         federated.dp_aggregator(arguments.pop("plan"), **arguments)
     assert "8675309" not in str(refused.value)  # a mistyped secret
-
-
-def test_an_adaptive_clip_norm_is_refused():
-    with pytest.raises(TypeError, match="clip_norm"):
-        plan_of(IdentityMechanism(rounds=4), clip_norm=ADAPTIVE)

@@ -34,7 +34,9 @@ def ours(clip=None, **options):
         lambda: BUILD.build_fed_sgd(
             model_fn, SGD(0.1), model_aggregator=tff.aggregators.as_weighted_aggregator(ours())
         ),
-        lambda: fed_avg(tff.aggregators.clipping_factory(3.0, ours())),
+        pytest.param(
+            lambda: fed_avg(tff.aggregators.clipping_factory(3.0, ours())), marks=pytest.mark.slow
+        ),
         lambda: fed_avg(tff.learning.add_debug_measurements(ours())),
     ],
 )

@@ -74,15 +74,9 @@ class Parts:
         result, after, _ = tff.federated_map(self.noise, (total, state))
         return after, result
 
-    def on_samples(self, change):
-        change = tff.tensorflow.computation(change, self.sample)
-        return lambda samples: tff.federated_map(change, samples)
-
-    def one_round(
-        self, state, updates, between=lambda samples: samples, behind=lambda total: total
-    ):
-        """(next state, result, sum), with something between clipping and sum, or behind the sum."""
-        total = behind(tff.federated_sum(between(self.clipped(state, updates))))
+    def one_round(self, state, updates):
+        """(next state, result, sum)."""
+        total = tff.federated_sum(self.clipped(state, updates))
         return *self.noised(total, state), total
 
 
@@ -248,12 +242,6 @@ def forged_sample(parts, state, updates):
 
 
 @refused(NOT_THE_SUM)
-def times_100_after_clipping(parts, state, updates):
-    between = parts.on_samples(lambda sample: sample._replace(record=100 * sample.record))
-    return output(*parts.one_round(state, updates, between)[:2])
-
-
-@refused(NOT_THE_SUM)
 def times_100_in_the_graph_of_clipping(parts, state, updates):
     def clip(params, update):
         sample = parts.query.preprocess_record(params, update)
@@ -269,14 +257,6 @@ def times_100_in_the_graph_of_clipping(parts, state, updates):
 def two_samples_of_a_client(parts, state, updates):
     both = parts.clipped(state, updates), parts.clipped(state, updates)
     return output(*parts.noised(tff.federated_sum(tff.federated_map(parts.add, both)), state))
-
-
-@refused(NOT_THE_SUM)
-def sum_divided_by_who_came(parts, state, updates):
-    behind = parts.on_samples(
-        lambda s: s._replace(record=s.record / tf.cast(s.clients, s.record.dtype))
-    )
-    return output(*parts.one_round(state, updates, behind=behind)[:2])
 
 
 @refused(NOT_THE_SUM)
@@ -345,12 +325,6 @@ def secure_sum_beside_the_noise(parts, state, updates):
     after, result, _ = parts.one_round(state, updates)
     exact = tff.federated_secure_sum_bitwidth(parts.clipped(state, updates).clipped, 1)
     return output(after, in_order(result, exact))
-
-
-@refused(EXACT)
-def metrics_by_name_in_the_result(parts, state, updates):
-    after, result, total = parts.one_round(state, updates)
-    return output(after, {"model": result, "metrics": total.record, "measured": total.clients})
 
 
 @refused("measures its clipped updates, or their sum, without noise")

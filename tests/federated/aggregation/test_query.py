@@ -52,7 +52,6 @@ def rows(query, size, seed=1):
 
 STRUCTURES = {
     "tensor": tf.TensorSpec([3]),
-    "scalar": tf.TensorSpec([]),
     "list": [tf.TensorSpec([3]), tf.TensorSpec([])],
     "nested": (
         tf.TensorSpec([0]),

@@ -15,6 +15,7 @@ from fedmf.federated.aggregation.scaling import Scaling
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
 from tests.power import missed_by_game, trials_that_see
+from tests.refusals import assert_refused, named
 
 ROUNDS, SIZE, CLIENTS, EPSILON = 6, 5, 4, 0.05
 SPECS = [tf.TensorSpec([SIZE])]
@@ -105,7 +106,7 @@ def test_a_state_of_another_scaling_is_refused():
     state = query_of(Scaling(rule="adam")).initial_global_state()
     for change in ({"rule": "adagrad"}, {"epsilon": 0.5}, {"every": 2}):
         other = query_of(Scaling(**{"rule": "adam"} | change))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="another `zeroing_norm`, scaling"):
             one_round(other, state, random_updates(0))
 
 
@@ -167,16 +168,16 @@ def test_scales_from_the_current_round_are_caught():
     assert not NoiseAudit(findings=found.findings).consistent
 
 
+def adam(**options):
+    return Scaling(rule="adam", **options)
+
+
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("call", "kind", "words"),
     [
-        ({"rule": "yogi"}, "rule='yogi'"),
-        ({"rule": "adam", "epsilon": 0.0}, "epsilon=0.0"),
-        ({"rule": "adam", "epsilon": 1e-30}, "epsilon=1e-30"),
-        ({"rule": "adam", "decay": 1.0}, "decay=1.0"),
-        ({"rule": "adam", "every": 0}, "every=0"),
+        *named(ValueError, Scaling, rule=["yogi"]),
+        *named(ValueError, adam, epsilon=[0.0, 1e-30], decay=[1.0], every=[0]),
     ],
 )
-def test_refusals(options, named):
-    with pytest.raises(ValueError, match=named):
-        Scaling(**options)
+def test_refusals(call, kind, words):
+    assert_refused(call, kind, words)

@@ -11,8 +11,7 @@ from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.client_data import batches, client_epochs, steps
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_close
+from tests.federated.small_runs import assert_close, config
 from tests.federated.small_task import task_of_arrays
 
 layers, losses = tf.keras.layers, tf.keras.losses

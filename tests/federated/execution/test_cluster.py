@@ -26,8 +26,7 @@ from fedmf.server.source import noise_key
 from fedmf.terminal import interrupts
 from tests.federated import small_runs
 from tests.federated.run_small import GROUPS_OF_TWO, SEED, config
-from tests.federated.small_runs import assert_same_run, start_of
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import assert_same_run, small_task, start_of
 
 pytestmark = pytest.mark.slow
 
@@ -47,11 +46,10 @@ def machines():
     started = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
-    cluster._connect(ray, started.address, None)
     started.add_node(num_cpus=1)
     started.wait_for_nodes()
-    yield started
-    ray.shutdown()
+    with cluster.connected(started.address, None):
+        yield started
     started.shutdown()
 
 
@@ -306,11 +304,17 @@ def test_a_cluster_without_processors_is_refused(nobody, tmp_path):
 
 def test_what_ray_writes_is_its_owner_s(monkeypatch):
     masks = []
-    # What it has to be already
-    monkeypatch.setattr(ray, "init", lambda **options: masks.append(os.umask(0o077)))
+
+    def init(**options):
+        masks.append(os.umask(0o077))  # what it has to be already
+        raise ConnectionError("enough")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     before = os.umask(0o022)
     try:
-        cluster._connect(ray, "local", 1)
+        with pytest.raises(federated.WorkersLost), cluster.connected("local", 1):
+            pass
         assert os.umask(0o022) == 0o022
     finally:
         os.umask(before)

@@ -21,8 +21,7 @@ from fedmf.tasks.stackoverflow import (
     write_synthetic_corpus,
 )
 from fedmf.terminal import interrupts
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_close, start_of, train
+from tests.federated.small_runs import assert_close, config, start_of, train
 
 SIZES = {
     "vocabulary_size": 30, "sequence_length": 5, "embedding_size": 6, "lstm_size": 10,

@@ -8,9 +8,7 @@ import pytest
 from fedmf.federated.examples import count
 from fedmf.federated.execution import client_work
 from fedmf.federated.training.loop import client_epochs
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_same_model, start_of, train
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import assert_same_model, config, small_task, start_of, train
 
 # Every optimizer on each side, FedProx, several epochs and a limit on batches.
 WORK = [
@@ -76,24 +74,15 @@ def test_epochs_are_orders_of_all_examples_up_to_the_limit():
     np.testing.assert_array_equal(limited[0][0], epochs[0][0])
 
 
-@pytest.mark.parametrize(
-    ("task", "examples"),
-    [
-        (small_task, 2),
-        pytest.param(small_task, 4, marks=pytest.mark.slow),
-    ],
-    ids=["two", "all"],
-)
-def test_clients_of_one_example_train_side_by_side(
-    task, examples, tmp_path, monkeypatch, vectorised
-):
+@pytest.mark.parametrize("examples", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_clients_of_one_example_train_side_by_side(examples, tmp_path, monkeypatch, vectorised):
     """Example-level privacy: gradients in groups of two, and all at once, beside TFF's clients."""
     monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
     start = start_of(small_task())
     monkeypatch.setattr(client_work, "SIDE_BY_SIDE_PRODUCTS", examples * sum(map(np.size, start)))
     x, y = small_task().split("validation")
     one_each = dataclasses.replace(
-        task(),
+        small_task(),
         batch_size=1,
         client_ids=[str(i) for i in range(40)],
         client_examples=lambda name: (x[int(name) : int(name) + 1], y[int(name) : int(name) + 1]),

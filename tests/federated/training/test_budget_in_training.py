@@ -7,8 +7,7 @@ import pytest
 import fedmf
 from fedmf.reports import write_report
 from fedmf.runs.audit import recorded_plan
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_same_run, train
+from tests.federated.small_runs import assert_same_run, config, train
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 

@@ -15,9 +15,10 @@ from fedmf.federated.aggregation.clipping import Clipped
 from fedmf.federated.training.run_setup import controller_of
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from tests.cli.program import fedmf as program
-from tests.cli.program import refused
+from tests.cli.program import printed_by, refused
 from tests.federated import run_small, small_runs
 from tests.federated.small_task import task_of_arrays
+from tests.federated.training.test_adaptive_training import BOTH
 
 CLIENTS, CANARIES, FEATURES = 20, 60, 3000
 
@@ -98,16 +99,19 @@ def test_canaries_are_clients_under_the_schema(run):
     assert (run.path / "private" / "canaries.npz").stat().st_mode & 0o77 == 0
 
 
-def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path):
+@pytest.mark.parametrize("adaptive", [{}, BOTH], ids=["fixed", "adaptive"])
+def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path, adaptive):
     """Without noise and with clients that hardly move, a release along a direction is the clip norm
-    or 0, but for other canaries.
+    or 0, but for other canaries. False positives: 480 entries beyond 6 standard deviations, 1e-6.
     """
-    run = train(tmp_path / "run", config(family="none", epsilon=None, client_learning_rate=1e-9))
+    still = {"family": "none", "epsilon": None, "client_learning_rate": 1e-9}
+    run = train(tmp_path / "run", config(**adaptive | still))
     seen, rounds = evidence(run), took_part(run)
-    expected = 0.5 * rounds * seen["included"]
+    expected = run.config.clip_norm * rounds * seen["included"]
     assert 15 < seen["included"].sum() < 45
     # Products of two directions have variance 1 / 6002; up to 20 canaries meet.
-    assert np.abs(seen["releases"] - expected).max() < 0.5 * 6 * np.sqrt(20 / 6002)
+    meeting = run.config.clip_norm * np.sqrt(20 / 6002)
+    assert np.abs(seen["releases"] - expected).max() < 6 * meeting
     result = audit_run_canaries(run)
     assert result.took_part == CANARIES
     assert not result.exceeded  # nothing is claimed
@@ -115,12 +119,12 @@ def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path):
 
 
 def test_the_command(run, tmp_path):
-    shown = json.loads(program("audit", "canaries", run.path, "--json").stdout)
+    shown = printed_by(f"audit canaries {run.path}")
     assert shown["consistent"]
     assert (shown["canaries"], shown["took_part"]) == (CANARIES, CANARIES)
     assert [bound["epsilon_claimed"] for bound in shown["bounds"]] == [run.plan["epsilon"]] * 6
     assert max(bound["epsilon_lower"] for bound in shown["bounds"]) > 0.5
-    table = program("audit", "canaries", run.path, "--confidence", "0.5").stdout
+    table = program(f"audit canaries {run.path} --confidence 0.5").stdout
     assert "normal scores" in table
     assert "ABOVE" not in table
 
@@ -132,15 +136,15 @@ def test_updates_that_are_not_clipped_break_the_claim(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fedmf.federated.aggregation.query.zero_and_clip", unclipped)
     broken = train(tmp_path / "broken", config(client_learning_rate=1e-9))
-    printed = program("audit", "canaries", broken.path, status=1).stdout
+    printed = program(f"audit canaries {broken.path}", status=1).stdout
     assert "ABOVE THE CLAIM" in printed
 
 
 def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
-    train(tmp_path / "half", stop_after=3)
     train(tmp_path / "none", config(canaries=0, cohort_size=5), stop_after=1)
-    shutil.copytree(run.path, tmp_path / "damaged")
-    shutil.copytree(run.path, tmp_path / "published")
+    for name in ("half", "damaged", "published"):
+        shutil.copytree(run.path, tmp_path / name)
+    (tmp_path / "half" / "result.json").unlink()
     secret = tmp_path / "damaged" / "private" / "canaries.npz"
     secret.write_bytes(secret.read_bytes()[:100])
     (tmp_path / "published" / "private" / "canaries.npz").unlink()
@@ -153,7 +157,7 @@ def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
         with pytest.raises(ValueError, match=words):
             audit_run_canaries(tmp_path / name)
     assert "Canaries" not in (tmp_path / "none" / "statement.md").read_text()
-    refused("audit", "canaries", run.path, "--confidence", "2", words=("--confidence 2",))
+    refused(f"audit canaries {run.path} --confidence 2", "--confidence 2")
 
 
 @pytest.mark.parametrize(

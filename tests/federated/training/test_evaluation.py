@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated.training import evaluation
-from tests.federated.run_small import config
-from tests.federated.small_runs import start_of
+from tests.federated.small_runs import config, start_of
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 
 

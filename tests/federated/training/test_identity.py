@@ -16,8 +16,7 @@ from fedmf.federated.training.run_setup import controller_of, new_run, reopen_ru
 from fedmf.mechanisms import BandedMechanism
 from fedmf.privacy.describe import summary
 from fedmf.runs.folder import RunFolder
-from tests.federated.run_small import config
-from tests.federated.small_runs import train
+from tests.federated.small_runs import config, train
 from tests.federated.small_task import CLASSES, small_task
 
 VERSIONED = dataclasses.replace(small_task(), data_version="1")
@@ -153,27 +152,28 @@ def test_another_mechanism_that_looks_the_same_is_refused(tmp_path):
         go_on(folder, plan=other)
 
 
-@pytest.mark.parametrize(
-    "content", [None, "", "{}", '{"files": {}, "run": {}}', '["files", "run"]']
-)
-def test_a_missing_or_damaged_identity_is_refused(tmp_path, content):
-    folder = begin(tmp_path / "run")
-    path = folder.path / "private" / "identity.json"
-    path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(ValueError, match=r"private/identity\.json is missing or damaged"):
-        go_on(folder)
-
-
-@pytest.mark.parametrize(
-    "left_out", ["first_cohort", "batch_size", "model", "client_ids", "initial_weights"]
-)
-def test_an_identity_without_an_entry_is_refused(tmp_path, left_out):
+def test_a_missing_or_damaged_identity_is_refused(tmp_path):
     folder = begin(tmp_path / "run")
     kept = folder.identity()
-    del kept[left_out]
-    folder.begin(SETTINGS, kept)
-    with pytest.raises(ValueError, match="cannot resume"):
-        go_on(folder)
+    for left_out in ("first_cohort", "batch_size", "model", "client_ids", "initial_weights"):
+        folder.begin(SETTINGS, {name: kept[name] for name in kept if name != left_out})
+        with pytest.raises(ValueError, match="cannot resume"):
+            go_on(folder)
+    path = folder.path / "private" / "identity.json"
+    for content in ("", "{}", '{"files": {}, "run": {}}', '["files", "run"]', None):
+        path.unlink() if content is None else path.write_text(content)
+        with pytest.raises(ValueError, match=r"private/identity\.json is missing or damaged"):
+            go_on(folder)
+
+
+def test_a_damaged_noise_seed_is_refused_and_not_shown(tmp_path):
+    folder, secret = begin(tmp_path / "run"), "98765432109876543210"
+    more_digits_than_python_reads = secret * 250
+    for content in (f"{secret}x\n", f"-{secret}\n", more_digits_than_python_reads):
+        (folder.path / "private" / "noise_seed").write_text(content)
+        with pytest.raises(ValueError, match="the noise seed .* is damaged") as caught:
+            go_on(folder)
+        assert secret[:6] not in str(caught.value)
 
 
 def test_the_place_of_the_data_may_change(tmp_path):

@@ -7,9 +7,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated.training.trained_run import starting_task
-from tests.federated.run_small import config
-from tests.federated.small_runs import broken_off, train
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import broken_off, config, small_task, train
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 

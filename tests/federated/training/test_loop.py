@@ -17,11 +17,8 @@ import pytest
 import fedmf
 from fedmf import federated
 from fedmf.mechanisms import BandedMechanism
-from fedmf.runs.audit import audit_run
 from fedmf.runs.folder import RunFolder
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_same_run, broken_off, train
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import assert_same_run, broken_off, config, small_task, train
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 ROOT = pathlib.Path(__file__).parents[3]
@@ -29,7 +26,9 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("whole") / "run")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*zeroed")
+        return train(tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -43,30 +42,13 @@ def parts(three_rounds, tmp_path):
     return shutil.copytree(three_rounds, tmp_path / "parts")
 
 
-def test_a_run_that_tunes_does_not_read_the_test_split(tmp_path):
-    def validation_alone(split):
-        assert split == "validation"
-        return small_task().evaluation_examples(split)
-
-    task = dataclasses.replace(small_task(), evaluation_examples=validation_alone)
-    run = train(tmp_path / "run", config(rounds=2), task, test=False)
-    assert run.result["test"] == {}
-    assert run.result["validation"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", ["fast", "tff"])
 def test_six_rounds_equal_three_kill_9_and_three_more(tmp_path, execution):
     """The rounds before kill -9 in another process than those after it."""
     whole = train(tmp_path / "whole", config(execution))
-    command = [
-        sys.executable,
-        "-m",
-        "tests.federated.run_small",
-        tmp_path / "parts",
-        execution,
-        "3",
-    ]
+    small = [tmp_path / "parts", execution, "3"]
+    command = [sys.executable, "-m", "tests.federated.run_small", *small]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     parts = fedmf.Run.load(tmp_path / "parts")
@@ -84,18 +66,24 @@ def test_six_rounds_equal_three_kill_9_and_three_more(tmp_path, execution):
     assert not left, "a TFF worker outlived its parent"
 
 
-def test_a_round_of_zeroed_clients_is_said(tmp_path, recwarn):
-    train(tmp_path / "kept", config(rounds=2))
-    assert not [warning for warning in recwarn if "zeroed" in str(warning.message)]
+def test_a_round_of_zeroed_clients_is_said(tmp_path):
     with pytest.warns(UserWarning, match="zeroing_norm=1e-09"):
         run = train(tmp_path / "zeroed", config(rounds=2, zeroing_norm=1e-9))
     assert run.metrics[0]["zeroed"] == run.metrics[0]["clients"] == 4
 
 
 def test_the_run_folder_says_what_was_run_and_keeps_the_seed_private(tmp_path):
+    def validation_alone(split):
+        assert split == "validation"
+        return small_task().evaluation_examples(split)
+
+    # As runs of a search: the test split is not read.
+    task = dataclasses.replace(small_task(), evaluation_examples=validation_alone)
     settings = config(noise_multiplier=None, epsilon=8.0, claimed_cohort=40)
-    run = train(tmp_path / "run", settings, noise_seed=918273645)
+    run = train(tmp_path / "run", settings, task, noise_seed=918273645, test=False)
     assert run.config == settings
+    assert run.result["test"] == {}
+    assert run.result["validation"]
     assert run.plan["epsilon"] <= 8.0
     assert "4 clients a round stand for 40" in run.statement
     assert "That run needs 80 clients, and the data here are of 12." in " ".join(
@@ -133,7 +121,7 @@ def test_ctrl_c_saves_the_last_complete_round(whole, tmp_path):
     assert_same_run(whole, train(tmp_path / "parts", settings, resume=True))
 
 
-@pytest.mark.parametrize("kept", [4, 0], ids=["the newest checkpoint", "none"])
+@pytest.mark.parametrize("kept", [4, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_crash_loses_only_the_rounds_since_the_last_checkpoint(whole, tmp_path, kept):
     settings = config(checkpoint_every=2)
     parts = broken_off(tmp_path / "parts", 5, settings)
@@ -291,7 +279,7 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     assert f"{rounds} of 40 rounds are saved in {tmp_path}" in str(stop.value)
     assert RunFolder(tmp_path).saved_rounds() == rounds
     # The data decided on the end: what holds is the guarantee of all rounds.
-    audit = audit_run(tmp_path)
+    audit = fedmf.audit_run(tmp_path)
     assert audit.epsilon == audit.planned.epsilon == DIVERGING.plan().epsilon
     assert f"rounds {rounds} to 39 are not in the record" in audit.unrecorded
     assert "training losses decided that the run stopped before them" in audit.unrecorded

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from fedmf.federated.task import seeded
 from fedmf.federated.training.model_check import check_model
-from tests.federated.run_small import config
-from tests.federated.small_runs import train
+from tests.federated.small_runs import config, train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 
 layers = tf.keras.layers

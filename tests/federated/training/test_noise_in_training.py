@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedmf.noise.strategies import HOST_STRATEGIES
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_close, broken_off, train
+from tests.federated.small_runs import assert_close, broken_off, config, train
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 SETTINGS, ROUNDING = config(min_sep=3), {"rtol": 0, "atol": 2e-6}  # float32, six rounds

@@ -8,9 +8,7 @@ import pytest
 import fedmf
 from fedmf.privacy.stopping import stopped_after
 from fedmf.reports import write_report
-from fedmf.runs.folder import Run
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_same_run, broken_off, train
+from tests.federated.small_runs import assert_same_run, broken_off, config, train
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
@@ -86,7 +84,7 @@ def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
 
 @pytest.mark.parametrize("rounds", ["3", 2.5, -1, 0, True, 6])
 def test_an_end_that_no_run_has_is_refused(rounds, tmp_path):
-    run = object.__new__(Run)
+    run = object.__new__(fedmf.Run)
     vars(run).update(path=tmp_path, config=config(), result={"ended_after": rounds})
     with pytest.raises(ValueError, match=r"result\.json has ended_after="):
         run.ended_after  # noqa: B018

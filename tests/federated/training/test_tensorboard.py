@@ -4,8 +4,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf.fields import flat
-from tests.federated.run_small import config
-from tests.federated.small_runs import broken_off, train
+from tests.federated.small_runs import broken_off, config, train
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from fedmf.federated.tff import tff
 from fedmf.federated.training.model_check import check_model
-from tests.federated.run_small import config
-from tests.federated.small_runs import assert_close, assert_same_model, train
+from tests.federated.small_runs import assert_close, assert_same_model, config, train
 from tests.federated.small_task import LENGTH, small_task
 
 models = tff.learning.models

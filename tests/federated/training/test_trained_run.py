@@ -9,9 +9,7 @@ import tensorflow as tf
 import fedmf
 from fedmf import federated
 from fedmf.federated.examples import NotFinite, count
-from tests.federated.run_small import config
-from tests.federated.small_runs import broken_off, train
-from tests.federated.small_task import small_task
+from tests.federated.small_runs import broken_off, config, small_task, train
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 

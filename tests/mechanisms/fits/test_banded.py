@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss
 from fedmf.mechanisms.banded.recursion import columns_of_rows, rows_of_columns
 from fedmf.mechanisms.error import loss, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.noise.stream import banded_matrix
-from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, identity, momentum_sgd, prefix_sum, sgd
 from tests.mechanisms.schemas import epochs, separated, single
 from tests.paper_figures import BANDED_TABLE_2_BANDS, BANDED_TABLE_2_UNIT
@@ -176,26 +176,13 @@ def test_dropping_equal_norms_helps_under_epochs_only():
 
 
 def test_without_equal_norms_once_is_the_problem_with_them():
-    once = Participation(rounds=20, schema="min_sep", min_sep=5, max_participations=1)
+    once = fedmf.Participation(rounds=20, schema="min_sep", min_sep=5, max_participations=1)
     for participation in (single(20), once):
         even, free = (
             fit(prefix_sum(20), participation, bands=5, equal_norms=e) for e in (True, False)
         )
         assert np.array_equal(even.diagonals, free.diagonals)
         assert free.certificate.participation is None
-
-
-def test_refusals():
-    fewer = Participation(rounds=12, schema="fixed_epoch", min_sep=4, max_participations=2)
-    with pytest.raises(
-        ValueError, match=r"max_participations=2 is less than the 3 that fit.*leave"
-    ):
-        fit(prefix_sum(12), fewer, bands=4, equal_norms=False)
-    n = 1_000_000  # bands=min_sep by default, which is rounds here: it must not begin
-    with pytest.raises(
-        ValueError, match=r"bands=1000000 would take .* GiB.*toeplitz or blt.*few bands"
-    ):
-        fit(prefix_sum(n), single(n))
 
 
 # `fedmf paper run banded-table-2 --scale full` compares the table's other two rows as well.

@@ -4,17 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.mechanisms.blt import time_grid
 from fedmf.mechanisms.error import max_error, rmse
-from fedmf.mechanisms.fit import fit
-from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import separated, single
 
 
 def blt(workload, participation, **options):
-    return fit(workload, participation, family="blt", cache=False, **options)
+    return fedmf.fit(workload, participation, family="blt", cache=False, **options)
 
 
 @given(count=st.integers(0, 200_000), rate=st.floats(-9.0, 2.0))
@@ -38,7 +36,7 @@ def test_a_workload_without_simple_poles_is_fitted():
     n = 50
     workload = prefix_sum(n) @ prefix_sum(n)
     fitted = blt(workload, single(n))
-    root = fit(workload, single(n), family="toeplitz", coefficients="sqrt")
+    root = fedmf.fit(workload, single(n), family="toeplitz", coefficients="sqrt")
     assert max_error(
         blt(workload, single(n), objective="max"), workload, single(n)
     ) < 1.05 * max_error(root, workload, single(n))
@@ -51,7 +49,7 @@ def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
     workload = make(n)
     for objective, measure in (("mean", rmse), ("max", max_error)):
         best = measure(
-            fit(workload, single(n), family="toeplitz", bands=n, objective=objective),
+            fedmf.fit(workload, single(n), family="toeplitz", bands=n, objective=objective),
             workload,
             single(n),
         )
@@ -74,13 +72,13 @@ def test_several_participations_are_worth_fitting_to():
             for under in (single(n), participation)
         )
         assert for_six < for_one
-    assert sensitivity(blt(prefix_sum(n), participation), participation).exact
+    assert fedmf.sensitivity(blt(prefix_sum(n), participation), participation).exact
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("objective", ["mean", "max"])
 def test_fewer_rounds_than_buffers(n, objective):
-    for participation in (single(n), Participation(rounds=n, schema="every_round")):
+    for participation in (single(n), fedmf.Participation(rounds=n, schema="every_round")):
         mechanism = blt(prefix_sum(n), participation, buffers=8, objective=objective)
         assert mechanism.rounds == n
         assert mechanism.buffers <= max(1, n // 2)

@@ -15,7 +15,6 @@ import fedmf
 from fedmf.mechanisms.dense.classes import Classes, Resolvents
 from fedmf.mechanisms.dense.dual import EqualNormsDual, PairsDual
 from fedmf.mechanisms.fit import fit
-from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, separated
 from tests.oracles import attained_sensitivity
@@ -178,14 +177,14 @@ def test_reaches_its_tolerance_at_sensitivity_one(workload, b, equal_norms):
 def test_min_sep_and_every_round():
     n, workload = 12, prefix_sum(12)
     fixed, apart = (
-        fit(workload, Participation(rounds=n, schema=schema, min_sep=4), family="dense")
+        fit(workload, fedmf.Participation(rounds=n, schema=schema, min_sep=4), family="dense")
         for schema in ("fixed_epoch", "min_sep")
     )
     assert np.array_equal(fixed.encoder(), apart.encoder())
     assert apart.certificate.participation == epochs(n, 4)
     assert fedmf.sensitivity(apart, separated(n, 4)).value > 1.0
     # Every round of one client: X is diagonal, X_ii proportional to the root of (A^T A)_ii = n - i.
-    everywhere = fit(workload, Participation(rounds=n, schema="every_round"), family="dense")
+    everywhere = fit(workload, fedmf.Participation(rounds=n, schema="every_round"), family="dense")
     assert everywhere.certificate.gap <= 1e-9
     assert_allclose(everywhere.certificate.loss, np.sqrt(np.arange(1, n + 1)).sum() ** 2, rtol=1e-9)
 

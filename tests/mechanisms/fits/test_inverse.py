@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+import fedmf
 from fedmf.mechanisms import ToeplitzMechanism
-from fedmf.mechanisms.error import max_error, rmse
-from fedmf.mechanisms.fit import fit
-from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import separated, single
 from tests.oracles import attained_sensitivity
 
-EIGHT = Participation(rounds=512, schema="min_sep", min_sep=64, max_participations=8)
+EIGHT = fedmf.Participation(rounds=512, schema="min_sep", min_sep=64, max_participations=8)
 # Banded inverse square roots, prefix sums, 512 rounds: sensitivity, rmse, largest error. Computed
 # apart from this code.
 BISR = [
@@ -32,11 +29,15 @@ BISR = [
 
 def measures(mechanism, participation):
     error = (mechanism, prefix_sum(mechanism.rounds), participation)
-    return sensitivity(mechanism, participation).value, rmse(*error), max_error(*error)
+    return (
+        fedmf.sensitivity(mechanism, participation).value,
+        fedmf.rmse(*error),
+        fedmf.max_error(*error),
+    )
 
 
 def inverse(participation, bands, **options):
-    return fit(
+    return fedmf.fit(
         prefix_sum(participation.rounds), participation, family="toeplitz",
         coefficients="optimized_inverse", bands=bands, cache=False, **options,
     )  # fmt: skip
@@ -44,7 +45,7 @@ def inverse(participation, bands, **options):
 
 @pytest.mark.parametrize(("participation", "bands", "expected"), BISR)
 def test_values_of_closed_ones_and_the_optimised_better(participation, bands, expected):
-    closed = fit(
+    closed = fedmf.fit(
         prefix_sum(512), participation, family="toeplitz", coefficients="inverse_sqrt", bands=bands
     )
     assert measures(closed, participation) == pytest.approx(expected, abs=1e-6)
@@ -67,7 +68,7 @@ def test_values_of_closed_ones_and_the_optimised_better(participation, bands, ex
 )
 def test_closed_coefficients(momentum, expected):
     workload = prefix_sum(8) if momentum is None else momentum_sgd(8, momentum)
-    found = fit(
+    found = fedmf.fit(
         workload, single(8), family="toeplitz", coefficients="inverse_sqrt", bands=len(expected)
     )
     np.testing.assert_allclose(found.noising_window, expected, atol=1e-10)
@@ -97,7 +98,7 @@ def test_what_oscillates_is_bounded_from_above():
     )
     C = mechanism.encoder()
     attained = attained_sensitivity(C, participation, np.random.default_rng(0))
-    claimed = sensitivity(mechanism, participation)
+    claimed = fedmf.sensitivity(mechanism, participation)
     assert claimed.value >= attained * (1 - 1e-9)
     assert not claimed.exact
     # Negative control: what the formula for decreasing coefficients would say of these.

@@ -48,12 +48,3 @@ def test_longer_and_shorter_are_the_same_recurrence():
         shared = min(rounds, 40)
         np.testing.assert_allclose(C[:shared, :shared], blt.encoder()[:shared, :shared], rtol=1e-12)
         assert for_rounds(blt, rounds).rounds == rounds
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="participations is empty"):
-        fit_range([])
-    with pytest.raises(ValueError, match="family='banded'"):
-        fit_range(RUNS, "banded")
-    with pytest.raises(ValueError, match="objective='median'"):
-        fit_range(RUNS, objective="median")

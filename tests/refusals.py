@@ -1,0 +1,30 @@
+"""Refusals as tables: what is called, the kind of error, and the argument that is named."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+Refusal = tuple[Callable[[], object], type[Exception], str]
+
+
+def named(kind: type[Exception], call: Callable[..., object], **values: list) -> Iterator[Refusal]:
+    """Calls with one bad value each, which the message names as name=value."""
+    for name, bad in values.items():
+        for value in bad:
+            words = re.escape(f"{name}={value!r}")
+            yield (lambda n=name, v=value: call(**{n: v})), kind, words
+
+
+def assert_refused(call: Callable[[], object], kind: type[Exception], words: str) -> None:
+    """Of exactly this kind, with these words (a regular expression), in one sentence."""
+    with pytest.raises(kind, match=words) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert_one_sentence(caught)
+
+
+def assert_one_sentence(caught: pytest.ExceptionInfo[Exception]) -> None:
+    message = str(caught.value)
+    assert "\n" not in message
+    assert not re.search(r"(?<!Prop)\. [A-Z]", message.replace("et al. ", ""))
