@@ -69,7 +69,7 @@ CONTROLS = {
     "banded-table-4": changed("BANDED_TABLE_4", noise_multiplier="4.9"),
     "slides-max-error": lambda patch: patch.setattr(printed, "SLIDES_CONSTANT", 1.0673),
     "slides-mean-estimation": lambda patch: patch.setattr(
-        theory, "error", lambda *a, **k: 1.3 * error(*a, **k)
+        theory, "stationary_error", lambda *a, **k: 1.3 * error(*a, **k)
     ),
 }
 error = theory.stationary_error
