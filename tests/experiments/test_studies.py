@@ -117,6 +117,7 @@ def test_the_banded_grids_are_those_of_tables_6_and_7(grid, table):
         assert_fixed(configs, f"{sizes} cohort_size=100 warmup=0.15")
 
 
+@pytest.mark.slow
 def test_cifars_grid_is_that_of_the_papers():
     size = cifar.SIZES["full"]
     p = size.participation
@@ -287,7 +288,7 @@ def trained(sign):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "_trained", trained(sign))
     monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))

@@ -92,6 +92,7 @@ def test_banded_table_2_tree_under_min_sep():
     assert exact <= at_least.value**2 < 119.001
 
 
+@pytest.mark.slow
 def test_banded_table_2_tree_against_identity():
     # The table's unit is the best matrix under (k = 6, b = 342), which is not ours: so the two
     # rows' ratio is compared, over the range that rounding to two decimals leaves.

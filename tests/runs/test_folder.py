@@ -67,7 +67,7 @@ class TestKilled:
         folder = new_run(tmp_path / "run")
         pauses = random.Random(2)
         done = 0
-        for _ in range(12):
+        for _ in range(6):
             writer = subprocess.Popen(
                 [sys.executable, "-c", _WRITER, folder.path, str(done)], stdout=subprocess.PIPE
             )

@@ -35,10 +35,13 @@ def ours(clip=None, **options):
         lambda: BUILD.build_fed_sgd(
             model_fn, SGD(0.1), model_aggregator=tff.aggregators.as_weighted_aggregator(ours())
         ),
-        pytest.param(
-            lambda: fed_avg(tff.aggregators.clipping_factory(3.0, ours())), marks=pytest.mark.slow
+        *(
+            pytest.param(process, marks=pytest.mark.slow)
+            for process in (
+                lambda: fed_avg(tff.aggregators.clipping_factory(3.0, ours())),
+                lambda: fed_avg(tff.learning.add_debug_measurements(ours())),
+            )
         ),
-        lambda: fed_avg(tff.learning.add_debug_measurements(ours())),
     ],
 )
 def test_processes_whose_only_aggregation_is_ours_pass(process):

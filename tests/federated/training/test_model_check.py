@@ -163,7 +163,7 @@ def test_the_refusal_comes_before_there_is_a_folder(tmp_path):
         (lambda: layers.Dropout(0.0),),
     ],
 )
-@pytest.mark.parametrize("execution", ["fast", "tff"])
+@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_is_accepted(middle, execution):
     check_model(task_with(*middle), config(execution))
 

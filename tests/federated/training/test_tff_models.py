@@ -121,17 +121,19 @@ TASKS = {
 }
 
 
+SETTINGS = {"client_epochs": 2, "client_momentum": 0.5}
+
+
+@pytest.fixture(scope="module")
+def keras(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("keras") / "run", config(**SETTINGS))
+
+
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.slow
-def test_trains_the_model_that_keras_trains_in_both_executions(name, tmp_path):
-    settings = {"client_epochs": 2, "client_momentum": 0.5}
+def test_trains_the_model_that_keras_trains_in_both_executions(name, keras, tmp_path):
     task = TASKS[name]()
-    keras, *runs = (
-        train(tmp_path / f"{number}", config(execution, **settings), trained)
-        for number, (trained, execution) in enumerate(
-            ((small_task(), "fast"), (task, "fast"), (task, "tff"))
-        )
-    )
+    runs = [train(tmp_path / kind, config(kind, **SETTINGS), task) for kind in ("fast", "tff")]
     assert_same_model([keras, *runs], small_task().build_model(3).get_weights())
     for run in runs:
         for split in ("validation", "test"):
@@ -182,6 +184,7 @@ class Hidden(Remembers):
     local_variables = property(lambda self: [])
 
 
+@pytest.mark.slow
 def test_warm_start_and_what_keras_only_does(tmp_path):
     task = functional_task()
     first = train(tmp_path / "first", config(rounds=2), task)
