@@ -164,6 +164,7 @@ def test_cifars_trees_are_completed_as_in_table_1():
     assert min(found, key=lambda times: found[times]) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STACKOVERFLOW)
 def test_a_smaller_size_has_the_same_lines(name):
     tiny, small, full = (

@@ -138,10 +138,7 @@ def trained_by_keras(task, loss):
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        kind if "sum" in kind or "rows" in kind else pytest.param(kind, marks=pytest.mark.slow)
-        for kind in KINDS
-    ],
+    [kind if "sum" in kind else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
 )
 def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
     *_, loss = KINDS[kind]
