@@ -47,7 +47,7 @@ def random_sentences(
     from fedmf.tasks.stackoverflow.compiled import compiled_epoch
     from fedmf.tasks.stackoverflow.lstm import with_keras_lstm
 
-    sizes = MODELS[model]
+    sizes: dict[str, Any] = dict(MODELS[model])
 
     def build_model(seed: int) -> Any:
         built = next_word.build_model(seed, **sizes)
@@ -77,8 +77,8 @@ def random_examples(model: str, clients: int) -> Any:
     import tensorflow as tf
 
     from fedmf import federated
-    from fedmf.tasks.cifar10.model import build_model as cifar10_model
-    from fedmf.tasks.emnist.model import build_model as emnist_model
+    from fedmf.tasks.cifar10.task import build_model as cifar10_model
+    from fedmf.tasks.emnist.task import build_model as emnist_model
 
     def logistic(seed: int) -> Any:
         kernel = tf.keras.initializers.GlorotUniform(seed=seed)

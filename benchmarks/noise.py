@@ -154,7 +154,7 @@ def graph(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callabl
     def set_up() -> Rows:
         import tensorflow as tf
 
-        from fedmf.federated.noise.rows import NoiseRows
+        from fedmf.federated.noise import NoiseRows
         from fedmf.server.source import noise_key
 
         noise = NoiseRows(stream=stream, size=size)
@@ -225,7 +225,7 @@ def iid_in_graph(size: int) -> Callable[[], Any]:
     import_tensorflow()
     import tensorflow as tf
 
-    from fedmf.federated.noise.source import source_of_key
+    from fedmf.federated.noise import source_of_key
     from fedmf.server.source import noise_key
 
     return functools.partial(tf.function(source_of_key(noise_key(_SEED), size)), tf.constant(0))

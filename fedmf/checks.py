@@ -68,13 +68,14 @@ def meant(name: str, known: Iterable[str], otherwise: str) -> str:
     """ "did you mean X?" where one of `known` is close to `name`, else `otherwise` and all of them.
 
     >>> meant("cohort_sise", ["rounds", "cohort_size"], "the fields are")
-    'did you mean cohort_size?'
+    'did you mean `cohort_size`?'
     >>> meant("colour", ["rounds", "cohort_size"], "the fields are")
-    'the fields are rounds, cohort_size'
+    'the fields are `rounds`, `cohort_size`'
     """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f"did you mean {close[0]}?" if close else f"{otherwise} {', '.join(known)}"
+    marked = ", ".join(f"`{option}`" for option in close or known)
+    return f"did you mean {marked}?" if close else f"{otherwise} {marked}"
 
 
 def array(name: str, value: Any, *, ndim: int) -> np.ndarray:
@@ -174,7 +175,9 @@ def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
-    """The product of a banded lower-triangular matrix given by rows, (n, bands), and M, (n, d)."""
+    """The product of a banded lower-triangular matrix given by rows, (n, bands), and M, (n, d)
+    (banded paper, Alg. 8).
+    """
     product = rows[:, :1] * M
     for j in range(1, rows.shape[1]):
         product[j:] += rows[j:, j, None] * M[:-j]

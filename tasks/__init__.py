@@ -110,7 +110,7 @@ def _none_of(name: str, config: "TrainConfig") -> Mapping[str, Any]:
     given = dict(config.task_options) | ({} if config.data is None else {"data": config.data})
     if given:
         raise ValueError(
-            f"task_option {next(iter(given))!r}: the task {name} has no options, leave it out"
+            f"`task_option` {next(iter(given))!r}: the task {name} has no options, leave it out"
         )
     return {}
 
@@ -128,7 +128,9 @@ def _options(name: str, config: "TrainConfig") -> Any:
     for option, value in given.items():
         if option not in fields:
             hint = meant(_spelled(option), map(_spelled, fields), "its options are")
-            raise ValueError(f"task_option {_spelled(option)!r} is none of the task {name}: {hint}")
+            raise ValueError(
+                f"`task_option` {_spelled(option)!r} is none of the task {name}: {hint}"
+            )
         if value == "none" and types.NoneType in typing.get_args(types_of[option]):
             given[option] = None
     try:
@@ -139,7 +141,7 @@ def _options(name: str, config: "TrainConfig") -> Any:
         option = place.rstrip("`")
         message = f"{option}={given[option]!r}: {message}" if option else message
         message = re.sub(rf"\b({'|'.join(fields)})\b", lambda match: _spelled(match[0]), message)
-        raise ValueError(f"task_option {message}") from error
+        raise ValueError(f"`task_option` {message}") from error
 
 
 def task_of_run(
@@ -165,7 +167,7 @@ def task_of_run(
     config, recorded = run.config, run.plan["task"]["name"]
     if task is None and task_options:
         raise ValueError(
-            "task_options belong to a task that is named: give task=module:function as well"
+            "`task_options` belong to a task that is named: give task=module:function as well"
         )
     if task is not None:
         config = dataclasses.replace(

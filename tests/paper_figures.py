@@ -39,6 +39,8 @@ BANDED_SECTION_6 = {"rounds": 2000, "bands": 400, "planned": 400, "achieved": 38
 
 # Banded paper, App. I: warm-up from 0.05 to 1 "over the first 15% of rounds (309)", both ends
 # counted; decay from 1 to 0.05 "over the last 25% of rounds (513)"; 2052 rounds.
+# Denisov et al. 2022, Sec. 5: "dropping the learning rate by 0.15x for the last 512 rounds".
+DENISOV_DECAY = {"rounds": 2048, "last_rounds": 512, "share": 0.15}
 BANDED_SCHEDULE = {"rounds": 2052, "warmup_rounds": 309, "cooldown_rounds": 513}
 
 # Banded paper, App. C, Table 2, the rows of banded matrices: (bands, equal column norms) ->

@@ -37,6 +37,7 @@ TENSORFLOW = {"tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras
 HEAVY = {"numpy", "scipy", "dp_accounting", "matplotlib", *TENSORFLOW}
 MAX_LINES = 520
 MAX_PARAMETERS = 7  # besides self
+MAX_UNNAMED = 10  # functions with **options, behind which no reader sees what is allowed
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
 
 
@@ -208,6 +209,17 @@ def test_no_function_has_many_parameters():
                     len(found) - (found[:1] in (["self"], ["cls"])) > MAX_PARAMETERS
                 )
     assert many == []
+
+
+def test_few_functions_take_options_without_names():
+    unnamed = [
+        f"{name}.{node.name}"
+        for name, text in SOURCES.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.args.kwarg
+        if not name.startswith("fedmf.experiments")
+    ]
+    assert len(unnamed) <= MAX_UNNAMED, unnamed
 
 
 class TestTheTestItself:

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmf.schedule import WarmupCooldown
-from tests.paper_figures import BANDED_SCHEDULE
+from fedmf.schedule import GivenSchedule, WarmupCooldown, schedule_text
+from tests.paper_figures import BANDED_SCHEDULE, DENISOV_DECAY
 
 
 def test_the_papers_schedule():
@@ -67,3 +67,68 @@ def test_every_split_into_hundredths_fits():
         ).learning_rates()
         assert rates.shape == (100,)
         assert rates.min() == pytest.approx(0.05)
+
+
+def test_denisovs_decay():
+    figures = DENISOV_DECAY
+    first = figures["rounds"] - figures["last_rounds"]
+    rates = GivenSchedule(
+        rounds=figures["rounds"], peak=0.5, shares=f"{first}:{figures['share']}"
+    ).learning_rates()
+    assert (rates[:first] == 0.5).all()
+    assert (rates[first:] == 0.5 * figures["share"]).all()
+    assert len(rates) == figures["rounds"]
+
+
+@given(st.dictionaries(st.integers(0, 29), st.floats(1e-9, 1e9), min_size=1))
+def test_steps_and_shares_for_each_round_are_the_same_rates(steps):
+    share, shares = 1.0, []
+    for t in range(30):
+        share = steps.get(t, share)
+        shares.append(share)
+    in_steps = schedule_text("schedule", ", ".join(f"{t}:{steps[t]!r}" for t in sorted(steps)))
+    for text in (in_steps, schedule_text("schedule", shares)):
+        assert schedule_text("schedule", text) == text
+        made = GivenSchedule(rounds=30, peak=3.0, shares=text).learning_rates()
+        np.testing.assert_array_equal(made, 3.0 * np.array(shares))
+
+
+@pytest.mark.parametrize("held", ["1\n1\n0.5\n", "[1, 1, 0.5]", "1 1,0.5"])
+def test_a_file_is_read_when_it_is_named(tmp_path, held):
+    path = tmp_path / "rates.csv"
+    path.write_text(held)
+    assert schedule_text("schedule", path) == schedule_text("schedule", [1, 1, 0.5])
+    assert schedule_text("schedule", str(path)) == "1.0 1.0 0.5"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (0.5, TypeError),
+        ("", ValueError),
+        ("none-such.csv", ValueError),
+        ("3:0.5 2:0.1", ValueError),
+        ("3:0.5 3:0.1", ValueError),
+        ("-1:0.5", ValueError),
+        ("1 2:0.5", ValueError),
+        ("1 0", ValueError),
+        ("1 nan", ValueError),
+        ("1 inf", ValueError),
+        ([1, "one"], ValueError),
+        ("x" * 5000, ValueError),
+    ],
+)
+def test_no_schedules(value, kind):
+    with pytest.raises(kind, match="schedule=") as caught:
+        schedule_text("schedule", value)
+    assert "give a positive share" in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [("1 1 1", "has 3 shares for 4 rounds"), ("4:0.5", "last of 4 rounds is 3")],
+)
+def test_schedules_for_other_rounds(shares, words):
+    with pytest.raises(ValueError, match=f"learning_rate_schedule={shares} .*{words}"):
+        GivenSchedule(rounds=4, peak=1.0, shares=shares)

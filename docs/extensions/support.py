@@ -89,7 +89,7 @@ def answer(family: str, scheme: str) -> tuple[str, str]:
     try:
         plan = fedmf.Plan(
             mechanism=mechanism_of(family), noise_multiplier=1.0, clip_norm=1.0, delta=1e-5,
-            sampling=SCHEMES[scheme].configured(**SIZES, partitions=None, min_sep=None),
+            sampling=SCHEMES[scheme].configured(**SIZES),
         )  # fmt: skip
     except ValueError as refusal:
         return "refused", str(refusal)
@@ -137,7 +137,7 @@ def theorems() -> str:
 
     def row(scheme: str) -> list[str]:
         mechanism = mechanism_of("banded")
-        chosen = SCHEMES[scheme].configured(**SIZES, partitions=None, min_sep=None)
+        chosen = SCHEMES[scheme].configured(**SIZES)
         chosen = chosen.for_mechanism(mechanism)
         said = chosen.statement(mechanism, 1.0)
         return [

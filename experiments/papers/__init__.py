@@ -1,7 +1,6 @@
 """Every table and figure of the papers, by name: `fedmf paper list`, `fedmf paper run NAME`."""
 
 from fedmf.experiments.papers import (  # noqa: F401 (each declares its items)
-    band_figure,
     banded,
     cifar,
     denisov,

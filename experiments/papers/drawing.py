@@ -9,8 +9,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedmf.reports.canvas import INK, blank, canvas, in_percent, legend_above
-from fedmf.reports.heat_map import draw_color_bar, draw_heat_map, shared_norm, without_specks
+from fedmf.reports.canvas import (
+    INK,
+    blank,
+    canvas,
+    draw_color_bar,
+    draw_heat_map,
+    in_percent,
+    legend_above,
+    shared_norm,
+    without_specks,
+)
 from fedmf.reports.text import plain
 
 # Okabe and Ito's colours, which readers with protanopia and deuteranopia tell apart, and two more;

@@ -31,6 +31,8 @@ class Request:
       scale: "small" ends within minutes on 2 cores, "full" is the paper's size.
       data: the real file, where the item can use one.
       jobs: runs at a time, of items that train.
+      cluster: address of a Ray cluster on which they train, whose machines share `folder`; None for
+        processes of this machine.
       test_sentences: limit on the sentences of StackOverflow's test set; None for that of the
         scale, at full all.
     """
@@ -39,6 +41,7 @@ class Request:
     scale: Scale = "small"
     data: pathlib.Path | None = None
     jobs: int = 1
+    cluster: str | None = None
     test_sentences: int | None = None
 
     def pick(self, tiny: Any, small: Any, full: Any) -> Any:
@@ -83,7 +86,7 @@ class Item:
       why: one sentence, where the state is not "exact".
       make: computes it; None where nothing can be computed here.
       study: scale -> what trains, a `study.Study`; None where nothing does.
-      seconds: scale -> rough time on 2 cores. `study_cost` estimates that of a study at scale full.
+      seconds: scale -> rough time on 2 cores; `study_check` estimates a study's at scale full.
     """
 
     name: str

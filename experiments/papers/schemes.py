@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedmf
-from fedmf.experiments.papers.band_figure import span
 from fedmf.experiments.papers.band_sweep import inverse
+from fedmf.experiments.papers.banded import span
 from fedmf.experiments.papers.drawing import Lines
 from fedmf.experiments.papers.fits import epochs, fit, say, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
+from fedmf.mechanisms.leading import column_norm
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.privacy.sampling import Sampling
-from fedmf.privacy.sampling.base import column_norm
 
 DELTA = 1e-6
 UNAMPLIFIED, POISSON, ALLOCATION = "dense, unamplified", "cyclic Poisson", "random allocation"

@@ -1,20 +1,174 @@
 """The slides' theory of learning with correlated noise, against simulation: mean estimation, linear
 regression and finite time.
+
+Stationary error of SGD with correlated noise: the slides' Fourier formula, and a simulation with
+our mechanisms' streams.
+
+x ~ Normal(0, H) with eigenvalues `spectrum`, and labels without noise, so that what is left is the
+error that privacy costs. With e the difference of the weights from the optimum,
+
+    e <- e - eta * (gradient(e) + stddev * row of N Z),    stddev = sensitivity / sqrt(2 rho)
+
+for unit clip norm, although nothing is clipped. The error is E <e, H e>, in units of 1 / rho.
+docs/fidelity.md derives what the slides leave out.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import fedmf
-from fedmf.experiments.papers import stationary as theory
 from fedmf.experiments.papers.drawing import Line, Lines
-from fedmf.experiments.papers.fits import one_participation
+from fedmf.experiments.papers.fits import fit, one_participation, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
-from fedmf.experiments.papers.stationary import Noise
-from fedmf.tasks.regression.data import client_examples, true_weights
-from fedmf.tasks.regression.options import RegressionOptions
+from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
+from fedmf.tasks.regression.data import RegressionOptions, client_examples, true_weights
+
+# Frequencies at which spectra are summed. The sums are exact up to (1 - eta
+# * smallest eigenvalue)^POINTS.
+POINTS = 1 << 17
+OMEGA = 2 * np.pi * np.arange(POINTS) / POINTS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noise:
+    """A kind of correlation.
+
+    Attributes:
+      name: of it.
+      power: |B(omega)|^2 at OMEGA, where B is the transform of the noise's
+        coefficients; float64 (POINTS,).
+      mechanism: rounds -> the mechanism whose stream makes it.
+      decay: how much less the coefficients of B and C become in a round, as a share; those of the
+        best in step with the learning.
+    """
+
+    name: str
+    power: np.ndarray
+    mechanism: Callable[[int], Any]
+    decay: float = 1.0
+
+
+def independent() -> Noise:
+    """Noisy SGD."""
+    return Noise(
+        name="independent",
+        power=np.ones(POINTS),
+        mechanism=lambda n: fit(*sums_once(n), "identity"),
+    )
+
+
+def damped(nu: float) -> Noise:
+    """nu-Noisy-FTRL: coefficients of (1 - (1 - nu) x)^(1/2)."""
+    return Noise(
+        name="nu-FTRL",
+        power=np.abs(1 - (1 - nu) * np.exp(1j * OMEGA)),
+        mechanism=lambda n: fit(*sums_once(n), "toeplitz", coefficients="nu", nu=nu),
+        decay=nu,
+    )
+
+
+def anti_pgd(nu: float) -> Noise:
+    """Damped anti-PGD: each draw, less nu times the one before."""
+    return Noise(
+        name="damped anti-PGD",
+        power=np.abs(1 - nu * np.exp(1j * OMEGA)) ** 2,
+        mechanism=lambda n: ToeplitzMechanism(rounds=n, noising_window=np.array([1.0, -nu])[:n]),
+        decay=1 - nu,
+    )
+
+
+def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
+    """The correlations of least stationary error, |B|^2 in proportion to W^(-1/2),
+    by Cauchy and Schwarz.
+
+    The coefficients of C = 1 / B are those of the minimum-phase function of this modulus,
+    by its cepstrum.
+    """
+    power = _weight(eta, spectrum, sampled) ** -0.5
+    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # of |C|
+    half = np.zeros(POINTS)
+    half[0], half[1 : POINTS // 2] = cepstrum[0], 2 * cepstrum[1 : POINTS // 2]
+    c = np.fft.ifft(np.exp(np.fft.fft(half))).real
+    return Noise(
+        name="best",
+        power=power,
+        mechanism=lambda n: ToeplitzMechanism(rounds=n, coefficients=c[:n]),
+    )
+
+
+def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
+    """W(omega), float64 (POINTS,): the error is the mean of |B|^2 W times the mean of 1 / |B|^2, in
+    units of 1 / rho.
+    """
+    left = 2 - 2 * eta * spectrum
+    share = (2 - eta * spectrum) / left if sampled else np.ones(len(spectrum))
+    loss = 1 - float((eta * spectrum / left).sum()) if sampled else 1.0
+    if loss <= 0:
+        raise ValueError(
+            f"eta={eta} is too large for examples of this spectrum: their own variance diverges"
+        )
+    turn = np.exp(1j * OMEGA)
+    response = sum(
+        s * v / np.abs(1 - eta * v - turn) ** 2 for s, v in zip(share, spectrum, strict=True)
+    )
+    return np.asarray(0.5 * eta**2 * response / loss)
+
+
+def stationary_error(
+    noise: Noise, eta: float, spectrum: np.ndarray, *, sampled: bool = False
+) -> float:
+    """The stationary error in units of 1 / rho.
+
+    Args:
+      noise: its correlation.
+      eta: learning rate.
+      spectrum: eigenvalues of H, (d,).
+      sampled: whether each step has the gradient of one example, (x x^T) e, or the mean gradient H
+        e, as in mean estimation.
+    """
+    return float((noise.power * _weight(eta, spectrum, sampled)).mean() * (1 / noise.power).mean())
+
+
+def rounds_for(noise: Noise, eta: float, spectrum: np.ndarray, left: float = 1e-4) -> int:
+    """Rounds after which the start is forgotten: the slowest decay, of errors or coefficients,
+    leaves this share of a square.
+    """
+    slowest = min(noise.decay, eta * float(spectrum.min()))
+    return max(2, int(np.ceil(np.log(left) / (2 * np.log1p(-slowest)))))
+
+
+def simulated(
+    noise: Noise,
+    eta: float,
+    spectrum: np.ndarray,
+    *,
+    rounds: int,
+    chains: int,
+    seed: int,
+    sampled: bool = False,
+) -> np.ndarray:
+    """<e, H e> of independent chains after so many rounds from e = 0, float64 (chains,), in units
+    of 1 / rho.
+
+    The noise comes from the mechanism's stream, scaled by its sensitivity for one participation.
+    """
+    mechanism = noise.mechanism(rounds)
+    stddev = fedmf.sensitivity(mechanism, one_participation(rounds)).value / np.sqrt(2.0)
+    draws, examples = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    shape = (chains, len(spectrum))
+    scale, e = np.sqrt(spectrum), np.zeros(shape)
+    for row in mechanism.stream().rows(lambda i: draws.standard_normal(shape)):
+        if sampled:
+            x = scale * examples.standard_normal(shape)
+            gradient = x * (x * e).sum(axis=1, keepdims=True)
+        else:
+            gradient = spectrum * e
+        e = e - eta * (gradient + stddev * row)
+    return np.asarray((spectrum * e**2).sum(axis=1))
+
 
 # A mean of chains that is further from the formula, in its standard errors, is a difference: one in
 # 1.7 million for a normal mean.
@@ -50,7 +204,7 @@ class Comparison:
 
     Attributes:
       chains: of a simulation; its seed is the number of the point.
-      sampled: as of `theory.error`.
+      sampled: as of `error`.
       points: so far.
     """
 
@@ -61,12 +215,12 @@ class Comparison:
     def add(self, panel: str, x: float, eta: float, spectrum: np.ndarray, *noises: Noise) -> None:
         """Adds a point for each kind of noise."""
         for noise in noises:
-            formula = theory.error(noise, eta, spectrum, sampled=self.sampled)
-            found = theory.simulated(
+            formula = stationary_error(noise, eta, spectrum, sampled=self.sampled)
+            found = simulated(
                 noise,
                 eta,
                 spectrum,
-                rounds=theory.rounds_for(noise, eta, spectrum),
+                rounds=rounds_for(noise, eta, spectrum),
                 chains=self.chains,
                 seed=len(self.points),
                 sampled=self.sampled,
@@ -123,14 +277,14 @@ def mean_estimation(request: Request) -> Outcome:
     one = np.ones(1)
     found = Comparison(request.pick(4000, 20_000, 200_000), sampled=False)
     for eta in etas:
-        noises = theory.independent(), theory.damped(eta), theory.anti_pgd(1 - np.sqrt(2 * eta))
+        noises = independent(), damped(eta), anti_pgd(1 - np.sqrt(2 * eta))
         found.add("over eta; nu = eta", eta, eta, one, *noises)
     for nu in (0.01, 0.02, 0.05, 0.2, 0.8):
-        found.add(over_nu := "over nu; eta = 0.05", nu, 0.05, one, theory.damped(nu))
+        found.add(over_nu := "over nu; eta = 0.05", nu, 0.05, one, damped(nu))
     closed = max(
         abs(
-            theory.error(theory.best(eta, one, sampled=False), eta, one)
-            / theory.error(theory.damped(eta), eta, one)
+            stationary_error(best(eta, one, sampled=False), eta, one)
+            / stationary_error(damped(eta), eta, one)
             - 1
         )
         for eta in etas
@@ -158,9 +312,9 @@ def linear_regression(request: Request) -> Outcome:
         for d in dimensions:
             H = spectrum_of(d)
             noises = (
-                theory.independent(),
-                theory.damped(eta * H.min()),
-                theory.best(eta, H, sampled=True),
+                independent(),
+                damped(eta * H.min()),
+                best(eta, H, sampled=True),
             )
             found.add(f"effective dimension {panel}", d, eta, H, *noises)
     sgd, ftrl = found.powers(SGD), found.powers(FTRL)
@@ -191,10 +345,10 @@ def learning_rate(request: Request) -> Outcome:
                 eta,
                 eta,
                 H,
-                theory.independent(),
-                theory.anti_pgd(1 - drop),
-                theory.damped(eta * H.min()),
-                theory.best(eta, H, sampled=True),
+                independent(),
+                anti_pgd(1 - drop),
+                damped(eta * H.min()),
+                best(eta, H, sampled=True),
             )
     powers = {name: found.powers(name) for name in (SGD, ANTI, FTRL, BEST)}
     sgd, anti, ftrl, _ = powers.values()
@@ -237,7 +391,7 @@ def _trained(
     return np.asarray(((theta - weights) ** 2).sum(axis=1))
 
 
-KINDS = {"DP-SGD": lambda eta: theory.independent(), "nu-DP-FTRL": theory.damped}
+KINDS = {"DP-SGD": lambda eta: independent(), "nu-DP-FTRL": damped}
 
 
 def predicted(name: str, T: int, d: int) -> float:
@@ -249,7 +403,7 @@ def predicted(name: str, T: int, d: int) -> float:
     """
     return min(
         (1 - 2 * eta + (d + 2) * eta**2) ** T
-        + theory.error(KINDS[name](eta), eta, high(d), sampled=True) / RHO
+        + stationary_error(KINDS[name](eta), eta, high(d), sampled=True) / RHO
         for eta in 2.0 ** np.arange(-11, -2, 0.25)
     )
 

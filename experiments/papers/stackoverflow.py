@@ -53,12 +53,13 @@ def _study(
         "checkpoint_every": size.rounds if size.rounds < 200 else 100,
         "client_learning_rate": size.client_rate, "warmup": 0.0,
     }  # fmt: skip
+    options = size.options or {"model": "published"}
     write = functools.partial(
         write_synthetic_corpus, clients=size.population, progress=False, **size.corpus
     )
     return Study(
         name=f"stackoverflow-{name}",
-        fixed=common | {f"task_option.{k}": v for k, v in size.options.items()} | fixed,
+        fixed=common | {f"task_option.{k}": v for k, v in options.items()} | fixed,
         parts=parts,
         repeats=size.repeats_denisov if once else size.repeats,
         smoothed_over=smoothed_over,

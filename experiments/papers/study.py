@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fedmf.experiments.papers import study_check, study_cost
+from fedmf.experiments.papers import study_check
 from fedmf.experiments.papers.item import ITEMS, Outcome, Request, Scale
-from fedmf.experiments.papers.study_cost import Cost
+from fedmf.experiments.papers.study_check import Cost
 from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.flat_config import families_taking
@@ -242,7 +242,7 @@ def dry_run(study: Study, request: Request) -> Cost:
 def cost_of(study: Study, request: Request) -> Cost:
     """What the runs of a study cost; at the speed of those in its folder, if there are any."""
     targets = _targets(study, request, request.data or pathlib.Path("data"))
-    return study_cost.cost(
+    return study_check.cost(
         list(_tuned(targets).values()),
         [next(iter(settings.values())) for settings in targets.values()] * study.repeats,
         folder=_folder(study, request),
@@ -341,7 +341,11 @@ def _trained(
     if any(sweep.state(out, there) != "finished" for there in names.values()):
         check()
     training = sweep.Training(
-        noise_seed="os", jobs=request.jobs, test=test, progress=request.scale != "tiny"
+        noise_seed="os",
+        jobs=request.jobs,
+        cluster=request.cluster,
+        test=test,
+        progress=request.scale != "tiny",
     )
     for name, failure in sweep.train_all(out, configs, training).items():
         raise ValueError(f"run {name} in {out} failed: {failure.reason}")

@@ -1,5 +1,5 @@
 """The checks of a study's runs before the first one trains: those that `federated.train` makes
-before its first round.
+before its first round. And what the runs cost.
 """
 
 import dataclasses
@@ -7,10 +7,11 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedmf import tasks
 from fedmf.mechanisms import Mechanism
+from fedmf.reports.text import duration
 from fedmf.runs.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -110,3 +111,156 @@ def _of_all(
             f"{len(failures)} of {total} settings cannot train, the first, {name}: "
             f"{reason}; none has begun"
         )
+
+
+class Speed(NamedTuple):
+    """Of a task with the published model on two cores: clients trained and examples evaluated in a
+    second; sizes of its splits.
+    """
+
+    clients: float
+    examples: float
+    validation: int
+    test: int
+
+
+# StackOverflow's as measured with all of its users' 64 sentences or so, between 7 and 15 clients on
+# different machines. CIFAR-10's from processor time, 3.2 s for the 500 images of a step; its
+# evaluation, 1% of a run, is an estimate. Of the 16,586,035 sentences of StackOverflow's test split
+# 10,000 validate.
+SPEEDS = {
+    "stackoverflow_nwp": Speed(clients=11.0, examples=920.0, validation=10_000, test=16_576_035),
+    "cifar10": Speed(clients=300.0, examples=1000.0, validation=5_000, test=5_000),
+}
+_FEWEST_ROUNDS = 10  # that a speed is measured by
+
+
+class RunCost(NamedTuple):
+    """Of a run: clients that it trains, summed over rounds, and examples that it evaluates, on the
+    validation split in training and of those that are reported on the test split.
+    """
+
+    clients: int
+    examples: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of a study.
+
+    Attributes:
+      tuning, repeats: runs of seed 0, and of the seeds that are reported, at most.
+      clients_per_second, examples_per_second: how fast.
+      measured: whether by runs of the study on this machine, or on two cores elsewhere.
+    """
+
+    tuning: tuple[RunCost, ...]
+    repeats: tuple[RunCost, ...]
+    clients_per_second: float
+    examples_per_second: float
+    measured: bool
+
+    @property
+    def clients(self) -> int:
+        """Trained in all runs, summed over rounds."""
+        return sum(run.clients for run in (*self.tuning, *self.repeats))
+
+    @property
+    def examples(self) -> int:
+        """Evaluated in all runs."""
+        return sum(run.examples for run in (*self.tuning, *self.repeats))
+
+    @property
+    def seconds(self) -> float:
+        """How long all runs take, one after the other."""
+        return self.seconds_on(1)
+
+    def seconds_on(self, workers: int) -> float:
+        """How long all runs take on so many machines like this one, each run on one of them: those
+        that are reported begin when those that tune are done, and none is shorter than its longest.
+        """
+        seconds = 0.0
+        for runs in (self.tuning, self.repeats):
+            each = [
+                run.clients / self.clients_per_second + run.examples / self.examples_per_second
+                for run in runs
+            ]
+            seconds += max(sum(each) / workers, max(each, default=0.0))
+        return seconds
+
+    def __str__(self) -> str:
+        days = self.seconds / 86_400
+        time = f"{days:,.0f} days" if days >= 2 else duration(self.seconds)
+        where = (
+            "measured by the runs there are" if self.measured else "not measured here: of two cores"
+        )
+        return (
+            f"{len(self.tuning)} runs to tune and {len(self.repeats)} to report train "
+            f"{self.clients:,} clients and evaluate {self.examples:,} "
+            f"examples: about {time} at {round(self.clients_per_second, 1):g} and "
+            f"{round(self.examples_per_second):,} a second ({where})"
+        )
+
+
+def cost(
+    tuning: Sequence[TrainConfig],
+    repeats: Sequence[TrainConfig],
+    *,
+    folder: pathlib.Path,
+    jobs: int = 1,
+) -> Cost:
+    """What these runs cost with the published models.
+
+    Args:
+      tuning: of the runs that leave out the test split.
+      repeats: of the others.
+      folder: of the sweep, whose runs are timed.
+      jobs: runs at a time.
+    """
+    speed = SPEEDS[str((*tuning, *repeats)[0].task)]
+    measured = clients_per_second(folder)
+    # A machine that trains clients faster evaluates faster.
+    factor = 1.0 if measured is None else measured * jobs / speed.clients
+
+    def of_run(config: TrainConfig, *, test: bool) -> RunCost:
+        # Every so many rounds, after the last, and for the result
+        validations = -(-config.rounds // config.evaluate_every) + 1
+        examples = validations * int(
+            config.task_options.get("validation_sentences", speed.validation)
+        )
+        if test:
+            examples += min(speed.test, config.task_options.get("test_sentences") or speed.test)
+        return RunCost(config.rounds * config.cohort_size, examples)
+
+    return Cost(
+        tuning=tuple(of_run(config, test=False) for config in tuning),
+        repeats=tuple(of_run(config, test=True) for config in repeats),
+        clients_per_second=speed.clients * factor,
+        examples_per_second=speed.examples * factor,
+        measured=measured is not None,
+    )
+
+
+def clients_per_second(folder: pathlib.Path) -> float | None:
+    """Clients that one run of a sweep trains in a second, of the rounds without validation; None
+    where few are done.
+    """
+    clients, seconds, rounds = 0.0, 0.0, 0
+    for timings in (folder / "runs").glob("*/timings.jsonl"):
+        rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
+        for row, timing in list(rows)[1:]:  # TensorFlow traces its graphs in the first
+            if "validation" not in row:
+                clients, seconds, rounds = (
+                    clients + row["clients"],
+                    seconds + timing["seconds"],
+                    rounds + 1,
+                )
+    return clients / seconds if rounds >= _FEWEST_ROUNDS and seconds else None
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]

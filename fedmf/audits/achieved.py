@@ -1,12 +1,25 @@
 """What the noise of a plan guarantees clients to whom the run was so sensitive, and those that
 broke the plan.
+
+What every single client of a record cost, block by block, and which of them broke the plan.
+
+A guarantee is for each client by itself, and follows from the client's own rounds. One that breaks
+the plan pays with its own guarantee; the guarantees of the others stay what their own
+rounds make them.
 """
 
 import dataclasses
 import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from fedmf.mechanisms.budget import spending_histogram
+from fedmf.mechanisms.own_rounds import Largest, OwnRounds
 from fedmf.mechanisms.sensitivity import Sensitivity
+from fedmf.participation.clients import ClientRounds
+from fedmf.privacy.describe import guarantee_values
 from fedmf.privacy.plan import Plan, unamplified_epsilon
 from fedmf.privacy.rounding import finite
 
@@ -53,12 +66,7 @@ class Achieved:
         """The guarantee in plain JSON types, as `Plan.guarantee_values`;
         an infinite epsilon is null.
         """
-        return {
-            "epsilon": finite(self.epsilon),
-            "delta": self.planned.delta,
-            "rho": finite(self.rho),
-            "unamplified_epsilon": finite(self.epsilon),
-            "noise_multiplier": self.noise_multiplier,
+        return guarantee_values(self.plan) | {
             "sensitivity": self.sensitivity.value,
             "sensitivity_exact": self.sensitivity.exact,
             "sensitivity_method": self.sensitivity.method,
@@ -115,3 +123,87 @@ class Offenders:
             if others is None
             else {"epsilon": finite(others.epsilon), "rho": finite(others.rho)},
         }
+
+
+MOST_NAMED = 10
+_ROUNDING = 1e-9
+
+
+class Tally:
+    """What clients cost whose rounds are `counted`.
+
+    Args:
+      plan: what they are held against.
+      besides: later rounds without a record. A client is counted in all of them once some client
+        broke the plan.
+    """
+
+    def __init__(self, plan: Plan, besides: Sequence[int] = ()) -> None:
+        self.plan, self.besides, p = plan, besides, plan.participation
+        self._own = OwnRounds(plan.mechanism, besides, by_counts=p.schema != "budget")
+        self._kept, self._broke = Largest(self._own), Largest(self._own)
+        self._rows, self._named = 0, list[tuple[float, int, np.ndarray]]()
+        self.offenders = 0
+        self.most_spent = 0.0  # the root of the largest sum of |X_st|
+        self.spent: dict[str, int] = (
+            {} if p.budget is None else spending_histogram(p.budget, np.zeros(0))
+        )
+
+    def counted(self, blocks: Iterable[ClientRounds]) -> Iterator[ClientRounds]:
+        """The blocks, counted on the way."""
+        for clients in blocks:
+            self._count(clients)
+            self._rows += len(clients.rounds)
+            yield clients
+
+    def _count(self, clients: ClientRounds) -> None:
+        own, p = self._own.squared(clients), self.plan.participation
+        if p.budget is None:
+            kept = clients.kept(p)
+        else:
+            kept = p.affords(own)
+            for share, count in spending_histogram(p.budget, own).items():
+                self.spent[share] += count
+            self.most_spent = max(self.most_spent, float(np.sqrt(own.max(initial=0.0))))
+        squared = self._own.squared_with_besides(clients, own)
+        self._kept.add(clients, squared, kept)
+        broke = np.flatnonzero(~kept)
+        if not len(broke):
+            return
+        self._broke.add(clients, squared, ~kept)
+        self.offenders += len(broke)
+        dearest = broke[np.argsort(-squared[broke], kind="stable")[:MOST_NAMED]]
+        self._named += [
+            (-float(squared[i]), self._rows + int(clients.starts[i]), clients.of(i).copy())
+            for i in dearest.tolist()
+        ]
+        self._named = sorted(self._named, key=lambda found: found[:2])[:MOST_NAMED]
+
+    def kept(self) -> Sensitivity | None:
+        """The largest sensitivity to any client that kept to the plan; None where nobody did, and
+        no round is without a record.
+        """
+        planned = self.plan.sensitivity
+        if not self.offenders and self.besides:
+            return planned
+        if self._kept.squared < 0:
+            # Others may have come in the rounds without a record: no more than the dearest
+            # offender, who counts in all of them.
+            return self._broke.sensitivity() if self.besides else None
+        own = self._kept.sensitivity()
+        # Bounds of single sets of rounds, and rounding in another way of computing, must not deny
+        # what the plan covers.
+        return own if self.besides or own.value < planned.value * (1 - _ROUNDING) else planned
+
+    def broke(self) -> Sensitivity | None:
+        """The largest sensitivity to any client that broke the plan; None where nobody did."""
+        return self._broke.sensitivity() if self.offenders else None
+
+    def named(self) -> list[tuple[int, np.ndarray, Sensitivity]]:
+        """At most ten clients that broke the plan: those who cost most, the dearest first.
+
+        Of each the place of its first round among the rows of the record, client after client; its
+        rounds, increasing, ints (k,); and the sensitivity to it.
+        """
+        named = [(row, t, self._own.of(t)) for _, row, t in self._named]
+        return sorted(named, key=lambda client: -client[2].value)

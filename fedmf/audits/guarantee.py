@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.achieved import Achieved, Offender, Offenders
+from fedmf.audits.achieved import Achieved, Offender, Offenders, Tally
 from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
-from fedmf.audits.offenders import Tally
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
@@ -25,6 +24,7 @@ from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.describe import group_values, guarantee_values, statement_values
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.rounding import finite
+from fedmf.privacy.sampling.base import off_multiples
 from fedmf.privacy.statement import markdown
 
 
@@ -366,11 +366,11 @@ def _audited(
         others = None if kept is None else Achieved(planned=plan, sensitivity=kept)
         first = tuple(
             Offender(
-                client=client_of(found.row),
-                rounds=tuple((found.rounds + first_round).tolist()),
-                achieved=Achieved(planned=plan, sensitivity=found.sensitivity),
+                client=client_of(row),
+                rounds=tuple((rounds + first_round).tolist()),
+                achieved=Achieved(planned=plan, sensitivity=own),
             )
-            for found in tally.named()
+            for row, rounds, own in tally.named()
         )
         offenders = Offenders(clients=tally.offenders, first=first, others=others)
     undrawn = []
@@ -436,13 +436,8 @@ def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[s
             f"two rounds of one client are {least} apart where at least {p.min_sep} were planned"
         )
     if p.schema == "fixed_epoch":
-        off = sum(count for gap, count in stats.separations.items() if gap % p.min_sep)
-        if off:
-            broken.append(
-                f"{off} separations of two rounds of one client are no multiples of {p.min_sep}, "
-                "so that those clients left their part of the population"
-            )
-        elif not broken:
+        broken += off_multiples(stats, p.min_sep)
+        if not broken:
             broken.append(
                 f"the rounds of a client span {stats.longest_span + 1}, more than the "
                 f"{p.max_participations} epochs of {p.min_sep} that were planned"

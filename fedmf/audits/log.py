@@ -59,7 +59,7 @@ class LogForm(fields.Checked):
         super().__post_init__()
         if self.client_column == self.round_column:
             raise ValueError(
-                f"client_column and round_column are both {self.client_column!r}: name the "
+                f"`client_column` and `round_column` are both {self.client_column!r}: name the "
                 "two columns of the log"
             )
 

@@ -2,6 +2,8 @@
 the noise that a mechanism makes.
 """
 
+import dataclasses
+import math
 import pathlib
 import shlex
 import sys
@@ -9,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.audit_canaries import canaries
-from fedmf.cli.audit_mechanism import mechanism
 from fedmf.cli.errors import Group, arguments_checked, in_option_names
 from fedmf.cli.options import (
     COUNT,
@@ -18,9 +18,11 @@ from fedmf.cli.options import (
     PATH,
     Gigabytes,
     OutputFile,
+    in_one,
     json_option,
     plan_config,
     plan_options,
+    quiet_option,
     show,
 )
 
@@ -92,38 +94,53 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @click.argument("log_file", metavar="LOG", type=PATH)
 @click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
-@click.option(
-    "--client-column", default="client", help="Column of clients: whole numbers or texts."
+@in_one(
+    "form",
+    click.option(
+        "--client-column", default="client", help="Column of clients: whole numbers or texts."
+    ),
+    click.option("--round-column", default="round", help="Column of rounds."),
+    click.option(
+        "--first-round", type=click.IntRange(0), default=0, help="Number of the first round."
+    ),
+    click.option(
+        "--duplicates",
+        type=click.Choice(["refuse", "once"]),
+        default="refuse",
+        help="Rows that are there twice.",
+    ),
 )
-@click.option("--round-column", default="round", help="Column of rounds.")
-@click.option("--first-round", type=click.IntRange(0), default=0, help="Number of the first round.")
-@click.option(
-    "--rounds-run", type=COUNT, help="Rounds after which the run ended, if not all of the plan's."
+@in_one(
+    "reading",
+    click.option(
+        "--rounds-run",
+        type=COUNT,
+        help="Rounds after which the run ended, if not all of the plan's.",
+    ),
+    click.option("--memory", type=Gigabytes(), default=1.0, help="GB that sorting may take."),
+    click.option(
+        "--folder",
+        type=click.Path(exists=True, file_okay=False, writable=True, path_type=pathlib.Path),
+        help="For temporary files, as large as the log.  [default: the system's]",
+    ),
 )
-@click.option(
-    "--duplicates",
-    type=click.Choice(["refuse", "once"]),
-    default="refuse",
-    help="Rows that are there twice.",
-)
-@click.option("--memory", type=Gigabytes(), default=1.0, help="GB that sorting may take.")
-@click.option(
-    "--folder",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=pathlib.Path),
-    help="For temporary files, as large as the log.  [default: the system's]",
-)
-@_statement_option
-@click.option(
-    "--pretraining", help="For the statement: what the model was trained on before, in a few words."
+@in_one(
+    "told",
+    _statement_option,
+    click.option(
+        "--pretraining",
+        help="For the statement: what the model was trained on before, in a few words.",
+    ),
 )
 @json_option
 def log(
     log_file: pathlib.Path,
     mechanism_file: pathlib.Path,
-    statement: pathlib.Path | None,
-    pretraining: str | None,
+    promise: dict[str, Any],
+    form: dict[str, Any],
+    reading: dict[str, Any],
+    told: dict[str, Any],
     as_json: bool,
-    **options: Any,
 ) -> None:
     """The guarantee of any system's run, from its log. The log is CSV, JSON lines or Parquet.
 
@@ -143,28 +160,18 @@ def log(
     from fedmf.privacy.describe import ALWAYS_SAID
     from fedmf.privacy.flat_config import OF_THE_FIT
 
-    written = {
-        name: options.pop(name)
-        for name in ("client_column", "round_column", "first_round", "duplicates")
-    }
-    rounds_run, memory, folder = (options.pop(n) for n in ("rounds_run", "memory", "folder"))
     with arguments_checked():
-        config = plan_config(mechanism_file, options)
+        config = plan_config(mechanism_file, promise)
         plan = config.plan()
-        result = audit_log(
-            log_file,
-            plan,
-            form=LogForm(**written),
-            rounds_run=rounds_run,
-            memory=memory,
-            folder=folder,
-        )
+        result = audit_log(log_file, plan, form=LogForm(**form), **reading)
+    statement, pretraining = told["statement"], told["pretraining"]
     if statement is not None:
         flags = config.stating(plan).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
-        more = {"rounds_run": rounds_run, "pretraining": pretraining, "statement": statement.name}
+        more = {"pretraining": pretraining, "statement": statement.name}
+        values = {**form, "rounds_run": reading["rounds_run"], **more}
         flags += [
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-            for name, value in (written | more).items()
+            for name, value in values.items()
             if value is not None
         ]
         files = shlex.join([log_file.name, mechanism_file.name])
@@ -174,10 +181,6 @@ def log(
             result.statement_values(subject="log", pretraining=pretraining, commands=[command]),
         )
     _show(result, as_json)
-
-
-audit.add_command(mechanism)
-audit.add_command(canaries)
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
@@ -240,3 +243,185 @@ def _named(offenders: dict[str, Any]) -> dict[str, Any]:
 def _guarantee(offender: dict[str, Any]) -> str:
     epsilon = offender["epsilon"]
     return "epsilon infinite" if epsilon is None else f"epsilon {epsilon:.6g}"
+
+
+@audit.command()
+@click.argument("run_folder", metavar="RUN", type=PATH)
+@click.option(
+    "--confidence", type=float, default=0.95, help="With which all the lower bounds hold together."
+)
+@json_option
+def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None:
+    """Lower bounds on the epsilon of a run trained with --canaries.
+
+    They stand beside the claimed one.
+
+    Each canary was in the run or out of it by a secret coin. The bounds follow from how many coins
+    the releases betray. docs/audit.md says how, and what so many canaries can show. Exit status 1
+    if a bound is above the claim.
+
+    \b
+    Example:
+      fedmf train --data corpus.sqlite --out runs/audited --rounds 100 --cohort-size 20 \\
+        --min-sep 20 --epsilon 8 \\
+        --canaries 100 --noise-seed os
+      fedmf audit canaries runs/audited
+    """
+    from fedmf.runs.audit import audit_run_canaries
+    from fedmf.runs.folder import RunFolder
+
+    with arguments_checked():
+        RunFolder.open(run_folder)
+        result = audit_run_canaries(run_folder, confidence=confidence)
+    values = dataclasses.asdict(result) | {"consistent": not result.exceeded}
+    if as_json:
+        for bound in values["bounds"]:
+            bound |= {
+                name: value if math.isfinite(value) else None
+                for name, value in bound.items()
+                if "epsilon" in name
+            }
+        show(values, as_json)
+    else:
+        bounds = values.pop("bounds")
+        show(values, as_json)
+        click.echo(
+            f"\n{'score':<14}{'assumes':<22}{'epsilon, at least':>18}{'claimed, at most':>18}"
+        )
+        for bound in bounds:
+            lower, claimed = bound["epsilon_lower"], bound["epsilon_claimed"]
+            above = click.style("  ABOVE THE CLAIM", fg="red") if lower > claimed else ""
+            click.echo(
+                f"{bound['score']:<14}{bound['assumes']:<22}{lower:>18.4f}{claimed:>18.4f}{above}"
+            )
+    if result.exceeded:
+        sys.exit(1)
+
+
+if TYPE_CHECKING:
+    from fedmf.audits.noise import Finding
+    from fedmf.federated.audit import MechanismAudit
+
+
+@audit.command()
+@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
+@plan_options
+@in_one(
+    "trial",
+    click.option(
+        "--coordinates",
+        type=COUNT,
+        help="Entries of the model, each a sample of the noise.  [default: enough]",
+    ),
+    click.option(
+        "--trials",
+        type=click.IntRange(0),
+        default=20_000,
+        help="Of the distinguishing game; 0 for none.",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings."
+    ),
+    click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit."),
+)
+@quiet_option
+@json_option
+def mechanism(
+    mechanism_file: pathlib.Path,
+    promise: dict[str, Any],
+    trial: dict[str, Any],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Test that the noise that runs is what its plan claims. Exit status 1 if it is not.
+
+    Two runs of all rounds without clients, one of them stopped and resumed, test the noise's
+    covariance; a game with and without the worst client tests the guarantee. docs/audit.md says
+    what is tested and what can be seen.
+
+    \b
+    Example:
+      fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
+    """
+    with arguments_checked():
+        plan = plan_config(mechanism_file, promise).plan()
+    from fedmf.federated.audit import audit_mechanism
+    from fedmf.terminal import progress_bar
+
+    # Not drawn at once: arguments that are refused leave no bar behind.
+    bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
+    with arguments_checked(), bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        result = audit_mechanism(plan, progress=progress, **trial)
+    if as_json:
+        show(_values(result), as_json)
+    else:
+        click.echo(_table(result))
+    if not result.verdict.consistent:
+        sys.exit(1)
+
+
+def _values(result: "MechanismAudit") -> dict[str, Any]:
+    verdict, game = result.verdict, None
+    if result.game is not None:
+        game = dataclasses.asdict(result.game)
+        del game["findings"]  # they are among the audit's
+        if not math.isfinite(game["epsilon_claimed"]):
+            game["epsilon_claimed"] = None
+    return {
+        "consistent": verdict.consistent,
+        **{name: getattr(result, name) for name in ("rounds", "coordinates", "trials")},
+        **{name: getattr(verdict, name) for name in ("false_positive_rate", "threshold")},
+        "findings": [
+            dataclasses.asdict(finding) | {"consistent": finding.p_value >= verdict.threshold}
+            for finding in verdict.findings
+        ],
+        "game": game,
+    }
+
+
+def _table(result: "MechanismAudit") -> str:
+    verdict, game = result.verdict, result.game
+    lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]
+    least: dict[str, Finding] = {}
+    for finding in verdict.findings:
+        # The less likely of the two runs; --json has both.
+        name = finding.name.partition(": ")[2] if finding.name.startswith("run ") else finding.name
+        kind = name.partition(", the ")[0]
+        if kind not in least or finding.p_value < least[kind].p_value:
+            least[kind] = dataclasses.replace(finding, name=name)
+    for finding in least.values():
+        word = (
+            "ok"
+            if finding.p_value >= verdict.threshold
+            else click.style("CONTRADICTS THE CLAIM", fg="red")
+        )
+        p_value = f"{finding.p_value:9.2g}" if finding.p_value > 1e-300 else " < 1e-300"
+        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {word}")
+    if game is not None:
+        percent = f"{100 * game.confidence:g}%"
+        lines += [
+            "",
+            f"distinguishing game, {game.present:,} trials with the client and "
+            f"{game.absent:,} without",
+            f"  signal-to-noise   claimed at most {game.snr_claimed:.4f}, expected of these rounds "
+            f"{game.snr_expected:.4f}, "
+            f"measured {game.snr:.4f} ({percent}: {game.snr_lower:.4f} to {game.snr_upper:.4f})",
+            f"  epsilon           claimed {game.epsilon_claimed:.4g}, proved at {percent} to be at "
+            f"least {game.epsilon_lower:.3f}; "
+            f"so many trials can be expected to prove {game.epsilon_expected:.3f}",
+        ]
+    word = (
+        "consistent with the claim"
+        if verdict.consistent
+        else click.style("NOT WHAT THE PLAN CLAIMS", fg="red")
+    )
+    rate = (
+        f"false-positive rate {verdict.false_positive_rate:g}: a p-value below "
+        f"{verdict.threshold:.2g} contradicts"
+    )
+    return "\n".join([*lines, "", f"{word} ({len(verdict.findings)} tests, {rate})"])

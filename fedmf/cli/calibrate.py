@@ -35,12 +35,12 @@ from fedmf.cli.options import (
 @json_option
 def calibrate(
     mechanism_file: pathlib.Path,
+    promise: dict[str, Any],
     statement: bool,
     stop_after: int | None,
     table: bool,
     rdp: bool,
     as_json: bool,
-    **promise: Any,
 ) -> None:
     """The noise that gives a guarantee, or the guarantee of a noise.
 

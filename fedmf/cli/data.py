@@ -8,7 +8,16 @@ from typing import Any
 import click
 
 from fedmf.cli.errors import BadArgument, Group, arguments_checked
-from fedmf.cli.options import COUNT, EXISTING_FILE, PATH, SHARE, json_option, quiet_option, show
+from fedmf.cli.options import (
+    COUNT,
+    EXISTING_FILE,
+    PATH,
+    SHARE,
+    in_one,
+    json_option,
+    quiet_option,
+    show,
+)
 
 _MIN_WORDS = 259  # of write_synthetic_corpus with its default topics
 # Task -> what is its own of the options of `data synth`.
@@ -35,30 +44,33 @@ def data() -> None:
     "--out", required=True, type=PATH, help="File to write: SQLite, or .tar.gz of cifar10."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Same seed, same file.")
-@click.option("--clients", type=COUNT, help="Training clients.  [default: 1000; emnist: 200]")
-@click.option(
-    "--sentences-per-client",
-    type=float,
-    help="stackoverflow_nwp: mean number; users differ.  [default: 64]",
+@in_one(
+    "sizes",
+    click.option("--clients", type=COUNT, help="Training clients.  [default: 1000; emnist: 200]"),
+    click.option(
+        "--sentences-per-client",
+        type=float,
+        help="stackoverflow_nwp: mean number; users differ.  [default: 64]",
+    ),
+    click.option(
+        "--words",
+        "vocabulary_size",
+        type=click.IntRange(_MIN_WORDS),
+        help="stackoverflow_nwp: different words of the language.  [default: 1000]",
+    ),
+    click.option(
+        "--examples-per-client", type=COUNT, help="emnist: mean number of images.  [default: 100]"
+    ),
+    click.option(
+        "--only-digits/--letters",
+        default=None,
+        help="emnist: 10 classes, or 62 as well.  [default: --only-digits]",
+    ),
+    click.option(
+        "--examples", type=COUNT, help="cifar10: images of the training batches.  [default: 5000]"
+    ),
+    click.option("--test-examples", type=COUNT, help="cifar10: test images.  [default: 1000]"),
 )
-@click.option(
-    "--words",
-    "vocabulary_size",
-    type=click.IntRange(_MIN_WORDS),
-    help="stackoverflow_nwp: different words of the language.  [default: 1000]",
-)
-@click.option(
-    "--examples-per-client", type=COUNT, help="emnist: mean number of images.  [default: 100]"
-)
-@click.option(
-    "--only-digits/--letters",
-    default=None,
-    help="emnist: 10 classes, or 62 as well.  [default: --only-digits]",
-)
-@click.option(
-    "--examples", type=COUNT, help="cifar10: images of the training batches.  [default: 5000]"
-)
-@click.option("--test-examples", type=COUNT, help="cifar10: test images.  [default: 1000]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @quiet_option
 @json_option
@@ -68,8 +80,8 @@ def synth(
     quiet: bool,
     seed: int,
     overwrite: bool,
+    sizes: dict[str, Any],
     as_json: bool,
-    **sizes: Any,
 ) -> None:
     """Write a stand-in for a task's data file. It has the real file's format and made-up contents.
 
@@ -106,28 +118,31 @@ def _writer(task: str) -> Callable[..., Any]:
 
 @data.command("import")
 @click.argument("file", type=EXISTING_FILE)
-@click.option("--user-column", default="user", help="Column of users.")
-@click.option("--text-column", default="text", help="Column of texts.")
+@in_one(
+    "options",
+    click.option("--user-column", default="user", help="Column of users."),
+    click.option("--text-column", default="text", help="Column of texts."),
+    click.option(
+        "--heldout-users", type=SHARE, default=0.07, help="Share of users for the held-out split."
+    ),
+    click.option(
+        "--test-users", type=SHARE, default=0.35, help="Share of users for validation and test."
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0), default=0, help="Another seed, other users in the splits."
+    ),
+)
 @click.option("--out", required=True, type=PATH, help="SQLite file to write.")
-@click.option(
-    "--heldout-users", type=SHARE, default=0.07, help="Share of users for the held-out split."
-)
-@click.option(
-    "--test-users", type=SHARE, default=0.35, help="Share of users for validation and test."
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, help="Another seed, other users in the splits."
-)
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @quiet_option
 @json_option
 def import_(
     file: pathlib.Path,
+    options: dict[str, Any],
     out: pathlib.Path,
     overwrite: bool,
     quiet: bool,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Make a data file of your own text.
 

@@ -11,6 +11,8 @@ from fedmf.cli.help import Context, SectionedCommand
 from fedmf.terminal import interrupts
 
 QUOTES = "'\""
+_VALUE = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
+_ARGUMENT = re.compile(rf"""`(?P<alone>\w+)`|(?<![\w./'"-])(?P<argument>\w+)=(?P<value>{_VALUE})""")
 
 
 class BadArgument(click.UsageError):
@@ -34,10 +36,17 @@ def one_line(error: BaseException) -> str:
 class Command(SectionedCommand):
     """A command whose errors name its options where the library names its arguments: exit status 2
     or 1.
+
+    Options of `in_one` reach its function as one argument.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
+        for parameter in self.get_params(ctx):
+            group = getattr(parameter, "group", None)
+            if group is not None:
+                values = ctx.params.setdefault(group, {})
+                values[parameter.name] = ctx.params.pop(parameter.name)
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
@@ -69,8 +78,11 @@ def in_option_names(message: str) -> str:
 def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> str:
     """`message` with the options among these parameters for the arguments of the same name.
 
+    A message writes an argument as name=value, or in backticks. Other words are English.
+
     >>> options = [click.Option(["--min-sep"]), click.Option(["--schema"])]
-    >>> with_option_names("min_sep=9 does not suit schema='min_sep': pass min_sep in 1..4", options)
+    >>> message = "min_sep=9 does not suit schema='min_sep': pass `min_sep` in 1..4"
+    >>> with_option_names(message, options)
     '--min-sep 9 does not suit --schema min_sep: pass --min-sep in 1..4'
     """
     options: dict[str, tuple[str, str]] = {}
@@ -80,26 +92,21 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
             names = (name, (parameter.secondary_opts or [name])[0])
             # A parameter has the library's name where the option has another.
             options |= {name.lstrip("-").replace("-", "_"): names, parameter.name or "": names}
-    arguments = "|".join(sorted(options, key=len, reverse=True))
 
     def option(match: re.Match[str]) -> str:
-        (name, negative), value = options[match[1]], match[2]
-        # A word of English, unless it has an underscore or is in a list of options
-        if value is None:
-            return name if "_" in match[1] or match.start() > listed else match[1]
-        if value in ("True", "False"):
-            return name if value == "True" else negative
+        value = match["value"]
+        argument = match["alone"] or match["argument"]
+        if argument not in options:
+            return match[0]
+        name, negative = options[argument]
+        if value in (None, "True"):
+            return name
+        if value == "False":
+            return negative
         if value == "None":
             return f"{name} (not given)"
         return f"{name} {value if ' ' in value else value.strip(QUOTES)}"
 
-    value = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
-    argument = rf"""(?<![\w./'"-])({arguments})(?:=({value})|(?![\w/'"=-]))"""
-    # Names in a list of choices are values: min_sep is also a schema.
-    sentence, of, choices = message.partition(" one of ")
-    of_options = re.search("(options|fields) are ", sentence)
-    listed = of_options.start() if of_options else len(sentence)
     # A file that was named on the command line stands for itself.
-    return re.sub(
-        r"(?<![\w.])path=(?=['\"])", "", re.sub(argument, option, sentence) + of + choices
-    )
+    message = re.sub(r"(?<![\w.])path=(?=['\"])", "", message)
+    return _ARGUMENT.sub(option, message)

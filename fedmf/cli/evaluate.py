@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,9 +46,9 @@ def evaluate(
     split: str,
     data: pathlib.Path | None,
     by_client: bool,
+    asked: dict[str, Any],
     quiet: bool,
     as_json: bool,
-    **task: Any,
 ) -> None:
     """Metrics of a run's model on a split.
 
@@ -64,7 +64,7 @@ def evaluate(
     from fedmf.files import write_atomically
     from fedmf.runs.figures import figures_note
 
-    trained = _trained(run, None if data is None else str(data), quiet, **task)
+    trained = _trained(run, None if data is None else str(data), asked, quiet=quiet)
     made, recorded = trained.task, trained.plan["task"]
     values, same = _what(trained), data is None
     if made.data_version:
@@ -100,7 +100,7 @@ def evaluate(
 )
 @run_task_options
 @json_option
-def export(run: pathlib.Path, out: pathlib.Path, as_json: bool, **task: Any) -> None:
+def export(run: pathlib.Path, out: pathlib.Path, asked: dict[str, Any], as_json: bool) -> None:
     """Write a run's model for Keras, which loads it without fedmf.
 
     \b
@@ -112,7 +112,7 @@ def export(run: pathlib.Path, out: pathlib.Path, as_json: bool, **task: Any) -> 
 
     with arguments_checked():
         check_export_path(out)
-    trained = _trained(run, None, quiet=True, **task)
+    trained = _trained(run, None, asked, quiet=True)
     with arguments_checked():
         model = trained.export(out)
     statement = "final_statement.md" if trained.result else "statement.md"
@@ -130,11 +130,7 @@ def export(run: pathlib.Path, out: pathlib.Path, as_json: bool, **task: Any) -> 
 
 
 def _trained(
-    path: pathlib.Path,
-    data: str | None,
-    quiet: bool,
-    task: str | None,
-    task_options: Sequence[tuple[str, str]],
+    path: pathlib.Path, data: str | None, asked: Mapping[str, Any], *, quiet: bool
 ) -> "TrainedRun":
     from fedmf.runs.folder import Run, RunFolder
 
@@ -144,9 +140,9 @@ def _trained(
     from fedmf import federated, tasks
 
     with arguments_checked():
-        options = dict(task_options)
+        options = dict(asked["task_options"])
         made = tasks.task_of_run(
-            run, task=task, task_options=options, data=data, progress=not quiet
+            run, task=asked["task"], task_options=options, data=data, progress=not quiet
         )
         trained = federated.TrainedRun.of(run, made)
         _ = trained.weights  # refuses the model of another task

@@ -17,6 +17,7 @@ from fedmf.cli.options import (
     FamilyCommand,
     OneOf,
     OutputFile,
+    in_one,
     json_option,
     options_of,
     show,
@@ -26,27 +27,39 @@ if TYPE_CHECKING:
     from fedmf.mechanisms import Mechanism
     from fedmf.participation.schema import Participation
 
+_PARTICIPATION = ("rounds", "schema", "min_sep", "max_participations")
 MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and gigabytes
 
 
 @click.command(cls=FamilyCommand)
 @options_of(
     "PlanConfig",
-    names=("rounds", "schema", "min_sep", "max_participations", "workload", "workload_momentum"),
+    names=(*_PARTICIPATION, "workload", "workload_momentum", "learning_rate_schedule"),
     required=("rounds",),
     defaults=True,
 )
-@click.option("--family", type=OneOf("family"), default="banded", help="Kind of mechanism.")
-@click.option(
-    "--tolerance",
-    type=float,
-    help="Relative optimality gap to reach; of toeplitz and blt the last progress.",
+@in_one(
+    "fitting",
+    click.option("--family", type=OneOf("family"), default="banded", help="Kind of mechanism."),
+    click.option(
+        "--tolerance",
+        type=float,
+        help="Relative optimality gap to reach; of toeplitz and blt the last progress.",
+    ),
+    click.option("--max-iterations", type=COUNT, help="Steps after which to stop anyway."),
+    click.option(
+        "--cache/--no-cache", default=True, help="Answer from fits kept on disk, and keep this one."
+    ),
 )
-@click.option("--max-iterations", type=COUNT, help="Steps after which to stop anyway.")
 @click.option("--matrices", type=EXISTING, help="Read another program's matrices, fit nothing.")
-@click.option("--warmup", type=SHARE, default=0.0, help="Share of rounds of rising learning rate.")
-@click.option(
-    "--cooldown", type=SHARE, default=0.0, help="Share of rounds of falling learning rate."
+@in_one(
+    "shares",
+    click.option(
+        "--warmup", type=SHARE, default=0.0, help="Share of rounds of rising learning rate."
+    ),
+    click.option(
+        "--cooldown", type=SHARE, default=0.0, help="Share of rounds of falling learning rate."
+    ),
 )
 @click.option(
     "--out", required=True, type=OutputFile(".npz"), help="File to write, ending in .npz."
@@ -57,12 +70,15 @@ MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and
     is_flag=True,
     help="Draw C, N, X and the error by round, as a PNG beside the file.",
 )
-@click.option(
-    "--cache/--no-cache", default=True, help="Answer from fits kept on disk, and keep this one."
-)
 @json_option
 def fit(
-    matrices: pathlib.Path | None, out: pathlib.Path, picture: bool, as_json: bool, **options: Any
+    promise: dict[str, Any],
+    fitting: dict[str, Any],
+    shares: dict[str, Any],
+    matrices: pathlib.Path | None,
+    out: pathlib.Path,
+    picture: bool,
+    as_json: bool,
 ) -> None:
     """Find the best mechanism of a family and write it to a file.
 
@@ -78,27 +94,30 @@ def fit(
     import fedmf
     from fedmf import workloads
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
+    from fedmf.schedule import GivenSchedule
     from fedmf.terminal.interrupts import Interrupted
 
     if picture:
         # Before the fit
         OutputFile(".png").convert(out.with_suffix(".png"), None, click.get_current_context())
     interrupted_fit.set(False)
-    limits = {
-        name: options.pop(name) for name in ("rounds", "schema", "min_sep", "max_participations")
-    }
-    learning = {name: options.pop(name) for name in ("workload_momentum", "warmup", "cooldown")}
-    workload = options.pop("workload")
-    options = {name: value for name, value in options.items() if value is not None}
+    limits = {name: promise.pop(name) for name in _PARTICIPATION}
+    momentum, given = promise.pop("workload_momentum"), promise.pop("learning_rate_schedule")
+    workload = promise.pop("workload")
+    options = {n: value for n, value in (fitting | promise).items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
         participation = fedmf.Participation(**limits)
-        rates = None
-        if learning["warmup"] or learning["cooldown"]:
-            shares = {name: learning[name] for name in ("warmup", "cooldown")}
-            schedule = fedmf.WarmupCooldown(rounds=participation.rounds, peak=1.0, **shares)
-            rates = schedule.learning_rates()
-        momentum = learning["workload_momentum"]
-        A = workloads.named(workload, participation.rounds, momentum=momentum, learning_rates=rates)
+        n, rates = participation.rounds, None
+        if given is not None:
+            if any(shares.values()):
+                raise ValueError(
+                    f"learning_rate_schedule={given} is given beside warmup and cooldown: leave "
+                    "them out"
+                )
+            rates = GivenSchedule(rounds=n, peak=1.0, shares=given).learning_rates()
+        elif any(shares.values()):
+            rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, **shares).learning_rates()
+        A = workloads.named(workload, n, momentum=momentum, learning_rates=rates)
         if matrices is not None:
             refused = " and ".join(
                 f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")
@@ -162,7 +181,7 @@ def _picture(
 ) -> pathlib.Path:
     """Draws the mechanism, scaled to sensitivity 1, beside `out`."""
     from fedmf.files import write_atomically
-    from fedmf.reports.mechanism import mechanism_picture
+    from fedmf.reports.pictures import mechanism_picture
 
     small = mechanism.rounds <= MAX_PICTURED_ROUNDS
     path = out.with_suffix(".png")

@@ -42,7 +42,9 @@ class Context(click.Context):
 
 
 class SectionOption(click.Option):
-    """An option in a section of the help."""
+    """An option in a section of the help; of a `group`, see `fedmf.cli.options.in_one`."""
+
+    group: str | None = None
 
     def __init__(self, *arguments: Any, section: str, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

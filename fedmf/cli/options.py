@@ -168,6 +168,19 @@ def together(*options: Decorator) -> Decorator:
     )
 
 
+def in_one(group: str, *options: Decorator) -> Decorator:
+    """These options as one argument `group` of the command's function: a dict of their values."""
+
+    def declare(command: Callable[..., Any]) -> Callable[..., Any]:
+        before = len(getattr(command, "__click_params__", ()))
+        command = together(*options)(command)
+        for parameter in command.__click_params__[before:]:  # type: ignore[attr-defined]
+            parameter.group = group
+        return command
+
+    return declare
+
+
 noise_seed_option = click.option(
     "--noise-seed",
     type=_NoiseSeed(),
@@ -192,7 +205,8 @@ class _TaskOption(click.ParamType[tuple[str, str]]):
         return option.strip().replace("-", "_"), setting.strip()
 
 
-run_task_options = together(
+run_task_options = in_one(
+    "asked",
     click.option(
         "--task",
         is_eager=True,
@@ -219,7 +233,7 @@ def options_of(
 ) -> Decorator:
     """One option for each field of a config: the one place that declares options of the promise.
 
-    The command's keyword arguments are for `chosen_options`.
+    Their values are one argument of the command's function, `promise`, for `chosen_options`.
 
     Args:
       config: "PlanConfig" or "TrainConfig".
@@ -258,7 +272,7 @@ def options_of(
             shown = field.default is not None and field.name not in required
             help_text += f"  [default: {field.default}]" if shown else ""
         declared.append(click.option(*flags, field.name, help=help_text, **settings))
-    return together(*declared)
+    return in_one("promise", *declared)
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -303,7 +317,9 @@ def _family_options() -> list[click.Parameter]:
             "default": None,
             "help": f"{text}.",
         }
-        declared.append(SectionOption([flags, name], section="Options of the families", **settings))
+        made = SectionOption([flags, name], section="Options of the families", **settings)
+        made.group = "promise"
+        declared.append(made)
     return declared
 
 

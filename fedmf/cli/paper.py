@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import Command, Group, arguments_checked
-from fedmf.cli.options import COUNT, EXISTING, PATH, OutputFile, json_option, show
+from fedmf.cli.options import COUNT, EXISTING, PATH, OutputFile, in_one, json_option, show
 
 if TYPE_CHECKING:
     from fedmf.experiments.papers.item import Item, Request, Scale
@@ -33,18 +33,21 @@ def list_items(as_json: bool) -> None:
       fedmf paper list
     """
     from fedmf.experiments.papers import ITEMS
+    from fedmf.experiments.papers.theorems import cited_statements
     from fedmf.reports.text import aligned
 
+    listed: dict[str, dict[str, Any]] = {
+        n: {"state": i.state, "claim": i.claim, "why": i.why, "made": i.make is not None}
+        for n, i in ITEMS.items()
+    }
+    for statement, code, tests in cited_statements():
+        state = "in the code" if code else "nothing cites it"
+        claim, places = statement.claim, {"code": code, "tests": tests}
+        listed[statement.name] = {"state": state, "claim": claim, "made": False, **places}
     if as_json:
-        show(
-            {
-                n: {"state": i.state, "why": i.why, "made": i.make is not None, "claim": i.claim}
-                for n, i in ITEMS.items()
-            },
-            True,
-        )
+        show(listed, True)
         return
-    for line in aligned([(name, item.state, item.claim) for name, item in ITEMS.items()]):
+    for line in aligned([(name, row["state"], row["claim"]) for name, row in listed.items()]):
         click.echo(line)
 
 
@@ -56,18 +59,26 @@ def list_items(as_json: bool) -> None:
     default="small",
     help="Minutes on two cores, or as in the paper.",
 )
-@click.option("--data", type=EXISTING, help="The real file, for those that train.")
 @click.option(
     "--out",
     type=PATH,
     default=pathlib.Path("papers"),
     help="Each goes into the folder of its name in this one.",
 )
-@click.option("--jobs", type=COUNT, default=1, help="Runs at a time, of those that train.")
-@click.option(
-    "--test-sentences",
-    type=COUNT,
-    help="Limit on the sentences of StackOverflow's test set; by default all at full.",
+@in_one(
+    "asked",
+    click.option("--data", type=EXISTING, help="The real file, for those that train."),
+    click.option("--jobs", type=COUNT, default=1, help="Runs at a time, of those that train."),
+    click.option(
+        "--cluster",
+        help="Train on a Ray cluster whose machines share --out, each run on one processor: auto, "
+        "host:port or ray://host:port (docs/cluster.md).",
+    ),
+    click.option(
+        "--test-sentences",
+        type=COUNT,
+        help="Limit on the sentences of StackOverflow's test set; by default all at full.",
+    ),
 )
 @click.option(
     "--dry-run",
@@ -79,9 +90,9 @@ def run(
     names: tuple[str, ...],
     scale: "Scale",
     out: pathlib.Path,
+    asked: dict[str, Any],
     dry_run: bool,
     as_json: bool,
-    **asked: Any,
 ) -> None:
     """Make tables or figures: numbers.csv, figure.png and result.json.
 
@@ -118,7 +129,7 @@ def run(
         if dry_run and item.study is not None:
             cost = study.dry_run(item.study(scale), request)
             seconds, words = _time(item, request)
-            runs = cost.tuning + cost.repeats
+            runs = len(cost.tuning) + len(cost.repeats)
             answers[name] = {"runs": runs, "clients": cost.clients, "seconds": round(seconds)}
             said = f"all {runs} runs pass; {words}"
         else:

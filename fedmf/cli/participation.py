@@ -12,6 +12,7 @@ from fedmf.cli.options import (
     EXISTING_FILE,
     SHARE,
     OutputFile,
+    in_one,
     json_option,
     options_of,
     show,
@@ -39,46 +40,59 @@ _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participati
     required=("rounds", "population", "cohort_size"),
     defaults=True,
 )
-@click.option(
-    "--noncompliant-fraction", type=SHARE, default=0.0, help="Clients that ignore timer and limit."
-)
-@click.option(
-    "--timer-jitter",
-    type=click.IntRange(0),
-    default=0,
-    help="Rounds by which timers may fire early.",
-)
-@click.option(
-    "--mechanism",
-    "mechanism_file",
-    type=EXISTING_FILE,
-    help="With --schema budget: whose encoder counts. The budget is what --min-sep costs with it, "
-    "and both are compared.",
-)
-@click.option(
-    "--pace",
-    type=COUNT,
-    help="With --schema budget: rounds that devices space what they keep.  [default: --min-sep]",
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(2),
-    help="With --schema budget: repetitions of the comparison.  [default: 3]",
+@in_one(
+    "simulation",
+    click.option(
+        "--noncompliant-fraction",
+        type=SHARE,
+        default=0.0,
+        help="Clients that ignore timer and limit.",
+    ),
+    click.option(
+        "--timer-jitter",
+        type=click.IntRange(0),
+        default=0,
+        help="Rounds by which timers may fire early.",
+    ),
+    click.option(
+        "--mechanism",
+        "mechanism_file",
+        type=EXISTING_FILE,
+        help="With --schema budget: whose encoder counts. The budget is what --min-sep costs with "
+        "it, and both are compared.",
+    ),
+    click.option(
+        "--pace",
+        type=COUNT,
+        help="With --schema budget: rounds that devices space what they keep.  "
+        "[default: --min-sep]",
+    ),
+    click.option(
+        "--seeds",
+        type=click.IntRange(2),
+        help="With --schema budget: repetitions of the comparison.  [default: 3]",
+    ),
+    click.option(
+        "--simulated-cohort",
+        type=COUNT,
+        help="Clients a round of the simulation.  [default: of 200,000 clients]",
+    ),
+    click.option("--seed", type=click.IntRange(0), default=0, help="Of the simulation."),
 )
 @click.option(
     "--search/--no-search",
     default=True,
     help="Find the largest min separation, which is taken without --min-sep.",
 )
-@click.option(
-    "--simulated-cohort",
-    type=COUNT,
-    help="Clients a round of the simulation.  [default: of 200,000 clients]",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, help="Of the simulation.")
 @click.option("--out", type=OutputFile(".png"), help="Draw the answers into this PNG file.")
 @json_option
-def participation(search: bool, out: pathlib.Path | None, as_json: bool, **options: Any) -> None:
+def participation(
+    promise: dict[str, Any],
+    simulation: dict[str, Any],
+    search: bool,
+    out: pathlib.Path | None,
+    as_json: bool,
+) -> None:
     """Which min separation a population can hold.
 
     And how often its pool runs dry, and how often one client takes part.
@@ -98,11 +112,11 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
         --mechanism toeplitz.npz --availability independent:0.0025
     """
     from fedmf.cohorts.availability import availability_from_text
-    from fedmf.cohorts.comparison import compared
     from fedmf.cohorts.devices import DeviceBehavior
-    from fedmf.cohorts.forecast import Size, forecast, largest_min_sep, refuse_impossible
+    from fedmf.cohorts.forecast import Size, compared, forecast, largest_min_sep, refuse_impossible
     from fedmf.files import write_atomically
 
+    options = promise | simulation
     availability, seed = options["availability"], options["seed"]
     with arguments_checked():
         size = Size(
@@ -124,7 +138,7 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
             )
         if planned is None:
             if not largest:
-                raise ValueError("min_sep is missing: give it, or leave out --no-search")
+                raise ValueError("`min_sep` is missing: give it, or leave out --no-search")
             if largest["largest_min_sep"] is None:
                 raise ValueError(
                     f"cohort_size={size.cohort_size} of population={size.population} cannot "
@@ -145,7 +159,7 @@ def participation(search: bool, out: pathlib.Path | None, as_json: bool, **optio
             largest = compared(budget, planned, size, seeds=seeds, **options_of_both)
     values = {"availability": availability, "sampling": options["sampling"], **result, **largest}
     if out is not None:
-        from fedmf.reports.participation import participation_picture
+        from fedmf.reports.pictures import participation_picture
 
         write_atomically(out, participation_picture(values))
         values["picture"] = str(out)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import pathlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ from fedmf.cli.options import (
     OutputFile,
     chosen_options,
     config_values,
+    in_one,
     json_option,
     noise_seed_option,
     options_of,
@@ -38,51 +39,56 @@ from fedmf.cli.stopped import training
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @noise_seed_option
-@click.option(
-    "--noise-strategy", type=OneOf("strategy"), help="How noise is made.  [default: the cheaper]"
+@in_one(
+    "how",
+    click.option(
+        "--noise-strategy",
+        type=OneOf("strategy"),
+        help="How noise is made.  [default: the cheaper]",
+    ),
+    click.option(
+        "--noise-memory",
+        type=Gigabytes(),
+        help="GB that noise takes before it is on disk.  [default: a quarter of the memory]",
+    ),
+    click.option(
+        "--threads", type=COUNT, help="Most threads that compute.  [default: one on each processor]"
+    ),
+    click.option(
+        "--cluster",
+        help="Train clients on a Ray cluster: local, auto, host:port or "
+        "ray://host:port (docs/cluster.md).",
+    ),
+    click.option(
+        "--data-on-workers",
+        is_flag=True,
+        help="With --cluster: workers read --data themselves, at the same path.",
+    ),
+    click.option(
+        "--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume."
+    ),
+    click.option(
+        "--stop-at-epsilon",
+        type=float,
+        help="End before the round with which the plan's epsilon would pass this.",
+    ),
+    click.option(
+        "--no-test",
+        is_flag=True,
+        help="Leave out the test split, as for tuning; `fedmf evaluate` reads it later.",
+    ),
+    click.option(
+        "--stop-on-divergence",
+        is_flag=True,
+        help="Stop, saved and with exit status 1, where the training loss diverges.",
+    ),
+    click.option(
+        "--tensorboard",
+        is_flag=True,
+        help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.",
+    ),
+    quiet_option,
 )
-@click.option(
-    "--noise-memory",
-    type=Gigabytes(),
-    help="GB that noise takes before it is on disk.  [default: a quarter of the memory]",
-)
-@click.option(
-    "--threads", type=COUNT, help="Most threads that compute.  [default: one on each processor]"
-)
-@click.option(
-    "--cluster",
-    help="Train clients on a Ray cluster: local, auto, host:port or "
-    "ray://host:port (docs/cluster.md).",
-)
-@click.option(
-    "--data-on-workers",
-    is_flag=True,
-    help="With --cluster: workers read --data themselves, at the same path.",
-)
-@click.option(
-    "--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume."
-)
-@click.option(
-    "--stop-at-epsilon",
-    type=float,
-    help="End before the round with which the plan's epsilon would pass this.",
-)
-@click.option(
-    "--no-test",
-    is_flag=True,
-    help="Leave out the test split, as for tuning; `fedmf evaluate` reads it later.",
-)
-@click.option(
-    "--stop-on-divergence",
-    is_flag=True,
-    help="Stop, saved and with exit status 1, where the training loss diverges.",
-)
-@click.option(
-    "--tensorboard",
-    is_flag=True,
-    help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.",
-)
-@quiet_option
 @options_of("TrainConfig")
 @json_option
 def train(
@@ -90,10 +96,9 @@ def train(
     config_file: pathlib.Path | None,
     resume: bool,
     noise_seed: int | str | None,
-    data_on_workers: bool,
-    quiet: bool,
+    how: dict[str, Any],
+    promise: dict[str, Any],
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Train one run, by default StackOverflow next-word prediction. Flags win over the config file.
 
@@ -117,43 +122,43 @@ def train(
     with arguments_checked():
         if resume and noise_seed is not None:
             raise ValueError(
-                "noise_seed belongs to the run, which keeps its own: leave it out with --resume"
+                "`noise_seed` belongs to the run, which keeps its own: leave it out with --resume"
             )
         stored = RunFolder.open(out).path / "config.json" if resume else None
-        machine = ("noise_strategy", "noise_memory", "threads", "tensorboard", "cluster")
-        ends = ("stop_after", "stop_at_epsilon", "stop_on_divergence")
-        host = {name: options.pop(name) for name in (*machine, *ends)} | {
-            "test": not options.pop("no_test")
-        }
+        how["progress"], how["test"] = not how.pop("quiet"), not how.pop("no_test")
         values = read_config_file(stored) if stored else {}
-        values = over(over(values, config_values(config_file)), chosen_options(options))
+        values = over(over(values, config_values(config_file)), chosen_options(promise))
         noisy = values.get("epsilon") is not None or values.get("noise_multiplier")
         if not resume and noise_seed is None and noisy:
-            raise ValueError("noise_seed is missing: give a secret whole number, or os to draw one")
+            raise ValueError(
+                "`noise_seed` is missing: give a secret whole number, or os to draw one"
+            )
         origin = config_file or stored
         config = tasks.completed(
             TrainConfig.from_mapping(values, str(origin)) if origin else TrainConfig(**values)
         )
-        if data_on_workers:
-            if host["cluster"] is None:
+        if how.pop("data_on_workers"):
+            if how["cluster"] is None:
                 raise ValueError(
-                    "data_on_workers belongs to cluster: leave it out, or name a cluster"
+                    "`data_on_workers` belongs to cluster: leave it out, or name a cluster"
                 )
-            host["worker_task"] = functools.partial(tasks.task_from_config, config, progress=False)
+            how["worker_task"] = functools.partial(tasks.task_from_config, config, progress=False)
 
     from fedmf import federated
 
     with _dry_rounds_counted(), training(out, resume=resume) as begin:
         try:
+            task = tasks.task_from_config(config, progress=how["progress"])
+            if how["progress"]:
+                say("task", task.description)
             run = federated.train(
-                tasks.task_from_config(config, progress=not quiet),
+                task,
                 config,
                 folder=out,
                 noise_seed=noise_seed,
                 resume=resume,
-                progress=not quiet,
                 on_start=begin,
-                **host,
+                **how,
             )
         except federated.DivergedRun as stop:
             raise click.ClickException(str(stop)) from stop
@@ -193,17 +198,17 @@ def _dry_rounds_counted() -> Iterator[None]:
 
     dry: list[str] = []
     with warnings.catch_warnings():
-        show_others = warnings.showwarning
+        show_others: Callable[..., None] = warnings.showwarning
 
-        def in_a_line(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+        def in_a_line(message: Warning | str, category: type[Warning], *place: Any) -> None:
             if issubclass(category, PoolRanDryWarning):
                 dry.append(str(message))
             elif category is UserWarning:
                 say("warning", in_option_names(str(message)))
             else:
-                show_others(message, category, *place, **more)
+                show_others(message, category, *place)
 
-        warnings.showwarning = in_a_line
+        warnings.showwarning = in_a_line  # type: ignore[assignment]
         warnings.simplefilter("always", PoolRanDryWarning)
         try:
             yield

@@ -14,6 +14,7 @@ from fedmf.cli.options import (
     ConfigCommand,
     chosen_options,
     config_values,
+    in_one,
     json_option,
     noise_seed_option,
     options_of,
@@ -37,46 +38,53 @@ from fedmf.cli.options import (
     type=EXISTING_FILE,
     help="TOML or JSON file of options; those that are lists vary.",
 )
-@noise_seed_option
-@click.option("--jobs", type=COUNT, default=1, help="Runs at a time; each needs its own memory.")
-@click.option(
-    "--threads",
-    type=COUNT,
-    help="Most threads that compute in one run.  [default: the processors, divided among the jobs]",
-)
-@click.option(
-    "--smoothed-over",
-    type=click.IntRange(0),
-    default=0,
-    help="Rounds at the end whose validations are averaged to choose the best by (the banded "
-    "paper: 400); 0 for the last one alone",
-)
-@click.option(
-    "--halving",
-    is_flag=True,
-    help="Stop the worse half of the rates after a quarter and half of the rounds.",
-)
-@click.option(
-    "--cluster",
-    help="Train on a Ray cluster whose machines share --out: auto, host:port or "
-    "ray://host:port (docs/cluster.md).",
-)
-@click.option(
-    "--cpus-per-job", type=COUNT, default=1, help="With --cluster: processors of one run."
+@in_one(
+    "how",
+    noise_seed_option,
+    click.option(
+        "--jobs", type=COUNT, default=1, help="Runs at a time; each needs its own memory."
+    ),
+    click.option(
+        "--threads",
+        type=COUNT,
+        help="Most threads that compute in one run.  "
+        "[default: the processors, divided among the jobs]",
+    ),
+    click.option(
+        "--smoothed-over",
+        type=click.IntRange(0),
+        default=0,
+        help="Rounds at the end whose validations are averaged to choose the best by (the banded "
+        "paper: 400); 0 for the last one alone",
+    ),
+    click.option(
+        "--halving",
+        is_flag=True,
+        help="Stop the worse half of the rates after a quarter and half of the rounds.",
+    ),
+    click.option(
+        "--cluster",
+        help="Train on a Ray cluster whose machines share --out: auto, host:port or "
+        "ray://host:port (docs/cluster.md).",
+    ),
+    click.option(
+        "--cpus-per-job", type=COUNT, default=1, help="With --cluster: processors of one run."
+    ),
+    quiet_option,
 )
 @click.option(
     "--dry-run", is_flag=True, help="Name the runs and how far each is, and train nothing."
 )
-@quiet_option
 @options_of("TrainConfig")
 @json_option
 def sweep(
     out: pathlib.Path,
     varied: tuple[str, ...],
     config_file: pathlib.Path | None,
+    how: dict[str, Any],
     dry_run: bool,
+    promise: dict[str, Any],
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Train a task for every combination of options.
 
@@ -94,9 +102,7 @@ def sweep(
     from fedmf.sweeps import grid
     from fedmf.sweeps import run as driver
 
-    names = ("noise_seed", "jobs", "threads", "halving", "cluster", "cpus_per_job")
-    training = {name: options.pop(name) for name in names}
-    training["progress"], smoothed_over = not options.pop("quiet"), options.pop("smoothed_over")
+    how["progress"], smoothed_over = not how.pop("quiet"), how.pop("smoothed_over")
     with arguments_checked():
         fixed = flat(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
@@ -107,17 +113,17 @@ def sweep(
                 raise ValueError(f"--vary names {name} twice: give all its values at once")
             from_vary[name] = values
         # The command line wins over the file.
-        single = flat(chosen_options(options))
+        single = flat(chosen_options(promise))
         lists = {name: values for name, values in lists.items() if name not in single} | from_vary
         fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
         multipliers = lists.get("noise_multiplier", [fixed.get("noise_multiplier")])
-        if training["noise_seed"] is None:
+        if how["noise_seed"] is None:
             if not dry_run and ("epsilon" in fixed or "epsilon" in lists or any(multipliers)):
                 raise ValueError(
-                    "noise_seed is missing: give a secret whole number, or os to "
+                    "`noise_seed` is missing: give a secret whole number, or os to "
                     "draw one for every run"
                 )
-            training["noise_seed"] = "os"
+            how["noise_seed"] = "os"
         if not lists:
             raise ValueError(
                 "--vary is missing: name an option and its values, such as epsilon=2,8"
@@ -126,9 +132,7 @@ def sweep(
     if dry_run:
         show({name: driver.state(out, name) for name in configs}, as_json)
         return
-    result = driver.run_sweep(
-        out, configs, driver.Training(**training), smoothed_over=smoothed_over
-    )
+    result = driver.run_sweep(out, configs, driver.Training(**how), smoothed_over=smoothed_over)
     if as_json:
         show(result, as_json)
     elif result["text"]:

@@ -177,7 +177,7 @@ class ParticipationController:
             raise ValueError(
                 f"{what} leaves no choice to devices, so that {self.behavior} has nobody who could "
                 "deviate or come early: "
-                "leave out noncompliant_fraction and timer_jitter, or use schema=min_sep"
+                "leave out `noncompliant_fraction` and `timer_jitter`, or use schema=min_sep"
             )
 
     def _refuse_impossible(self) -> None:
@@ -185,7 +185,7 @@ class ParticipationController:
         if size > self.population:
             raise ValueError(
                 f"cohort_size={size} is larger than population={self.population}: lower "
-                f"cohort_size to at most {self.population}"
+                f"`cohort_size` to at most {self.population}"
             )
         if size * b > self.population:
             # Schema single has no min_sep of its own to change: there it is the number of rounds.
@@ -193,7 +193,7 @@ class ParticipationController:
             raise ValueError(
                 f"cohort_size={size} * {name}={b} = {size * b} exceeds "
                 f"population={self.population}: "
-                f"{_lower_cohort_size(self.population // b)}lower {name} to at most "
+                f"{_lower_cohort_size(self.population // b)}lower `{name}` to at most "
                 f"{self.population // size}, or raise the population to {size * b}"
             )
         epochs = math.ceil(p.rounds / b)
@@ -207,7 +207,7 @@ class ParticipationController:
                 f"max_participations={p.max_participations} of {self.population} clients cannot "
                 f"fill rounds={p.rounds} with cohort_size={size}: "
                 f"{_lower_cohort_size(self.population * p.max_participations // p.rounds)}or raise "
-                f"max_participations to {math.ceil(size * p.rounds / self.population)}"
+                f"`max_participations` to {math.ceil(size * p.rounds / self.population)}"
             )
 
     def go_on_from(self, ledger: ParticipationLedger) -> None:
@@ -409,4 +409,4 @@ class ParticipationController:
 
 def _lower_cohort_size(most: int) -> str:
     """A hint, unless only a cohort size below 1 would help."""
-    return f"lower cohort_size to at most {most}, " if most >= 1 else ""
+    return f"lower `cohort_size` to at most {most}, " if most >= 1 else ""

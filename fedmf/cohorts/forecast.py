@@ -3,15 +3,20 @@ often one client takes part.
 
 The answers come from the controller itself, run without training, on the population or on a smaller
 one in which the cohort has the same share.
+
+What a participation budget gains over the min_sep schema that it is made of: the same noise,
+more participations.
 """
 
 import dataclasses
 import functools
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
 from fedmf import checks, fields
 from fedmf.cohorts.availability import Availability
@@ -62,7 +67,7 @@ class Size(fields.Checked):
         if self.cohort_size > self.population:
             raise ValueError(
                 f"cohort_size={self.cohort_size} is larger than population={self.population}: "
-                f"lower cohort_size to at most {self.population}"
+                f"lower `cohort_size` to at most {self.population}"
             )
         checks.integer(
             "simulated_cohort", self.simulated_cohort, low=1, high=self.cohort_size, hint=_HINT
@@ -267,3 +272,60 @@ def largest_min_sep(
         "too_large_min_sep": high if high <= most else None,
         "tried": dict(sorted(tried.items())),
     }
+
+
+CONFIDENCE = 0.95
+
+
+def compared(
+    budget: Budget,
+    apart: Participation,
+    size: Size,
+    *,
+    seeds: Sequence[int],
+    availability: Any,
+    behavior: DeviceBehavior | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Mean participations of a client under `apart`, under the budget, and how many more these are,
+    over several seeds.
+
+    Args:
+      budget: made of `apart`.
+      apart: of schema min_sep.
+      size: of the population.
+      seeds: at least two different ones, of the draws and of when devices check in; both schemas
+        have the same.
+      availability: a model of `fedmf.cohorts.availability`.
+      behavior, progress: as of `forecast`.
+
+    Returns:
+      "participations_apart", "participations_budget" and "participations_gained": [mean, low,
+      high], a 95% interval of Student's t over the seeds; "dry_rounds_apart" and
+      "dry_rounds_budget": mean over the seeds.
+    """
+    runs = []
+    for seed in seeds:
+        changes = {"seed": seed} if hasattr(availability, "seed") else {}
+        given: dict[str, Any] = {
+            "seed": seed,
+            "availability": dataclasses.replace(availability, **changes),
+            "behavior": behavior,
+            "progress": progress,
+        }
+        runs.append([forecast(what, size, **given) for what in (apart, budget)])
+    taken = np.array([[run["mean_participations"] for run in pair] for pair in runs])
+    dry = np.array([[run["dry_rounds"] for run in pair] for pair in runs]).mean(axis=0)
+    names = ("apart", "budget", "gained")
+    columns = (taken[:, 0], taken[:, 1], taken[:, 1] - taken[:, 0])
+    values: dict[str, Any] = {
+        f"participations_{name}": _interval(c) for name, c in zip(names, columns, strict=True)
+    }
+    return values | {f"dry_rounds_{name}": float(d) for name, d in zip(names, dry, strict=False)}
+
+
+def _interval(values: np.ndarray) -> list[float]:
+    """[mean, low, high]."""
+    n, mean = len(values), float(values.mean())
+    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
+    return [mean, mean - half, mean + half]

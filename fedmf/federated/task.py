@@ -196,12 +196,7 @@ class Task:
         """The examples as a structure of tf.TensorSpec, (None, ...); all clients' and splits' are
         like the validation split's.
         """
-        return of_examples.spec(
-            of_examples.checked(
-                _called(self.evaluation_examples, "validation", self._origin("validation")),
-                self._origin("validation"),
-            )
-        )
+        return of_examples.spec(self._read(self.evaluation_examples, "validation"))
 
     def examples_of(self, client_id: str) -> Examples:
         """A client's examples.
@@ -211,10 +206,7 @@ class Task:
             values in them; naming the client. For the latter it is a NotFinite of
             fedmf.federated.examples, and a run zeroes the client's update and goes on.
         """
-        return self._checked(
-            _called(self.client_examples, client_id, self._origin(client_id)),
-            self._origin(client_id),
-        )
+        return self._like_others(self._read(self.client_examples, client_id), client_id)
 
     def split(self, name: str) -> Examples:
         """The examples of a split, at least one.
@@ -222,9 +214,7 @@ class Task:
         Raises:
           TypeError, ValueError: as `examples_of` does.
         """
-        examples = self._checked(
-            _called(self.evaluation_examples, name, self._origin(name)), self._origin(name)
-        )
+        examples = self._like_others(self._read(self.evaluation_examples, name), name)
         if not of_examples.count(examples):
             raise ValueError(
                 f"{self._origin(name)} is empty: evaluation needs at least one example"
@@ -282,14 +272,25 @@ class Task:
             else f"client {name!r} of task {self.name!r}"
         )
 
-    def _checked(self, examples: Any, origin: str) -> Examples:
-        arrays = of_examples.checked(examples, origin)
-        if not of_examples.fits(arrays, self.spec):
+    def _read(self, examples_of: Callable[[str], Examples], name: str) -> Examples:
+        origin = self._origin(name)
+        try:
+            return of_examples.checked(examples_of(name), origin)
+        except (TypeError, ValueError, OSError):
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"reading the examples of {origin} raises {type(error).__name__}: {error}"
+            ) from error
+
+    def _like_others(self, examples: Examples, name: str) -> Examples:
+        if not of_examples.fits(examples, self.spec):
             raise TypeError(
-                f"the examples of {origin} are {of_examples.spec(arrays)} where those of the "
-                f"validation split are {self.spec}: give all the same shapes and dtypes"
+                f"the examples of {self._origin(name)} are {of_examples.spec(examples)} where "
+                f"those of the validation split are {self.spec}: give all the same shapes and "
+                "dtypes"
             )
-        return arrays
+        return examples
 
     @classmethod
     def from_arrays(
@@ -410,18 +411,6 @@ class Task:
             build_model=seeded(model),
             **{"description": f"{len(train.client_ids)} clients of a ClientData"} | attributes,
         )
-
-
-def _called(examples_of: Callable[[str], Examples], name: str, origin: str) -> Examples:
-    """What a task's function gives; its errors say of whom they are."""
-    try:
-        return examples_of(name)
-    except (TypeError, ValueError, OSError):
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"reading the examples of {origin} raises {type(error).__name__}: {error}"
-        ) from error
 
 
 def _elsewhere(name: str) -> Examples:

@@ -1,15 +1,13 @@
 """Matrix-factorization mechanisms: what noise each round gets."""
 
 from fedmf.mechanisms.banded import BandedMechanism
-from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.base import Certificate, Mechanism
 from fedmf.mechanisms.blt import BLTMechanism
-from fedmf.mechanisms.certificate import Certificate
 from fedmf.mechanisms.dense import DenseMechanism
-from fedmf.mechanisms.explicit import ExplicitMechanism
 from fedmf.mechanisms.family import FAMILIES, Family, register
 from fedmf.mechanisms.fft import FFTMechanism
 from fedmf.mechanisms.identity import IdentityMechanism
-from fedmf.mechanisms.interop import load_factorization
+from fedmf.mechanisms.interop import ExplicitMechanism, load_factorization
 from fedmf.mechanisms.low_rank import LowRankMechanism
 from fedmf.mechanisms.stamped import StampedMechanism, stamp
 from fedmf.mechanisms.storage import load_mechanism

@@ -126,6 +126,8 @@ def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
     if rows is None:
         rows = _banded_rows(mechanism, workload)
     if rows is None:
+        rows = _streamed_rows(mechanism, workload)
+    if rows is None:
         AN = workload.matrix @ mechanism.noising()
         rows = np.einsum("ij,ij->i", AN, AN)
     return rows
@@ -175,3 +177,25 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
             return squares
         parts = np.array_split(np.arange(len(rows)), -(-len(rows) // _MAX_ROUNDS_SOLVED_AT_ONCE))
         return np.concatenate([squared_rows_by_solving(rows, inverse, part) for part in parts])
+
+
+def _streamed_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray | None:
+    """The squared norm of each row of A N, (rounds,), where N is made from running sums and A^-1 is
+    banded; otherwise None.
+
+    In O(rounds (sums + bands)^3): the covariance of the sums and of the last errors of the workload
+    is known before round 0, where it is 0, and moves on from round to round.
+    """
+    stream, inverse = mechanism.stream(), workload.inverse_diagonals
+    if stream.buffers is None or inverse is None:
+        return None
+    (n, p), r = inverse.shape, stream.width
+    unknowns = np.eye(r + p)  # the draw, the sums, and p - 1 errors, the newest first
+    squares, covariance = np.empty(n), np.zeros((r + p - 1, r + p - 1))
+    for t in range(n):
+        row, sums = stream.step(t, unknowns[0], unknowns[1 : r + 1])
+        error = (row - inverse[t, 1:] @ unknowns[r + 1 :]) / inverse[t, 0]
+        after = np.vstack([sums, error, unknowns[r + 1 :]])[: r + p - 1]
+        squares[t] = error[0] ** 2 + error[1:] @ covariance @ error[1:]
+        covariance = after[:, 1:] @ covariance @ after[:, 1:].T + np.outer(after[:, 0], after[:, 0])
+    return squares

@@ -1,19 +1,26 @@
 """Prefix sums through the Fourier transform: a near-optimal encoder that needs no optimisation."""
 
 import dataclasses
+import functools
 from typing import ClassVar, final
 
 import numpy as np
 import scipy.linalg
+import scipy.special
 
 from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
+from fedmf.noise.buffers import Buffers
+from fedmf.noise.stream import NoiseStream, lower_inverse
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 DECODERS = ("plain", "optimal")
+# How far the spectrum of the optimal decoder's X may be from the paper's, relatively: about what
+# float32 rounds.
+PRECISION = 1e-7
 
 
 @final
@@ -28,21 +35,31 @@ class FFTMechanism(Mechanism):
 
         C_F = F* sqrt(Sigma) F E      (2n, n)
         B_F = P F* sqrt(Sigma) F      (n, 2n)           B_F C_F = S
+        X = C_F^T C_F = P F* |Sigma| F E                (n, n), Toeplitz
 
-    decoder "plain" is N = S^-1 B_F (Mechanism 1 there, Algorithm 1 in real numbers); "optimal" is N
-    = pinv(C_F) (Mechanism 2), the smallest error for this encoder, whatever the workload. Both use
-    noise of sources beyond the current round, drawn ahead; noise does not depend on data.
+    decoder "plain" is C_F with N = S^-1 B_F (Mechanism 1 there, Algorithm 1 in real numbers), as
+    dense matrices. It uses noise of sources beyond the current round, drawn ahead; noise does not
+    depend on data.
+
+    decoder "optimal" is C_F with N = pinv(C_F) (Mechanism 2), the smallest error for this encoder,
+    whatever the workload. Privacy and noise follow from X alone: the sensitivity is a matter of
+    X, and pinv(C_F) pinv(C_F)^T = X^-1 (Prop. K.2). So C here is the lower-triangular C with
+    C^T C = X, and N = C^-1. It is made for any number of rounds: |Sigma| is replaced by sums of
+    rational functions within a relative `PRECISION` of it, so that a round of noise costs some 40
+    rows (see `_feedback`). X, the sensitivity and the error are those of the replaced |Sigma|.
 
     Attributes:
-      rounds: n, any positive int.
+      rounds: n, any positive int; plain: few enough for dense matrices.
       decoder: "plain" or "optimal".
 
-    >>> mechanism = FFTMechanism(rounds=2)
+    >>> mechanism = FFTMechanism(rounds=2, decoder="plain")
     >>> mechanism.encoder().shape
     (4, 2)
     >>> (mechanism.noising() @ mechanism.encoder()).round(12) + 0.0
     array([[1., 0.],
            [0., 1.]])
+    >>> FFTMechanism(rounds=100_000).stream().width
+    47
     """
 
     family: ClassVar[str] = "fft"
@@ -51,38 +68,150 @@ class FFTMechanism(Mechanism):
     decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
     def encoder(self) -> np.ndarray:
-        """C_F, float64 (2 * rounds, rounds): [i, j] depends on i - j modulo 2 * rounds."""
+        """Plain: C_F, float64 (2 * rounds, rounds). Optimal: C, float64 (rounds, rounds),
+        lower-triangular.
+        """
         n = self.rounds
-        checks.fits_in_memory("the encoder of this FFT mechanism", (2 * n, n))
-        return scipy.linalg.circulant(_root_of_circulant(n))[:, :n]
+        if self.decoder == "plain":
+            _check_plain(n)
+            return scipy.linalg.circulant(_root_of_circulant(n))[:, :n]
+        checks.fits_in_memory("the encoder of this FFT mechanism", (n, n))
+        # X reads the same from its end, so that its Cholesky factor does, too
+        factor = scipy.linalg.cholesky(scipy.linalg.toeplitz(self.toeplitz_gram()), lower=True)
+        return np.ascontiguousarray(factor[::-1, ::-1].T)
 
     def noising(self) -> np.ndarray:
-        """N, float64 (rounds, 2 * rounds)."""
+        """N, float64: plain (rounds, 2 * rounds), optimal (rounds, rounds)."""
         n = self.rounds
-        checks.fits_in_memory("the noising matrix of this FFT mechanism", (n, 2 * n))
         if self.decoder == "plain":
+            _check_plain(n)
             B = scipy.linalg.circulant(_root_of_circulant(n))[:n]
             return np.diff(B, axis=0, prepend=0.0)  # S^-1 takes differences of rows
-        C = self.encoder()
-        # App. K, Prop. K.2: pinv(C_F) = (C_F^T C_F)^-1 C_F^T. Odd frequencies alone are a unitary
-        # map of n points, up to scale, and there |Sigma| >= 1: C^T C >= I / 2 with eigenvalues of
-        # at most n, safe for a Cholesky factor.
-        return scipy.linalg.cho_solve(scipy.linalg.cho_factor(C.T @ C), C.T)
+        return lower_inverse(self.encoder())
+
+    def stream(self) -> NoiseStream:
+        """Plain, and where there are few rounds: the rows of N. Optimal: running sums of rows."""
+        n = self.rounds
+        if self.decoder == "plain" or 2 * len(_rational(n)[0]) + 1 >= n:
+            N = self.noising()
+            return NoiseStream(rounds=n, sources=N.shape[1], contraction=N)
+        return NoiseStream(rounds=n, sources=n, buffers=_feedback(n))
+
+    def toeplitz_gram(self) -> np.ndarray:
+        """The first column of X = C^T C, float64 (rounds,)."""
+        n = self.rounds
+        spectrum = np.abs(_spectrum(n))
+        if self.decoder == "optimal":
+            spectrum[1::2] = 0.0
+            for square, weight in zip(*_rational(n), strict=True):
+                spectrum[1::2] += weight / (square + _squared_sines(n))
+        return np.fft.irfft(spectrum, 2 * n)[:n]
+
+
+def _check_plain(n: int) -> None:
+    if 16 * n * n > checks.MAX_BYTES:
+        raise ValueError(
+            f"rounds={n} with decoder='plain' take dense matrices of {16 * n * n / 2**30:.3g} GiB: "
+            "use decoder='optimal', which needs none and has less error"
+        )
+
+
+def _spectrum(n: int) -> np.ndarray:
+    """Sigma at the frequencies 0..n, complex128 (n + 1,); the others are their conjugates.
+
+    In closed form (multi-epoch paper, Eq. 44): the even frequencies are exactly 0, where a computed
+    DFT has rounding errors of 1e-16, whose roots would spoil half the digits.
+    """
+    odd = np.arange(1, n + 1, 2)
+    spectrum = np.zeros(n + 1, dtype=np.complex128)
+    spectrum[0] = n
+    spectrum[1::2] = 2.0 / (1.0 - np.exp(-1j * np.pi * odd / n))
+    return spectrum
 
 
 def _root_of_circulant(n: int) -> np.ndarray:
-    """First column of F* sqrt(Sigma) F, float64 (2n,).
+    """First column of F* sqrt(Sigma) F, float64 (2n,)."""
+    # Real parts are 1 at odd frequencies, so that the principal branch is never in doubt.
+    return np.fft.irfft(np.sqrt(_spectrum(n)), 2 * n)
 
-    Sigma in closed form (multi-epoch paper, Eq. 44): the even frequencies are exactly 0, where a
-    computed DFT has rounding errors of 1e-16, whose roots would spoil half the digits.
+
+def _squared_sines(n: int) -> np.ndarray:
+    """1 / |Sigma|^2 at the odd frequencies up to n (multi-epoch paper, Eq. 45)."""
+    return np.square(np.sin(np.pi * np.arange(1, n + 1, 2) / (2 * n)))
+
+
+@functools.lru_cache(maxsize=16)
+def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Squares T and positive weights w, float64 (q,) each: sum of w / (T + s) is 1 / sqrt(s) within
+    a relative PRECISION at all `_squared_sines` s.
+
+    1 / sqrt(s) = 2 / pi * integral of dt / (t^2 + s) over t > 0. With t = k sc(u), sc the Jacobi
+    elliptic function of the complementary modulus of k, k^2 the least s, the rule of midpoints in u
+    gives Zolotarev's best rational approximation on [k^2, 1]
+    (Hale, Higham and Trefethen 2008, Sec. 3). Its error falls by exp(2 pi^2 / log(16 / k^2)) with
+    each term; it is measured here, at all frequencies that there are.
     """
-    k = np.arange(n + 1)
-    # The frequencies 0..n; the others are their conjugates
-    spectrum = np.zeros(n + 1, dtype=np.complex128)
-    spectrum[0] = n
-    spectrum[1::2] = 2.0 / (1.0 - np.exp(-1j * np.pi * k[1::2] / n))
-    # Real parts are 1 at odd k, so that the principal branch is never in doubt.
-    return np.fft.irfft(np.sqrt(spectrum), 2 * n)
+    sines = _squared_sines(n)
+    parameter = 1.0 - sines[0]  # of sc; k is that of the rounded parameter
+    k = np.sqrt(1.0 - parameter)
+    period = scipy.special.ellipkm1(1.0 - parameter)
+    for q in range(1, 100):
+        sn, cn, _, _ = scipy.special.ellipj((np.arange(-(-q // 2)) + 0.5) / q * period, parameter)
+        low = k * sn / cn
+        t = np.concatenate([low, (k / low[: q // 2])[::-1]])  # sc(period - u) = 1 / (k sc(u))
+        weights = 2.0 / np.pi * period / q * np.sqrt((k**2 + t**2) * (1.0 + t**2))  # dt / du
+        sums = sum(weight / (square + sines) for square, weight in zip(t**2, weights, strict=True))
+        if np.abs(sums * np.sqrt(sines) - 1.0).max() <= PRECISION:
+            return t**2, weights
+    raise ArithmeticError(f"rounds={n} are too many for the rational approximation")
+
+
+@functools.lru_cache(maxsize=2)
+def _feedback(n: int) -> Buffers:
+    """The rows of N = C^-1, C lower-triangular with C^T C = X, from 2 q + 1 sums of earlier rows.
+
+    A term w / (T + s), s = sin(theta / 2)^2, is the spectrum of alpha exp(-lambda |d|), with
+    T = sinh(lambda / 2)^2 and alpha = 2 w / sinh(lambda), at all odd frequencies that of
+    alpha (exp(-lambda d) - exp(-lambda (n - d))) / (1 + exp(-lambda n)), d = 0..n-1, half of which
+    is its part of X. With the frequency 0, for 0 < d < n,
+
+        X[t, t - d] = 1 / 2 + sum over the terms of half of that,
+
+    X[t, s] = h(t) . (decay^(t - s) * m(s)) with 2 q + 1 coordinates: the constant, the falling
+    exponentials, and the rising ones, whose factors exp(-lambda (n - t)) and exp(-lambda s) are in
+    h and m, since decays above 1 would overflow. X = L L^T is then the covariance of a process with
+    the state of a Kalman filter,
+
+        L[t, s] = h(t) . (decay^(t - s) * g(s)),   g(s) = (m(s) - P(s) h(s)) / L[s, s]
+        L[s, s]^2 = X[0, 0] - h(s) . P(s) h(s),    P(s + 1) = decay (P(s) + g(s) g(s)^T) decay,
+
+    and C[t, s] = L[n - 1 - s, n - 1 - t], as X reads the same from its end. The filter costs
+    O(n q^2).
+    """
+    squares, weights = _rational(n)
+    q = len(squares)
+    checks.fits_in_memory("the sums of this FFT mechanism", (n, 2 * q + 1))
+    rates = 2.0 * np.arcsinh(np.sqrt(squares))
+    falling = np.exp(-rates * np.arange(1, n + 1)[:, None])  # [t, j]: exp(-rates[j] (t + 1))
+    scales = weights / np.sinh(rates) / (1.0 + falling[-1])
+    diagonal = 0.5 + float(scales @ (1.0 - falling[-1]))
+    decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
+    # h from its end, as the rows of N need it: exp(-rates (n - t)) at t = n - 1 - s
+    reads = np.concatenate([np.ones((n, q + 1)), falling], axis=1)
+    write, window = np.empty((n, 2 * q + 1)), np.empty((n, 1))
+    state = np.zeros((2 * q + 1, 2 * q + 1))
+    constant, decays = np.concatenate([[0.5], scales]), np.outer(decay, decay)
+    for s in range(n):
+        h = reads[n - 1 - s]
+        towards = state @ h
+        pivot = np.sqrt(diagonal - h @ towards)
+        before = falling[s - 1] if s else 1.0
+        g = (np.concatenate([constant, -scales * before]) - towards) / pivot
+        window[n - 1 - s] = 1.0 / pivot
+        write[n - 1 - s] = -g / pivot
+        state += g[:, None] * g
+        state *= decays
+    return Buffers(window=window, read=write, write=decay * reads, decay=decay, feedback=True)
 
 
 def fit_fft(

@@ -95,8 +95,8 @@ def fit(
         )
     if participation.schema == "budget":
         raise ValueError(
-            'schema="budget" is no schema to fit for: fit for the min_sep participation that it is '
-            "to pay for, then take "
+            'schema="budget" is no schema to fit for: fit for the `min_sep` participation that it '
+            "is to pay for, then take "
             "fedmf.Budget.of(mechanism, participation)"
         )
     families = fitted_families()
@@ -104,10 +104,9 @@ def fit(
     assert record.fit is not None
     for name, value in options.items():
         if name not in record.options:
-            known = ", ".join([*record.options, "tolerance", "max_iterations", "progress"])
-            raise TypeError(
-                f"{name}={value!r} is not an option of family={family!r}: its options are {known}"
-            )
+            known = [*record.options, "tolerance", "max_iterations", "progress"]
+            hint = checks.meant(name, known, "its options are")
+            raise TypeError(f"{name}={value!r} is not an option of family={family!r}: {hint}")
         if record.options[name].kind is bool and not isinstance(value, bool):
             raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")
     stopping = Stopping(

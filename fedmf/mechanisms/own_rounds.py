@@ -53,6 +53,7 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
            [0.5 , 0.5 , 0.  ]])
     """
     n, c, rows = mechanism.rounds, mechanism.toeplitz_coefficients(), mechanism.banded_rows()
+    gram = mechanism.toeplitz_gram()
     bands = n if c is None and rows is None else mechanism.bands
     checks.fits_in_memory("what pairs of rounds cost", (bands, n))
     diagonals = np.zeros((bands, n))
@@ -61,6 +62,9 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
             # X[t, t + d] is the sum of the c_s c_(s + d) that end before row n.
             sums = np.cumsum(c[: bands - d] * c[d:])
             diagonals[d, : n - d] = sums[np.minimum(np.arange(n - d, 0, -1), bands - d) - 1]
+    elif gram is not None:
+        for d in range(n):
+            diagonals[d, : n - d] = gram[d]
     elif rows is not None and n > _MAX_DENSE_ROUNDS:
         columns = columns_of_rows(rows)
         for d in range(bands):
@@ -142,8 +146,8 @@ class OwnRounds:
     Args:
       mechanism: with the encoder.
       besides: later rounds, increasing, that every client may be counted in as well.
-      by_counts: where X of a Toeplitz encoder would take more than a gigabyte, bound a client by
-        how often and how far apart it takes part.
+      by_counts: where a Toeplitz X, or X of a Toeplitz encoder, would take more than a gigabyte,
+        bound a client by how often and how far apart it takes part.
     """
 
     def __init__(
@@ -154,9 +158,8 @@ class OwnRounds:
         n = mechanism.rounds
         self._bounds: dict[tuple[int, int], float] = {}
         large = (
-            mechanism.toeplitz_coefficients() is not None
-            and n * mechanism.bands > _MAX_TOEPLITZ_ENTRIES
-        )
+            mechanism.toeplitz_coefficients() is not None or mechanism.toeplitz_gram() is not None
+        ) and n * mechanism.bands > _MAX_TOEPLITZ_ENTRIES
         self._by_counts = by_counts and large
         self._signed = False
         if self._by_counts:

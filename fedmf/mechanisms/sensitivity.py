@@ -1,5 +1,5 @@
 """The L2 sensitivity of x -> C x, when one client contributes vectors of norm at most 1 to the
-rounds it may.
+rounds it may (multi-epoch paper, Def. 1).
 
 Every value is exact or a proven upper bound, for vector contributions of any dimension: a bound
 that holds for scalar contributions only can be too small (multi-epoch paper, App. H.2). Below, X =
@@ -8,9 +8,9 @@ C^T C, and for a set of rounds S
     sens(C)^2 = max over allowed S, max over unit vectors u_i of sum_{i, j in S} X_ij <u_i, u_j>
              <= max over allowed S of sum_{i, j in S} |X_ij|              (banded paper, Prop. E.1)
 
-with equality where X_ij >= 0 on S (take all u_i equal), and where S has at most two rounds (take
-u_j = sign(X_ij) u_i). Papers: "banded" is Choquette-Choo et al. 2023, "multi-epoch" is
-Choquette-Choo et al. 2022.
+with equality where X_ij >= 0 on S (take all u_i equal: multi-epoch paper, Cor. 2.1), and where S
+has at most two rounds (take u_j = sign(X_ij) u_i). Papers: "banded" is Choquette-Choo et al.
+2023, "multi-epoch" is Choquette-Choo et al. 2022.
 """
 
 import dataclasses
@@ -48,6 +48,8 @@ _MAX_ROWS_AT_ONCE = 512
 _MAX_MAGNITUDE = 1e100
 # Rounds up to which an upper bound for a Toeplitz encoder is compared with those of its matrix.
 _MAX_ROUNDS_TRIED_DENSE = 1024
+# Rounds of a client up to which the bound from its Toeplitz X is sharpened, which takes the matrix.
+_MAX_WINDOW_SHARPENED = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +73,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
 
     Args:
       encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, of which C is used and nothing
-        that it claims: its `toeplitz_coefficients()` or `banded_rows()` where it has them,
-        otherwise its `encoder()`.
+        that it claims: its `toeplitz_coefficients()`, `toeplitz_gram()` or `banded_rows()` where it
+        has them, otherwise its `encoder()`.
       participation: the rounds one client may take part in.
 
     Returns:
@@ -105,6 +107,9 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
             sensitivity(encoder_or_mechanism.encoder(), participation),
             key=lambda bound: bound.value,
         )
+    gram = _result_of(encoder_or_mechanism, "toeplitz_gram")
+    if gram is not None:
+        return _toeplitz_gram(_of_known_scale(gram), participation)
     rows = _result_of(encoder_or_mechanism, "banded_rows")
     if rows is not None and (
         rows.shape[1] <= participation.min_sep or participation.max_participations == 1
@@ -271,6 +276,69 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
         sums = sums.reshape(-1, b)
     total = sums.ravel()[:n]
     return float(total @ total)
+
+
+def _toeplitz_gram(x: np.ndarray, participation: Participation) -> Sensitivity:
+    """The sensitivity of an encoder whose X_ij = x_|i - j|, from x alone.
+
+    Under fixed_epoch every window of k rounds has the same X, and no shorter one counts: a round
+    more, with a contribution orthogonal to all others, makes a client's sum larger. Under min_sep
+    the bound is `_largest_spread_sum`.
+    """
+    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    k = min(k, -(-n // b))
+    if k > 2 and not _in_windows(participation):
+        squared, exact = _largest_spread_sum(x, b, k)
+        return _root(
+            squared,
+            exact,
+            "each pair of rounds of a Toeplitz X by itself (banded paper, Prop. E.1): "
+            + ("exact" if exact else "upper bound"),
+        )
+    if k <= 2:
+        # Two rounds are always sign-tight; in windows they are b apart.
+        apart = x[b : b + 1] if _in_windows(participation) else x[b:]
+        pairs = 2.0 * (x[0] + np.abs(apart).max()) if k == 2 else x[0]
+        return _root(
+            pairs, True, "pairs of rounds of a Toeplitz X (multi-epoch paper, Eq. 3): exact"
+        )
+    client = x[::b][:k]
+    pairs = 2.0 * np.arange(k, 0, -1.0)  # of rounds so many places apart
+    pairs[0] = k
+    total = float(pairs @ np.abs(client))
+    tight = total - float(pairs @ client) <= ROUNDING * total
+    if not tight and k > _MAX_WINDOW_SHARPENED:
+        return _root(
+            total, False, "sum of |X| over a client's rounds (banded paper, Prop. E.1): upper bound"
+        )
+    return largest_sharpened([(total, tight, 0)], lambda _: scipy.linalg.toeplitz(client))
+
+
+def _largest_spread_sum(x: np.ndarray, b: int, k: int) -> tuple[float, bool]:
+    """An upper bound on the squared sensitivity of X_ij = x_|i - j| to a client with at most k
+    rounds at least b apart, and whether contributions attain it.
+
+    Of m rounds, two that are j places apart are at least j b apart, and at most n - 1 - (m - 1 - j)
+    b: the others, j - 1 between them and m - 1 - j outside, take at least b each. There |x| is at
+    most the larger of its values at the two ends, once it is replaced by the smallest sequence
+    above it that falls and then rises. Added up over all pairs, that bounds the sum of |X_ij|, and
+    so the squared sensitivity (banded paper, Prop. E.1). It remains to try numbers of rounds m.
+    Fewer than k matter only where no other round fits in, as a round more, with a contribution
+    orthogonal to all others, makes a client's sum larger: where n <= m (2 b - 1). The rounds 0, b,
+    2 b, ... attain the bound where the nearer end always decides, and no x there is negative.
+    """
+    n = len(x)
+    lowest, sizes = int(np.abs(x).argmin()), np.abs(x)
+    sizes[: lowest + 1] = np.maximum.accumulate(sizes[: lowest + 1][::-1])[::-1]
+    sizes[lowest:] = np.maximum.accumulate(sizes[lowest:])
+    bounds = []
+    for m in {*range(-(-n // (2 * b - 1)), k), k}:
+        j = np.arange(1, m)
+        nearest, farthest = sizes[j * b], sizes[n - 1 - (m - 1 - j) * b]
+        squared = m * sizes[0] + 2.0 * float((m - j) @ np.maximum(nearest, farthest))
+        attained = bool((nearest >= farthest).all() and (nearest == x[j * b]).all())
+        bounds.append((squared, attained))
+    return max(bounds)
 
 
 def _columns_apart_are_disjoint(C: np.ndarray, b: int) -> bool:

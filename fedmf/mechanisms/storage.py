@@ -11,8 +11,13 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.files import check_archive
-from fedmf.mechanisms.base import FILE_FORMAT, FILE_VERSION, Mechanism
-from fedmf.mechanisms.certificate import Certificate, check_certificate
+from fedmf.mechanisms.base import (
+    FILE_FORMAT,
+    FILE_VERSION,
+    Certificate,
+    Mechanism,
+    check_certificate,
+)
 from fedmf.mechanisms.family import FAMILIES
 
 # Rounds of a Toeplitz mechanism that are checked when it is read.

@@ -21,15 +21,20 @@ class Buffers:
     mechanism has w = 1 and constant `read` and `write` (Dvijotham et al. 2024); banded plus
     low-rank has decay 1 (Denisov et al. 2022, App. H, Alg. 3).
 
+    With `feedback`, w = 1 and the sums are of the rows x in place of the draws z. Then C = N^-1 has
+    the simple entries: C[t, t] = 1 / window[t, 0], and below the diagonal
+    C[t, s] = -read[t] . (decay^(t-1-s) * write[s]) / window[t, 0].
+
     Attributes:
       window: float64 (rounds, w), w >= 1; [t, j] with t < j is 0.
       read: float64 (rounds, q), q >= 0.
       write: float64 (rounds, q).
       decay: float64 (q,).
+      feedback: whether the sums are of rows; then w is 1.
 
     Raises:
-      TypeError, ValueError: shapes that do not fit, numbers that are not finite, or window entries
-        before round 0.
+      TypeError, ValueError: shapes that do not fit, numbers that are not finite, window entries
+        before round 0, or feedback with a wider window.
 
     >>> one = np.ones((3, 1))
     >>> Buffers(window=one, read=-0.5 * one, write=one, decay=[0.5]).matrix()
@@ -42,6 +47,7 @@ class Buffers:
     read: np.ndarray
     write: np.ndarray
     decay: np.ndarray
+    feedback: bool = False
 
     def __post_init__(self) -> None:
         window = checks.array("window", self.window, ndim=2)
@@ -50,6 +56,10 @@ class Buffers:
             raise ValueError(
                 f"window of shape {window.shape} reaches before round 0: use at most {n} "
                 "columns, [t, j] = 0 for j > t"
+            )
+        if self.feedback and w != 1:
+            raise ValueError(
+                f"feedback={self.feedback} with a window of {w} columns: pass a window of one"
             )
         decay = np.asarray(self.decay, dtype=np.float64)
         q = decay.size
@@ -84,19 +94,15 @@ class Buffers:
         sums, recent = state[:q], np.concatenate([z[None], state[q:]])  # z_t, z_(t-1), ...
         x = np.tensordot(self.window[t], recent, axes=1) + np.tensordot(self.read[t], sums, axes=1)
         if t + 1 >= w:  # z_(t+1-w) leaves the window and enters the sums
-            sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], recent[-1])
+            entering = x if self.feedback else recent[-1]
+            sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], entering)
         return x, np.concatenate([sums, recent[:-1]])
 
     def matrix(self) -> np.ndarray:
         """N, float64 (rounds, rounds), lower-triangular."""
-        n, w = self.window.shape
+        n = self.rounds
         checks.fits_in_memory("the noising matrix of these buffers", (n, n))
-        N = np.zeros((n, n))
-        sums = np.zeros((len(self.decay), n))  # column s: what z_s has left in each buffer
-        for t in range(n):
-            if t >= w:
-                sums *= self.decay[:, None]
-                sums[:, t - w] += self.write[t - w]
-            N[t] = self.read[t] @ sums
-            N[t, max(0, t - w + 1) : t + 1] += self.window[t, : min(w, t + 1)][::-1]
+        N, state = np.zeros((n, n)), np.zeros((self.width, n))
+        for t, z in enumerate(np.eye(n)):
+            N[t], state = self.step(t, z, state)
         return N

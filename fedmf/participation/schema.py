@@ -25,7 +25,7 @@ class Participation(fields.Checked):
       al. 2022, Sec. 2); a client may miss an epoch, since a missed round is a contribution of zero,
       which the sensitivity covers.
     - "min_sep": at most `max_participations` rounds, any two at least `min_sep` apart: the
-      b-min-sep-participation of the banded paper (Choquette-Choo et al. 2023, Sec. 3).
+      b-min-sep-participation of the banded paper, Def. 1 (Choquette-Choo et al. 2023, Sec. 3).
     - "every_round": any rounds at all.
     - "budget": any rounds s, t, ... with a sum of |X_st| of at most `budget`^2, where X = C^T C is
       the Gram matrix of the encoder that the client's rounds are counted with (docs/budget.md).

@@ -1,5 +1,5 @@
 """Epsilon of repeated Gaussian queries on a random sample: what Thm. 4 of the banded paper reduces
-a sampled run to.
+a sampled run to (Alg. 7 of the banded paper).
 
 Every value is an upper bound, for the zero-out relation: in a neighbouring data set one client
 contributes the zero vector. Zeroing a client out and removing it give the same distributions where

@@ -16,19 +16,16 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits
+from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
-from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.plan import per_query_noise_multiplier
-from fedmf.privacy.sampling import SCHEMES, BallsInBins, CyclicPoisson, CyclicShuffle, MinSepPoisson
-from fedmf.privacy.sampling.base import column_norm
+from fedmf.privacy.sampling import SCHEMES, Sampling
 from fedmf.workloads import Workload
 
-_Scheme = CyclicPoisson | CyclicShuffle | BallsInBins | MinSepPoisson
-SCHEMES_WITH_BANDS = ("poisson", "reshuffle", "min-sep-poisson", "balls-in-bins")
 # Rows this near to the best in rmse are called close.
 CLOSE = 1.01
 # The search ends where the candidates next to the best are within this ratio of it. The curve is
@@ -77,9 +74,8 @@ class BandSearch:
       population: m, clients in all.
       cohort_size: B, clients drawn in a round, on average.
       epsilon, delta: the target, for the whole run.
-      sampling: "poisson" (`CyclicPoisson`), "reshuffle" (`CyclicShuffle`, in the least number of
-        parts that divides an epoch), or "min-sep-poisson" or "balls-in-bins", whose rows take a
-        minute or so each.
+      sampling: the name of a scheme, which takes from the mechanism what it leaves open; rows of
+        "min-sep-poisson" and "balls-in-bins" take a minute or so each.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -102,7 +98,7 @@ class BandSearch:
         )
         hint = f"a round draws at most all of population={m} clients"
         checks.integer("cohort_size", self.cohort_size, low=1, high=m, hint=hint)
-        checks.one_of("sampling", self.sampling, SCHEMES_WITH_BANDS)
+        checks.one_of("sampling", self.sampling, tuple(SCHEMES))
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         object.__setattr__(self, "delta", check_delta(self.delta))
 
@@ -137,20 +133,11 @@ class BandSearch:
         once = Participation(rounds=self.workload.rounds, schema="single")
         with interruptible_fits():
             mechanism = fit(self.workload, once, family="banded", bands=bands)
-        sizes: dict[str, Any] = {"population": self.population, "cohort_size": self.cohort_size}
-        if self.sampling == "balls-in-bins":
-            return self._row(
-                mechanism, bands, BallsInBins.configured(**sizes, partitions=None, min_sep=None)
-            )
-        if bands * self.cohort_size >= self.population:
+        kind = SCHEMES[self.sampling]
+        if kind.needs_bands and bands * self.cohort_size >= self.population:
             return self._row(mechanism, bands, None)
-        if self.sampling == "min-sep-poisson":
-            return self._row(mechanism, bands, MinSepPoisson(min_sep=bands, **sizes))
-        if self.sampling == "reshuffle":
-            epoch = self.population // self.cohort_size
-            parts = next(parts for parts in range(bands, epoch + 1) if epoch % parts == 0)
-            return self._row(mechanism, bands, CyclicShuffle(**sizes, partitions=parts))
-        return self._row(mechanism, bands, CyclicPoisson(**sizes, partitions=bands))
+        scheme = kind.configured(population=self.population, cohort_size=self.cohort_size)
+        return self._row(mechanism, bands, scheme.for_mechanism(mechanism))
 
     def dense(self) -> BandRow:
         """The row of the best encoder of all without amplification ("b = n" in the paper); its fit
@@ -160,22 +147,17 @@ class BandSearch:
             mechanism = fit(self.workload, self.participation, family="dense", tolerance=1e-3)
         return self._row(mechanism, self.workload.rounds, None)
 
-    def _row(self, mechanism: Mechanism, bands: int, scheme: _Scheme | None) -> BandRow:
+    def _row(self, mechanism: Mechanism, bands: int, scheme: Sampling | None) -> BandRow:
         norm, unit = column_norm(mechanism), sensitivity(mechanism, self.participation).value
         if scheme is None:
             q, k = 1.0, self.participation.max_participations
             sigma = gaussian_noise_multiplier(self.epsilon, self.delta) * unit / norm
-        elif not isinstance(scheme, CyclicPoisson):
+        else:
             q, k = scheme.probability, scheme.participation(self.workload.rounds).max_participations
             plan = calibrate(
                 mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme
             )
             sigma = per_query_noise_multiplier(plan)
-        else:
-            q, k = scheme.probability, scheme.compositions(self.workload.rounds)
-            sigma = sampled_gaussian_noise_multiplier(
-                self.epsilon, self.delta, probability=q, compositions=k
-            )
         error = sigma * rmse(
             mechanism, self.workload, Participation(rounds=self.workload.rounds, schema="single")
         )
@@ -252,7 +234,6 @@ class BandChoice:
 def choose_bands(
     workload: Workload,
     *,
-    rounds: int | None = None,
     bands: Iterable[int] | None = None,
     **target: Any,
 ) -> BandChoice:
@@ -278,7 +259,6 @@ def choose_bands(
 
     Args:
       workload: of `BandSearch`.
-      rounds: n; None takes the workload's, which it must equal.
       bands: candidates, each in 1..rounds; None: see above.
       target: population, cohort_size, epsilon, delta, and by choice sampling, of `BandSearch`.
 
@@ -297,11 +277,6 @@ def choose_bands(
     ([(1, True, 32), (4, True, 8), (16, False, 2)], 4)
     """
     search = BandSearch(workload=workload, **target)
-    if rounds is not None and rounds != workload.rounds:
-        raise ValueError(
-            f"rounds={rounds} but workload {workload.name!r} has rounds={workload.rounds}: pass "
-            "that number, or leave it out"
-        )
     return BandChoice(
         search=search, rows=tuple(sorted(search.rows(bands), key=lambda row: row.bands))
     )

@@ -4,13 +4,13 @@ import dataclasses
 
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.budget import check_pays_for_each_round
+from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import least_noise_multiplier
 from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
 from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
-from fedmf.privacy.sampling.base import column_norm
 
 
 def calibrate(

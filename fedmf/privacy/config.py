@@ -17,6 +17,7 @@ from fedmf.mechanisms.budget import Budget, check_pays_for_each_round
 from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
+from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.flat_config import (
@@ -31,10 +32,11 @@ from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_mu
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
-from fedmf.privacy.sampling.base import column_norm
+from fedmf.schedule import GivenSchedule, schedule_text
 
 
-def _mechanism_options(name: str, value: Any) -> dict[str, Any]:
+def named_options(name: str, value: Any) -> dict[str, Any]:
+    """The check of options and their values, by name."""
     if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
         raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
     return dict(value)
@@ -101,6 +103,12 @@ class PlanConfig:
     workload_momentum: float = fields.real(
         0.95, "Of the momentum_sgd workload.", zero=True, below=1
     )
+    learning_rate_schedule: str | None = fields.option(
+        None,
+        "Shares of the server's peak rate, which errors count and training follows: one a round, "
+        "or 1536:0.15 for all from round 1536 on, or a file of them.",
+        schedule_text,
+    )
     family: str = fields.choice(
         "banded", f"none (no noise), {', '.join(fitted_families())}, or file.", families
     )
@@ -119,7 +127,7 @@ class PlanConfig:
     mechanism_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict,
         hash=False,
-        metadata={"help": "Other options of the family.", "check": _mechanism_options},
+        metadata={"help": "Other options of the family.", "check": named_options},
     )
 
     # Privacy
@@ -151,15 +159,16 @@ class PlanConfig:
         check_delta(self.delta)
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
+        self.given_schedule()
         self._check_mechanism()
         self._check_target()
         fields.belongs(self, "budget", to="schema=budget", there=self.schema == "budget")
         for name in ("clip_share", "clip_every", "clip_learning_rate"):
-            fields.belongs(self, name, to="clip_quantile", there=self.clip_quantile is not None)
+            fields.belongs(self, name, to="`clip_quantile`", there=self.clip_quantile is not None)
         if self.claimed_cohort is not None and self.claimed_cohort <= self.cohort_size:
             raise ValueError(
                 f"claimed_cohort={self.claimed_cohort} must be above cohort_size="
-                f"{self.cohort_size}, which stands for it: leave claimed_cohort out to train the "
+                f"{self.cohort_size}, which stands for it: leave `claimed_cohort` out to train the "
                 "cohort itself"
             )
         self._check_sampling()
@@ -207,19 +216,19 @@ class PlanConfig:
             )
         if self.family == "none" and (self.epsilon is not None or self.noise_multiplier):
             raise ValueError(
-                "family=none adds no noise: leave out epsilon and noise_multiplier, or choose "
+                "family=none adds no noise: leave out `epsilon` and `noise_multiplier`, or choose "
                 "another family"
             )
         if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
                 "epsilon=None and noise_multiplier=None, but noise needs a privacy target: give "
-                "epsilon (such as 8) or noise_multiplier"
+                "`epsilon` (such as 8) or `noise_multiplier`"
             )
 
     def _check_sampling(self) -> None:
         for name in ("population", "partitions"):
             fields.belongs(
-                self, name, to="sampling, such as poisson", there=self.sampling is not None
+                self, name, to="`sampling`, such as poisson", there=self.sampling is not None
             )
         if self.sampling is None:
             return
@@ -296,7 +305,16 @@ class PlanConfig:
 
     def fit_workload(self) -> workloads.Workload:
         """The workload that mechanisms are fitted for: prefix sums in the banded paper (Sec. 6)."""
-        return workloads.named(self.workload, self.rounds, momentum=self.workload_momentum)
+        schedule = None if self.workload == "identity" else self.given_schedule()
+        rates = None if schedule is None else schedule.learning_rates()
+        momentum = self.workload_momentum
+        return workloads.named(self.workload, self.rounds, momentum=momentum, learning_rates=rates)
+
+    def given_schedule(self, peak: float = 1.0) -> GivenSchedule | None:
+        """The schedule of learning_rate_schedule; None where that is not set."""
+        if (shares := self.learning_rate_schedule) is None:
+            return None
+        return GivenSchedule(rounds=self.rounds, peak=peak, shares=shares)
 
     def fit(self, *, show_progress: bool = False) -> Mechanism:
         """The mechanism: read from its file, or fitted.
@@ -360,9 +378,11 @@ class PlanConfig:
         """The plan with this noise, whatever the target."""
         self._check_rounds(mechanism)
         scheme, budget = self.scheme(), self.budget_with(mechanism)
-        participation = None if scheme is not None else self.participation_with(budget)
-        if budget is not None:
-            check_pays_for_each_round(budget.participation, column_norm(mechanism))
+        if budget is None:
+            participation = None if scheme is not None else self.participation()
+        else:
+            participation = budget.participation
+            check_pays_for_each_round(participation, column_norm(mechanism))
         plan = Plan(
             mechanism=mechanism,
             participation=participation,  # type: ignore[arg-type]
@@ -377,19 +397,10 @@ class PlanConfig:
         _ = plan.stddev  # refuses what float32 cannot hold
         return plan
 
-    def participation_with(self, budget: Budget | None) -> Participation:
-        """What clients keep to: the budget, where there is one."""
-        return self.participation() if budget is None else budget.participation
-
     @classmethod
     def of(cls, plan: Plan) -> "PlanConfig":
         """The promise of a plan that was made in Python; its mechanism is mechanism.npz."""
         return PlanConfig(min_sep=1, noise_multiplier=0.0).stating(plan)
-
-    def promise(self) -> "PlanConfig":
-        """The fields of `PlanConfig` alone."""
-        names = [field.name for field in dataclasses.fields(PlanConfig)]
-        return PlanConfig(**{name: getattr(self, name) for name in names})
 
     def stating(self, plan: Plan, mechanism: str = "mechanism.npz") -> "PlanConfig":
         """The promise in the numbers of `plan`, of which nothing is left to follow from others.
@@ -399,31 +410,25 @@ class PlanConfig:
           mechanism: the file of its mechanism.
         """
         p, scheme, adaptive = plan.participation, plan.sampling, plan.quantile_clipping
-        values: dict[str, Any] = dict.fromkeys(
-            ("bands", "decoder", "epsilon", "min_sep", "max_participations", "budget", "sampling")
-        )
-        values |= dict.fromkeys(("population", "partitions", "clip_quantile", "claimed_cohort"))
-        values |= {"family": "file", "mechanism": mechanism, "mechanism_options": {}}
-        values |= {"noise_multiplier": plan.noise_multiplier, "rounds": p.rounds}
-        values |= {"delta": plan.delta, "clip_norm": plan.clip_norm, "schema": "min_sep"}
+        kept = ("cohort_size", "workload", "workload_momentum")
+        values: dict[str, Any] = {name: getattr(self, name) for name in kept}
+        values |= {"family": "file", "mechanism": mechanism, "rounds": p.rounds}
+        values |= {"noise_multiplier": plan.noise_multiplier, "delta": plan.delta}
+        values["clip_norm"] = plan.clip_norm
         if scheme is not None:
             values |= scheme.settings()
         else:
-            values["schema"] = p.schema
+            values |= {"schema": p.schema, "budget": p.budget}
             if p.schema in ("min_sep", "fixed_epoch"):
                 values |= {"min_sep": p.min_sep, "max_participations": p.max_participations}
-            values["budget"] = p.budget
-        for name in ("share", "every", "learning_rate"):
-            default = PlanConfig.__dataclass_fields__[f"clip_{name}"].default
-            values[f"clip_{name}"] = default if adaptive is None else getattr(adaptive, name)
         if adaptive is not None:
-            values["clip_quantile"] = adaptive.quantile
+            values |= {f"clip_{name}": x for name, x in dataclasses.asdict(adaptive).items()}
         if plan.simulation is not None:
             values |= {
                 "cohort_size": plan.simulation.simulated,
                 "claimed_cohort": plan.simulation.claimed,
             }
-        return dataclasses.replace(self.promise(), **values)
+        return PlanConfig(**values)
 
     def flat(self) -> dict[str, Any]:
         """Field -> value, in the order of the fields.
@@ -500,18 +505,3 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if twice:
         raise ValueError(f"JSON has {twice[0]!r} twice: leave one of them out")
     return dict(pairs)
-
-
-def differences(
-    new: PlanConfig, old: PlanConfig, *, leave_out: tuple[str, ...] = (), was: str = "was"
-) -> str:
-    """What differs between two configs, in one phrase; empty where nothing does.
-
-    >>> one = PlanConfig(rounds=8, min_sep=4, epsilon=2.0)
-    >>> differences(dataclasses.replace(one, min_sep=2), one)
-    'min_sep=2 (was 4)'
-    """
-    new_values, old_values = new.flat(), old.flat()
-    names = [name for name in {**new_values, **old_values} if name not in leave_out]
-    pairs = [(name, new_values.get(name), old_values.get(name)) for name in names]
-    return ", ".join(f"{name}={a!r} ({was} {b!r})" for name, a, b in pairs if a != b)

@@ -104,14 +104,11 @@ def group_values(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def statement(
-    plan: Plan, *, rdp: bool = False, pretraining: str | None = None, population: int | None = None
-) -> str:
+def statement(plan: Plan) -> str:
     """The privacy statement of a plan, in the structure of the banded paper's App. K.1.
 
     Args:
       plan: what is run.
-      rdp, pretraining, population: as of `statement_values`.
 
     Returns:
       Markdown.
@@ -124,8 +121,7 @@ def statement(
     >>> "epsilon" in fedmf.statement(config.plan())
     True
     """
-    values = statement_values(plan, rdp=rdp, pretraining=pretraining, population=population)
-    return _statement.markdown(values)
+    return _statement.markdown(statement_values(plan))
 
 
 def statement_values(
@@ -156,7 +152,9 @@ def statement_values(
     sentences: dict[str, str] = {}
     if scheme is not None:
         noise = unit_noise(plan)
-        sentences = dict(scheme.statement(plan.mechanism, noise))
+        sentences = scheme.statement(plan.mechanism, noise)
+        # Given how many others are in each round, their number would tell of the client.
+        sentences["secret"] = ", and so does how many are in any round" * scheme.independent
         if evidence := scheme.evidence(plan.mechanism, noise, plan.delta):
             sentences["evidence"] = evidence
     guarantee = guarantee_values(plan) | ({"rdp_epsilon": finite(rdp_epsilon(plan))} if rdp else {})

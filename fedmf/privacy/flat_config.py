@@ -3,9 +3,12 @@ stand beside the fields.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmf.mechanisms.family import families_with, fitted_families
+
+if TYPE_CHECKING:
+    from fedmf.privacy.config import PlanConfig
 
 # Options of families that are fields of a config themselves.
 OPTIONS_WITH_FIELDS = ("bands", "decoder")
@@ -67,3 +70,19 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{min(twice)} is given twice: leave it out of {into}, or beside it")
         made[into] = made.get(into, {}) | options
     return made
+
+
+def differences(
+    new: "PlanConfig", old: "PlanConfig", *, leave_out: tuple[str, ...] = (), was: str = "was"
+) -> str:
+    """What differs between two configs, in one phrase; empty where nothing does.
+
+    >>> import dataclasses, fedmf
+    >>> one = fedmf.PlanConfig(rounds=8, min_sep=4, epsilon=2.0)
+    >>> differences(dataclasses.replace(one, min_sep=2), one)
+    'min_sep=2 (was 4)'
+    """
+    new_values, old_values = new.flat(), old.flat()
+    names = [name for name in {**new_values, **old_values} if name not in leave_out]
+    pairs = [(name, new_values.get(name), old_values.get(name)) for name in names]
+    return ", ".join(f"{name}={a!r} ({was} {b!r})" for name, a, b in pairs if a != b)

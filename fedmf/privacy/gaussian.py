@@ -122,8 +122,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     # Some 20,000 points; dp_accounting rounds losses up, so the grid can only overstate epsilon: by
     # 3e-7 of it, for noise from .1 to 1e4 and delta from 1e-10 to .1.
     interval = max(1e-9, 1e-4 * scale)
-    # The zero-out relation of the banded paper's K.1: a client's updates become zeros, the number
-    # of records stays.
+    # The zero-out relation (Denisov et al. 2022, Def. J.1; banded paper, K.1): a client's updates
+    # become zeros, the number of records stays.
     zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
     accountant = pld.PLDAccountant(zero_out, value_discretization_interval=interval)
     # dp_accounting squares the multiplier, which overflows beyond 1e154; less noise can only
@@ -193,6 +193,6 @@ def check_float32_holds(
         raise ValueError(
             f"clip_norm={clip_norm}, noise_multiplier={noise_multiplier} and an encoder of "
             f"sensitivity {sensitivity:g} give sums or noise beyond the range of float32, in which "
-            "a round is released: rescale the updates, and clip_norm with them, or divide the "
+            "a round is released: rescale the updates, and `clip_norm` with them, or divide the "
             "encoder by its sensitivity"
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import group_epsilon
@@ -21,7 +22,6 @@ from fedmf.privacy.amplification import rdp_epsilon as _rdp_epsilon
 from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_epsilon
 from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
 from fedmf.privacy.sampling import Sampling
-from fedmf.privacy.sampling.base import column_norm
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -276,7 +276,8 @@ class Plan:
 
     @property
     def rho(self) -> float:
-        """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6).
+        """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6;
+        Denisov et al. 2022, Thm. 3.1 and Def. J.2).
 
         Sampling does not lower it.
         """

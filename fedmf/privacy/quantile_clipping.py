@@ -90,19 +90,6 @@ class QuantileClipping:
             )
         return cls(share=(noise_multiplier / (2 * bit_noise)) ** 2, **options)
 
-    def facts(self, noise_multiplier: float) -> dict[str, Any]:
-        """What a summary and a statement say, in plain JSON types."""
-        return dataclasses.asdict(self) | {
-            "update_noise_multiplier": self.update_noise_multiplier(noise_multiplier),
-            "bit_noise_multiplier": self.bit_noise_multiplier(noise_multiplier),
-        }
-
-    @property
-    def command_options(self) -> dict[str, Any]:
-        """Options of the command line that describe it."""
-        own = {name.replace("_", "-"): value for name, value in dataclasses.asdict(self).items()}
-        return {f"clip-{name}": value for name, value in own.items()}
-
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
         """z_x of the sum of updates, in a plan of noise multiplier z."""
         return noise_multiplier / math.sqrt(1 - self.share)

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 
 from fedmf.files import make_folder, write_atomically
-from fedmf.reports import noise, plots, tables
+from fedmf.reports import plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
 from fedmf.reports.text import join, metric_name, metric_value, plain, significant, statement_html
 from fedmf.runs.figures import figures_note
@@ -54,8 +54,8 @@ def write_report(
         "validation": plots.accuracy_plot(groups),
         "training": plots.training_plot(groups),
         "clients": plots.clients_plot(groups),
-        "noise_matrices": noise.matrices_plot(groups),
-        "noise_levels": noise.levels_plot(groups),
+        "noise_matrices": plots.matrices_plot(groups),
+        "noise_levels": plots.levels_plot(groups),
         "participation": plots.participation_plot(runs),
         "spending": plots.spending_plot(runs),
     }

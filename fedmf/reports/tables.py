@@ -4,8 +4,15 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from fedmf.reports.groups import Group, ended, final_metric, simulation_note, unfinished
-from fedmf.reports.labels import differing, show
+from fedmf.reports.groups import (
+    Group,
+    differing,
+    ended,
+    final_metric,
+    show,
+    simulation_note,
+    unfinished,
+)
 from fedmf.reports.text import duration, join, metric_name, metric_value, plain, significant
 from fedmf.runs.folder import Run
 

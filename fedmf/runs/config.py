@@ -9,8 +9,8 @@ from typing import Any
 
 from fedmf import checks, fields
 from fedmf.cohorts.availability import availability_from_text
-from fedmf.privacy.config import PlanConfig
-from fedmf.schedule import WarmupCooldown
+from fedmf.privacy.config import PlanConfig, named_options
+from fedmf.schedule import GivenSchedule, WarmupCooldown
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
 SCALED = "scaled-"
@@ -19,15 +19,14 @@ SERVER_OPTIMIZERS = (*OPTIMIZERS, "scaled-adam", "scaled-adagrad")
 
 def _task_options(name: str, value: Any) -> dict[str, Any]:
     """The options of a task as a dict of plain values."""
-    if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
-        raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
-    for option, setting in value.items():
+    options = named_options(name, value)
+    for option, setting in options.items():
         if not isinstance(setting, str | int | float | None):
             raise TypeError(
                 f"{name} has {option}={setting!r}: the values of options are texts, "
                 "numbers, true, false or none"
             )
-    return dict(value)
+    return options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +147,7 @@ class TrainConfig(PlanConfig):
         client, server = self.client_optimizer, self.server_optimizer
         to = f"client_optimizer=sgd, not to {client}"
         fields.belongs(self, "client_momentum", to=to, there=client == "sgd")
-        to = f"a scaled server_optimizer, not to {server}"
+        to = f"a scaled `server_optimizer`, not to {server}"
         fields.belongs(self, "scale_every", to=to, there=server.startswith(SCALED))
         if self.canaries and (self.execution != "fast" or self.claimed_cohort is not None):
             wrong = f"claimed_cohort={self.claimed_cohort} claims other noise than what runs"
@@ -159,11 +158,14 @@ class TrainConfig(PlanConfig):
                 f"{wrong}: leave one of them out"
             )
         availability_from_text(self.availability)
+        for name in ("warmup", "cooldown"):
+            there = self.learning_rate_schedule is None or not getattr(self, name)
+            fields.belongs(self, name, to="runs without a learning_rate_schedule", there=there)
         self.server_schedule()
 
-    def server_schedule(self) -> WarmupCooldown:
+    def server_schedule(self) -> WarmupCooldown | GivenSchedule:
         """The server's learning rates."""
-        return WarmupCooldown(
+        return self.given_schedule(self.server_learning_rate) or WarmupCooldown(
             rounds=self.rounds,
             peak=self.server_learning_rate,
             warmup=self.warmup,

@@ -72,7 +72,7 @@ class HostNoise:
     ) -> None:
         check_plan(plan)
         if (noise_seed is None) == (key is None):
-            raise ValueError("noise_seed and key: give exactly one")
+            raise ValueError("`noise_seed` and key: give exactly one")
         if isinstance(noise_seed, str) and noise_seed == "os":
             raise ValueError(
                 'noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state'

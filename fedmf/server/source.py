@@ -53,12 +53,12 @@ def check_noise_seed(noise_seed: Any) -> int:
         seed = checks.integer("noise_seed", noise_seed, low=0, hint=hint)
     except TypeError:
         raise TypeError(
-            f"noise_seed is a {type(noise_seed).__name__}, not an int: {hint}"
+            f"`noise_seed` is a {type(noise_seed).__name__}, not an int: {hint}"
         ) from None
     except ValueError:
-        raise ValueError(f"noise_seed is negative: {hint}") from None
+        raise ValueError(f"`noise_seed` is negative: {hint}") from None
     if seed >= _SEED_LIMIT:
-        raise ValueError(f"noise_seed has more than 4000 digits: {hint}")
+        raise ValueError(f"`noise_seed` has more than 4000 digits: {hint}")
     return seed
 
 

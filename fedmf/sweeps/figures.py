@@ -3,7 +3,7 @@ the compared one.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ def validation_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | No
         return None
     lines: dict[TrainConfig, tuple[Run, _Points]] = {}
     for run in runs:
-        one = _off_axis(runs, run, axis)
+        one = _off_axis(runs, run, axis, {})
         points = lines.setdefault(one.config, (one, {}))[1]
         points.setdefault(getattr(run.config, axis), []).append(validation_of(run, smoothed_over))
     title = (
@@ -67,7 +67,7 @@ def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
         )
         # The tuned fields differ along a line. Its label names none of them but the bands.
         tuned = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
-        firsts.append(_off_axis(runs, run, axis, **tuned))
+        firsts.append(_off_axis(runs, run, axis, tuned))
     groups = [
         _of_all_bands(line, group)
         for line, group in zip(group_runs(firsts), lines.values(), strict=True)
@@ -76,15 +76,15 @@ def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
     return _drawn(axis, "Test {} of the best settings", groups, points, runs)
 
 
-def _off_axis(runs: Sequence[Run], run: Run, axis: str, **fields: Any) -> Run:
+def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any]) -> Run:
     """The run without what does not tell lines apart: seed, data and its value on the axis, unless
     it has none.
     """
     if getattr(run.config, axis) is not None:
-        fields[axis] = next(x for other in runs if (x := getattr(other.config, axis)) is not None)
-    return dataclasses.replace(
-        run, config=dataclasses.replace(run.config, seed=0, data=None, **fields)
-    )
+        here = (getattr(other.config, axis) for other in runs)
+        fields = {**fields, axis: next(value for value in here if value is not None)}
+    config = dataclasses.replace(run.config, seed=0, data=None, **fields)
+    return dataclasses.replace(run, config=config)
 
 
 def _of_all_bands(line: Group, group: Sequence[Best]) -> Group:

@@ -29,10 +29,10 @@ from fedmf.files import make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
-from fedmf.reports.labels import field_names
+from fedmf.reports.groups import field_names
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run, RunFolder
-from fedmf.sweeps import figures, grid, halving, results
+from fedmf.sweeps import figures, grid, results
 from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
@@ -138,7 +138,7 @@ class Training:
     Attributes:
       noise_seed: "os" draws one for every new run; from a number every configuration gets another
         one, the same in every sweep.
-      halving: stop the worse half of the settings at some rounds; see `fedmf.sweeps.halving`.
+      halving: stop the worse half of the settings at some rounds; see `fedmf.sweeps.results`.
       progress: draw a bar of all rounds, and say what each run reached, on standard error.
       jobs: runs at a time.
       threads: most threads of one run; by default the processors are divided among the jobs, and on
@@ -290,10 +290,10 @@ def train_all(
 
         going_on = dict(configs)
         if training.halving:
-            for rung in sorted({rung for one in configs.values() for rung in halving.rungs(one)}):
+            for rung in sorted({rung for one in configs.values() for rung in results.rungs(one)}):
                 due = [name for name in going_on if done(name) < rung]
                 train(due, "--stop-after", str(rung))
-                going_on = {name: configs[name] for name in halving.kept(out, going_on, rung)}
+                going_on = {name: configs[name] for name in results.kept(out, going_on, rung)}
         train(name for name in going_on if state(out, name) != "finished" and name not in failures)
     return failures
 

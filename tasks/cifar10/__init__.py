@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedmf.tasks.cifar10.data import describe
-from fedmf.tasks.cifar10.options import Cifar10Options
+from fedmf.tasks.cifar10.data import Cifar10Options, describe
 from fedmf.tasks.cifar10.synthetic import write_synthetic
 
 if TYPE_CHECKING:

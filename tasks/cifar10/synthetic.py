@@ -1,26 +1,26 @@
 """Writes a stand-in in the format of cifar-10-python.tar.gz: offline work goes through the same
-loader, and through other people's.
+loader, and through Keras's.
+
+Pictures of ten shapes and textures: of any colour, place and size, on any ground, and noisy.
 """
 
 import gzip
 import io
 import os
 import pathlib
-import struct
+import pickle
 import tarfile
-from typing import BinaryIO
+from collections.abc import Mapping
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from fedmf import checks
 from fedmf.files import write_atomically
 from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
-from fedmf.tasks.cifar10.shapes import LABEL_NAMES, draw_pictures
 from fedmf.terminal import progress_bar
 
 _DRAWN_AT_ONCE = 500  # pictures; more would take memory and no less time
-
-Pickled = bytes | int | np.ndarray | list["Pickled"] | dict[bytes, "Pickled"]
 
 
 def write_synthetic(
@@ -62,7 +62,7 @@ def write_synthetic(
             strict=True,
         )
     )
-    names: list[Pickled] = [name.encode() for name in LABEL_NAMES]
+    names = [name.encode() for name in LABEL_NAMES]
 
     def write(out: BinaryIO) -> None:
         # Noise cannot be packed; a time in the file would make every archive another.
@@ -93,10 +93,10 @@ def write_synthetic(
                     for part in np.array_split(labels, -(-size // _DRAWN_AT_ONCE))
                 ]
                 pictures = np.concatenate(parts).transpose(0, 3, 1, 2).reshape(size, 3 * SIDE**2)
-                files: list[Pickled] = [
+                files = [
                     f"{LABEL_NAMES[label]}_{i:06d}.png".encode() for i, label in enumerate(labels)
                 ]
-                content: Pickled = {
+                content = {
                     b"batch_label": f"synthetic {name}".encode(),
                     b"labels": labels.tolist(),
                     b"data": pictures,
@@ -114,41 +114,77 @@ def write_synthetic(
     return path
 
 
-def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
-    content = _python_2_pickle(value)
+def _add(archive: tarfile.TarFile, name: str, value: Mapping[bytes, Any]) -> None:
+    content = pickle.dumps(value, protocol=3)
     member = tarfile.TarInfo(f"{FOLDER}/{name}")
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
 
 
-def _python_2_pickle(value: Pickled) -> bytes:
-    """A pickle of protocol 2 as Python 2 wrote the archive: its strings are bytes or text,
-    whichever a reader asks for.
-    """
-    return b"\x80\x02" + _opcodes(value) + b"."
+LABEL_NAMES = (
+    "disc",
+    "ring",
+    "square",
+    "triangle",
+    "cross",
+    "crescent",
+    "rows",
+    "columns",
+    "diagonals",
+    "checks",
+)
+
+# The colour that a class has on average: easy to learn, and not enough.
+_TINTS = 0.5 + 0.5 * np.cos(2 * np.pi * (np.arange(10)[:, None] * 0.3 + np.arange(3) / 3))
+_TINTED = 0.3  # share of the tint in a picture's colour
 
 
-def _opcodes(value: Pickled) -> bytes:
-    """The opcodes (pickletools) that leave `value` on the stack."""
-    if isinstance(value, bytes):
-        return b"T" + struct.pack("<i", len(value)) + value  # BINSTRING
-    if isinstance(value, int):
-        return b"J" + struct.pack("<i", value)  # BININT
-    if isinstance(value, list):
-        return b"](" + b"".join(map(_opcodes, value)) + b"e"  # EMPTY_LIST MARK ... APPENDS
-    if isinstance(value, dict):
-        pairs = (_opcodes(key) + _opcodes(content) for key, content in value.items())
-        return b"}(" + b"".join(pairs) + b"u"  # EMPTY_DICT MARK ... SETITEMS
-    # What numpy's own ndarray.__reduce__ says, for an array of bytes in C order; c, R and b are
-    # GLOBAL, REDUCE and BUILD.
-    empty = (
-        b"cnumpy.core.multiarray\n_reconstruct\n"
-        + b"cnumpy\nndarray\n"
-        + b"K\x00\x85"
-        + _opcodes(b"b")
-        + b"\x87R"
+def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """uint8 (m, 32, 32, 3), red, green, blue, for labels (m,), indices into `LABEL_NAMES`."""
+    m = len(labels)
+
+    def uniform(low: float, high: float) -> np.ndarray:
+        return rng.uniform(low, high, (m, 1, 1))
+
+    steps = np.arange(SIDE) - (SIDE - 1) / 2
+    angle, size = uniform(-0.3, 0.3), uniform(7, 13)
+    right, down = uniform(-5, 5), uniform(-5, 5)
+    x, y = (steps[None, None, :] - right) / size, (steps[None, :, None] - down) / size
+    x, y = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
+    inside = np.empty((m, SIDE, SIDE), bool)
+    for label in range(10):
+        which = labels == label
+        inside[which] = _inside(label, x[which], y[which])
+    tint = _TINTED * _TINTS[labels][:, None, None] + (1 - _TINTED) * rng.random((m, 1, 1, 3))
+    # A ground unlike the shape: otherwise one picture in ten shows nothing.
+    ground = (tint + 0.5 + rng.uniform(-0.2, 0.2, (m, 1, 1, 3))) % 1
+    shade = 0.15 * np.sin(
+        steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2)
     )
-    order = b"(" + b"K\x03" + _opcodes(b"|") + b"NNN" + 2 * _opcodes(-1) + b"K\x00" + b"t"
-    dtype = b"cnumpy\ndtype\n" + _opcodes(b"u1") + b"K\x00K\x01\x87R" + order + b"b"
-    shape = b"(" + b"".join(map(_opcodes, value.shape)) + b"t"
-    return empty + b"(" + b"K\x01" + shape + dtype + b"\x89" + _opcodes(value.tobytes()) + b"tb"
+    noise = 0.1 * rng.standard_normal((m, SIDE, SIDE, 3), np.float32)
+    picture = (
+        np.where(inside[..., None], tint, ground).astype(np.float32)
+        + shade[..., None].astype(np.float32)
+        + noise
+    )
+    return np.round(255 * np.clip(picture, 0, 1)).astype(np.uint8)
+
+
+def _inside(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Where a shape of about unit radius is, or the dark of a texture."""
+    radius = np.hypot(x, y)
+    wave = 4.0
+    masks = {
+        "disc": lambda: radius < 1,
+        "ring": lambda: (radius > 0.55) & (radius < 1),
+        "square": lambda: np.maximum(abs(x), abs(y)) < 0.85,
+        "triangle": lambda: (y < 0.8) & (abs(x) < 0.55 * (y + 1)),
+        "cross": lambda: (np.minimum(abs(x), abs(y)) < 0.3) & (np.maximum(abs(x), abs(y)) < 1),
+        "crescent": lambda: (radius < 1) & (np.hypot(x - 0.5, y) > 0.75),
+        "rows": lambda: np.sin(wave * y) > 0,
+        "columns": lambda: np.sin(wave * x) > 0,
+        "diagonals": lambda: np.sin(wave * (x + y) / np.sqrt(2)) > 0,
+        "checks": lambda: np.sin(wave * x) * np.sin(wave * y) > 0,
+    }
+    mask: np.ndarray = masks[LABEL_NAMES[label]]()
+    return mask

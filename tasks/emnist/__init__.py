@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedmf.tasks.emnist.data import describe, is_emnist
-from fedmf.tasks.emnist.options import EmnistOptions
+from fedmf.tasks.emnist.data import EmnistOptions, describe, is_emnist
 from fedmf.tasks.emnist.synthetic import write_synthetic
 
 if TYPE_CHECKING:

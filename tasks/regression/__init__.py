@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedmf.tasks.regression.options import RegressionOptions
+from fedmf.tasks.regression.data import RegressionOptions
 
 if TYPE_CHECKING:
     from fedmf.federated.task import Task

@@ -102,19 +102,25 @@ def with_keras_lstm(model: Any) -> Any:
 
 class UnrolledLSTM(tf.keras.layers.LSTM):
     """tf.keras.layers.LSTM with the same weights and outputs, for whole sequences of a fixed length
-    without a mask.
+    whose mask, if there is one, leaves out nothing but their ends.
     """
 
     def call(
         self, inputs: Any, mask: Any = None, training: Any = None, initial_state: Any = None
     ) -> Any:
         """(batch, length, features) float32 to (batch, length, units) float32,
-        starting from a zero state.
+        starting from a zero state; behind the mask the last output before it, or 0.
         """
-        del mask, training, initial_state
+        del training, initial_state
         gates = (
             tf.tensordot(tf.transpose(inputs, [1, 0, 2]), self.cell.kernel, axes=1) + self.cell.bias
         )
-        return tf.transpose(
+        states = tf.transpose(
             _recurrence(gates, tf.convert_to_tensor(self.cell.recurrent_kernel)), [1, 0, 2]
         )
+        if mask is None:
+            return states
+        places = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1) - 1
+        last = tf.one_hot(places, states.shape[1], dtype=states.dtype)  # all 0 for no word at all
+        kept = tf.reduce_sum(states * last[:, :, None], axis=1, keepdims=True)
+        return tf.where(mask[:, :, None], states, kept)

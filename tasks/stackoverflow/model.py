@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from fedmf import checks
 from fedmf.tasks.stackoverflow.lstm import UnrolledLSTM
-from fedmf.tasks.stackoverflow.options import LOSSES
+from fedmf.tasks.stackoverflow.options import LOSSES, MODELS
 from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
 
 
@@ -23,13 +23,19 @@ def build_model(
     sequence_length: int = 20,
     embedding_size: int = 96,
     lstm_size: int = 670,
+    form: str = "plain",
 ) -> Any:
     """An untrained tf.keras.Model from (batch, sequence_length) int32 to logits (batch,
     sequence_length, V + 4) float32.
 
-    The initializers are Keras's defaults with seeds: the same seed gives the same weights whatever
-    else the process has drawn. The LSTM is Keras's with a cheaper backward pass (`lstm`). The
-    embedding does not mask: the state runs over padding, which is behind the words.
+    The initializers have seeds: the same seed gives the same weights whatever else the process has
+    drawn. The LSTM is Keras's with a cheaper backward pass (`lstm`).
+
+    form "plain" has Keras's default initializers, and no mask: the state runs over padding, which
+    is behind the words. "published" is the model of google-research/federated
+    (utils/models/stackoverflow_models.py), which the papers' code trains: LSTM kernel He-normal,
+    dense layers Glorot-normal, and an embedding that masks padding, behind which the LSTM's output
+    stays as it is.
 
     Args:
       seed: draws the initial weights.
@@ -37,26 +43,33 @@ def build_model(
       sequence_length: words in, and predictions out.
       embedding_size: width of the embedding and of the projection.
       lstm_size: width of the LSTM layer.
+      form: "plain" or "published".
     """
+    published = checks.one_of("form", form, MODELS) == "published"
     classes = SpecialIds(vocabulary_size).classes
     seeds = iter(np.random.SeedSequence(seed).generate_state(5).astype(np.int64).tolist())
     initializers, layers = tf.keras.initializers, tf.keras.layers
     inputs = tf.keras.Input((sequence_length,), dtype=tf.int32, name="words")
+    gates, dense = initializers.GlorotUniform, initializers.GlorotUniform
+    if published:
+        gates, dense = initializers.HeNormal, initializers.GlorotNormal
     uniform = initializers.RandomUniform(-0.05, 0.05, seed=next(seeds))
     hidden = layers.Embedding(
-        classes, embedding_size, embeddings_initializer=uniform, name="embedding"
+        classes,
+        embedding_size,
+        embeddings_initializer=uniform,
+        mask_zero=published,
+        name="embedding",
     )(inputs)
     hidden = UnrolledLSTM(
         lstm_size,
         return_sequences=True,
-        kernel_initializer=initializers.GlorotUniform(seed=next(seeds)),
+        kernel_initializer=gates(seed=next(seeds)),
         recurrent_initializer=initializers.Orthogonal(seed=next(seeds)),
         name="lstm",
     )(hidden)
     for name, width in (("projection", embedding_size), ("logits", classes)):
-        hidden = layers.Dense(
-            width, kernel_initializer=initializers.GlorotUniform(seed=next(seeds)), name=name
-        )(hidden)
+        hidden = layers.Dense(width, kernel_initializer=dense(seed=next(seeds)), name=name)(hidden)
     return tf.keras.Model(inputs, hidden, name="next_word")
 
 

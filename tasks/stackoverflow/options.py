@@ -5,6 +5,7 @@ import dataclasses
 from fedmf import fields
 
 LOSSES = ("published", "masked")
+MODELS = ("plain", "published")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,12 @@ class StackOverflowOptions(fields.Checked):
     batch_size: int = fields.whole(16, "Sentences in a client's batch.")
     embedding_size: int = fields.whole(96, "Width of the embedding and of the projection.")
     lstm_size: int = fields.whole(670, "Units of the LSTM layer.")
+    model: str = fields.choice(
+        "plain",
+        "plain: Keras's default initialisers, and the LSTM runs on over padding; published: those "
+        "of the published code, and the LSTM's output stays behind a sentence's end.",
+        lambda: MODELS,
+    )
     loss: str = fields.choice(
         "published",
         "published: mean over all positions, as in the papers; masked: without padding.",

@@ -108,8 +108,8 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train "
         f"clients of at most {o.max_sentences} sentences, {o.vocabulary_size} words{missing}, "
         f"{words.source}; sequences of {o.sequence_length}; embedding {o.embedding_size}, "
-        f"LSTM {o.lstm_size}; {o.loss} loss; {first} validation sentences{halved}, "
-        f"{last - first} test sentences"
+        f"LSTM {o.lstm_size}{', published form' * (o.model == 'published')}; {o.loss} loss; "
+        f"{first} validation sentences{halved}, {last - first} test sentences"
     )
     return Task(
         name="stackoverflow_nwp",
@@ -120,14 +120,14 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         client_examples=_Cache(read, preprocessor.ids.classes),
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(
-            model.build_model, sequence_length=o.sequence_length, **sizes
+            model.build_model, sequence_length=o.sequence_length, form=o.model, **sizes
         ),
         loss=loss,
         metric_note="leaves out padding, unknown words and sentence ends",
         metrics=functools.partial(model.make_metrics, o.loss, preprocessor.ids),
         batch_size=o.batch_size,
         export_model=with_keras_lstm,
-        compiled_epoch=compiled_epoch(**sizes, loss=o.loss, batch_size=o.batch_size),
+        compiled_epoch=compiled_epoch(**sizes, form=o.model, loss=o.loss, batch_size=o.batch_size),
     )
 
 

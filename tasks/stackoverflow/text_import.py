@@ -68,7 +68,7 @@ class ImportOptions(fields.Checked):
         super().__post_init__()
         if self.user_column == self.text_column:
             raise ValueError(
-                f"user_column and text_column are both {self.user_column!r}: name "
+                f"`user_column` and `text_column` are both {self.user_column!r}: name "
                 "two columns of the file"
             )
         if self.heldout_users + self.test_users >= 1:

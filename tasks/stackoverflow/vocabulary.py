@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import pathlib
 import random
+import warnings
 from collections import Counter
 
 from fedmf.files import write_atomically
@@ -42,9 +43,10 @@ class Vocabulary:
 def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) -> Vocabulary:
     """The `size` most frequent words of a data file's train split, fewer if it has fewer.
 
-    TFF's own `stackoverflow.word_count` beside the real `stackoverflow.sqlite` is used if it is
-    there. Otherwise the words are counted, over a seeded sample of clients in a huge file, and kept
-    in `<file>.word_count` until the file changes.
+    For the real `stackoverflow.sqlite` TFF's own `stackoverflow.word_count` is used if it is in one
+    of the `places_of_counts`. Otherwise the words are counted, over a seeded sample of clients in a
+    huge file, and kept in `<file>.word_count` until the file changes. A sample of the real file
+    warns, as the published experiments have TFF's counts.
 
     Args:
       corpus: the data file.
@@ -58,9 +60,10 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
       ValueError: `size` is not positive, or TFF's word count file is not in its format.
     """
     path = corpus.path
-    counts = path.with_suffix(".word_count")
-    if path.name == data.FILE_NAME and corpus.origin == data.TFF_FILE and counts.exists():
-        return Vocabulary(_read_counts(counts, size), f"TFF's {counts.name}")
+    real = path.name == data.FILE_NAME and corpus.origin == data.TFF_FILE
+    for place in places_of_counts(path) if real else ():
+        if place.is_file():
+            return Vocabulary(_read_counts(place, size), f"TFF's {place.name}")
     cache = path.with_name(path.name + ".word_count")
     sizes = corpus.client_sizes("train")
     clients = list(sizes)
@@ -68,6 +71,13 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
     if len(clients) > MAX_COUNTED_CLIENTS:
         clients = sorted(random.Random(_SAMPLE_SEED).sample(clients, MAX_COUNTED_CLIENTS))
         source = f"counted over a sample of {len(clients)} of {len(sizes)} train clients"
+        if real:
+            warnings.warn(
+                f"the vocabulary is {source}, and not that of the published experiments: "
+                "tff.simulation.datasets.stackoverflow.load_word_counts() fetches theirs, or put "
+                f"it at {places_of_counts(path)[0]}",
+                stacklevel=2,
+            )
     stat = path.stat()
     # The first line cannot be mistaken for a word: a word holds no blank, so its line has exactly
     # two fields.
@@ -80,6 +90,16 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
         words = _count(corpus, clients, progress)
         _keep(cache, stamp, words)
     return Vocabulary(tuple(word for word, _ in words[:size]), source)
+
+
+def places_of_counts(path: pathlib.Path) -> list[pathlib.Path]:
+    """Where TFF's word counts may be for the data file at `path`.
+
+    TFF 0.87 keeps the data file in ~/.tff, or in the cache_dir it is given. The counts it leaves to
+    Keras: they are in ~/.keras/datasets, or in the folder datasets of the cache_dir.
+    """
+    folders = (path.parent, path.parent / "datasets", pathlib.Path("~/.keras/datasets"))
+    return [folder.expanduser() / "stackoverflow.word_count" for folder in folders]
 
 
 def _read_counts(path: pathlib.Path, size: int) -> tuple[str, ...]:

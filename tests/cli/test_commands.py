@@ -187,8 +187,11 @@ def test_data_may_move_before_a_resume_but_not_change(trained, corpus, tmp_path)
 
 @pytest.mark.tensorflow
 def test_rounds_without_enough_clients_are_said_once(corpus, tmp_path):
-    few = "--availability independent:0.2"
-    said = fedmf(f"train --data {corpus} --out {tmp_path}/run {TRAIN} {few}").stderr.splitlines()
+    few, loud = "--availability independent:0.2", TRAIN.replace("--quiet", "")
+    said = fedmf(f"train --data {corpus} --out {tmp_path}/run {loud} {few}").stderr.splitlines()
+    (line,) = [line for line in said if line.startswith("fedmf: task: ")]
+    assert "words" in line
+    assert "counted over all" in line
     (line,) = [line for line in said if line.startswith("fedmf: warning: round ")]
     assert line.endswith("more such rounds)")
 

@@ -45,7 +45,7 @@ WRONG_CALLS = {
     f"{CALIBRATE} --sampling min-sep-poisson --population 9 --cohort-size 9 --partitions 2": (
         "--partitions 2 does not belong"
     ),
-    f"{CALIBRATE} --population 9": "--population 9 belongs to sampling",
+    f"{CALIBRATE} --population 9": "--population 9 belongs to --sampling",
     "plan noise MECHANISM --noise-memory 0": "--noise-memory",
     f"plan learning-rate {PLAN} --noise-multiplier -0 --cohort-size 9": "--noise-multiplier 0",
     "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": "'x'",
@@ -182,7 +182,7 @@ def test_arguments_are_named_as_options():
         for name in ("--min-sep", "--schema", "--nu", "--out", "--equal-norms/--no-equal-norms")
     ]
     for message, expected in {
-        "min_sep=9 must be in 1..4: lower min_sep": "--min-sep 9 must be in 1..4: lower --min-sep",
+        "min_sep=9 must be in 1..4, not `min_sep`": "--min-sep 9 must be in 1..4, not --min-sep",
         "schema='min_sep' needs min_sep=None": "--schema min_sep needs --min-sep (not given)",
         "min_sep=0: choose one of single, min_sep": "--min-sep 0: choose one of single, min_sep",
         "equal_norms=False or equal_norms=True": "--no-equal-norms or --equal-norms",
@@ -191,6 +191,25 @@ def test_arguments_are_named_as_options():
         "path='x.npz' does not hold": "'x.npz' does not hold",
     }.items():
         assert with_option_names(message, options) == expected
+
+
+def texts_of_refusals(package):
+    """Every string in a raise, or in the hint of a check, of a package of fedmf."""
+    for path in sorted((pathlib.Path(fedmf.__file__).parent / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_hint = isinstance(node, ast.keyword) and node.arg in ("hint", "to")
+            if isinstance(node, ast.Raise) or is_hint:
+                texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                yield from (text for text in texts if isinstance(text, str))
+
+
+def test_refusals_mark_the_arguments_that_they_name():
+    """As name=value or in backticks: the command line puts its options in their places."""
+    names = {p.name for c in commands() for p in c.get_params(click.Context(c)) if "_" in p.name}
+    bare = re.compile(rf"(?<![\w./`'\"=-])({'|'.join(names)})(?![\w=`'\"./(])")
+    refusals = [text for package in ("", "../tasks") for text in texts_of_refusals(package)]
+    assert len(refusals) > 500
+    assert [text for text in refusals if bare.search(text)] == []
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_fit(tmp_path, monkeypatch):
@@ -264,7 +283,7 @@ def test_the_library_names_no_options():
     root = pathlib.Path(fedmf.__file__).parent
     paths = [path for path in root.rglob("*.py") if "cli" not in path.parts]
     paths += (root / "tasks").resolve().rglob("*.py")
-    assert len(paths) > 200
+    assert len(paths) > 150
     found = {
         f"{path}: {text}": named_options(text) for path in paths for text in texts(path.read_text())
     }

@@ -41,6 +41,7 @@ def run(tmp_path, monkeypatch):
         "--family low_rank --bands 3 --rank 2",
         "--workload momentum_sgd --workload-momentum 0.9 --warmup 0.25 --cooldown 0.5",
         "--family banded --workload prefix_sum --cooldown 0.5",
+        "--workload momentum_sgd --learning-rate-schedule 18:0.15",
         "--family banded --workload identity --max-iterations 50",
     ],
 )

@@ -3,6 +3,7 @@ those that train are in test_studies.py.
 """
 
 import itertools
+import pathlib
 
 import numpy as np
 import pytest
@@ -11,16 +12,15 @@ import fedmf
 from fedmf.experiments.papers import (
     ITEMS,
     Request,
-    band_figure,
     band_sweep,
+    banded,
     denisov,
+    error_tables,
     printed,
     results,
     schemes,
-    sign_constraints,
 )
-from fedmf.experiments.papers import factorization_race as race
-from fedmf.experiments.papers import stationary as theory
+from fedmf.experiments.papers import slides_theory as theory
 from fedmf.experiments.papers.cells import KINDS, Cell, compared
 from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
@@ -72,7 +72,7 @@ CONTROLS = {
         theory, "error", lambda *a, **k: 1.3 * error(*a, **k)
     ),
 }
-error = theory.error
+error = theory.stationary_error
 
 
 @pytest.mark.parametrize("name", each(CONTROLS))
@@ -129,7 +129,7 @@ def test_known_differences_are_of_tables_that_there_are():
 def test_sign_constraints_hold_and_pairs_are_the_certified_optimum(constraints):
     workload = fedmf.momentum_sgd(6, momentum=0.95)
     participation = fedmf.Participation(rounds=6, schema="fixed_epoch", min_sep=2)
-    C = sign_constraints.constrained_encoder(workload.matrix, min_sep=2, constraints=constraints)
+    C = error_tables.constrained_encoder(workload.matrix, min_sep=2, constraints=constraints)
     X, loss = C.T @ C, np.linalg.norm(workload.matrix @ np.linalg.inv(C)) ** 2
     best = fedmf.fit(workload, participation, family="dense", tolerance=1e-8).certificate
     assert (loss / best.loss - 1) * {"signed": -1, "pairs": 0, "all": 1}[constraints] >= 0
@@ -146,9 +146,9 @@ def test_sign_constraints_hold_and_pairs_are_the_certified_optimum(constraints):
 @pytest.mark.parametrize(
     ("method", "steps", "gap"),
     [
-        (race.fixed_point, 60, 1e-9),
-        (lambda gram: race.descent(gram, newton=True), 30, 1e-9),  # five steps of an inner solve
-        (lambda gram: race.descent(gram, newton=False), 800, 1e-3),
+        (denisov.fixed_point, 60, 1e-9),
+        (lambda gram: denisov.descent(gram, newton=True), 30, 1e-9),  # five steps of an inner solve
+        (lambda gram: denisov.descent(gram, newton=False), 800, 1e-3),
     ],
 )
 def test_published_solvers_go_down_to_the_certified_optimum(method, steps, gap):
@@ -164,18 +164,18 @@ def test_published_solvers_go_down_to_the_certified_optimum(method, steps, gap):
 
 @pytest.mark.slow
 def test_errors_of_banded_figure_4_are_ordered():
-    found = band_figure.compare(16, (1.0, 8.0))
-    dp_sgd, multi_epoch, banded = found.dp_sgd, found.multi_epoch, found.banded
+    outcome = banded.figure_4(Request(folder=pathlib.Path(), scale="tiny"))
+    dp_sgd, multi_epoch, band_mf, bands = np.array(outcome.rows).T[2:].reshape(4, 2, 5)
     # Banded paper, Sec. 6: BandMF is always at least as good as DP-SGD, which is one band of it.
-    assert (banded <= dp_sgd).all()
-    assert (banded < 0.95 * dp_sgd).any()
+    assert (band_mf <= dp_sgd).all()
+    assert (band_mf < 0.95 * dp_sgd).any()
     # Where every round has everyone there is nothing to amplify, and the best encoder of all is a
     # little better than the identity.
-    assert (found.bands[:, -1] == 1).all()
+    assert (bands[:, -1] == 1).all()
     assert (multi_epoch[:, -1] < dp_sgd[:, -1]).all()
     assert (multi_epoch[:, -1] > 0.9 * dp_sgd[:, -1]).all()
     # All errors fall with epochs and with epsilon.
-    for errors in (dp_sgd, multi_epoch, banded):
+    for errors in (dp_sgd, multi_epoch, band_mf):
         assert (np.diff(errors, axis=0) < 0).all()
         assert (np.diff(errors, axis=1) < 0).all()
 

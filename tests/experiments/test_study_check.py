@@ -18,7 +18,6 @@ from fedmf.experiments.papers import (
     stackoverflow,
     study,
     study_check,
-    study_cost,
 )
 from fedmf.privacy import config as plan_config
 from fedmf.tasks import data_file, example_proto
@@ -133,7 +132,7 @@ def test_every_run_of_every_study_can_begin(name, tmp_path, data, quick, monkeyp
     request = asked(tmp_path, data, grid)
     cost = study.dry_run(grid, request)
     assert set(seen) == {run for _, run, _ in grid.configs(request.data, tmp_path)}
-    assert cost.repeats > 0
+    assert cost.repeats
     assert not list(tmp_path.glob("sweeps/*/runs"))
 
 
@@ -185,12 +184,19 @@ def test_the_cost_of_a_study_follows_from_its_grid(tmp_path):
     ten seeds, all of 2048 rounds of 100.
     """
     cost = priced(tmp_path, stackoverflow.denisov("full"))
-    assert (cost.tuning, cost.repeats, cost.clients) == (440, 200, 640 * 2048 * 100)
+    assert (len(cost.tuning), len(cost.repeats)) == (440, 200)
+    assert cost.clients == 640 * 2048 * 100
     validations = 103 + 1  # every 20 rounds and after the last, and for the result
     assert cost.examples == 640 * validations * 10_000 + 200 * 16_576_035
     assert cost.seconds == pytest.approx(cost.clients / 11 + cost.examples / 920)
     assert not cost.measured
     assert "about 188 days" in str(cost)
+    # On 100 machines those that tune in 5 turns, then those that are reported in 2; on a thousand
+    # no run is shorter than itself.
+    tuned = 2048 * 100 / 11 + validations * 10_000 / 920
+    reported = tuned + 16_576_035 / 920
+    assert cost.seconds_on(100) == pytest.approx(4.4 * tuned + 2 * reported)
+    assert cost.seconds_on(1000) == pytest.approx(tuned + reported)
     limited = priced(tmp_path, stackoverflow.denisov("full"), test_sentences=100_000)
     assert cost.examples - limited.examples == 200 * (16_576_035 - 100_000)
 
@@ -209,8 +215,27 @@ def test_the_days_in_the_docs_are_these(tmp_path, monkeypatch):
     for name, item in ITEMS.items():
         if item.study is not None:
             cost = priced(tmp_path, item.study("full"))
-            found[name] = f"{cost.tuning} + {cost.repeats}", f"{cost.seconds / 86_400:.0f}"
+            runs = f"{len(cost.tuning)} + {len(cost.repeats)}"
+            found[name] = runs, f"{cost.seconds / 86_400:.0f}"
     assert stated == found
+
+
+def test_a_study_trains_on_the_cluster_that_was_asked_for(tmp_path, monkeypatch):
+    asked_for = []
+    monkeypatch.setattr(study_check, "check_runs", lambda *_: None)
+    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
+
+    def train_all(out, configs, training):
+        asked_for.append((training.cluster, training.jobs))
+        return {}
+
+    monkeypatch.setattr(study.sweep, "train_all", train_all)
+    request = Request(
+        folder=tmp_path / "item", scale="tiny", jobs=7, cluster="ray://10.0.0.1:10001"
+    )
+    with pytest.raises(ValueError, match="config.json"):  # nothing was trained
+        study.run_study(stackoverflow.unnoised("tiny"), request)
+    assert asked_for[:1] == [("ray://10.0.0.1:10001", 7)]
 
 
 def test_a_study_that_trains_already_tells_the_speed(tmp_path):
@@ -230,7 +255,7 @@ def test_a_study_that_trains_already_tells_the_speed(tmp_path):
     assert cost.examples_per_second / 920 == pytest.approx(cost.clients_per_second / 11)
     (run / "timings.jsonl").write_text("")
     assert not priced(tmp_path, grid).measured
-    assert study_cost.clients_per_second(tmp_path / "nowhere") is None
+    assert study_check.clients_per_second(tmp_path / "nowhere") is None
 
 
 def test_a_limit_on_test_sentences_is_a_task_option(tmp_path):

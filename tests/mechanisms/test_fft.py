@@ -1,11 +1,18 @@
 import numpy as np
 import pytest
+import scipy.linalg
 from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.mechanisms import FFTMechanism
+from fedmf.mechanisms.error import loss
+from fedmf.mechanisms.fft import PRECISION
+from fedmf.mechanisms.fit import fit
+from fedmf.mechanisms.own_rounds import OwnRounds
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
-from tests.mechanisms.schemas import single
+from tests.mechanisms.schemas import epochs, single
 
 SIZES = pytest.mark.parametrize("n", [1, 2, 3, 8, 33])
 
@@ -34,8 +41,14 @@ def test_encoder_and_plain_decoder_are_the_papers(n):
 
 @SIZES
 def test_optimal_decoder_is_the_pseudoinverse(n):
-    mechanism = FFTMechanism(rounds=n)
-    assert_allclose(mechanism.noising(), np.linalg.pinv(mechanism.encoder()), atol=1e-10)
+    """What counts of it: X, which decides privacy, and the covariance of the noise."""
+    N, C_F = FFTMechanism(rounds=n).noising(), FFTMechanism(rounds=n, decoder="plain").encoder()
+    factors = scipy.linalg.eigh(N @ N.T, np.linalg.inv(C_F.T @ C_F), eigvals_only=True)
+    assert_allclose(factors, 1.0, rtol=0, atol=PRECISION)
+    if n > 1:  # a control: of the other decoder it is larger in some direction
+        N = FFTMechanism(rounds=n, decoder="plain").noising()
+        factors = scipy.linalg.eigh(N @ N.T, np.linalg.inv(C_F.T @ C_F), eigvals_only=True)
+        assert factors.max() > 1.1
 
 
 def test_many_rounds_keep_all_digits():
@@ -67,6 +80,87 @@ def test_near_the_lower_bound_of_all_factorizations(n):
         assert bound < mean_squared < 1.2**2 * bound
 
 
-def test_fit():
-    assert fedmf.fit(prefix_sum(6), single(6), family="fft").decoder == "optimal"
-    assert fedmf.fit(momentum_sgd(6), single(6), family="fft", decoder="plain").decoder == "plain"
+def test_fit_and_bad_input():
+    assert fit(prefix_sum(6), single(6), family="fft").decoder == "optimal"
+    assert fit(momentum_sgd(6), single(6), family="fft", decoder="plain").decoder == "plain"
+    plain = FFTMechanism(rounds=1_000_000, decoder="plain")
+    for refused in (plain.encoder, plain.noising, plain.stream):
+        with pytest.raises(ValueError, match="rounds=1000000.*plain.*use decoder='optimal'"):
+            refused()
+    with pytest.raises(ValueError, match="GiB"):
+        FFTMechanism(rounds=1_000_000).encoder()
+
+
+@pytest.mark.parametrize("n", [300, pytest.param(2000, marks=pytest.mark.slow)])
+def test_loss_without_matrices_is_that_of_the_pseudoinverse(n):
+    rates, C_F = np.linspace(1.0, 0.1, n), FFTMechanism(rounds=n, decoder="plain").encoder()
+    N = np.linalg.solve(C_F.T @ C_F, C_F.T)  # Prop. K.2
+    for workload in (prefix_sum(n), momentum_sgd(n, 0.9, rates)):
+        squared = np.sum((workload.matrix @ N) ** 2)
+        for participation in (single(n), epochs(n, n // 20)):
+            expected = sensitivity(C_F, participation).value ** 2 * squared
+            found = loss(FFTMechanism(rounds=n), workload, participation)
+            assert_allclose(found, expected, rtol=2 * PRECISION)
+
+
+def spectrum_of(n):
+    """|Sigma| of the paper's App. J from its definition, by an FFT; float64 (2n,)."""
+    return np.abs(np.fft.fft(np.repeat([1.0, 0.0], n)))
+
+
+@pytest.mark.parametrize("n", [20_011, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_many_rounds_without_matrices(n):
+    mechanism = FFTMechanism(rounds=n)
+    # X within PRECISION of the paper's: as multiples of |Sigma|, where that is not 0.
+    x = mechanism.toeplitz_gram()
+    spectrum = spectrum_of(n)
+    ours = np.zeros(2 * n)
+    ours[0], odd = n, np.fft.fft(np.concatenate([x, 1.0 - x[:1], 1.0 - x[1:]]))[1::2].real
+    ours[1::2] = odd  # x - 1/2 changes its sign after n places
+    assert_allclose(ours[1::2], spectrum[1::2], rtol=2 * PRECISION)
+    # The rows x of N z have x^T X x = |z|^2, as C N = I; and X x = C^T z ends with z's last entry.
+    stream = mechanism.stream()
+    Z = np.random.default_rng(0).standard_normal((n, 2))
+    Z[n // 2 :, 1] = 0.0
+    rows = np.stack(list(stream.rows(Z.__getitem__)))
+    multiplied = scipy.linalg.matmul_toeplitz(x, rows)
+    assert_allclose(rows.T @ multiplied, Z.T @ Z, rtol=0, atol=1e-8 * n)
+    assert np.abs(multiplied[n // 2 :, 1]).max() < 1e-8
+    assert stream.width < 50
+
+
+def attained(x, rounds, signs):
+    """The root of the sum of x_|s - t| over pairs of a client's rounds, with these signs."""
+    return np.sqrt(signs @ x[np.abs(np.subtract.outer(rounds, rounds))] @ signs)
+
+
+@pytest.mark.parametrize("decoder", ["plain", "optimal"])
+def test_sensitivity_of_many_rounds(decoder):
+    n, b = 100_000, 20_000
+    mechanism = FFTMechanism(rounds=n, decoder=decoder)
+    x, rounds = mechanism.toeplitz_gram(), np.arange(0, n, b)
+    bound = sensitivity(mechanism, epochs(n, b))
+    assert bound.exact
+    assert_allclose(bound.value, attained(x, rounds, np.ones(5)), rtol=1e-12)
+    # The first and the last round of all cost more than the first two.
+    twice = Participation(rounds=n, schema="min_sep", min_sep=b, max_participations=2)
+    assert sensitivity(mechanism, twice).exact
+    assert_allclose(
+        sensitivity(mechanism, twice).value,
+        attained(x, np.array([0, n - 1]), np.array([1, -1])),
+        rtol=1e-12,
+    )
+    often = Participation(rounds=n, schema="min_sep", min_sep=100, max_participations=40)
+    least = attained(x, 100 * np.arange(40), np.ones(40))
+    assert least <= sensitivity(mechanism, often).value < 1.02 * least
+    # More rounds of a client than are sharpened: no more than all sizes together
+    every = Participation(rounds=n, schema="every_round")
+    assert attained(x, np.arange(5000), np.ones(5000)) <= sensitivity(mechanism, every).value
+    assert not sensitivity(mechanism, every).exact
+
+
+def test_clients_of_many_rounds_are_bounded_by_their_counts():
+    mechanism = FFTMechanism(rounds=20_000)
+    rounds = np.array([3, 4000, 9000, 19_990])
+    least = attained(mechanism.toeplitz_gram(), rounds, np.array([1.0, 1.0, 1.0, -1.0]))
+    assert least <= OwnRounds(mechanism).of(rounds).value < 1.2 * least

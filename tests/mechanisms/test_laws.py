@@ -52,6 +52,9 @@ def test_structure_is_that_of_the_matrices(build, rounds):
     # Sensitivities and errors of long runs are computed from these and not from the matrices.
     mechanism = build(rounds)
     C, rows, first = mechanism.encoder(), mechanism.banded_rows(), mechanism.toeplitz_coefficients()
+    gram = mechanism.toeplitz_gram()
+    if gram is not None:
+        assert_allclose(C.T @ C, scipy.linalg.toeplitz(gram), atol=1e-12)
     if rows is not None:
         assert rows.shape == (rounds, mechanism.bands)
         assert_allclose(C, banded_matrix(rows), atol=1e-13)

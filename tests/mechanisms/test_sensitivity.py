@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -149,6 +150,33 @@ def test_structure_gives_what_the_matrix_does(data):
     )
     assert_allclose(by_rows.value, by_matrix.value, rtol=1e-12)
     assert (by_rows.exact, by_rows.method) == (by_matrix.exact, by_matrix.method)
+
+
+class Stationary:
+    """An encoder known by its X, random, positive definite and Toeplitz, (rounds, rounds)."""
+
+    def __init__(self, rounds, rng):
+        self._x = np.fft.irfft(rng.exponential(size=rounds + 1) ** 3, 2 * rounds)[:rounds]
+
+    def toeplitz_gram(self):
+        return self._x
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_toeplitz_gram_matrix_gives_what_the_matrix_does(data):
+    participation = data.draw(participations(most_rounds=9))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    mechanism = Stationary(participation.rounds, rng)
+    X = scipy.linalg.toeplitz(mechanism.toeplitz_gram())
+    C = scipy.linalg.cholesky(X)
+    bound, by_matrix = sensitivity(mechanism, participation), sensitivity(C, participation)
+    attained = attained_sensitivity(C, participation, rng)
+    assert bound.value >= attained * (1.0 - 1e-9)
+    if bound.exact:
+        assert_allclose(bound.value, attained, rtol=1e-6)
+    if participation.schema != "min_sep":
+        assert_allclose(bound.value, by_matrix.value, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,19 @@ def test_command(tmp_path, plan):
     assert "; ".join(beyond) in text
 
 
+def test_command_counts_the_schedule(tmp_path, plan):
+    plan.mechanism.save(tmp_path / "tree.npz")
+    ask = f"plan learning-rate {tmp_path}/tree.npz --rounds 8 --schema single --cohort-size 50"
+    ask += " --noise-multiplier 3 --clip-norm 0.25"
+    ask += " --workload momentum_sgd --learning-rate-schedule 6:0.15"
+    found = printed_by(ask)["effective_rmse"]
+    falling = fedmf.momentum_sgd(8, 0.95, [1.0] * 6 + [0.15] * 2)
+    error = learning_rate.effective_rmse(plan, falling, cohort_size=50)
+    assert found == pytest.approx(error, rel=1e-12)
+    level = learning_rate.effective_rmse(plan, fedmf.momentum_sgd(8, 0.95), cohort_size=50)
+    assert found < 0.99 * level
+
+
 def test_errors_of_the_fitted_runs():
     """L_e of App. I, Table 6: from Band MF at epsilon 16, whose bands are 342 and rmse 8.56, to
     DP-SGD at epsilon 1, whose N is C = I.

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.privacy.sampling.losses import MinSepLosses
-from fedmf.privacy.sampling.pattern_weights import largest_log_factor
+from fedmf.privacy.sampling.losses import MinSepLosses, largest_log_factor
 
 
 def patterns(rounds, b, p):

@@ -13,7 +13,7 @@ from fedmf.mechanisms import DenseMechanism, TreeMechanism
 from fedmf.participation.schema import Participation
 from fedmf.privacy.describe import statement, statement_values
 from fedmf.privacy.plan import unamplified_epsilon
-from fedmf.privacy.statement import as_text, mechanism_digest
+from fedmf.privacy.statement import as_text, markdown, mechanism_digest
 from tests.privacy import plans
 from tests.privacy.plans import ledger_of, two_bands
 
@@ -172,11 +172,13 @@ def test_golden(name, tmp_path):
 class TestValues:
     def test_pretraining(self):
         words = point(
-            statement(plan(), pretraining="public multilingual C4"), "Data accesses covered"
+            markdown(statement_values(plan(), pretraining="public multilingual C4")),
+            "Data accesses covered",
         )
         assert "Pre-training: public multilingual C4. The data used for it is not covered." in words
         words = point(
-            statement(plan(), pretraining="none, drawn with seed 3"), "Data accesses covered"
+            markdown(statement_values(plan(), pretraining="none, drawn with seed 3")),
+            "Data accesses covered",
         )
         assert "Pre-training: none, drawn with seed 3." in words
         assert "used for it" not in words

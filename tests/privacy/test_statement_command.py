@@ -127,7 +127,7 @@ def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
         *("simulation", "quantile_clipping", "longer"),
     }
     assert {field.name for kind in SCHEMES.values() for field in dataclasses.fields(kind)} == {
-        *("population", "cohort_size", "partitions", "reshuffle", "bins", "min_sep"),
+        *("population", "cohort_size", "partitions", "bins", "min_sep"),
     }
 
 

@@ -18,9 +18,10 @@ from fedmf.mechanisms import (
     IdentityMechanism,
     ToeplitzMechanism,
 )
+from fedmf.mechanisms.leading import leading_block
 from fedmf.privacy.describe import statement, statement_values
 from fedmf.privacy.plan import unit_noise
-from fedmf.privacy.stopping import leading_block, rounds_within, stopped_after, stopping_table
+from fedmf.privacy.stopping import rounds_within, stopped_after, stopping_table
 from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by, refused
 from tests.mechanisms.schemas import separated

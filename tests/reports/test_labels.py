@@ -8,7 +8,7 @@ import pytest
 
 import fedmf
 from fedmf.privacy.flat_config import families
-from fedmf.reports import groups, labels, tables
+from fedmf.reports import groups, tables
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 _SIGHT = {
@@ -50,7 +50,7 @@ def _contrast(color):
 @pytest.mark.parametrize("sight", _SIGHT)
 def test_colours_of_families_are_told_apart(sight):
     # That is dashed
-    private = {family: labels.family_color(family) for family in families()[1:]}
+    private = {family: groups.family_color(family) for family in families()[1:]}
     for (a, first), (b, second) in itertools.combinations(private.items(), 2):
         apart = np.linalg.norm(
             _lab(_SIGHT[sight] @ _linear(first)) - _lab(_SIGHT[sight] @ _linear(second))
@@ -60,13 +60,13 @@ def test_colours_of_families_are_told_apart(sight):
 
 def test_every_shade_is_legible():
     for family in families():
-        assert _contrast(labels.family_color(family)) >= 3, family
-        for shade, _ in labels.group_styles([family] * 4):
+        assert _contrast(groups.family_color(family)) >= 3, family
+        for shade, _ in groups.group_styles([family] * 4):
             assert _contrast(shade) >= 2, family
 
 
 def test_families_without_a_colour_differ_in_dashes():
-    styles = labels.group_styles(["new", "newer", "newest"])
+    styles = groups.group_styles(["new", "newer", "newest"])
     assert len({str(line) for _, line in styles}) == 3
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fedmf.reports import groups, heat_map, noise, plots, tables, text
+from fedmf.reports import canvas, groups, plots, tables, text
 
 
 def test_mean_curve_uses_rounds_that_all_seeds_have(make_run):
@@ -18,27 +18,27 @@ def test_mean_curve_uses_rounds_that_all_seeds_have(make_run):
 
 def test_noise_levels_are_those_of_the_noise_itself(make_run):
     run = make_run("banded")
-    on_round, on_sum = noise.noise_levels(groups.group_runs([run])[0])
+    on_round, on_sum = plots.noise_levels(groups.group_runs([run])[0])
     N = run.noising * run.plan["stddev"] / run.config.cohort_size
     assert_allclose(on_round, np.linalg.norm(N, axis=1), rtol=1e-9)
     assert_allclose(on_sum, np.linalg.norm(np.cumsum(N, axis=0), axis=1), rtol=1e-9)
     # A claimed cohort has that of its own average.
-    simulated, _ = noise.noise_levels(groups.group_runs([make_run("banded", claimed_cohort=50)])[0])
+    simulated, _ = plots.noise_levels(groups.group_runs([make_run("banded", claimed_cohort=50)])[0])
     assert np.allclose(simulated, on_round * 5 / 50)
 
 
 def test_correlation_of_independent_and_of_silent_rounds():
-    assert np.array_equal(noise.correlation(3 * np.eye(4)), np.eye(4))
+    assert np.array_equal(plots.correlation(3 * np.eye(4)), np.eye(4))
     N = np.array([[1.0, 0.0], [-1.0, 1.0], [0.0, 0.0]])
     expected = np.array([[1, -(0.5**0.5), 0], [-(0.5**0.5), 1, 0], [0, 0, 0]])
-    assert np.allclose(noise.correlation(N), expected)
+    assert np.allclose(plots.correlation(N), expected)
 
 
 def test_pooling_keeps_a_thin_diagonal():
-    pooled = heat_map.pool(-np.eye(2052), 500)
+    pooled = canvas.pool(-np.eye(2052), 500)
     assert pooled.shape == (500, 500)
     assert (np.diag(pooled) == -1).all()
-    assert np.array_equal(heat_map.pool(np.eye(3), 500), np.eye(3))
+    assert np.array_equal(canvas.pool(np.eye(3), 500), np.eye(3))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_noise_is_drawn_once_whatever_the_learning_rate(make_run):
     drawn = groups.distinct_noise(grouped)
     labels = ["Banded (8 bands), epsilon 2", "Banded (8 bands), epsilon 8", "DP-FedAvg, epsilon 8"]
     assert [group.label for group in drawn] == labels
-    levels = [noise.noise_levels(group)[1][-1] for group in drawn[:2]]
+    levels = [plots.noise_levels(group)[1][-1] for group in drawn[:2]]
     assert levels[0] > levels[1]
     kinds = groups.distinct_mechanisms(grouped)  # whatever the epsilon as well
     assert [label for label, _ in kinds] == ["Banded (8 bands)", "DP-FedAvg"]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from fedmf.reports import bands, participation, plots
+from fedmf.reports import pictures, plots
 
 
 def _shown(axis):
@@ -36,7 +36,7 @@ def _forecast(rounds=1, **more):
 
 @pytest.mark.parametrize("pool", [[10.0], []])
 def test_one_round_is_a_point_and_ticks_are_whole(figures, pool):
-    participation.participation_picture(_forecast(pool=pool, min_sep=1))
+    pictures.participation_picture(_forecast(pool=pool, min_sep=1))
     over_rounds, histogram = figures[0].axes
     assert over_rounds.lines[0].get_marker() == "o"
     assert _shown(over_rounds.xaxis) == ["0"]
@@ -45,12 +45,12 @@ def test_one_round_is_a_point_and_ticks_are_whole(figures, pool):
 
 def test_titles_are_words_and_fit(figures):
     title = "400 clients, 10 a round, independent availability, min separation 20"
-    assert participation.picture_title(QUESTION) == title
+    assert pictures.picture_title(QUESTION) == title
     sampled = {"population": 10**7, "cohort_size": 6500, "availability": "always"}
     forecast = _forecast(**sampled, sampling="poisson", simulated_population=10**7)
-    said = participation.picture_title(forecast)
+    said = pictures.picture_title(forecast)
     assert said.endswith("always available, poisson sampling, min separation 20")
-    participation.participation_picture(forecast)
+    pictures.participation_picture(forecast)
     (title,) = (text for text in figures[0].texts if text.get_text().startswith("10,000,000"))
     assert title.get_window_extent().width < figures[0].bbox.width
 
@@ -73,7 +73,7 @@ def _choice(errors):
     ],
 )
 def test_ticks_of_bands_are_whole_and_differ(figures, errors):
-    bands.bands_picture(_choice(errors))
+    pictures.bands_picture(_choice(errors))
     ax = figures[0].axes[0]
     assert set(map(int, _shown(ax.xaxis))) & set(errors)
     rmse = _shown(ax.yaxis)

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_the_ends_of_ranges(call, kind, words):
     [
         ({"noise_multiplier": 0.6}, "epsilon=8.0 and noise_multiplier=0.6"),
         ({"epsilon": None}, "epsilon=None and"),
-        ({"family": "none"}, "family=none.* epsilon"),
+        ({"family": "none"}, "family=none.*epsilon"),
         ({"family": "none", "epsilon": None, "noise_multiplier": 1.0}, "family=none"),
         ({"claimed_cohort": 100}, "claimed_cohort=100.* cohort_size=100"),
         ({"canaries": 5, "execution": "tff"}, "canaries=5.* execution=tff"),
@@ -190,6 +191,51 @@ class TestPlan:
         assert config(schema="budget", family="banded").plan().participation.budget > 0
 
 
+FALLING = {"learning_rate_schedule": "6:0.15", "server_learning_rate": 2.0}
+
+
+class TestALearningRateSchedule:
+    def test_is_followed_by_training_and_counted_by_the_workload(self):
+        made = config(**FALLING, workload="momentum_sgd")
+        shares = np.repeat([1.0, 0.15], [6, 2])
+        np.testing.assert_array_equal(made.server_schedule().learning_rates(), 2.0 * shares)
+        expected = fedmf.momentum_sgd(8, 0.95, shares)
+        np.testing.assert_array_equal(made.fit_workload().matrix, expected.matrix)
+        sums = config(**FALLING).fit_workload()
+        np.testing.assert_array_equal(sums.matrix, fedmf.sgd(shares).matrix)
+        own_input = config(**FALLING, workload="identity").fit_workload()
+        np.testing.assert_array_equal(own_input.matrix, np.eye(8))
+
+    def test_decides_the_mechanism(self):
+        fitted = [config(family="dense", learning_rate_schedule=s).fit() for s in (None, "6:0.15")]
+        workload = config(**FALLING).fit_workload()
+        constant, falling = (fedmf.loss(m, workload, config().participation()) for m in fitted)
+        assert falling < 0.999 * constant
+
+    def test_is_the_same_from_a_list_a_file_and_its_command(self, tmp_path):
+        path = tmp_path / "shares"
+        path.write_text("\n".join(["1"] * 6 + ["0.15"] * 2))
+        from_file, from_list = (
+            config(learning_rate_schedule=value) for value in (str(path), [1] * 6 + [0.15] * 2)
+        )
+        path.unlink()
+        assert from_file == from_list == TrainConfig.from_json(from_file.to_json())
+        words = shlex.split(" ".join(from_file.flags()))
+        written = words[words.index("--learning-rate-schedule") + 1]
+        assert config(learning_rate_schedule=written) == from_file
+        assert from_file.promise().learning_rate_schedule == written
+
+    def test_takes_the_place_of_warmup_and_cooldown(self):
+        config(**FALLING, warmup=0.0, cooldown=0.0)
+        for name in ("warmup", "cooldown"):
+            with pytest.raises(ValueError, match=f"{name}=0.1 belongs to runs without a learning"):
+                config(**FALLING, **{name: 0.1})
+
+    def test_that_does_not_fit_the_rounds(self):
+        with pytest.raises(ValueError, match="learning_rate_schedule=8:0.5.*last of 8 rounds is 7"):
+            config(learning_rate_schedule="8:0.5")
+
+
 # Values that differ from the defaults, for the round trips.
 other_configs = st.builds(
     config,
@@ -241,8 +287,8 @@ def test_every_field_has_a_help_text_for_the_command_line():
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ({"epsilno": 8}, "has an unknown field 'epsilno': did you mean epsilon?"),
-        ({"colour": 8}, "has an unknown field 'colour': the fields are rounds, .*noise_m"),
+        ({"epsilno": 8}, "has an unknown field 'epsilno': did you mean `epsilon`?"),
+        ({"colour": 8}, "has an unknown field 'colour': the fields are `rounds`, .*`noise_m"),
         ({"rounds": "8"}, "rounds='8'"),
         ({"rounds": 8.5}, "rounds=8.5"),
         ({"rounds": True}, "rounds=True"),

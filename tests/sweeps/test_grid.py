@@ -46,13 +46,22 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
     assert configs["family=tree,decoder=full,epsilon=2"] == tasks.completed(expected)
 
 
+def test_schedules_vary():
+    name, values = varied_values("learning-rate-schedule=6:0.15,2:0.5 6:0.1")
+    configs = sweep_configs({"rounds": 8, "min_sep": 4, "family": "none"}, {name: values})
+    assert {run: c.learning_rate_schedule for run, c in configs.items()} == {
+        "learning_rate_schedule=6-0.15": "6:0.15",
+        "learning_rate_schedule=2-0.5-6-0.1": "2:0.5 6:0.1",
+    }
+
+
 def test_options_of_the_task_vary_as_fields_do():
     name, values = varied_values("task-option.lstm-size=8,16")
     configs = sweep_configs(FIXED | {"epsilon": 1.0, "task_option.loss": "masked"}, {name: values})
     assert list(configs) == ["task_option.lstm_size=8", "task_option.lstm_size=16"]
     assert [c.task_options["lstm_size"] for c in configs.values()] == [8, 16]
     assert {c.task_options["loss"] for c in configs.values()} == {"masked"}
-    with refusal("task_option 'size' is none of the task stackoverflow_nwp"):
+    with refusal("`task_option` 'size' is none of the task stackoverflow_nwp"):
         sweep_configs(FIXED | {"epsilon": 1.0}, {"task_option.size": ["8"]})
 
 

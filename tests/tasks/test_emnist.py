@@ -188,7 +188,7 @@ def test_the_published_network_is_tff_s_without_dropout():
     import tensorflow as tf
     from tensorflow_federated.python.simulation.baselines.emnist import emnist_models
 
-    from fedmf.tasks.emnist.model import build_model
+    from fedmf.tasks.emnist.task import build_model
 
     ours, theirs = (
         build_model(0, classes=62),

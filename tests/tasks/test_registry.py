@@ -96,7 +96,7 @@ def test_a_task_of_another_package(name, module, monkeypatch):
         ("tiny_task:nothing -o batch-size=3", "the task tiny_task:nothing has no options"),
         ("tiny_task:tiny --data corpus.sqlite", "reads no data"),
         ("tiny_task:tiny -o batch-size=0", "--task-option batch-size=0"),
-        ("tiny_task:tiny -o sentences=3", "its options are batch-size, label"),
+        ("tiny_task:tiny -o sentences=3", "its options are `batch-size`, `label`"),
     ],
 )
 def test_a_task_that_cannot_be_is_one_sentence(arguments, said, module, capsys):

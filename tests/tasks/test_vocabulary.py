@@ -118,6 +118,26 @@ def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):
     assert load(real, 2).words == ("a", "c")
 
 
+def test_tff_s_word_count_is_found_where_tff_puts_it(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    real = tiny.rename(tiny.with_name(data.FILE_NAME))
+    beside, of_cache_dir, of_keras = vocabulary.places_of_counts(real)
+    assert of_keras.parts[-3:-1] == (".keras", "datasets")
+    for words, place in (("the of", of_keras), ("of to", of_cache_dir), ("to a", beside)):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("".join(f"{word} 9\n" for word in words.split()))
+        assert load(real).words == tuple(words.split())
+
+
+def test_a_sample_of_the_real_file_warns(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(vocabulary, "MAX_COUNTED_CLIENTS", 2)
+    load(tiny)
+    real = tiny.rename(tiny.with_name(data.FILE_NAME))
+    with pytest.warns(UserWarning, match=r"sample of 2 of 3 train clients.*load_word_counts"):
+        load(real)
+
+
 def test_the_version_is_of_the_words_in_their_order():
     def version(words, source="here"):
         return vocabulary.Vocabulary(words.split(), source).version

@@ -71,42 +71,39 @@ def marked_sample(sample: Any) -> Any:
     return type(sample)(marked(sample.record, "record"), *counts)
 
 
-def params(method: Method) -> Method:
-    """Marks what `derive_sample_params` returns."""
+def _marking(kind: str, mark: Callable[..., Any]) -> Callable[[Method], Method]:
+    """A decorator of the query's methods: in a graph `mark`, which calls the method, marks what it
+    takes and returns.
+    """
 
-    def call(query: Any, global_state: Any) -> Any:
-        if tf.executing_eagerly():
-            return method(query, global_state)
-        with scope("params", _plan(query)):
-            return marked(method(query, global_state), "params")
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(query: Any, *arguments: Any) -> Any:
+            if tf.executing_eagerly():
+                return method(query, *arguments)
+            with scope(kind, f"{query._noise.mark:016x}"):
+                return mark(functools.partial(method, query), *arguments)
 
-    return _unconverted(method, call)
+        # AutoGraph would take two seconds to convert code in which no Python statement depends on a
+        # tensor.
+        return cast(Method, tf.autograph.experimental.do_not_convert(call))
 
-
-def clip(method: Method) -> Method:
-    """Marks the parameters that `preprocess_record` takes and the sample that it returns."""
-
-    def call(query: Any, params: Any, record: Any) -> Any:
-        if tf.executing_eagerly():
-            return method(query, params, record)
-        with scope("clip", _plan(query)):
-            return marked_sample(method(query, marked(params, "given"), record))
-
-    return _unconverted(method, call)
+    return decorate
 
 
-def noise(method: Method) -> Method:
-    """Marks what `get_noised_result` takes and returns."""
+def _mark_noised(method: Callable[..., Any], sample_state: Any, global_state: Any) -> Any:
+    sample, before = marked(sample_state, "sum"), marked(global_state, "state")
+    result, after, event = method(sample, before)
+    return marked(result, "result"), _marked_state(after), event
 
-    def call(query: Any, sample_state: Any, global_state: Any) -> Any:
-        if tf.executing_eagerly():
-            return method(query, sample_state, global_state)
-        with scope("noise", _plan(query)):
-            sample, before = marked(sample_state, "sum"), marked(global_state, "state")
-            result, after, event = method(query, sample, before)
-            return marked(result, "result"), _marked_state(after), event
 
-    return _unconverted(method, call)
+# Of `derive_sample_params`, `preprocess_record` and `get_noised_result`.
+params = _marking("params", lambda method, state: marked(method(state), "params"))
+clip = _marking(
+    "clip",
+    lambda method, params, record: marked_sample(method(marked(params, "given"), record)),
+)
+noise = _marking("noise", _mark_noised)
 
 
 def _marked_state(state: Any) -> Any:
@@ -124,17 +121,6 @@ def _marked_state(state: Any) -> Any:
     pairs = zip(tf.nest.flatten(state), tf.nest.flatten(roles), strict=True)
     leaves = [marked(leaf, role, number) for number, (leaf, role) in enumerate(pairs)]
     return tf.nest.pack_sequence_as(state, leaves)
-
-
-def _unconverted(method: Method, call: Callable[..., Any]) -> Method:
-    # AutoGraph would take two seconds to convert code in which no Python statement depends on a
-    # tensor.
-    call = functools.wraps(method)(call)
-    return cast(Method, tf.autograph.experimental.do_not_convert(call))
-
-
-def _plan(query: Any) -> str:
-    return f"{query._noise.mark:016x}"
 
 
 def _is_symbolic(leaf: Any) -> bool:

@@ -14,8 +14,7 @@ from fedmf.federated.aggregation import marks
 from fedmf.federated.aggregation.adaptive_clipping import clip_after, initial_clip
 from fedmf.federated.aggregation.clipping import clip_dtype, zero_and_clip
 from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
-from fedmf.federated.noise.rows import NoiseRows
-from fedmf.federated.noise.source import LARGEST, RunSeeds
+from fedmf.federated.noise import LARGEST, NoiseRows, RunSeeds
 from fedmf.federated.tff import tfp
 from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.privacy.quantile_clipping import MOST_CHANGE
@@ -125,8 +124,8 @@ def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
 
 
 class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
-    """Sum of clipped records plus row t of N Z in round t (Denisov et al. 2022, Sec. 2; banded
-    paper, Alg. 1).
+    """Sum of clipped records plus row t of N Z in round t (Denisov et al. 2022, Alg. 1 and
+    Thm. 4.1; banded paper, Alg. 1).
 
     Pure: every call is a function of its arguments, so it runs in TFF's aggregators, in tf.function
     and eagerly alike. State is the noise's (its key, the round number and a few rows) and three
@@ -221,7 +220,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         if plan.clip_norm < least:
             raise ValueError(
                 f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's "
-                "range: rescale the updates, and clip_norm with them"
+                "range: rescale the updates, and `clip_norm` with them"
             )
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
@@ -443,7 +442,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         ours = tf.equal(state.records, self._records_mark())
         message = (
-            "the state was made with another zeroing_norm, scaling, secure_sum or divisor than "
+            "the state was made with another `zeroing_norm`, scaling, secure_sum or divisor than "
             f"here (zeroing_norm={self._zeroing_norm:g}, scaling={self._scaling}, "
             f"divisor={self.divisor:g}), with which its noise could come again under other "
             "updates: make the aggregator as it was then"

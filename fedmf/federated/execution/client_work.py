@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from fedmf.federated.aggregation.query import MatrixFactorizationQuery, QuerySample, SampleParams
 from fedmf.federated.examples import Epochs, count
-from fedmf.federated.execution.batches import Steps, batches, end_to_end, steps
+from fedmf.federated.execution.client_data import Steps, batches, end_to_end, steps
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
 from fedmf.federated.loss import batch_loss, minimised

@@ -4,6 +4,8 @@ the order of the groups.
 Noise, controller, ledger and checkpoints stay in this process, the driver. A worker gets weights,
 examples and what `ClientSetup` holds. Ray does the work of a lost worker again, on any other; it is
 a pure function, so that the second time gives the same bits.
+
+What a worker of a cluster does: it trains groups of clients, on one thread.
 """
 
 import collections
@@ -12,6 +14,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import os
+import pickle
 import platform
 import re
 import signal
@@ -27,10 +30,11 @@ import tensorflow as tf
 import tqdm
 
 from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.client_data import ClientRound
+from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import Broadcast, ClientWork, cores
 from fedmf.federated.execution.groups import GroupSum
+from fedmf.federated.execution.threads import limited_threads
 from fedmf.federated.task import Task
 from fedmf.terminal import interrupts
 
@@ -311,7 +315,7 @@ class ClusterClients(ClientWork):
                 "that is open here, such as files, connections or locks"
             ) from error
         self._cluster, self._setup = cluster, cluster.put(pickled)
-        self._train = cluster.function("fedmf.federated.execution.cluster_worker:train")
+        self._train = cluster.function("fedmf.federated.execution.cluster:train")
 
     def sums(
         self, sent: Broadcast, groups: Iterable[Sequence[Epochs | ClientRound]]
@@ -371,3 +375,46 @@ def _on_worker() -> Callable[..., Any]:
         return pkgutil.resolve_name(target)(*arguments)
 
     return fedmf_call
+
+
+_limits = contextlib.ExitStack()  # for the life of this process
+
+
+@functools.cache
+def _on_one_thread() -> None:
+    _limits.enter_context(limited_threads(1))
+
+
+@functools.lru_cache(maxsize=1)
+def _begun(pickled: bytes) -> tuple[ClientSetup, ClientWork, Task]:
+    """What the groups of a run share: its setup, the traced client work, and the task
+    that has the examples.
+    """
+    setup, worker_task = pickle.loads(pickled)
+    _on_one_thread()
+    task = setup.task if worker_task is None else worker_task()
+    if task.data_version != setup.task.data_version:
+        raise ValueError(
+            f"worker {platform.node()} has other data than the run (version {task.data_version!r} "
+            f"and not {setup.task.data_version!r}): copy the same file there"
+        )
+    return setup, setup.work(1), task
+
+
+def train(pickled: bytes, sent: Broadcast, number: int, group: Sequence[Any]) -> GroupSum:
+    """The sum of the group's clipped updates, with arrays for tensors.
+
+    Args:
+      pickled: (`ClientSetup`, a function that makes the task here, or None).
+      sent: to the clients of the round, as arrays.
+      number: of the group in the round.
+      group: each client's epochs, or its `ClientRound`.
+    """
+    setup, work, task = _begun(bytes(pickled))
+    clients = [
+        client_epochs(task, setup.config, *client) if isinstance(client, ClientRound) else client
+        for client in group
+    ]
+    [part] = work.sums(sent, [clients])
+    total = tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total)
+    return part._replace(total=total, group=number, worker=platform.node())

@@ -50,7 +50,7 @@ class DivergenceWatch:
             return None
         if not math.isfinite(train_loss):
             return self._tell(
-                f"the training loss of round {t} is {train_loss}", "client_learning_rate, or "
+                f"the training loss of round {t} is {train_loss}", "`client_learning_rate`, or "
             )
         if len(self._first) < START_ROUNDS:
             self._first.append(train_loss)
@@ -71,7 +71,7 @@ class DivergenceWatch:
         if rate is not None and rate < self.server_learning_rate:
             hint = f", such as {rate:.2g}, which {_RULE}"
         return (
-            f"{what}: start again with a smaller {other}server_learning_rate than "
+            f"{what}: start again with a smaller {other}`server_learning_rate` than "
             f"{self.server_learning_rate:g}{hint}"
         )
 

@@ -28,11 +28,10 @@ from fedmf.federated.training.divergence import (
     rate_warning,
 )
 from fedmf.federated.training.evaluation import Evaluator
-from fedmf.federated.training.initial_model import starting_task
 from fedmf.federated.training.model_check import check_model, misfit_reason
 from fedmf.federated.training.run_setup import RunSetup, new_run, reopen_run
 from fedmf.federated.training.tensorboard import scalars
-from fedmf.federated.training.trained_run import TrainedRun
+from fedmf.federated.training.trained_run import TrainedRun, starting_task
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.audit import write_final_statement
@@ -43,7 +42,7 @@ from fedmf.terminal import interrupts, progress_bar
 
 _ALL_ZEROED = (
     "every client of a round was zeroed, and the model got noise alone: no update is finite, or "
-    "none has all entries within zeroing_norm={}; raise it, or lower client_learning_rate"
+    "none has all entries within zeroing_norm={}; raise it, or lower `client_learning_rate`"
 )
 
 
@@ -144,7 +143,7 @@ class _Training:
         self.last = max(setup.rounds(), folder.rounds_ever_done())
         if (ended := Run.load(folder.path).ended_after) is not None:
             raise ValueError(
-                f"{folder.path} has ended after {ended} rounds, as its stop_at_epsilon said, and "
+                f"{folder.path} has ended after {ended} rounds, as its `stop_at_epsilon` said, and "
                 "states their guarantee: it does not go on; start a new folder for more rounds"
             )
         self.end = min(self.last, options.stop_after or self.last)
@@ -338,7 +337,7 @@ class _Training:
             self.folder.mark_diverged(self.done)
             raise DivergedRun(
                 f"{stop}; {done} are saved in {self.folder.path}, and go on with resume=True and "
-                "without stop_on_divergence"
+                "without `stop_on_divergence`"
             ) from None
         raise InterruptedRun(
             f"interrupted after {done}, all saved in {self.folder.path}: go on with resume=True"

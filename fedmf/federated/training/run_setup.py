@@ -25,8 +25,9 @@ from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
-from fedmf.privacy.config import PlanConfig, differences
+from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement_values
+from fedmf.privacy.flat_config import differences
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import installed_versions, markdown
 from fedmf.privacy.stopping import rounds_within
@@ -91,7 +92,7 @@ class RunSetup:
         if canaries and limit is not None and entry > limit:
             raise ValueError(
                 f"canaries={canaries} have entries of {entry:.3g}, and zeroing_norm={limit} would "
-                "zero them, so that nothing is audited: raise zeroing_norm, or lower clip_norm"
+                "zero them, so that nothing is audited: raise `zeroing_norm`, or lower `clip_norm`"
             )
         choose_host_strategy(
             self.plan.mechanism.stream().causal(),
@@ -154,9 +155,8 @@ def new_run(
     Raises:
       TypeError, ValueError: for whatever would stop it before the first round.
     """
-    seed = check_noise_seed(
-        "os" if noise_seed is None and not _adds_noise(config, plan) else noise_seed
-    )
+    noisy = plan.noise_multiplier > 0 if isinstance(plan, Plan) else config.adds_noise
+    seed = check_noise_seed("os" if noise_seed is None and not noisy else noise_seed)
     if config.sampling is None:
         controller_of(task, config)  # refuses an impossible participation before a long fit
     _ = task.headline  # refuses what cannot be evaluated
@@ -184,10 +184,6 @@ def new_run(
     )
 
 
-def _adds_noise(config: TrainConfig, plan: Plan | None) -> bool:
-    return config.adds_noise if not isinstance(plan, Plan) else plan.noise_multiplier > 0
-
-
 def controller_of(
     task: Task, config: TrainConfig, plan: Plan | None = None, noise_seed: int = 0
 ) -> ParticipationController:
@@ -211,7 +207,7 @@ def controller_of(
                 f"clients{canaries}: set population to "
                 f"{population}, on which the amplification depends"
             )
-        sampling = sampling.resized(cohort_size=config.cohort_size)
+        sampling = sampling.resized(population=sampling.population, cohort_size=config.cohort_size)
         participation = sampling.participation(config.rounds)
         seed = int.from_bytes(
             hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big"
@@ -249,8 +245,8 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
     if dataclasses.replace(wanted, delta=plan.delta) != plan:
         raise ValueError(
             f"plan={reprlib.repr(plan)} is not the plan of a whole run: give one of "
-            "fedmf.calibrate, fedmf.Plan or config.plan, and end the run earlier with stop_after "
-            "or stop_at_epsilon"
+            "fedmf.calibrate, fedmf.Plan or config.plan, and end the run earlier with `stop_after` "
+            "or `stop_at_epsilon`"
         )
 
 
@@ -263,11 +259,6 @@ def _task_summary(task: Task) -> dict[str, Any]:
         "clients": len(task.client_ids),
         "data_version": task.data_version,
     }
-
-
-def _changes(new: dict[str, Any], old: dict[str, Any]) -> str:
-    changed = [name for name in new if new[name] != old.get(name)]
-    return ", ".join(f"{name}={new[name]!r} (the run has {old.get(name)!r})" for name in changed)
 
 
 def reopen_run(
@@ -302,14 +293,19 @@ def reopen_run(
             why = (
                 ": whether to go on is decided by what was released, which a guarantee allows only "
                 "within noise that was made for all rounds beforehand; plan the most rounds that "
-                "you may want and end earlier (stop_after, stop_at_epsilon)"
+                "you may want and end earlier (`stop_after`, `stop_at_epsilon`)"
             )
         raise ValueError(
             f"{cannot} with another config: {changes}{why}; start a new folder for that"
         )
-    recorded = run.plan["task"]
-    if recorded != _task_summary(task):
-        changes = _changes(_task_summary(task), recorded if isinstance(recorded, dict) else {})
+    recorded, now = run.plan["task"], _task_summary(task)
+    if recorded != now:
+        old = recorded if isinstance(recorded, dict) else {}
+        changes = ", ".join(
+            f"{name}={new!r} (the run has {old.get(name)!r})"
+            for name, new in now.items()
+            if new != old.get(name)
+        )
         raise ValueError(
             f"{cannot} on other data: {changes or 'its plan.json describes more'}; "
             "start a new folder for that"

@@ -1,22 +1,91 @@
 """The best banded encoder, by L-BFGS with a dual certificate (banded paper, Prob. 2, App. B)."""
 
 import contextlib
+import dataclasses
 import time
+from typing import ClassVar, final
 
 import numpy as np
 import scipy.linalg
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss, clear_outside
-from fedmf.mechanisms.banded.mechanism import BandedMechanism
 from fedmf.mechanisms.banded.recursion import rows_of_columns
-from fedmf.mechanisms.certificate import Certificate, certify
+from fedmf.mechanisms.base import Certificate, Mechanism, certify
 from fedmf.mechanisms.family import Family, register
-from fedmf.mechanisms.fitting.lbfgs import minimise
+from fedmf.mechanisms.fitting.descent import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.mechanisms.toeplitz.fit_problem import ToeplitzProblem, power_series
+from fedmf.noise.stream import banded_matrix, check_recurrence, inverse_of_banded
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class BandedMechanism(Mechanism):
+    """A lower-triangular C with `bands` non-zero diagonals, N = C^-1 (banded paper, Sec. 3 and 4).
+
+        diagonals[t, j] = C[t, t-j]       C = | c00             |
+                                              | c10  c11        |      two bands, three rounds
+                                              |      c21  c22   |
+
+    With bands <= min_sep, columns of one client do not overlap and the sensitivity is that of k
+    separate releases (Thm. 2): sqrt(k) times the column norm, if all columns have the same.
+
+    Attributes:
+      diagonals: float64 (rounds, bands), column j holds the j-th diagonal below the main one,
+        shifted down by j rows; diagonals[t, j] with t < j lies outside C and is 0; diagonals[:, 0]
+        is positive. Kept as a read-only copy.
+
+    Raises:
+      TypeError, ValueError: diagonals is of another kind or shape, not finite, or breaks what is
+        said above.
+
+    >>> mechanism = BandedMechanism(diagonals=[[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]])
+    >>> mechanism.noising()
+    array([[ 1.  ,  0.  ,  0.  ],
+           [-0.5 ,  1.  ,  0.  ],
+           [ 0.25, -0.5 ,  1.  ]])
+    """
+
+    family: ClassVar[str] = "banded"
+    diagonals: np.ndarray = fields.checked(check_recurrence)
+
+    @property
+    def rounds(self) -> int:
+        """n, the number of rounds."""
+        return int(self.diagonals.shape[0])
+
+    @property
+    def bands(self) -> int:
+        """The number of diagonals stored."""
+        return int(self.diagonals.shape[1])
+
+    def encoder(self) -> np.ndarray:
+        """C, float64 (rounds, rounds), lower-triangular and banded."""
+        checks.fits_in_memory("the encoder", (self.rounds, self.rounds))
+        return banded_matrix(self.diagonals)
+
+    def noising(self) -> np.ndarray:
+        """N = C^-1, float64 (rounds, rounds), lower-triangular."""
+        checks.fits_in_memory("the noising matrix", (self.rounds, self.rounds))
+        return inverse_of_banded(self.diagonals)
+
+    def banded_rows(self) -> np.ndarray:
+        """The diagonals."""
+        return self.diagonals
+
+
+def diagonals_of(C: np.ndarray, bands: int) -> np.ndarray:
+    """The (n, bands) diagonals of a lower-triangular (n, n) matrix: [t, j] is C[t, t - j], 0 where
+    t < j.
+    """
+    diagonals = np.zeros((C.shape[0], bands))
+    for j in range(bands):
+        diagonals[j:, j] = np.diagonal(C, -j)
+    return diagonals
+
 
 # A certificate costs as much as tens of steps. It is computed where the last quarter of the steps
 # lowered the loss by less than a share of the tolerance, and at twice as many steps as the last
@@ -69,7 +138,7 @@ def fit_banded(
         participation.min_sep if bands is None else bands,
         low=1,
         high=workload.rounds,
-        hint="it counts diagonals of the encoder, best at most min_sep",
+        hint="it counts diagonals of the encoder, best at most `min_sep`",
     )
     # Mostly the vectors that L-BFGS keeps. Measured: 59 arrays; 20 fewer where they are so large
     # that this matters.
@@ -185,13 +254,13 @@ def _epochs(participation: Participation, bands: int) -> Participation | None:
     if bands > b:
         raise ValueError(
             f"bands={bands} is above min_sep={b}, and equal_norms=False knows the sensitivity of "
-            "at most min_sep bands "
+            "at most `min_sep` bands "
             f"only (banded paper, Prop. B.1): pass bands <= {b}, or equal_norms=True"
         )
     if k < -(-n // b):
         raise ValueError(
             f"max_participations={k} is less than the {-(-n // b)} that fit into rounds={n} "
-            f"at min_sep={b}, which equal_norms=False is for: leave max_participations out, "
+            f"at min_sep={b}, which equal_norms=False is for: leave `max_participations` out, "
             "or pass equal_norms=True"
         )
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b, max_participations=k)

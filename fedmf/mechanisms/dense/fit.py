@@ -2,20 +2,69 @@
 
 import dataclasses
 import time
+from typing import Any, ClassVar, final
 
 import numpy as np
 
-from fedmf import checks
-from fedmf.mechanisms.certificate import certify
-from fedmf.mechanisms.dense.ascent import Ascent, decoder
+from fedmf import checks, fields
+from fedmf.mechanisms.base import Mechanism, certify
 from fedmf.mechanisms.dense.classes import Classes
-from fedmf.mechanisms.dense.dual import EqualNormsDual, PairsDual
-from fedmf.mechanisms.dense.mechanism import DenseMechanism
+from fedmf.mechanisms.dense.dual import Ascent, EqualNormsDual, PairsDual, decoder
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.noise.stream import check_left_inverse, lower_inverse
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
+
+
+def _encoder(name: str, value: Any) -> np.ndarray:
+    matrix = checks.lower_triangular(name, value)
+    diagonal = np.diagonal(matrix)
+    if diagonal.min() <= 0.0:
+        t = int(np.argmin(diagonal))
+        raise ValueError(
+            f"{name}[{t}, {t}]={diagonal[t]} is not positive: give C a positive diagonal (flipping "
+            "the sign of a row of C changes neither its sensitivity nor its error)"
+        )
+    return matrix
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DenseMechanism(Mechanism):
+    """A square lower-triangular C without band structure, N = C^-1 (Denisov et al. 2022, Sec. 3).
+
+    Attributes:
+      matrix: C, float64 (rounds, rounds), lower-triangular with a positive diagonal. Kept as a
+        read-only copy.
+
+    Raises:
+      TypeError, ValueError: matrix is of another kind or shape, not finite,
+        or breaks what is said above.
+
+    >>> DenseMechanism(matrix=[[2.0, 0.0], [1.0, 1.0]]).noising()
+    array([[ 0.5,  0. ],
+           [-0.5,  1. ]])
+    """
+
+    family: ClassVar[str] = "dense"
+    matrix: np.ndarray = fields.checked(_encoder)
+
+    @property
+    def rounds(self) -> int:
+        """n, the number of rounds."""
+        return int(self.matrix.shape[0])
+
+    def encoder(self) -> np.ndarray:
+        """C, float64 (rounds, rounds), lower-triangular."""
+        return self.matrix.copy()
+
+    def noising(self) -> np.ndarray:
+        """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few
+        digits for it.
+        """
+        return check_left_inverse(lower_inverse(self.matrix), self.matrix)
 
 
 def fit_dense(
@@ -92,8 +141,8 @@ def _epochs(participation: Participation) -> Participation:
         b = n
     elif k < -(-n // b):
         raise ValueError(
-            f"max_participations={k} is below ceil(rounds / min_sep)={-(-n // b)}, which "
-            "family='dense' has no optimum for: leave max_participations out of the fit and "
+            f"max_participations={k} is below ceil(rounds / `min_sep`)={-(-n // b)}, which "
+            "family='dense' has no optimum for: leave `max_participations` out of the fit and "
             "calibrate the mechanism under yours, or use family='banded'"
         )
     return Participation(rounds=n, schema="fixed_epoch", min_sep=b)

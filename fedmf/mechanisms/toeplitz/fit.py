@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.mechanisms.certificate import certify
+from fedmf.mechanisms.base import certify
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.descent import Descent, descend
 from fedmf.mechanisms.fitting.progress import Stopping
-from fedmf.mechanisms.toeplitz.fit_problem import ToeplitzProblem, power_series
-from fedmf.mechanisms.toeplitz.inverse_fit import optimized_inverse
+from fedmf.mechanisms.toeplitz.fit_problem import ToeplitzProblem, optimized_inverse, power_series
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload

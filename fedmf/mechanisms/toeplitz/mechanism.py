@@ -51,7 +51,6 @@ class ToeplitzMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "toeplitz"
-    uncertified: ClassVar[str] = "built from given coefficients, not optimised"
     rounds: int = fields.checked(checks.rounds)
     coefficients: np.ndarray | None = fields.array(1, None)
     noising_window: np.ndarray | None = fields.array(1, None)

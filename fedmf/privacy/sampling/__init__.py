@@ -3,8 +3,7 @@ itself (`base.Sampling`).
 """
 
 from fedmf.privacy.sampling.base import SCHEMES, Sampling, takes
-from fedmf.privacy.sampling.cyclic import CyclicFixedSize, CyclicPoisson
-from fedmf.privacy.sampling.shuffle import CyclicShuffle
+from fedmf.privacy.sampling.cyclic import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.sampling.simulated import BallsInBins, MinSepPoisson
 
 __all__ = [

@@ -11,8 +11,8 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.amplification import MIN_COMPOSED_DELTA, rdp_epsilon
@@ -30,28 +30,42 @@ SCHEMES: "dict[str, type[Sampling]]" = {}
 SETTINGS = ("population", "cohort_size", "partitions", "min_sep")
 
 
+# Checks of the fields that schemes share.
+check_population = functools.partial(checks.integer, low=1, hint="use the number of clients")
+check_cohort_size = functools.partial(
+    checks.integer, low=1, hint="use the number of clients a round"
+)
+check_bands = functools.partial(
+    checks.integer, low=1, hint="use the number of bands, or leave it out"
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling(abc.ABC):
+class Sampling(fields.Checked, abc.ABC):
     """How a server draws the clients of each round, where that amplifies the guarantee.
 
-    A scheme is a frozen, keyword-only dataclass. `class Mine(Sampling, name="mine")` registers it
-    as `--sampling mine`. Configs and command lines give it what it has of population, cohort_size,
-    partitions and min_sep: a scheme whose fields are others overrides `configured`, `settings` and
-    `resized`.
+    A scheme is a frozen, keyword-only dataclass. With `name = "mine"` it is `--sampling mine`.
+    Configs and command lines give it what it has of population, cohort_size, partitions and
+    min_sep: a scheme whose fields are others overrides `configured`, `settings` and `resized`.
 
     `noise` is everywhere the standard deviation of Z for unit clip norm.
 
     Attributes:
+      name: on the command line and in configs; a class without one is no scheme yet.
       population: clients that can be drawn.
       cohort_size: clients of a round, on average; the divisor of the mean.
       independent: clients are drawn independently of each other, so that cohorts vary in size and
         clients that are away are not replaced.
+      needs_bands: clients rest for as many rounds as the mechanism has bands.
+      probability: the largest of any client that can be drawn in a round to be drawn in it.
       min_delta: the least delta at which `epsilon` is finite.
       simulated: `epsilon` is simulated, which takes minutes and fails with a stated probability;
         `expected_epsilon` takes seconds.
     """
 
+    name: ClassVar[str] = ""
     independent: ClassVar[bool] = False
+    needs_bands: ClassVar[bool] = True
     min_delta: ClassVar[float] = MIN_COMPOSED_DELTA
     simulated: ClassVar[bool] = False
 
@@ -63,18 +77,13 @@ class Sampling(abc.ABC):
         @property
         def cohort_size(self) -> int: ...  # noqa: D102
 
-    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if name is not None:
-            SCHEMES[name] = cls
+        @property
+        def probability(self) -> float: ...  # noqa: D102
 
-    @classmethod
-    def name(cls) -> str:
-        """The name on the command line and in configs."""
-        for name, kind in SCHEMES.items():
-            if kind is cls:
-                return name
-        raise LookupError(f"{cls.__name__} has no name: pass name= where the class is defined")
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.name:
+            SCHEMES[cls.name] = cls
 
     @classmethod
     def configured(
@@ -82,8 +91,8 @@ class Sampling(abc.ABC):
         *,
         population: int | None,
         cohort_size: int | None,
-        partitions: int | None,
-        min_sep: int | None,
+        partitions: int | None = None,
+        min_sep: int | None = None,
     ) -> Self:
         """The scheme of these settings, of which None is none.
 
@@ -92,24 +101,25 @@ class Sampling(abc.ABC):
         """
         given = (population, cohort_size, partitions, min_sep)
         settings = {n: value for n, value in zip(SETTINGS, given, strict=True) if value is not None}
-        fields = {field.name: field for field in dataclasses.fields(cls)}
+        known = {field.name: field for field in dataclasses.fields(cls)}
         for name, value in settings.items():
-            if name not in fields:
+            if name not in known:
                 raise ValueError(
-                    f"{name}={value} does not belong to sampling={cls.name()}: leave it out"
+                    f"{name}={value} does not belong to sampling={cls.name}: leave it out"
                 )
-        for name, field in fields.items():
+        for name, field in known.items():
             if field.default is dataclasses.MISSING and name not in settings:
-                raise ValueError(f"sampling={cls.name()} needs {name}=None to be given")
+                raise ValueError(f"sampling={cls.name} needs {name}=None to be given")
         return cls(**settings)
 
     def settings(self) -> dict[str, Any]:
         """The fields of a `PlanConfig` that `configured` makes this scheme from."""
         values = {name: getattr(self, name) for name in SETTINGS if hasattr(self, name)}
-        return {"sampling": self.name(), **values}
+        return {"sampling": self.name, **values}
 
-    def resized(self, **sizes: int) -> Self:
-        """The scheme with another population or cohort_size."""
+    def resized(self, *, population: int, cohort_size: int) -> Self:
+        """The scheme of another population and cohort size."""
+        sizes: dict[str, int] = {"population": population, "cohort_size": cohort_size}
         return dataclasses.replace(self, **sizes)
 
     def facts(self, rounds: int) -> dict[str, Any]:
@@ -173,6 +183,27 @@ class Sampling(abc.ABC):
             ]
         return []
 
+    def unlikely(self, words: str, at_least: int, *, draws: int, times: int) -> list[str]:
+        """A sentence if one of `times` counts of `draws` draws each hardly reaches `at_least`.
+
+        A scheme asks for at most three.
+        """
+        from scipy import stats
+
+        chance = times * float(stats.binom.sf(at_least - 1, draws, self.probability))
+        if chance >= FALSE_POSITIVE_RATE / 3:
+            return []
+        return [
+            f"{words}, which sampling with probability {self.probability:.6g} gives with "
+            f"probability at most {max(chance, 1e-300):.2g}"
+        ]
+
+    def unlikely_cohort(self, observed: ParticipationStats, draws: int) -> list[str]:
+        """A sentence if the largest round has more clients than `draws` draws hardly give."""
+        largest = int(observed.cohort_sizes.max())
+        words = f"a round has {largest} clients"
+        return self.unlikely(words, largest, draws=draws, times=observed.rounds)
+
     @abc.abstractmethod
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement, in which numbers are rounded to the safe side.
@@ -180,8 +211,18 @@ class Sampling(abc.ABC):
         - adjacency: why the accountant's relation covers zero-out.
         - accounting: how epsilon was computed, without the full stop.
         - drawing: how clients are drawn.
-        - secret: what must stay secret beside who is drawn, beginning with a comma; or empty.
         """
+
+
+def off_multiples(observed: ParticipationStats, parts: int) -> list[str]:
+    """A sentence if two rounds of a client are no multiple of `parts` apart."""
+    off = sum(count for gap, count in observed.separations.items() if gap % parts)
+    if not off:
+        return []
+    return [
+        f"{off} separations of two rounds of one client are no multiples of {parts}, so that those "
+        "clients left their part of the population"
+    ]
 
 
 def takes(name: str, setting: str) -> bool:
@@ -191,9 +232,3 @@ def takes(name: str, setting: str) -> bool:
     False
     """
     return any(field.name == setting for field in dataclasses.fields(SCHEMES[name]))
-
-
-@functools.lru_cache(maxsize=4)
-def column_norm(mechanism: Mechanism) -> float:
-    """Largest column norm of the encoder: the sensitivity of a single participation, exact."""
-    return sensitivity(mechanism, Participation(rounds=mechanism.rounds, schema="single")).value

@@ -1,5 +1,5 @@
-"""Cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App. F): Poisson samples, and
-subsets of fixed size.
+"""Cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App. F): Poisson samples,
+subsets of fixed size, and one round an epoch for every client, in places drawn anew.
 
 The population is split into b parts D_0 .. D_(b-1), whatever the data, and round t draws from part
 t mod b only. With an encoder of at most b bands no row of C x depends on two rounds of one client.
@@ -7,22 +7,29 @@ A run is then ceil(n / b) adaptive queries on one part, each of sensitivity max_
 4). The schemes differ in how a round draws from its part.
 """
 
-import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import fields
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import MIN_DELTA
+from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.rounding import down
-from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, Sampling, column_norm
-from fedmf.privacy.sampling.draws import Draws, PartitionDraws
+from fedmf.privacy.sampling.base import (
+    Sampling,
+    check_bands,
+    check_cohort_size,
+    check_population,
+    off_multiples,
+)
+from fedmf.privacy.sampling.draws import Draws, EpochPlaces, PartitionDraws
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -49,26 +56,17 @@ class Cyclic(Sampling):
       ValueError: a cohort larger than the part that it is drawn from.
     """
 
-    population: int
-    cohort_size: int
-    partitions: int | None = None
+    population: int = fields.checked(check_population)
+    cohort_size: int = fields.checked(check_cohort_size)
+    partitions: int | None = fields.checked(check_bands, None)
 
     def __post_init__(self) -> None:
-        m = checks.integer("population", self.population, low=1, hint="use the number of clients")
-        B = checks.integer(
-            "cohort_size", self.cohort_size, low=1, hint="use the number of clients a round"
-        )
-        b = self.partitions
-        if b is not None:
-            b = checks.integer(
-                "partitions", b, low=1, hint="use the number of bands, or leave it out"
-            )
-        for name, value in (("population", m), ("cohort_size", B), ("partitions", b)):
-            object.__setattr__(self, name, value)
+        super().__post_init__()
+        m, B, b = self.population, self.cohort_size, self.partitions
         part = m // (b or 1)
         if part < B:
             ways = [
-                (part, f"lower cohort_size to at most {part}"),
+                (part, f"lower `cohort_size` to at most {part}"),
                 (m // B, f"use a mechanism of at most {m // B} bands"),
             ]
             raise ValueError(
@@ -85,6 +83,11 @@ class Cyclic(Sampling):
                 "partitions=None: a plan sets it to the mechanism's bands; or pass partitions"
             )
         return self.partitions
+
+    @property
+    def largest_part(self) -> int:
+        """Clients of the largest part."""
+        return -(-self.population // self.parts)
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """The scheme in as many parts as the mechanism has bands, unless it has more."""
@@ -131,11 +134,6 @@ class _RoundByRound(Cyclic):
     rounds with one probability.
     """
 
-    @property
-    @abc.abstractmethod
-    def probability(self) -> float:
-        """The largest probability of any client to be drawn in a round of its part."""
-
     def compositions(self, rounds: int) -> int:
         """ceil(rounds / partitions): the rounds in which one client can be drawn (Thm. 4)."""
         return -(-rounds // self.parts)
@@ -143,29 +141,18 @@ class _RoundByRound(Cyclic):
     def facts(self, rounds: int) -> dict[str, Any]:
         """Class, fields, probability, and compositions of one client."""
         more = {"probability": self.probability, "compositions": self.compositions(rounds)}
-        return super().facts(rounds) | (more if self.partitions is not None else {})
+        return super().facts(rounds) | more
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Too many clients, or a client too often."""
         found, most = super().contradictions(observed, rounds), observed.max_participations
-        # Upper bound on the chance of the largest count of any client, over all rounds of the plan.
-        chance = self.population * self._chance(most, self.compositions(rounds))
-        return found + self._far_tail(f"a client took part {most} times", chance)
-
-    def _chance(self, at_least: int, draws: int) -> float:
-        """Chance of so many successes in `draws` independent draws of the scheme."""
-        from scipy import stats
-
-        return float(stats.binom.sf(at_least - 1, draws, self.probability))
-
-    def _far_tail(self, words: str, chance: float) -> list[str]:
-        """The contradiction of one of at most three counts, given an upper bound on its chance."""
-        if chance >= FALSE_POSITIVE_RATE / 3:
-            return []
-        given = (
-            f"which sampling with probability {self.probability:.6g} gives with probability at most"
+        # At most as likely as the largest count of any client, over all rounds of the plan.
+        return found + self.unlikely(
+            f"a client took part {most} times",
+            most,
+            draws=self.compositions(rounds),
+            times=self.population,
         )
-        return [f"{words}, {given} {max(chance, 1e-300):.2g}"]
 
     def _accounting(self, mechanism: Mechanism, noise: float) -> str:
         return (
@@ -176,7 +163,7 @@ class _RoundByRound(Cyclic):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(_RoundByRound, name="poisson"):
+class CyclicPoisson(_RoundByRound):
     """Every client of the round's part takes part with probability q, independently (banded paper,
     Alg. 6 and Cor. F.1).
 
@@ -191,6 +178,7 @@ class CyclicPoisson(_RoundByRound, name="poisson"):
     (0.026316, 228, 9)
     """
 
+    name: ClassVar[str] = "poisson"
     independent: ClassVar[bool] = True
 
     @property
@@ -227,15 +215,12 @@ class CyclicPoisson(_RoundByRound, name="poisson"):
         """Those of all such schemes, too large a round, and too many participations; the largest
         part bounds them all.
         """
-        part, largest = -(-self.population // self.parts), int(observed.cohort_sizes.max())
-        total = observed.participations
+        part, total = self.largest_part, observed.participations
         return (
             super().contradictions(observed, rounds)
-            + self._far_tail(
-                f"a round has {largest} clients", observed.rounds * self._chance(largest, part)
-            )
-            + self._far_tail(
-                f"there are {total} participations", self._chance(total, part * observed.rounds)
+            + self.unlikely_cohort(observed, part)
+            + self.unlikely(
+                f"there are {total} participations", total, draws=part * observed.rounds, times=1
             )
         )
 
@@ -252,13 +237,11 @@ class CyclicPoisson(_RoundByRound, name="poisson"):
             f"{self.probability:.12g} (Corollary F.1)",
             "drawing": f"{self._in_words()}: each client with probability {self.probability:.12g}, "
             "independently of all others and of other rounds.",
-            # With a known number the sample is one of fixed size.
-            "secret": ", and so does how many are in any round",
         }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicFixedSize(_RoundByRound, name="fixed_size"):
+class CyclicFixedSize(_RoundByRound):
     """A uniform subset of exactly cohort_size clients of the round's part, drawn anew each round
     (banded paper, Alg. 2).
 
@@ -270,6 +253,7 @@ class CyclicFixedSize(_RoundByRound, name="fixed_size"):
     0.03003003003003003
     """
 
+    name: ClassVar[str] = "fixed_size"
     min_delta: ClassVar[float] = MIN_DELTA
 
     @property
@@ -308,9 +292,10 @@ class CyclicFixedSize(_RoundByRound, name="fixed_size"):
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Those of all schemes, and a round with more clients than are drawn."""
-        return super().contradictions(observed, rounds) + too_large_cohort(
-            observed, self.cohort_size
-        )
+        found, largest = super().contradictions(observed, rounds), int(observed.cohort_sizes.max())
+        if largest > self.cohort_size:
+            found.append(f"a round has {largest} clients where {self.cohort_size} were to be drawn")
+        return found
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
@@ -321,13 +306,117 @@ class CyclicFixedSize(_RoundByRound, name="fixed_size"):
             "(Wang, Balle and Kasiviswanathan 2019, Theorem 27)",
             "drawing": f"{self._in_words()}: a uniform subset of {self.cohort_size} clients, "
             "independently of other rounds.",
-            "secret": "",
         }
 
 
-def too_large_cohort(observed: ParticipationStats, cohort_size: int) -> list[str]:
-    """The contradiction of a scheme that draws exactly `cohort_size` clients a round."""
-    largest = int(observed.cohort_sizes.max())
-    return [f"a round has {largest} clients where {cohort_size} were to be drawn"] * (
-        largest > cohort_size
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CyclicShuffle(Cyclic):
+    """Every client once an epoch of floor(population / cohort_size) rounds, in a place drawn anew.
+
+    Every epoch each client draws one of its `positions` rounds, the ones congruent to it modulo
+    `partitions`, independently of all others. `partitions` must divide the epoch. Cohorts vary in
+    size, population / epoch on average.
+
+    The guarantee is that of random allocation (`fedmf.privacy.random_allocation`). A client's
+    rounds are multiples of partitions >= bands apart, in epochs as in the next one. What it adds in
+    round i lies in rows i .. i + bands - 1 of C x, which no other of its rounds reaches and which
+    end before its next one. So a run is, for each epoch, one of `positions` adaptive Gaussian
+    queries, query i of sensitivity ||C e_i||: conditioned on the others, whose places say nothing
+    of this client's. dp_accounting has no such event.
+
+    No amplification is proven for one order that all epochs share.
+
+    >>> shuffle = CyclicShuffle(population=1000, cohort_size=10, partitions=4)
+    >>> shuffle.epoch, shuffle.positions, shuffle.participation(250)
+    (100, 25, Participation(rounds=250, schema='min_sep', min_sep=4, max_participations=3))
+    """
+
+    name: ClassVar[str] = "reshuffle"
+    min_delta: ClassVar[float] = MIN_DELTA
+    independent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.partitions is not None and self.epoch % self.partitions:
+            raise ValueError(
+                f"partitions={self.partitions} does not divide an epoch of {self.epoch} rounds "
+                f"(population={self.population} // cohort_size={self.cohort_size}): use a "
+                f"divisor of {self.epoch}, or leave partitions out"
+            )
+
+    def for_mechanism(self, mechanism: Mechanism) -> Self:
+        """The scheme in the least number of parts that divides an epoch and is no less than the
+        mechanism's bands, unless it has more.
+        """
+        if self.partitions is not None:
+            return super().for_mechanism(mechanism)
+        bands = proven_bands(mechanism)
+        parts = (b for b in range(bands, self.epoch + 1) if self.epoch % b == 0)
+        return dataclasses.replace(self, partitions=next(parts, bands))
+
+    @property
+    def epoch(self) -> int:
+        """Rounds in which every client is drawn once."""
+        return self.population // self.cohort_size
+
+    @property
+    def positions(self) -> int:
+        """Rounds of an epoch among which a client's one is uniform: epoch / partitions."""
+        return self.epoch // self.parts
+
+    @property
+    def probability(self) -> float:
+        """1 / positions, of a client's place to be a given one of its rounds."""
+        return 1 / self.positions
+
+    def epochs(self, rounds: int) -> int:
+        """Passes over the population that a run begins."""
+        return -(-rounds // self.epoch)
+
+    def facts(self, rounds: int) -> dict[str, Any]:
+        """Class, fields, and the numbers of rounds and epochs."""
+        more = {"epoch": self.epoch, "epochs": self.epochs(rounds), "positions": self.positions}
+        return super().facts(rounds) | more
+
+    def participation(self, rounds: int) -> Participation:
+        """One round an epoch, at least `partitions` apart."""
+        least = min(self.parts, rounds)
+        most = min(self.epochs(rounds), -(-rounds // least))
+        return Participation(
+            rounds=rounds, schema="min_sep", min_sep=least, max_participations=most
+        )
+
+    def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """That of random allocation."""
+        sigma, epochs = noise / column_norm(mechanism), self.epochs(mechanism.rounds)
+        return random_allocation_epsilon(sigma, delta, positions=self.positions, epochs=epochs)
+
+    def draws(self, seed: int) -> Draws:
+        """The places of every epoch."""
+        return EpochPlaces(
+            population=self.population, epoch=self.epoch, partitions=self.parts, seed=seed
+        )
+
+    def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
+        """Those of all schemes, and clients outside their part."""
+        return (
+            super().contradictions(observed, rounds)
+            + off_multiples(observed, self.parts)
+            + self.unlikely_cohort(observed, self.largest_part)
+        )
+
+    def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
+        """Sentences for the privacy statement."""
+        return {
+            "adjacency": "The accountant of random allocation speaks of zeroing a client out: the "
+            "places of other clients are drawn independently of its own, and the divisor is fixed.",
+            "accounting": "Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for "
+            f"(epsilon, delta), for a client's place among {self.positions} rounds of an epoch "
+            "(Choquette-Choo et al. 2023, Corollary F.2, with places drawn independently), "
+            f"{self.epochs(mechanism.rounds)} epochs composed, each query a Gaussian mechanism "
+            f"with noise multiplier {down(noise / column_norm(mechanism))}; computed without "
+            "simulation and rounded to the safe side",
+            "drawing": f"{self._in_words()}: in every epoch of {self.epoch} rounds each client "
+            f"draws one of its {self.positions}, "
+            "uniformly and independently of all others and of other epochs.",
+        }

@@ -145,6 +145,7 @@ class MinSepDraws(Draws):
         return self._rest[clients] <= t
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochOrder(Draws):
     """A random order of the population dealt out in batches: round t takes batch t mod `epoch`.
 
@@ -157,20 +158,18 @@ class EpochOrder(Draws):
       seed: of the order.
     """
 
-    def __init__(self, *, population: int, cohort_size: int, epoch: int, seed: int) -> None:
-        self.population, self.cohort_size, self.epoch, self.seed = (
-            population,
-            cohort_size,
-            epoch,
-            seed,
-        )
-        self._order: np.ndarray | None = None
+    population: int
+    cohort_size: int
+    epoch: int
+    seed: int
+
+    @functools.cached_property
+    def _order(self) -> np.ndarray:
+        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+        return _random_places(rng, self.population, self.epoch * self.cohort_size)
 
     def clients(self, t: int) -> np.ndarray:
         """The clients whose turn it is in round t, int64 (cohort_size,)."""
-        if self._order is None:
-            rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
-            self._order = _random_places(rng, self.population, self.epoch * self.cohort_size)
         start = t % self.epoch * self.cohort_size
         return self._order[start : start + self.cohort_size].astype(np.int64)
 

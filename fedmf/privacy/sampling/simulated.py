@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
@@ -27,7 +28,7 @@ from fedmf.privacy.monte_carlo import (
 )
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from fedmf.privacy.rounding import down, up
-from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE, Sampling, column_norm
+from fedmf.privacy.sampling.base import Sampling, check_bands, check_cohort_size, check_population
 from fedmf.privacy.sampling.cyclic import proven_bands
 from fedmf.privacy.sampling.draws import BinDraws, Draws, MinSepDraws
 from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses, bin_gram, columns_of
@@ -76,27 +77,20 @@ class Simulated(Sampling):
         bound, estimate = (
             up(value if math.isfinite(value) else None) for value in (found.epsilon, found.estimate)
         )
-        times = (
-            f"{found.wanted:.2g} samples for removing, "
-            f"{found.wanted / max(1, found.samples[0]):.2g} times the minutes of these"
-        )
         if found.epsilon == 0 and not found.samples[0]:
             return f"No simulation was needed: delta = {delta} is reached at epsilon = 0."
-        if not math.isfinite(found.epsilon):
+        bounded, more = math.isfinite(found.epsilon), ""
+        if found.wanted > 1.5 * found.samples[0] and (bounded or found.samples[0]):
+            what = "margin of a few percent of delta" if bounded else "bound"
+            more = (
+                f" A {what} would take {found.wanted:.2g} samples for removing, "
+                f"{found.wanted / max(1, found.samples[0]):.2g} times the minutes of these."
+            )
+        if not bounded:
             return (
                 f"The simulation shows nothing at delta = {delta}, and the Gaussian mechanism "
-                "without amplification is what is stated."
-                + (
-                    f" A bound would take {times}."
-                    if found.wanted > 1.5 * found.samples[0] > 0
-                    else ""
-                )
+                f"without amplification is what is stated.{more}"
             )
-        more = (
-            f" A margin of a few percent of delta would take {times}."
-            if found.wanted > 1.5 * found.samples[0]
-            else ""
-        )
         return (
             f"It is a Monte-Carlo bound from {found.samples[0]} samples for removing and "
             f"{found.samples[1]} for adding a client. The bound at delta = {delta} is epsilon = "
@@ -143,7 +137,7 @@ ADJACENCY = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BallsInBins(Simulated, name="balls-in-bins"):
+class BallsInBins(Simulated):
     """Every client draws one of `bins` residues once and takes part in rounds i, i + bins, i + 2
     bins, .. (arXiv:2410.06266).
 
@@ -160,17 +154,18 @@ class BallsInBins(Simulated, name="balls-in-bins"):
     (50, Participation(rounds=100, schema='fixed_epoch', min_sep=20, max_participations=5))
     """
 
-    population: int
+    name: ClassVar[str] = "balls-in-bins"
+    needs_bands: ClassVar[bool] = False
+
+    population: int = fields.checked(check_population)
     bins: int
 
     def __post_init__(self) -> None:
-        m = checks.integer("population", self.population, low=1, hint="use the number of clients")
-        hint = (
-            f"use at most the population={m}, and population / cohort_size for cohorts of that size"
-        )
-        b = checks.integer("bins", self.bins, low=1, high=m, hint=hint)
-        object.__setattr__(self, "population", m)
-        object.__setattr__(self, "bins", b)
+        super().__post_init__()
+        m = self.population
+        hint = f"use at most the population={m}; population / cohort_size bins have such cohorts"
+        bins = checks.integer("bins", self.bins, low=1, high=m, hint=hint)
+        fields.set_fields(self, {"bins": bins})
 
     @property
     def cohort_size(self) -> int:
@@ -188,8 +183,8 @@ class BallsInBins(Simulated, name="balls-in-bins"):
         *,
         population: int | None,
         cohort_size: int | None,
-        partitions: int | None,
-        min_sep: int | None,
+        partitions: int | None = None,
+        min_sep: int | None = None,
     ) -> Self:
         """`partitions`, or else population // cohort_size, as the number of bins."""
         for name, value in (("population", population), ("cohort_size", cohort_size)):
@@ -209,16 +204,13 @@ class BallsInBins(Simulated, name="balls-in-bins"):
     def settings(self) -> dict[str, Any]:
         """The fields of a `PlanConfig` that `configured` makes this scheme from."""
         sizes = {"population": self.population, "cohort_size": self.cohort_size}
-        return {"sampling": self.name(), **sizes, "partitions": self.bins}
+        return {"sampling": self.name, **sizes, "partitions": self.bins}
 
-    def resized(self, **sizes: int) -> Self:
-        """The scheme of another population or cohort_size, in as many bins as give
-        cohorts of that size.
-        """
-        wanted = {"population": self.population, "cohort_size": self.cohort_size} | sizes
-        if wanted["cohort_size"] == self.cohort_size and wanted["population"] == self.population:
+    def resized(self, *, population: int, cohort_size: int) -> Self:
+        """The scheme of another population and cohort size, in bins that give such cohorts."""
+        if (population, cohort_size) == (self.population, self.cohort_size):
             return self
-        return self.configured(**wanted, partitions=None, min_sep=None)
+        return self.configured(population=population, cohort_size=cohort_size)
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """Itself, for encoders that are lower-triangular and have no negative entry."""
@@ -269,17 +261,9 @@ class BallsInBins(Simulated, name="balls-in-bins"):
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Those of all schemes, and a round with more clients than chance gives."""
-        found, largest = super().contradictions(observed, rounds), int(observed.cohort_sizes.max())
-        # Rounds of one bin have the same clients.
-        chance = min(self.bins, observed.rounds) * _binomial_tail(
-            largest, self.population, 1 / self.bins
+        return super().contradictions(observed, rounds) + self.unlikely_cohort(
+            observed, self.population
         )
-        if chance < FALSE_POSITIVE_RATE:
-            given = (
-                f"which {self.bins} bins give with probability at most {max(chance, 1e-300):.2g}"
-            )
-            found.append(f"a round has {largest} clients, {given}")
-        return found
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
@@ -300,12 +284,11 @@ class BallsInBins(Simulated, name="balls-in-bins"):
             "drawing": f"Each of {self.population} clients draws one of {self.bins} bins once, "
             "uniformly and independently of all "
             f"others, and round t is that of bin t mod {self.bins}.",
-            "secret": ", and so does how many are in any round",
         }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSepPoisson(Simulated, name="min-sep-poisson"):
+class MinSepPoisson(Simulated):
     """A client that took part in none of the last min_sep - 1 rounds takes part with probability p
     (arXiv:2602.09338, b-min-sep sampling).
 
@@ -323,25 +306,19 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
     (0.058824, 3)
     """
 
-    population: int
-    cohort_size: int
-    min_sep: int | None = None
+    name: ClassVar[str] = "min-sep-poisson"
+    population: int = fields.checked(check_population)
+    cohort_size: int = fields.checked(check_cohort_size)
+    min_sep: int | None = fields.checked(check_bands, None)
 
     def __post_init__(self) -> None:
-        m = checks.integer("population", self.population, low=1, hint="use the number of clients")
-        B = checks.integer(
-            "cohort_size", self.cohort_size, low=1, hint="use the number of clients a round"
-        )
-        b = self.min_sep
-        if b is not None:
-            b = checks.integer("min_sep", b, low=1, hint="use the number of bands, or leave it out")
-        for name, value in (("population", m), ("cohort_size", B), ("min_sep", b)):
-            object.__setattr__(self, name, value)
+        super().__post_init__()
+        m, B, b = self.population, self.cohort_size, self.min_sep
         if B * (b or 1) > m:
             raise ValueError(
                 f"cohort_size={B} * min_sep={b or 1} exceeds population={m}, and clients that rest "
-                f"cannot come: lower cohort_size to at most {m // (b or 1)}, min_sep to at most "
-                f"{m // B}, or raise the population to {B * (b or 1)}"
+                f"cannot come: lower `cohort_size` to at most {m // (b or 1)}, "
+                f"`min_sep` to at most {m // B}, or raise the population to {B * (b or 1)}"
             )
 
     @property
@@ -349,7 +326,7 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
         """b, once it is known."""
         if self.min_sep is None:
             raise ValueError(
-                "min_sep=None: a plan sets it to the mechanism's bands; or pass min_sep"
+                "min_sep=None: a plan sets it to the mechanism's bands; or pass `min_sep`"
             )
         return self.min_sep
 
@@ -361,8 +338,7 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
 
     def facts(self, rounds: int) -> dict[str, Any]:
         """Class, fields and probability."""
-        more = {"probability": self.probability} if self.min_sep is not None else {}
-        return super().facts(rounds) | more
+        return super().facts(rounds) | {"probability": self.probability}
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
         """The scheme with min_sep the mechanism's bands, unless it has more."""
@@ -374,7 +350,7 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
             raise ValueError(
                 f"sampling has min_sep={self.min_sep} but the mechanism has {bands} bands, and two "
                 "rounds of one client would meet in a row of C x: use BallsInBins, which needs no "
-                "bands, or fit a mechanism of fewer bands, or leave min_sep out"
+                "bands, or fit a mechanism of fewer bands, or leave `min_sep` out"
             )
         return self
 
@@ -402,25 +378,17 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
         A client that takes part k times has k - 1 rests behind it, and so at most rounds - (k - 1)
         (min_sep - 1) draws for it. Without rests every count would be larger still.
         """
-        found, m, p = super().contradictions(observed, rounds), self.population, self.probability
-        largest, most, total = (
-            int(observed.cohort_sizes.max()),
-            observed.max_participations,
-            observed.participations,
-        )
+        most, total = observed.max_participations, observed.participations
         draws = max(most, rounds - (most - 1) * (self.separation - 1))
-        for words, chance in (
-            (f"a round has {largest} clients", observed.rounds * _binomial_tail(largest, m, p)),
-            (f"a client took part {most} times", m * _binomial_tail(most, draws, p)),
-            (f"there are {total} participations", _binomial_tail(total, m * observed.rounds, p)),
-        ):
-            if chance < FALSE_POSITIVE_RATE / 3:
-                given = (
-                    f"which sampling with probability {p:.6g} gives with probability at most "
-                    f"{max(chance, 1e-300):.2g}"
-                )
-                found.append(f"{words}, {given}")
-        return found
+        m = self.population
+        return (
+            super().contradictions(observed, rounds)
+            + self.unlikely_cohort(observed, m)
+            + self.unlikely(f"a client took part {most} times", most, draws=draws, times=m)
+            + self.unlikely(
+                f"there are {total} participations", total, draws=m * observed.rounds, times=1
+            )
+        )
 
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
@@ -436,14 +404,7 @@ class MinSepPoisson(Simulated, name="min-sep-poisson"):
             "after a round in which it was drawn, is "
             f"then drawn with probability {self.probability:.12g} in each round, independently of "
             "all others, and began in the stationary state of that rule.",
-            "secret": ", and so does how many are in any round",
         }
-
-
-def _binomial_tail(at_least: int, trials: int, probability: float) -> float:
-    from scipy import stats
-
-    return float(stats.binom.sf(at_least - 1, trials, probability))
 
 
 @functools.lru_cache(maxsize=16)

@@ -27,24 +27,31 @@ def _functions() -> ctypes.CDLL | None:
         functions.next_word_arena.argtypes = (_LONG,) * 5
         functions.next_word_epoch.restype = ctypes.c_double
         functions.next_word_epoch.argtypes = (
-            *(_POINTER,) * 4, _LONG, _POINTER, ctypes.c_int, ctypes.c_float, _POINTER,
+            *(_POINTER,) * 4, _LONG, _POINTER, ctypes.c_int, ctypes.c_int, ctypes.c_float, _POINTER,
         )  # fmt: skip
     return functions
 
 
 def compiled_epoch(
-    *, vocabulary_size: int, embedding_size: int, lstm_size: int, loss: str, batch_size: int
+    *,
+    vocabulary_size: int,
+    embedding_size: int,
+    lstm_size: int,
+    form: str = "plain",
+    loss: str,
+    batch_size: int,
 ) -> Callable[[], CompiledEpoch | None]:
-    """The `Task.compiled_epoch` of a task with `model.build_model` of these
-    sizes and `model.make_loss(loss)`.
+    """The `Task.compiled_epoch` of a task with `model.build_model` of these sizes and this form,
+    and `model.make_loss(loss)`.
 
     The sum of the loss and the update agree with the Keras model's to float32 rounding, not to the
     bit. Without a C compiler there is no such epoch.
     """
     sizes = (vocabulary_size + 4, embedding_size, lstm_size)
-    return functools.partial(
-        _where_it_runs, _Epoch(sizes=sizes, batch_size=batch_size, masked=loss == "masked")
+    epoch = _Epoch(
+        sizes=sizes, batch_size=batch_size, stays=form == "published", masked=loss == "masked"
     )
+    return functools.partial(_where_it_runs, epoch)
 
 
 def _where_it_runs(epoch: "_Epoch") -> CompiledEpoch | None:
@@ -57,6 +64,7 @@ class _Epoch:
 
     sizes: tuple[int, int, int]
     batch_size: int
+    stays: bool
     masked: bool
 
     def __call__(
@@ -93,6 +101,7 @@ class _Epoch:
                 pointer(y, np.int32),
                 len(x),
                 _Sizes(*all_sizes),
+                self.stays,
                 self.masked,
                 learning_rate,
                 pointer(arena, written=True),

@@ -21,6 +21,8 @@ typedef struct {
     float *packed, *columns, *sums, *taken, *taken_columns, *logits, *d_taken;
     long *position; /* rows with a label */
     int32_t *label;
+    const int32_t *ends; /* this batch's words where the LSTM's output stays behind their end, at padding; or 0 */
+    long count;          /* sentences of this batch */
 } model;
 
 /* Lays out the model and its arrays from `base` on; returns the floats they take. With base = 0 only that number means something. */
@@ -61,6 +63,9 @@ static long lay_out(model *s, long batch_size, float *base) {
     return used;
 }
 
+/* Whether step t of row r, at padding, only keeps what was before it. */
+static int stays(const model *s, long t, long r) { return s->ends && r < s->count && !s->ends[r * s->length + t]; }
+
 static void forward(model *s) {
     long R = s->rows, u = s->u, g = s->g;
     multiply(R * s->steps, s->e, g / NR, by_rows(s->inputs, s->e), s->w[INPUT].panels, s->e * NR,
@@ -80,6 +85,10 @@ static void forward(model *s) {
                 vec o = sigmoid(CV(open + j)), now = f * CV(before + j) + i * c;
                 V(in + j) = i, V(forget + j) = f, V(candidate + j) = c, V(open + j) = o;
                 V(cell + j) = now, V(state + j) = o * hyperbolic_tangent(now);
+            }
+            if (stays(s, t, r)) {
+                memcpy(cell, before, sizeof(float) * u);
+                memcpy(state, state - R * u, sizeof(float) * u);
             }
         }
     }
@@ -155,6 +164,11 @@ static void through_time(model *s) {
             float *in = gates + r * g, *forget = in + u, *candidate = in + 2 * u, *open = in + 3 * u;
             const float *before = s->cells + (t * R + r) * u, *cell = before + R * u;
             float *d_cell = s->d_cell + r * u, *d_state = s->d_states + (t * R + r) * u;
+            if (stays(s, t, r)) { /* the gradient of its state and cell is that of those before */
+                memset(in, 0, sizeof(float) * g);
+                for (long j = 0; t && j < u; j++) d_state[j - R * u] += d_state[j];
+                continue;
+            }
             for (long j = 0; j < u; j += VL) {
                 vec i = CV(in + j), f = CV(forget + j), c = CV(candidate + j), o = CV(open + j);
                 vec q = hyperbolic_tangent(CV(cell + j)), dh = CV(d_state + j);
@@ -198,7 +212,8 @@ static long find_labels(model *s, const int32_t *y, long count, int masked) {
 
 /* One batch of `count` sentences; returns the mean loss. */
 static double batch(model *s, const float *embedding, float *update, const int32_t *x, const int32_t *y, long count,
-                    int masked, float rate) {
+                    int ends, int masked, float rate) {
+    s->ends = ends ? x : 0, s->count = count;
     long labels = find_labels(s, y, count, masked), R = s->rows, all = R * s->steps, e = s->e, u = s->u, g = s->g;
     if (!labels) return 0;
     memset(s->inputs, 0, sizeof(float) * all * e);
@@ -246,9 +261,9 @@ long next_word_arena(long classes, long width, long units, long length, long bat
 }
 
 /* One epoch over `sentences` sentences in their order. `tensors` are the model's 8 as Keras has them, `update` the same before less
-   after, `sizes` the arguments of `next_word_arena`. Returns the sum over batches of the loss before the step times the sentences. */
+   after, `sizes` the arguments of `next_word_arena`. With `ends` the LSTM's output stays behind the words of a sentence. Returns the sum over batches of the loss before the step times the sentences. */
 double next_word_epoch(const float *const *tensors, float *const *update, const int32_t *x, const int32_t *y, long sentences,
-                       const long *sizes, int masked, float rate, float *arena) {
+                       const long *sizes, int ends, int masked, float rate, float *arena) {
     model s = {.classes = sizes[0], .width = sizes[1], .units = sizes[2], .length = sizes[3]};
     long batch_size = sizes[4];
     lay_out(&s, batch_size, arena);
@@ -263,7 +278,8 @@ double next_word_epoch(const float *const *tensors, float *const *update, const 
     double loss = 0;
     for (long first = 0; first < sentences; first += batch_size) {
         long count = least(sentences - first, batch_size);
-        loss += count * batch(&s, tensors[0], update[0], x + first * s.length, y + first * s.length, count, masked, rate);
+        loss += count * batch(&s, tensors[0], update[0], x + first * s.length, y + first * s.length, count, ends, masked,
+                              rate);
     }
     for (int i = 0; i < MATRICES; i++) unpack_difference(&s.w[i], tensors[i + 1], update[i + 1]);
 #if defined(__SSE__)

@@ -106,7 +106,7 @@ def test_a_state_of_another_scaling_is_refused():
     state = query_of(Scaling(rule="adam")).initial_global_state()
     for change in ({"rule": "adagrad"}, {"epsilon": 0.5}, {"every": 2}):
         other = query_of(Scaling(**{"rule": "adam"} | change))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="another zeroing_norm, scaling"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="another `zeroing_norm`, scaling"):
             one_round(other, state, random_updates(0))
 
 

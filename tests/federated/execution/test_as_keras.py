@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated.execution.base import RunOptions
-from fedmf.federated.execution.batches import batches, steps
 from fedmf.federated.execution.choice import build_execution
-from fedmf.federated.execution.client_data import client_epochs
+from fedmf.federated.execution.client_data import batches, client_epochs, steps
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
 from tests.federated.small_runs import assert_close, config

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.noise.rows import NoiseRows
-from fedmf.federated.noise.source import RunSeeds, source_of_key
+from fedmf.federated.noise import NoiseRows, RunSeeds, source_of_key
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.noise.strategies import GRAPH_STRATEGIES
 from fedmf.server.source import noise_key

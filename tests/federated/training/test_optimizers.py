@@ -38,10 +38,15 @@ def test_refusals(rates, momentum, named):
         federated.ScheduledSGDM(rates, momentum=momentum)
 
 
-def test_adam_follows_the_schedule_and_its_own_formula():
+@pytest.mark.parametrize("schedule", [None, "3:0.5"])
+def test_adam_follows_the_schedule_and_its_own_formula(schedule):
     """Adam of Kingma and Ba, Algorithm 1, with the rate of each round."""
     settings = config(
-        server_optimizer="adam", server_momentum=0.5, server_epsilon=0.1, server_learning_rate=2.0
+        server_optimizer="adam",
+        server_momentum=0.5,
+        server_epsilon=0.1,
+        server_learning_rate=2.0,
+        learning_rate_schedule=schedule,
     )
     optimizer, rates = server_optimizer(settings), settings.server_schedule().learning_rates()
     assert len(set(rates)) > 1

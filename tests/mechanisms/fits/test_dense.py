@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import fedmf
-from fedmf.mechanisms.dense.classes import Classes
+from fedmf.mechanisms.dense.classes import Classes, Resolvents
 from fedmf.mechanisms.dense.dual import EqualNormsDual, PairsDual
-from fedmf.mechanisms.dense.resolvents import Resolvents
 from fedmf.mechanisms.fit import fit
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, separated

@@ -3,7 +3,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import fedmf
-from fedmf.mechanisms.certificate import certify
+from fedmf.mechanisms.base import certify
 from fedmf.mechanisms.fit import fit
 from fedmf.workloads import prefix_sum
 from tests.mechanisms.schemas import separated, single

@@ -1,0 +1,180 @@
+"""The papers' numbered theorems and algorithms: what each says, in our words, and the lines that
+cite it.
+
+A citation is a paper and a number, as in "banded paper, Thm. 2" or "Alg. 4 of the banded paper".
+"""
+
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import fedmf
+
+# Source | number | what it says. What only serves a proof is left to the papers.
+_STATEMENTS = """
+denisov | Prop. 2.1 | Without delta, a guarantee for fixed inputs holds for adaptive ones.
+denisov | Thm. 2.1 | With Gaussian noise it does with delta too, for a lower-triangular query.
+denisov | Prop. 2.2 | Every factorisation has a lower-triangular one of the same mechanism.
+denisov | Thm. 3.1 | rho-zCDP of C G + Z from the largest column norm of C.
+denisov | Thm. 3.2 | The optimum for one epoch is the fixed point of phi.
+denisov | Thm. 3.3 | phi is a contraction near its fixed point.
+denisov | Alg. 1 | SGD on released sums B (C G + Z).
+denisov | Alg. 2 | Momentum as a post-processing of released sums.
+denisov | Thm. 4.1 | Algorithm 1 is as private as one Gaussian release of C G.
+denisov | Prop. 4.1 | Regret of convex SGD by the variance of the released sums.
+denisov | Prop. 4.2 | Momentum and learning rates are a lower-triangular matrix of the gradients.
+denisov | Prop. C.1 | Honaker's full estimator is the best decoder of the tree.
+denisov | Prop. D.1 | A mechanism that is private for fixed inputs ...
+denisov | Prop. D.2 | ... and not for adaptive ones.
+denisov | Thm. E.1 | The derivative of phi is a contraction (proof of Theorem 3.3).
+denisov | Alg. 3 | Noise of bands and low rank, a row at a time.
+denisov | Def. J.1 | Replace-with-zero differential privacy.
+denisov | Def. J.2 | Zero-concentrated differential privacy.
+multi-epoch | Def. 1 | Sensitivity over a participation schema.
+multi-epoch | Thm. 2.1 | Sensitivity by spectral norms; exact for one dimension by enumeration.
+multi-epoch | Cor. 2.1 | Where C^T C >= 0 one-dimensional inputs decide it.
+multi-epoch | Thm. 2.2 | Adaptive inputs cost nothing, whatever the schema.
+multi-epoch | Thm. 3.1 | The dual of the optimum, and the optimum from the dual variables.
+multi-epoch | Cor. 3.1 | The gradient of the dual.
+multi-epoch | Thm. 4.1 | The FFT mechanism is k^2 rho-zCDP under k participations.
+multi-epoch | Alg. 1 | Prefix sums by the discrete Fourier transform.
+multi-epoch | Thm. H.1 | Matrices for which one-dimensional inputs decide the sensitivity.
+multi-epoch | Claim H.1 | Extreme points of row-stochastic matrices (proof of Theorem H.1).
+multi-epoch | Lemma I.1 | The feasible set is bounded where the contributions span everything.
+multi-epoch | Lemma I.2 | Roots that solve U = X V X.
+multi-epoch | Cor. I.1 | Two of them: the geometric mean, and one by symmetric roots.
+multi-epoch | Thm. J.1 | The Fourier transform diagonalises circulant matrices.
+multi-epoch | Thm. J.2 | Algorithm 1 is rho-zCDP.
+multi-epoch | Thm. J.3 | Its mean squared error.
+multi-epoch | Cor. J.1 | The same in closed form.
+multi-epoch | Prop. K.1 | The mechanism as a real factorisation B_F C_F.
+multi-epoch | Prop. K.2 | Its optimal decoder in O(n log^2 n).
+multi-epoch | Lemma K.1 | Square roots of circulant matrices that stay real.
+banded | Thm. 1 | Amplification by sampling from parts, informally.
+banded | Def. 1 | b-min-sep participation.
+banded | Thm. 2 | Sensitivity of b bands under b-min-sep: exact, from the column norms.
+banded | Thm. 3 | A bound for any matrix under b-min-sep.
+banded | Prop. 4.1 | A banded X has a banded lower-triangular C.
+banded | Problem 2 | The best banded encoder with columns of norm one.
+banded | Alg. 1 | DP-SGD and MF-DP-FTRL.
+banded | Alg. 2 | Sampling of fixed size from parts.
+banded | Thm. 4 | b bands: guarantees of ceil(n / b) queries on one part.
+banded | Alg. 3 | VecSens: the largest sum of rounds b apart.
+banded | Alg. 4 | The bound of Theorem 3 in O(n^2).
+banded | Alg. 5 | The sensitivity of Theorem 2 in O(n b).
+banded | Prop. B.1 | Banded optima without equal norms, under (k, b)-participation.
+banded | Prop. E.1 | Sensitivity as a sum of |X| over a client's rounds: exact where X >= 0.
+banded | Alg. 6 | Sampling from parts.
+banded | Alg. 7 | The queries that bound its privacy.
+banded | Cor. F.1 | Poisson sampling from parts, by an accountant.
+banded | Cor. F.2 | Shuffled batches.
+banded | Alg. 8 | Multiplication by a banded matrix, a row at a time.
+banded | Alg. 9 | Multiplication by its inverse, a row at a time.
+"""
+# A paper's name in a comment -> its source; of other literature "".
+_PAPERS = (
+    (r"[Mm]ulti-epoch", "multi-epoch"),
+    (r"[Bb]anded(?: paper|,| Alg| Table)|Choquette-Choo et al\. 2023|BandMF", "banded"),
+    (r"Denisov", "denisov"),
+    (r"(?<![\w-])[A-Z]\w+ (?:et al\.|and [A-Z]\w+),? \(?\d{4}|arXiv", ""),
+)
+_KINDS = {
+    "Theorem": "Thm.",
+    "Corollary": "Cor.",
+    "Proposition": "Prop.",
+    "Algorithm": "Alg.",
+    "Definition": "Def.",
+    "Prob.": "Problem",
+}
+_KIND = "|".join(map(re.escape, [*_KINDS, *_KINDS.values(), "Lemma", "Claim"]))
+_NUMBER = re.compile(
+    rf"(?P<kind>{_KIND}) (?P<number>[A-Z]?\.?\d+(?:\.\d+)?)"
+    r"(?P<paper>[^.;(]{0,12}? of (?:the )?\w[\w-]+)?"
+)
+_REACH = 110  # characters that a paper's name reaches
+
+
+class Statement(NamedTuple):
+    """A numbered statement of a paper: its source, such as banded, its number, and what it says."""
+
+    source: str
+    number: str
+    claim: str
+
+    @property
+    def name(self) -> str:
+        """As `fedmf paper list` names it, such as banded-thm-2."""
+        return f"{self.source}-{re.sub(r'[. ]+', '-', self.number.lower())}"
+
+
+STATEMENTS = tuple(
+    Statement(*(part.strip() for part in line.split("|", 2)))
+    for line in _STATEMENTS.strip().splitlines()
+)
+
+
+def cited_in(text: str) -> Iterator[tuple[str, str, int]]:
+    """(source, number, line) of each citation in the text of a file.
+
+    >>> list(cited_in("# banded paper, Prop. E.1, and Thm. 2; Alg. 1 of Denisov et al."))
+    [('banded', 'Prop. E.1', 1), ('banded', 'Thm. 2', 1), ('denisov', 'Alg. 1', 1)]
+    >>> list(cited_in("# banded paper; Wang and Balle 2019, Theorem 27"))
+    []
+    """
+    # As one line of the same length: citations go on in the next line.
+    flat = re.sub(r"\n *#? *", lambda gap: " " * len(gap[0]), text)
+    papers = sorted(
+        (match.start(), source)
+        for pattern, source in _PAPERS
+        for match in re.finditer(pattern, flat)
+    )
+    for match in _NUMBER.finditer(flat):
+        before = [p for p in papers if 0 <= match.start() - p[0] <= _REACH]
+        after = [p for p in papers if match["paper"] and match.end("number") <= p[0] < match.end()]
+        source = (after or before or [(0, "")])[0 if after else -1][1]
+        if source:
+            kind = _KINDS.get(match["kind"], match["kind"])
+            line = text.count("\n", 0, match.start()) + 1
+            yield source, f"{kind} {match['number']}", line
+
+
+def citations(folder: pathlib.Path) -> dict[tuple[str, str], list[str]]:
+    """(source, number) -> "file:line" of each citation in the Python files of this folder."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for place, _, names in os.walk(folder, followlinks=True):  # in a checkout tasks/ is a link
+        for path in (pathlib.Path(place, name) for name in names if name.endswith(".py")):
+            if path.samefile(__file__):
+                continue
+            for source, number, line in cited_in(path.read_text(encoding="utf-8")):
+                where = f"{path.relative_to(folder.parent)}:{line}"
+                found.setdefault((source, number), []).append(where)
+    return {key: sorted(places) for key, places in found.items()}
+
+
+def cited_statements() -> Iterator[tuple[Statement, list[str], list[str]]]:
+    """Each statement with the lines of the code that cite it, and those of the tests, which are
+    there in a checkout.
+    """
+    package = pathlib.Path(fedmf.__file__).parent
+    code, tests = citations(package), citations(package.parent / "tests")
+    for statement in STATEMENTS:
+        key = (statement.source, statement.number)
+        yield statement, code.get(key, []), tests.get(key, [])
+
+
+def table() -> str:
+    """The statements as a table in Markdown: what each says, where the code and tests cite it."""
+
+    def files(places: list[str]) -> str:
+        names = dict.fromkeys(place.partition(":")[0] for place in places)
+        return ", ".join(f"`{name}`" for name in names)
+
+    lines = ["| | says | in the code | checked by |", "|---|---|---|---|"]
+    for statement, code, tests in cited_statements():
+        claim = statement.claim.replace("|", "\\|")
+        where = files(code) or "nothing cites it"
+        title = f"{statement.source}, {statement.number}"
+        lines.append(f"| {title} | {claim} | {where} | {files(tests)} |")
+    return "\n".join(lines)

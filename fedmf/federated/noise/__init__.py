@@ -1,1 +1,0 @@
-"""Noise on tensors: the counter-based source, rows of N Z in the graph and from the host."""

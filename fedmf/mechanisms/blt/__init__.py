@@ -1,6 +1,0 @@
-"""BLT mechanisms (BLT slides): the class and its fit."""
-
-from fedmf.mechanisms.blt.fit import fit_blt
-from fedmf.mechanisms.blt.mechanism import BLTMechanism
-
-__all__ = ["BLTMechanism", "fit_blt"]

@@ -1,0 +1,223 @@
+"""Pictures that commands draw: a participation forecast, one mechanism, and a choice of bands."""
+
+import textwrap
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import (
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    ScalarFormatter,
+    StrMethodFormatter,
+)
+
+from fedmf.reports.canvas import (
+    BLUE,
+    DASHED,
+    RED,
+    SOFT,
+    canvas,
+    draw_color_bar,
+    draw_heat_map,
+    marker,
+    shared_norm,
+    whole_steps,
+    without_specks,
+)
+
+_MAX_SEPARATE_BARS = 24
+_MAX_LABELLED_BARS = 10
+_TITLE_LETTERS = 74  # that fit the width
+
+
+def participation_picture(forecast: dict[str, Any]) -> bytes:
+    """A PNG with two panels.
+
+    Args:
+      forecast: of `fedmf.cohorts.forecast.forecast`, with "availability" and "sampling".
+    """
+    note = ""
+    if forecast["simulated_population"] != forecast["population"]:
+        clients, cohort = forecast["simulated_population"], forecast["simulated_cohort_size"]
+        note = f"Simulated with {clients:,} clients and cohorts of {cohort:,}, the same share."
+    with canvas(5.4, note) as (figure, png):
+        figure.suptitle(
+            textwrap.fill(picture_title(forecast), _TITLE_LETTERS), fontsize=10.5, fontweight="bold"
+        )
+        above, below = figure.subplots(2, 1)
+        _draw_rounds(above, forecast)
+        _draw_histogram(below, forecast)
+    return png.getvalue()
+
+
+def picture_title(forecast: dict[str, Any]) -> str:
+    """The forecast's question in words."""
+    kind = forecast["availability"].partition(":")[0]
+    available = "always available" if kind == "always" else f"{kind} availability"
+    drawn = f"{forecast['sampling']} sampling, " if forecast["sampling"] else ""
+    limit = f"min separation {forecast['min_sep']:,}"
+    if forecast["schema"] == "budget":
+        limit = f"participation budget {forecast['budget']:.4g}"
+    return (
+        f"{forecast['population']:,} clients, {forecast['cohort_size']:,} a round, "
+        f"{available}, {drawn}{limit}"
+    )
+
+
+def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
+    """The pool or, where a scheme draws from all, the cohorts;
+    rounds without enough clients are shaded.
+    """
+    n, dry, pool = forecast["rounds"], forecast["dry"], forecast["pool"]
+    values = pool or forecast["cohorts"]
+    ax.plot(
+        forecast["pool_rounds"] if pool else range(n),
+        values,
+        color=BLUE,
+        linewidth=1,
+        marker=marker(values),
+    )
+    ax.axhline(1.0, color=RED, linewidth=1.1, linestyle=DASHED)
+    if pool:
+        ax.set_yscale("log")
+        ax.set_ylim(0.85 * max(0.01, min(0.7, *pool)), 1.2 * max(1.5, *pool))
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    else:
+        ax.set_ylim(bottom=0)
+    title = "The pool, in cohorts" if pool else "Clients that take part, in cohorts"
+    ax.set(
+        title=title,
+        xlabel="round",
+        ylabel="eligible and available" if pool else "selected",
+        xlim=(-0.5, n - 0.5),
+    )
+    if dry:
+        ax.broken_barh(
+            [(t - 0.5, 1) for t in dry],
+            (0, 1),
+            transform=ax.get_xaxis_transform(),
+            color=RED,
+            alpha=0.25,
+            linewidth=0,
+        )
+        ax.set_title(f"{len(dry):,} of {n:,} rounds are dry", loc="right", fontsize=9, color=RED)
+    ax.xaxis.set_major_locator(whole_steps(8))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
+    shares, limit = forecast["histogram"], forecast["max_participations"]
+    most = max(shares)
+    times = range(most + 1)
+    colors = [SOFT if k == 0 else RED if k > limit else BLUE for k in times]
+    width = 0.8 if most < _MAX_SEPARATE_BARS else 1.0
+    bars = ax.bar(times, [100 * shares.get(k, 0.0) for k in times], width=width, color=colors)
+    if most < _MAX_LABELLED_BARS:
+        ax.bar_label(
+            bars, fmt=lambda share: f"{share:.2g}%" if share else "", padding=2, fontsize=7.5
+        )
+    if limit <= max(2 * most, 12):
+        ax.axvline(limit + 0.5, color=RED, linewidth=1.1, linestyle=DASHED)
+    participations = f"participations, planned limit {limit:,}"
+    ax.set(title="How often a client takes part", xlabel=participations, ylabel="clients, %")
+    ax.grid(axis="x", visible=False)
+    ax.margins(y=0.18)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def mechanism_picture(
+    title: str, *, encoder: np.ndarray | None, noising: np.ndarray | None, errors: np.ndarray
+) -> bytes:
+    """A PNG with heat maps of C, N and X = C^T C, and the error of each round.
+
+    Args:
+      title: of the picture.
+      encoder: C, (m, n), scaled to sensitivity 1; None where it is too large to be made, then only
+        errors are drawn.
+      noising: N, (n, m), scaled by the sensitivity; None as encoder.
+      errors: standard deviation of each round's error at noise multiplier 1 and clip norm 1, (n,).
+    """
+    panels = []
+    if encoder is not None and noising is not None:
+        panels = [
+            (encoder, "encoder C", "round", "released row"),
+            (noising, "noising N", "noise source", "round"),
+            (encoder.T @ encoder, "gram X = CᵀC", "round", "round"),
+        ]
+    with canvas(6.3 if panels else 3.2, "") as (figure, png):
+        figure.suptitle(title, fontsize=10.5, fontweight="bold")
+        *maps, ax = figure.subplots(2, 2).flat if panels else [figure.subplots()]
+        for heat_map, (matrix, name, across, down) in zip(maps, panels, strict=True):
+            norm = shared_norm([matrix])
+            draw_heat_map(heat_map, without_specks(matrix), norm)
+            heat_map.set(title=name, xlabel=across, ylabel=down)
+            draw_color_bar(figure, [heat_map], norm)
+        rmse = float(np.sqrt(np.mean(np.square(errors))))
+        ax.axhline(rmse, color=SOFT, linewidth=0.9, linestyle="--")
+        ax.plot(errors, color=BLUE, linewidth=1.0, marker=marker(errors))
+        ax.set(
+            title=f"error by round (rmse {rmse:.4g})", xlabel="round", ylabel="standard deviation"
+        )
+        ax.set_ylim(bottom=0)
+        ax.xaxis.set_major_locator(whole_steps(5))
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    return png.getvalue()
+
+
+def bands_picture(choice: dict[str, Any]) -> bytes:
+    """A PNG of rmse over bands, on a logarithmic axis of bands.
+
+    Args:
+      choice: `fedmf.privacy.bands.BandChoice.summary()`.
+    """
+    rows, best = choice["rows"], choice["best"]
+    banded = [row for row in rows if row["family"] == "banded"]
+    with canvas(3.9, "") as (figure, png):
+        ax = figure.subplots()
+        ax.set_xscale("log", base=2)
+        ax.plot(
+            [row["bands"] for row in banded], [row["rmse"] for row in banded], color=BLUE, zorder=2
+        )
+        for amplified, color, label in (
+            (True, BLUE, "amplified by sampling"),
+            (False, RED, "without amplification"),
+        ):
+            points = [
+                (row["bands"], row["rmse"]) for row in banded if row["amplified"] == amplified
+            ]
+            if points:
+                ax.plot(
+                    *zip(*points, strict=True),
+                    "o",
+                    color=color,
+                    label=label,
+                    markersize=5,
+                    zorder=3,
+                )
+        for row in rows:
+            if row["family"] == "dense":
+                label = "dense, without amplification"
+                ax.axhline(row["rmse"], color=RED, linewidth=1.4, linestyle=DASHED, label=label)
+        close = (best["rmse"], 1.01 * best["rmse"])
+        ax.axhspan(*close, color=SOFT, alpha=0.18, linewidth=0, label="within 1% of the best")
+        name = (
+            "the dense optimum"
+            if best["family"] == "dense"
+            else f"{best['bands']} band{'s' * (best['bands'] > 1)}"
+        )
+        if best["family"] == "banded":
+            ax.plot(best["bands"], best["rmse"], "o", markersize=11, mfc="none", mec=BLUE, zorder=4)
+        ax.set_title(f"Error over bands at epsilon {choice['epsilon']:g}: the choice is {name}")
+        ax.set(xlabel="bands", ylabel="rmse of a round's running query")
+        tried = sorted({row["bands"] for row in banded})
+        powers = [b for b in tried if b & (b - 1) == 0]
+        ax.set_xticks(powers if len(powers) > 1 else tried)
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+        ax.legend(loc="best")
+    return png.getvalue()

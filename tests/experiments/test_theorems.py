@@ -1,0 +1,48 @@
+"""The table of the papers' numbered statements: citations in the code are found, and no others."""
+
+import pathlib
+import re
+
+from fedmf.experiments.papers.theorems import STATEMENTS, cited_in, cited_statements, table
+
+
+def test_citations_are_found():
+    for text, found in {
+        "(banded paper, Thm. 2)": ("banded", "Thm. 2"),
+        "Alg. 5 of the banded paper": ("banded", "Alg. 5"),
+        "# Multi-epoch paper, App. J,\n    # Corollary J.1": ("multi-epoch", "Cor. J.1"),
+        "(Denisov et al. 2022, Theorem 2.1)": ("denisov", "Thm. 2.1"),
+        "Choquette-Choo et al. 2023, Corollary F.2": ("banded", "Cor. F.2"),
+    }.items():
+        assert [citation[:2] for citation in cited_in(text)] == [found]
+
+
+def test_other_literature_is_left_out():
+    for text in (
+        "Thm. 2",
+        "banded paper, Table 2",
+        "banded paper; Canonne, Kamath and Steinke 2020, Proposition 12",
+        "Choquette-Choo et al. 2024, arXiv:2410.06266, Lemma 3.2",
+        "banded paper." + 120 * " " + "Thm. 2",
+    ):
+        assert list(cited_in(text)) == []
+
+
+def test_every_citation_is_of_a_statement_and_at_its_line():
+    root = pathlib.Path(__file__).parents[2]
+    known = {(statement.source, statement.number) for statement in STATEMENTS}
+    assert len(known) == len(STATEMENTS) > 50
+    for _, code, tests in cited_statements():
+        for place in (*code, *tests):
+            name, line = place.split(":")
+            text = (root / name).read_text().splitlines()[int(line) - 1]
+            assert re.search(r"\d", text), place
+
+
+def test_what_nothing_cites_is_listed_as_such():
+    rows = table().splitlines()
+    assert len(rows) == len(STATEMENTS) + 2
+    (theorem,) = (row for row in rows if row.startswith("| banded, Thm. 2 |"))
+    assert "`fedmf/mechanisms/sensitivity.py`" in theorem
+    (lemma,) = (row for row in rows if row.startswith("| multi-epoch, Lemma I.1 |"))
+    assert "nothing cites it" in lemma
