@@ -146,7 +146,7 @@ NAMED = [
     *named(ValueError, calibrate, epsilon=[0, 5000, NAN]),
     *named(ValueError, sampled, delta=[1e-11]),
     *named(TypeError, poisson, cohort_size=[1.5]),
-    *named(ValueError, choose_bands, rounds=[65], population=[10], epsilon=[0.0]),
+    *named(ValueError, choose_bands, population=[10], epsilon=[0.0]),
     *named(ValueError, poisson, partitions=[0], cohort_size=[101]),
     *named(ValueError, shuffle, partitions=[3]),
     *named(ValueError, game, confidence=[1.5]),

@@ -132,15 +132,7 @@ def copy(digits_file, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda path: path.write_bytes(b""), "is empty"),
-        (lambda path: path.write_bytes(b"hello, this is no database"), "is not a SQLite file"),
         (lambda path: path.write_bytes(path.read_bytes()[:20_000]), "is truncated"),
-        (
-            lambda path: path.write_bytes(path.read_bytes()[:100].ljust(path.stat().st_size)),
-            "cannot be read",
-        ),
-        (lambda path: execute(path, "PRAGMA journal_mode=WAL"), "write-ahead mode"),
-        (lambda path: path.with_name(f"{path.name}-wal").write_bytes(b"x"), "write-ahead mode"),
         (lambda path: execute(path, "DROP TABLE examples"), "'examples'"),
         (lambda path: path.unlink() or path.mkdir(), "is a folder"),
     ],
@@ -150,7 +142,6 @@ def test_damaged_files(copy, damage, words):
     with refusal(words) as caught:
         data.open_file(copy)
     assert str(copy) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -168,11 +159,6 @@ def test_records_of_another_kind(copy, record, words):
     with refusal(words) as caught:
         data.client_examples(data.open_file(copy), "digits_only_train", "f0001_01", classes=10)
     assert str(copy) in str(caught.value)
-
-
-def test_folders_are_refused(tmp_path):
-    with refusal("is a folder"):
-        data.open_file(tmp_path)
 
 
 @pytest.mark.parametrize("changes", [{"clients": 0}, {"examples_per_client": 9}, {"seed": -1}])

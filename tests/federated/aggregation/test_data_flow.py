@@ -220,11 +220,6 @@ def plain_sum(parts, state, updates):
     return output(state, tff.federated_sum(parts.clipped(state, updates)))
 
 
-@refused(EXACT)
-def largest(parts, state, updates):
-    return output(state, tff.federated_max(parts.clipped(state, updates).record))
-
-
 @refused(NOT_THE_SUM)
 def sum_by_another_operation(parts, state, updates):
     same = tff.tensorflow.computation(lambda a: a, parts.sample)
@@ -295,12 +290,6 @@ def sum_through_a_variable(parts, state, updates):
     noise = tff.tensorflow.computation(noise, parts.sample, parts.state)
     total = tff.federated_sum(parts.clipped(state, updates))
     return output(*tff.federated_map(noise, (total, state)))
-
-
-@refused(EXACT)
-def count_in_the_result(parts, state, updates):
-    after, result, total = parts.one_round(state, updates)
-    return output(after, in_order(result, total.clients))
 
 
 @refused(EXACT)
@@ -493,14 +482,12 @@ class Inner(tff.aggregators.UnweightedAggregationFactory):
         (Inner(keep=True), EXACT),
         (Inner(measure=True), "measures its clipped updates, or their sum"),
         (Inner(before=lambda s: s._replace(record=100 * s.record)), NOT_THE_SUM),
-        (Inner(before=lambda s: s._replace(record=tf.round(8 * s.record) / 8)), NOT_THE_SUM),
         (Inner(after=lambda s: s._replace(record=s.record / tf.norm(s.record))), NOT_THE_SUM),
     ],
     ids=[
         "keeps the sum",
         "measures the sum",
         "multiplies",
-        "quantises",
         "divides by what the data say",
     ],
 )
