@@ -61,7 +61,7 @@ def test_every_kind_of_file_gives_the_mechanism(files):
 
 
 def test_the_scale_of_the_file_is_not_believed(tmp_path):
-    # FACTS: (B / 10, 10 C) multiplies back to A; an encoder trusted to have sensitivity 1 would get
+    # (B / 10, 10 C) multiplies back to A; an encoder trusted to have sensitivity 1 would get
     # a tenth of the noise.
     honest = load_factorization(folder(tmp_path / "honest", C, B), workload=prefix_sum(4))
     scaled = load_factorization(

@@ -106,7 +106,7 @@ def test_banded_table_2_tree_against_identity():
         fedmf.rmse(tree, workload, participation),
         fedmf.rmse(identity, workload, participation),
     )
-    assert abs(errors[1] - 78.48) < 0.005  # FACTS.md
+    assert abs(errors[1] - 78.48) < 0.005
     of_identity = BANDED_TABLE_2["identity"][1]
     assert (
         (printed - 0.005) / (of_identity + 0.005)

@@ -139,7 +139,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
 )
 def test_bad_arguments_are_named(tmp_path, changes, error):
     ((name, value),) = changes.items()
-    with pytest.raises(error, match=f"{name}={value!r}"):
+    with refusal(f"{name}={value!r}", error):
         write(tmp_path / "file", **changes)
     assert not list(tmp_path.iterdir())
 

@@ -299,7 +299,7 @@ ADAPTIVE = plan_of(BANDED.mechanism, quantile_clipping=QuantileClipping())
 )
 def test_refusals_name_the_argument(change, error, words):
     arguments = {"plan": BANDED, "record_specs": tf.TensorSpec([2]), "noise_seed": 1} | change
-    with pytest.raises(error, match=words):
+    with refusal(words, error):
         federated.MatrixFactorizationQuery(
             arguments.pop("plan"), arguments.pop("record_specs"), **arguments
         )
