@@ -36,15 +36,14 @@ if importlib.util.find_spec("tensorflow") is None:
     ]
 
 
-# Files of minutes, longest first. A file stays in one process: the last to begin must not
-# be one of them.
+# A file stays in one process: the last to begin must be short. First the files of minutes, with the
+# slow tests, and then those of more than 15 CPU seconds without them, longest first.
 LONG = (
     "federated/execution/test_cluster.py",
     "experiments/test_studies.py",
     "test_readme.py",
     "examples/test_examples.py",
     "federated/training/test_full_size.py",
-    "federated/training/test_loop.py",
     "sweeps/test_cluster.py",
     "site/test_site.py",
     "benchmarks/test_training.py",
@@ -52,7 +51,17 @@ LONG = (
     "experiments/test_items.py",
     "sweeps/test_run.py",
     "federated/test_pages.py",
-    "experiments/test_study_check.py",
+    "cli/test_stopped.py",
+    "federated/training/test_canaries.py",
+    "reports/test_report.py",
+    "cli/test_evaluate.py",
+    "cli/test_commands.py",
+    "federated/training/test_loop.py",
+    "federated/test_task.py",
+    "federated/aggregation/test_check_process.py",
+    "federated/training/test_model_check.py",
+    "federated/test_audit.py",
+    "privacy/test_simulated.py",
 )
 
 

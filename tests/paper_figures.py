@@ -6,8 +6,7 @@ Each is given with the digits printed; a test allows half a unit of the last one
 import numpy as np
 
 # Denisov et al. 2022, App. H, Table 2: sqrt(loss) of prefix sums under a single participation. n ->
-# (Honaker's online estimator, the optimum). FACTS.md has the optimum of n = 256
-# and 512 to two digits.
+# (Honaker's online estimator, the optimum).
 DENISOV_TABLE_2 = {256: (74.4, 40.4), 512: (116.5, 62.0), 1024: (180.8, 94.6)}
 
 # Banded paper, App. C, Table 2: n = 2052, prefix sums, matrices scaled to sensitivity 1 under (k =
@@ -30,7 +29,7 @@ BANDED_TABLE_4_MULTI_EPOCH = {2.0: "2.51352", 4.0: "1.34498", 8.0: "0.73579", 16
 
 # Banded paper, App. K.1 at delta = 1e-10: rho of zCDP -> epsilon. For rho = 0.24 the paper prints
 # 4.35, from an unrounded rho that it does not print; PLD accounting of exactly 0.24
-# gives 4.39 (FACTS.md).
+# gives 4.39.
 BANDED_K1 = {0.24: "4.39", 0.52: "6.69"}
 
 # Banded paper, Sec. 6: bands and planned separation 400, 2000 rounds, separation achieved by the
@@ -46,7 +45,7 @@ BANDED_SCHEDULE = {"rounds": 2052, "warmup_rounds": 309, "cooldown_rounds": 513}
 # Banded paper, App. C, Table 2, the rows of banded matrices: (bands, equal column norms) ->
 # sensitivity for k = 1 and for min-sep 342 of matrices with sensitivity 1 under (k = 6, b = 342),
 # and rmse under (k = 6, b = 342) and under min-sep, relative to the best dense matrix's under (k =
-# 6, b = 342), about 8.15 (FACTS.md).
+# 6, b = 342), about 8.15.
 BANDED_TABLE_2_BANDS = {
     (128, False): ("0.52", "1.04", "1.23", "1.29"),
     (128, True): ("0.41", "1.00", "1.27", "1.27"),

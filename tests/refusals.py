@@ -1,5 +1,6 @@
 """Refusals as tables: what is called, the kind of error, and the argument that is named."""
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 
@@ -16,12 +17,21 @@ def named(kind: type[Exception], call: Callable[..., object], **values: list) ->
             yield (lambda n=name, v=value: call(**{n: v})), kind, words
 
 
-def assert_refused(call: Callable[[], object], kind: type[Exception], words: str) -> None:
-    """Of exactly this kind, with these words (a regular expression), in one sentence."""
+@contextlib.contextmanager
+def refusal(
+    words: str, kind: type[Exception] | tuple[type[Exception], ...] = ValueError
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """An error of this kind with these words, a regular expression, in one sentence."""
     with pytest.raises(kind, match=words) as caught:
+        yield caught
+    assert_one_sentence(caught)
+
+
+def assert_refused(call: Callable[[], object], kind: type[Exception], words: str) -> None:
+    """A call that is refused with an error of exactly this kind."""
+    with refusal(words, kind) as caught:
         call()
     assert type(caught.value) is kind
-    assert_one_sentence(caught)
 
 
 def assert_one_sentence(caught: pytest.ExceptionInfo[Exception]) -> None:

@@ -33,7 +33,7 @@ ABOVE_THE_LINE = {part for part, floor in FLOOR.items() if floor < FLOOR["federa
     "__init__",
 }
 TENSORFLOW = {"tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax"}
-# What `fedmf --help` may cost (DESIGN section 8): the command line imports these inside functions.
+# What `fedmf --help` may cost: the command line imports these inside functions.
 HEAVY = {"numpy", "scipy", "dp_accounting", "matplotlib", *TENSORFLOW}
 MAX_LINES = 520
 MAX_PARAMETERS = 7  # besides self

@@ -4,15 +4,14 @@ Those that need TensorFlow, such as pipeline.md, have tests of their own; the bu
 executes its cells.
 """
 
-import json
 import pathlib
 import re
-import shlex
 
 import pytest
 
 import fedmf
-from fedmf.cli import main
+from tests.cli.program import commands_of, printed_by
+from tests.cli.program import fedmf as program
 from tests.test_architecture import FLOORS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -73,25 +72,17 @@ def test_the_page_on_the_layout_has_the_floors_of_the_test_and_names_files_that_
         assert (DOCS.parent / name).exists(), name
 
 
-def commands(page):
-    """The shell commands of a page, as lists of words."""
-    blocks = re.findall(r"```sh\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.S)
-    return [
-        shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()
-    ]
-
-
-def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch, capfd):
+def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch):
     """At full size they take weeks: sweeps are only laid out, and fits are of a few rounds."""
     monkeypatch.chdir(tmp_path)
     runs = []
-    for program, *words in commands("replication"):
-        assert program == "fedmf"
-        few = ["--rounds", "24"] + ["--min-sep", "4"] * ("--min-sep" in words)
-        main([*words, *(few if words[0] == "fit" else ["--dry-run", "--json"])])
-        printed = capfd.readouterr().out
-        if words[0] == "sweep":
-            runs.append(len(json.loads(printed)))
+    for line in commands_of("replication.md"):
+        if line.startswith("fedmf sweep "):
+            runs.append(len(printed_by(f"{line} --dry-run")))
+        elif line.startswith("fedmf fit "):
+            program(f"{line} --rounds 24{' --min-sep 4' * ('--min-sep' in line)}")
+        else:
+            program(f"{line} --dry-run --json")
     assert runs == [180, 35, 3, 3, 20, 35, 9, 9, 9, 9, 9, 9]
     assert not list(tmp_path.glob("sweeps"))
 
@@ -131,11 +122,11 @@ def test_what_they_run_has_the_noise_of_the_papers(words, epsilon, printed):
 def test_the_commands_of_the_start_run(tmp_path, monkeypatch):
     """With a model that a test can afford."""
     monkeypatch.chdir(tmp_path)
-    small = """vocabulary-size=60 embedding-size=8 lstm-size=8 max-sentences=8
-        validation-sentences=50 test-sentences=50""".split()
-    options = [word for setting in small for word in ("-o", setting)]
-    for program, *words in commands("start"):
-        assert program == "fedmf"
-        main([*words, *(options if words[0] == "train" else [])])
+    small = (
+        " -o vocabulary-size=60 -o embedding-size=8 -o lstm-size=8 -o max-sentences=8 "
+        "-o validation-sentences=50 -o test-sentences=50"
+    )
+    for line in commands_of("start.md"):
+        program(line + small * line.startswith("fedmf train "))
     assert (tmp_path / "runs/first/final_statement.md").exists()
     assert (tmp_path / "report/report.html").exists()

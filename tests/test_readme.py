@@ -6,11 +6,11 @@ a test can afford, and a synthetic corpus under the file name that they expect.
 
 import pathlib
 import re
-import shlex
 
 import pytest
 
-from fedmf.cli import main
+from tests.cli.program import commands_in
+from tests.cli.program import fedmf as program
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/tour.md")}
@@ -24,12 +24,12 @@ def snippets(language):
     ]
 
 
-# What a command reads or trains at full size -> what is appended.
-AFFORDABLE = {
-    "stackoverflow.sqlite": "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 -o "
-    "vocabulary-size=60 -o embedding-size=8 "
-    "-o lstm-size=8 -o max-sentences=8 -o validation-sentences=50 -o test-sentences=50 --quiet",
-}
+# Appended to what trains at full size
+AFFORDABLE = (
+    "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 -o vocabulary-size=60 -o "
+    "embedding-size=8 -o lstm-size=8 -o max-sentences=8 -o validation-sentences=50 -o "
+    "test-sentences=50 --quiet"
+)
 
 
 def test_the_snippets_are_found():
@@ -60,21 +60,12 @@ def test_python_snippet(snippet, tmp_path, monkeypatch, capfd):
 def test_shell_snippet(snippet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if "stackoverflow.sqlite" in snippet:
-        main(
-            "data synth --clients 12 --sentences-per-client 12 --out "
-            "stackoverflow.sqlite --quiet".split()
-        )
-    for line in snippet.replace("\\\n", " ").splitlines():
-        program, *arguments = shlex.split(line)
-        assert program == "fedmf"
-        if arguments[0] in ("train", "sweep"):
-            arguments += next(
-                (sizes.split() for words, sizes in AFFORDABLE.items() if words in line), []
-            )
-        main(arguments)
-        for option in ("--out", "--statement"):  # what the line says that it writes
-            if option in arguments:
-                assert (tmp_path / arguments[arguments.index(option) + 1]).exists()
+        program("data synth --clients 12 --sentences-per-client 12 --out stackoverflow.sqlite")
+    for line in commands_in(snippet):
+        trains = line.startswith(("fedmf train ", "fedmf sweep ")) and "stackoverflow" in line
+        program(f"{line} {AFFORDABLE}" if trains else line)
+        for _, path in re.findall(r"--(out|statement) (\S+)", line):
+            assert (tmp_path / path).exists()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum, sgd
+from tests.refusals import refusal
 
 rates_of_a_run = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12)
 momenta = st.floats(0.0, 0.99)
@@ -51,7 +52,7 @@ def test_a_workload_keeps_its_own_read_only_copy():
     for workload in (by_position, by_keyword):
         assert workload.matrix[0, 0] == 1.0
         assert workload.matrix.dtype == np.float64
-        with pytest.raises(ValueError, match="read-only"):
+        with refusal("read-only"):
             workload.matrix[0, 0] = 2.0
         with pytest.raises(dataclasses.FrozenInstanceError):
             workload.name = "other"
@@ -59,11 +60,9 @@ def test_a_workload_keeps_its_own_read_only_copy():
 
 @pytest.mark.parametrize("extreme", [1e-300, 1e-80, 1e80, 1e300])
 def test_entries_whose_squares_are_beyond_float64(extreme):
-    with pytest.raises(ValueError, match=r"^matrix has entries from .* another unit$"):
+    with refusal(r"^matrix has entries from .* another unit$"):
         Workload("extreme", np.diag([1.0, extreme]))
-    with pytest.raises(
-        ValueError, match=r"^inverse_diagonals has entries from .*learning rates, another unit$"
-    ):
+    with refusal(r"^inverse_diagonals has entries from .*learning rates, another unit$"):
         sgd([1.0, extreme])
-    with pytest.raises(ValueError, match="another unit"):
+    with refusal("another unit"):
         sgd([1.0, 1e70 if extreme > 1.0 else 1e-70]) @ sgd([1.0, 1e70 if extreme > 1.0 else 1e-70])

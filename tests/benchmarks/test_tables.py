@@ -18,7 +18,7 @@ def run(main, *arguments):
 @pytest.mark.parametrize(
     "module",
     [
-        fit,
+        pytest.param(fit, marks=pytest.mark.slow),
         participation,
         pytest.param(noise, marks=[pytest.mark.tensorflow, pytest.mark.slow]),
     ],

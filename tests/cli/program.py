@@ -3,11 +3,14 @@
 import contextlib
 import io
 import json
+import pathlib
+import re
 import shlex
 import subprocess
 
 from fedmf.cli import main
 
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 SMALL = (
     "--rounds 4 --cohort-size 4 --min-sep 2 -o vocabulary-size=60 -o embedding-size=8 -o "
     "lstm-size=8 -o max-sentences=8 -o validation-sentences=50 -o test-sentences=50 "
@@ -47,3 +50,20 @@ def refused(line, *words, status=2):
     for word in words:
         assert word in error, (word, error)
     return error
+
+
+def commands_in(text):
+    """The commands of a block of a page, one a line; all are fedmf's."""
+    lines = text.replace("\\\n", " ").splitlines()
+    assert all(line.startswith("fedmf ") for line in lines), lines
+    return lines
+
+
+def commands_of(page, section=""):
+    """The commands that docs/PAGE, or a section of it, prints."""
+    text = (DOCS / page).read_text()
+    if section:
+        text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
+    assert blocks
+    return [line for block in blocks for line in commands_in(block)]

@@ -154,7 +154,7 @@ class TestRefusals:
         if not message:
             return
         ways = re.findall(
-            r"(?:lower|raise|use) (?:the )?(\w+)(?: to at most | to |=)(\d+)", message
+            r"(?:lower|raise|use) (?:the )?`?(\w+)`?(?: to at most | to |=)(\d+)", message
         )
         assert ways, message
         for name, number in ways:

@@ -9,6 +9,7 @@ from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.devices import DeviceBehavior
 from tests.cohorts.controllers import rounds_of_clients
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, counted, missed_by_chi_square
+from tests.refusals import refusal
 
 PARTICIPATION = fedmf.Participation(rounds=60, schema="min_sep", min_sep=12, max_participations=4)
 # Below and above cohort_draws.SMALL: cohorts are found in two ways.
@@ -113,5 +114,5 @@ class TestResume:
 
     def test_a_ledger_of_the_disobedient_is_refused_by_those_who_know_of_none(self):
         ledger = finished(controller_of(behavior=DeviceBehavior(noncompliant_fraction=0.2))).ledger
-        with pytest.raises(ValueError, match="who may not take part then"):
+        with refusal("who may not take part then"):
             controller_of().go_on_from(ledger)

@@ -5,7 +5,6 @@ than min_sep.
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -18,6 +17,7 @@ from fedmf.mechanisms.budget import Budget
 from tests.cohorts.controllers import WhoComes, rounds_of_clients, run
 from tests.mechanisms.schemas import separated
 from tests.privacy.plans import ledger_of, plan
+from tests.refusals import refusal
 
 
 def taken_by_greedy_devices(rule, checks_in):
@@ -173,7 +173,7 @@ class TestController:
 
     def test_a_ledger_that_overspends_is_refused(self):
         controller, _ = budgeted_controller()
-        with pytest.raises(ValueError, match="round 1 has client 1, who may not take part"):
+        with refusal("round 1 has client 1, who may not take part"):
             controller.go_on_from(ledger_of([[1]] * 8, 5))
 
     def test_dropped_clients_have_paid_and_those_that_disobey_harm_nobody(self):

@@ -21,6 +21,7 @@ from fedmf.experiments.papers import stackoverflow as grids
 from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, SIZES
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
+from tests.refusals import refusal
 
 STACKOVERFLOW = "denisov schedules decays epochs divergence unnoised phones centre nu_noise".split()
 # Those that are made in the same way once.
@@ -122,6 +123,7 @@ def test_the_banded_grids_are_those_of_tables_6_and_7(grid, table):
         assert_fixed(configs, f"{sizes} cohort_size=100 warmup=0.15")
 
 
+@pytest.mark.slow
 def test_cifars_grid_is_that_of_the_papers():
     size = cifar.SIZES["full"]
     p = size.participation
@@ -168,6 +170,7 @@ def test_cifars_trees_are_completed_as_in_table_1():
     assert min(found, key=lambda times: found[times]) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STACKOVERFLOW)
 def test_a_smaller_size_has_the_same_lines(name):
     tiny, small, full = (
@@ -294,7 +297,7 @@ def trained(sign):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "_trained", trained(sign))
     monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
@@ -365,5 +368,5 @@ def test_every_item_is_made(name, folder):
 
 
 def test_the_paper_s_size_asks_for_its_data(tmp_path):
-    with pytest.raises(ValueError, match="data is missing: scale full"):
+    with refusal("data is missing: scale full"):
         results.run(ITEMS["banded-figure-5"], Request(folder=tmp_path / "x", scale="full"))

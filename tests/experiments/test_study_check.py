@@ -23,6 +23,7 @@ from fedmf.privacy import config as plan_config
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.cifar10 import synthetic
 from tests.cli.program import refused
+from tests.refusals import refusal
 
 USERS, IMAGES = 342_477, 50_000
 # One item for each grid.
@@ -147,10 +148,9 @@ def test_167_clients_do_not_last_for_2052_rounds(grid, wrong, tmp_path, data, mo
     """
     monkeypatch.setattr(stackoverflow, "optimum", pytest.fail)
     made = grid.make(dataclasses.replace(grid.sizes["full"], rounds_once=2052))
-    with pytest.raises(
-        ValueError,
-        match=rf"{wrong} settings cannot train, the first, .*rounds=2052 = 342684 "
-        rf"exceeds population={USERS}",
+    with refusal(
+        rf"{wrong} settings cannot train, the first, .*rounds=2052 = 342684 "
+        rf"exceeds population={USERS}"
     ):
         study.dry_run(made, asked(tmp_path, data, made))
 
@@ -268,7 +268,7 @@ def test_a_limit_on_test_sentences_is_a_task_option(tmp_path):
         for named in targets.values()
         for config in named.values()
     } == {5}
-    with pytest.raises(ValueError, match="'test-sentences' is none of the task cifar10"):
+    with refusal("'test-sentences' is none of the task cifar10"):
         study._targets(cifar.stamps("full"), request, pathlib.Path("data"))
 
 

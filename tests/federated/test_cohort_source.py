@@ -17,6 +17,7 @@ from fedmf.federated.tff import tff
 from tests.federated.linear_regression import client_data, fed_avg
 from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
@@ -114,7 +115,7 @@ def test_a_training_process_goes_on_from_the_ledger():
         return [list(data.as_numpy_iterator()) for data in source.training_selection_fn(number)]
 
     expected = [examples(whole, number) for number in (1, 2, 3, 4)]
-    with pytest.raises(ValueError, match=r"t=3 .*controller\.go_on_from\(ledger"):
+    with refusal(r"t=3 .*controller\.go_on_from\(ledger"):
         later.training_selection_fn(4)
     later.controller.go_on_from(whole.controller.ledger.first(3))
     np.testing.assert_equal(examples(later, 4), expected[3])
@@ -122,13 +123,13 @@ def test_a_training_process_goes_on_from_the_ledger():
 
 def test_refusals():
     source, other = source_of(), source_of()
-    with pytest.raises(ValueError, match=f"k=2 .*cohort_size={COHORT}"):
+    with refusal(f"k=2 .*cohort_size={COHORT}"):
         source.iterator().select(2)
     one = source.iterator()
     other.controller.ledger.append(np.array([0, 1, 2]))  # from outside
     for words in ("belongs to another run", "go on from a new one"):
         one.select()
-        with pytest.raises(ValueError, match=words):
+        with refusal(words):
             restored(other, one)
     for changed, later in {
         "seed": source_of(seed=2),
@@ -138,8 +139,8 @@ def test_refusals():
         "availability": source_of(availability=Independent(probability=0.9, seed=1)),
     }.items():
         for saved in (source.iterator(), one):  # before the first round, too
-            with pytest.raises(ValueError, match=f"a controller of another {changed}"):
+            with refusal(f"a controller of another {changed}"):
                 restored(later, saved)
         assert len(later.controller.ledger) == 0
-    with pytest.raises(TypeError, match="client_data gave 0 for client 0"):
+    with refusal("client_data gave 0 for client 0", TypeError):
         federated.CohortDataSource(source.controller, lambda index: index)

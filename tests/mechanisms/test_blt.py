@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose
 import fedmf
 from fedmf.mechanisms import BLTMechanism, load_mechanism
 from tests.mechanisms.schemas import single
+from tests.refusals import refusal
 
 
 @st.composite
@@ -34,7 +35,7 @@ def mechanisms(draw, rounds):
     ],
 )
 def test_bad_arguments(decays, inverse_decays, words):
-    with pytest.raises(ValueError, match=words):
+    with refusal(words):
         BLTMechanism(rounds=4, decays=decays, inverse_decays=inverse_decays)
 
 
@@ -81,7 +82,7 @@ def test_a_million_rounds_never_make_a_matrix(tmp_path):
     n = 10**6
     mechanism = BLTMechanism(rounds=n, decays=[0.999999, 0.99], inverse_decays=[0.9999, 0.4])
     for make in (mechanism.encoder, mechanism.noising):
-        with pytest.raises(ValueError, match="GiB"):
+        with refusal("GiB"):
             make()
     assert mechanism.stream().buffers.decay.shape == (2,)
     mechanism.save(tmp_path / "m")

@@ -18,6 +18,7 @@ from fedmf.mechanisms import (
 )
 from fedmf.noise.stream import lower_inverse
 from tests.mechanisms.schemas import single
+from tests.refusals import refusal
 
 
 def random_triangle(n: int) -> np.ndarray:
@@ -57,7 +58,7 @@ def test_the_danger_is_real():
     C = np.tril(np.full((80, 80), 1e-9)) + np.eye(80) + 1.9 * np.eye(80, k=-1)
     claimed = fedmf.sensitivity(C, single(80)).value
     assert largest_column_of_exact_inverse(lower_inverse(C)) > 1000.0 * claimed
-    with pytest.raises(ValueError, match="ill-conditioned"):
+    with refusal("ill-conditioned"):
         DenseMechanism(matrix=C).stream()
 
 
@@ -67,7 +68,7 @@ def test_the_danger_is_real():
 def test_dense_encoders(columns):
     mechanism = DenseMechanism(matrix=random_triangle(100) * columns)
     for use in (mechanism.noising, mechanism.stream, stamp(mechanism, 2).noising):
-        with pytest.raises(ValueError, match="too ill-conditioned for float64"):
+        with refusal("too ill-conditioned for float64"):
             use()
     well = DenseMechanism(matrix=(np.eye(100) + 0.5 * np.eye(100, k=-1)) * columns)
     assert not refused(well)  # of any scale
@@ -90,9 +91,9 @@ def test_encoders_computed_from_noise():
     mechanism = LowRankMechanism(
         diagonals=rows, left=nothing, right=nothing, inverse_workload=np.ones((100, 1))
     )
-    with pytest.raises(ValueError, match="ill-conditioned"):
+    with refusal("ill-conditioned"):
         mechanism.encoder()
-    with pytest.raises(ValueError, match="ill-conditioned"):
+    with refusal("ill-conditioned"):
         fedmf.sensitivity(mechanism, single(100))
 
 
@@ -102,6 +103,6 @@ def test_small_errors_that_add_up_are_refused():
     C = np.eye(n)
     C[0] = 100.0
     N = np.linalg.solve(np.eye(n) + 9.9e-7, np.linalg.inv(C))
-    with pytest.raises(ValueError, match="differs from the identity"):
+    with refusal("differs from the identity"):
         ExplicitMechanism(encoder_matrix=C, noising_matrix=N)
     ExplicitMechanism(encoder_matrix=C, noising_matrix=np.linalg.inv(C))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedmf.mechanisms import BandedMechanism, Certificate, load_mechanism
+from tests.refusals import refusal
 
 BANDED = BandedMechanism(
     diagonals=[[1.0, 0.0], [1.0, 0.5], [1.0, 0.25]],
@@ -30,7 +31,7 @@ def saved(tmp_path):
 
 
 def refused(path):
-    with pytest.raises(ValueError, match="does not hold a valid fedmf mechanism") as caught:
+    with refusal("does not hold a valid fedmf mechanism") as caught:
         load_mechanism(path)
     message = str(caught.value)
     assert str(path) in message
@@ -114,7 +115,7 @@ def test_missing_file(tmp_path):
 
 
 def test_missing_folder(tmp_path):
-    with pytest.raises(ValueError, match="folder that does not exist: create it"):
+    with refusal("folder that does not exist: create it"):
         BANDED.save(tmp_path / "none" / "m.npz")
 
 

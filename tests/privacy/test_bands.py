@@ -63,7 +63,9 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     assert row.effective_rmse == row.rmse / 20
 
 
-@pytest.mark.parametrize("sampling", ["min-sep-poisson", "balls-in-bins"])
+@pytest.mark.parametrize(
+    "sampling", [pytest.param("min-sep-poisson", marks=pytest.mark.slow), "balls-in-bins"]
+)
 def test_simulated_schemes_are_choices(quick, sampling):
     target = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-4, "bands": [4]}
     (row,) = fedmf.choose_bands(fedmf.prefix_sum(64), sampling=sampling, **target).rows

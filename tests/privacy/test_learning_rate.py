@@ -113,6 +113,7 @@ def predictions(cells):
     )
 
 
+@pytest.mark.slow
 def test_the_rule_finds_the_tables_optima_without_optimised_mechanisms():
     # DP-SGD and the tree, without amplification; banded-table-6 at scale full has the
     # other mechanisms, which take minutes to fit.
@@ -127,6 +128,7 @@ def test_the_rule_finds_the_tables_optima_with_amplification():
     assert predictions(noise_tables.rates(rows, True, "full")) == (7, 0, 7)
 
 
+@pytest.mark.slow
 def test_decimal_logarithms_would_find_none(monkeypatch):
     # The negative control: read with decimal logarithms the rule misses every row.
     monkeypatch.setattr(

@@ -85,7 +85,9 @@ def test_without_sampling(folder, schema, simulated):
 
 
 # Of 4 bands; 8 say more than they do
-@pytest.mark.parametrize(("partitions", "simulated"), [(None, True), (8, False)])
+@pytest.mark.parametrize(
+    ("partitions", "simulated"), [pytest.param(None, True, marks=pytest.mark.slow), (8, False)]
+)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
     setting = "min_sep" if takes(scheme, "min_sep") else "partitions"

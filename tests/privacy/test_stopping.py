@@ -28,6 +28,7 @@ from tests.mechanisms.schemas import separated
 from tests.oracles import attained_sensitivity
 from tests.participation.test_participation import participations
 from tests.privacy.plans import plan
+from tests.refusals import refusal
 
 BLT = BLTMechanism(rounds=9, decays=[0.9, 0.5], inverse_decays=[0.7, 0.2])
 
@@ -98,9 +99,9 @@ def test_noise_that_is_not_that_of_all_rounds_is_refused(change):
     once = fedmf.Participation(rounds=8, schema="min_sep", min_sep=4)
     mechanism = fedmf.fit(fedmf.prefix_sum(8), once, family="identity")
     stopped = stopped_after(fedmf.calibrate(mechanism, once, epsilon=2.0, delta=1e-6), 4)
-    with pytest.raises(ValueError, match=f"{next(iter(change))} changed in a plan of the first"):
+    with refusal(f"{next(iter(change))} changed in a plan of the first"):
         dataclasses.replace(stopped, **change)
-    with pytest.raises(ValueError, match="simulation changed"):
+    with refusal("simulation changed"):
         stopped.simulating(simulated=1, claimed=9)
 
 
@@ -127,15 +128,13 @@ class TestRoundsWithin:
         assert rounds_within(self.WHOLE, 6.0) == 9
 
     def test_refused_where_one_round_is_too_much(self):
-        with pytest.raises(
-            ValueError, match=r"epsilon=0\.5 is passed in round 0, .* use more noise"
-        ):
+        with refusal(r"epsilon=0\.5 is passed in round 0, .* use more noise"):
             rounds_within(self.WHOLE, 0.5)
 
 
 def test_refusals():
     def refused_at(whole, rounds, words):
-        with pytest.raises(ValueError, match=words):
+        with refusal(words):
             stopped_after(whole, rounds)
 
     apart = separated(8, 4)

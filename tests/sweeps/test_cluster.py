@@ -15,6 +15,7 @@ from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.run import Training
 from tests.cli.program import printed_by
 from tests.federated.execution.test_cluster import assert_same_files
+from tests.refusals import refusal
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 FIXED = {
@@ -72,9 +73,7 @@ def test_more_processors_than_a_machine_has_are_refused(machines, tmp_path):
     node = machines.add_node(num_cpus=2)
     machines.wait_for_nodes()
     configs = sweep_configs(FIXED | {"rounds": 10}, {"seed": [0]})
-    with pytest.raises(
-        ValueError, match="cpus_per_job=3: the largest machine of cluster auto has 2 processors"
-    ):
+    with refusal("cpus_per_job=3: the largest machine of cluster auto has 2 processors"):
         sweep.train_all(
             tmp_path, configs, Training(noise_seed="os", cluster="auto", cpus_per_job=3)
         )

@@ -18,6 +18,7 @@ from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.run import Training
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by, refused
+from tests.refusals import refusal
 from tests.runs.test_folder import new_run
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
@@ -164,7 +165,7 @@ def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_p
     sweep.train_all(tmp_path, grid(seed=[0, 1]), Training(noise_seed="os"))
     for changes in ({"cohort_size": 3}, {"epsilon": 2.0}, {"rounds": 6}, {"clip_norm": 2.0}):
         (field,) = changes
-        with pytest.raises(ValueError, match=f"holds a run with {field}=.*, or vary {field}"):
+        with refusal(f"holds a run with {field}=.*, or vary {field}"):
             sweep.train_all(tmp_path, left_out(**changes), Training(noise_seed="os"))
     moved = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
     assert sweep.in_folder(tmp_path, moved) == moved
@@ -190,7 +191,7 @@ def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_pat
     assert list(sweep.in_folder(out, more)) == ["seed=0", "seed=1"]
     fedmf.fit(fedmf.prefix_sum(4), once, family="banded", bands=2).save(file)
     for configs in (more, {"seed=0": more["seed=0"]}):
-        with pytest.raises(ValueError, match="is not the one that .*seed=0 was trained with"):
+        with refusal("is not the one that .*seed=0 was trained with"):
             sweep.in_folder(out, configs)
 
 

@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from fedmf.tasks.emnist import data, write_synthetic
 from fedmf.tasks.example_proto import encode_example
+from tests.refusals import refusal
 
 TENSORFLOW = pytest.mark.tensorflow
 
@@ -57,7 +58,7 @@ def test_what_is_written_is_read(digits_file):
     assert set(y) == set(range(10))
     assert (x.min(), x.max()) == (0, 1)  # ink and paper
     assert x.mean() > 0.7
-    with pytest.raises(ValueError, match=r"no split 'all_train' \(but digits_only_test"):
+    with refusal(r"no split 'all_train' \(but digits_only_test"):
         data.client_sizes(file, "all_train")
 
 
@@ -131,25 +132,16 @@ def copy(digits_file, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda path: path.write_bytes(b""), "is empty"),
-        (lambda path: path.write_bytes(b"hello, this is no database"), "is not a SQLite file"),
         (lambda path: path.write_bytes(path.read_bytes()[:20_000]), "is truncated"),
-        (
-            lambda path: path.write_bytes(path.read_bytes()[:100].ljust(path.stat().st_size)),
-            "cannot be read",
-        ),
-        (lambda path: execute(path, "PRAGMA journal_mode=WAL"), "write-ahead mode"),
-        (lambda path: path.with_name(f"{path.name}-wal").write_bytes(b"x"), "write-ahead mode"),
         (lambda path: execute(path, "DROP TABLE examples"), "'examples'"),
         (lambda path: path.unlink() or path.mkdir(), "is a folder"),
     ],
 )
 def test_damaged_files(copy, damage, words):
     damage(copy)
-    with pytest.raises(ValueError, match=words) as caught:
+    with refusal(words) as caught:
         data.open_file(copy)
     assert str(copy) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -164,19 +156,14 @@ def test_damaged_files(copy, damage, words):
 )
 def test_records_of_another_kind(copy, record, words):
     execute(copy, "UPDATE examples SET serialized_example_proto = ?", (record,))
-    with pytest.raises(ValueError, match=words) as caught:
+    with refusal(words) as caught:
         data.client_examples(data.open_file(copy), "digits_only_train", "f0001_01", classes=10)
     assert str(copy) in str(caught.value)
 
 
-def test_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="is a folder"):
-        data.open_file(tmp_path)
-
-
 @pytest.mark.parametrize("changes", [{"clients": 0}, {"examples_per_client": 9}, {"seed": -1}])
 def test_bad_arguments_leave_no_file(tmp_path, changes):
-    with pytest.raises(ValueError, match=next(iter(changes))):
+    with refusal(next(iter(changes))):
         write_synthetic(tmp_path / "file", progress=False, **changes)
     assert not list(tmp_path.iterdir())
 

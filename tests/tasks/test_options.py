@@ -11,6 +11,7 @@ import pytest
 from fedmf.tasks.cifar10 import Cifar10Options
 from fedmf.tasks.emnist import EmnistOptions
 from fedmf.tasks.regression import RegressionOptions
+from tests.refusals import refusal
 from tests.test_import_without_tensorflow import _PROGRAM
 
 OPTIONS = (EmnistOptions, Cifar10Options, RegressionOptions)
@@ -21,7 +22,7 @@ def test_every_option_has_help_and_a_check(options):
     for field in dataclasses.fields(options):
         assert field.metadata["help"].endswith(".")
         assert field.type in (bool, int, float, str, int | None, str | None)
-        with pytest.raises(TypeError, match=f"{field.name}="):
+        with refusal(f"{field.name}=", TypeError):
             options(**{field.name: [1]})
 
 
@@ -41,7 +42,7 @@ def test_every_option_has_help_and_a_check(options):
 )
 def test_values_are_checked(options, changes):
     ((name, value),) = changes.items()
-    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+    with refusal(f"{name}={value!r}"):
         options(**changes)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmf.tasks.stackoverflow.preprocessing import PAD, Preprocessor
+from tests.refusals import refusal
 
 # V = 3: the 1, cat 2, sat 3, unknown 4, begin 5, end 6.
 WORDS = ("the", "cat", "sat")
@@ -73,5 +74,5 @@ def test_laws(sentences, length):
 
 @pytest.mark.parametrize("words", [(*WORDS, "dog"), ("a", "a")])
 def test_words_need_an_id_each(words):
-    with pytest.raises(ValueError, match="each needs one id"):
+    with refusal("each needs one id"):
         Preprocessor(words, 3)

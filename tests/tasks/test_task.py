@@ -17,6 +17,7 @@ from fedmf.tasks.stackoverflow import StackOverflowOptions, data  # noqa: E402
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor  # noqa: E402
 from fedmf.tasks.stackoverflow.task import build_task  # noqa: E402
 from fedmf.tasks.stackoverflow.vocabulary import load_vocabulary  # noqa: E402
+from tests.refusals import refusal  # noqa: E402
 
 SMALL = {"vocabulary_size": 200, "embedding_size": 8, "lstm_size": 16}
 
@@ -98,11 +99,11 @@ def test_a_small_test_split_is_halved_and_says_so(corpus_file, task):
     assert len(halved.evaluation_examples("test")[0]) == 11
     assert "half of the test split: fewer than 2 x 10000" in halved.description
     assert len(halved.client_ids) == 3
-    with pytest.raises(ValueError, match="client_id='nobody'"):
+    with refusal("client_id='nobody'"):
         task.client_examples("nobody")
-    with pytest.raises(ValueError, match="split='train'"):
+    with refusal("split='train'"):
         task.evaluation_examples("train")
-    with pytest.raises(ValueError, match="max_clients=0"):
+    with refusal("max_clients=0"):
         made(corpus_file, max_clients=0, **SMALL)
 
 
@@ -122,9 +123,9 @@ def test_examples_that_are_gone(corpus_copy):
     task = changed("DELETE FROM examples WHERE client_id = '2' AND split_name = 'train'")
     assert [part.shape for part in task.client_examples("2")] == [(0, 20)] * 2
     task = changed("DELETE FROM examples WHERE split_name = 'test' AND rowid % 2")
-    with pytest.raises(ValueError, match="client_metadata promises"):
+    with refusal("client_metadata promises"):
         task.evaluation_examples("validation")
-    with pytest.raises(ValueError, match="test split of 0 sentences"):
+    with refusal("test split of 0 sentences"):
         changed("DELETE FROM client_metadata WHERE split_name = 'test'")
 
 

@@ -3,31 +3,29 @@ that its table has.
 """
 
 import itertools
-import json
+import re
 
 import numpy as np
 import pytest
 
-from fedmf.cli import main
 from fedmf.runs.folder import Run
-from tests.tasks.conftest import commands_of
+from tests.cli.program import commands_of, fedmf, printed_by
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
-COMMANDS = commands_of("tasks.md", before="## Text of your own")
+COMMANDS = commands_of("tasks.md", "One command each")
 # The table's smallest figures are 0.90 and 0.59 of ten classes, and a squared error
 # of 0.32 at most.
 REACHED = {"emnist": (0.7, 1.0), "cifar10": (0.4, 1.0), "regression": (0.25, 0.4)}
 
 
-def test_the_commands_run_as_printed(tmp_path, monkeypatch, capfd):
+def test_the_commands_run_as_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for words in COMMANDS:
-        main(words)
-        if words[:2] == ["data", "synth"]:
-            capfd.readouterr()
-            main(["data", "info", words[words.index("--out") + 1], "--json"])
-            assert json.loads(capfd.readouterr().out)["task"] == words[words.index("--task") + 1]
+    for line in COMMANDS:
+        fedmf(line)
+        if "data synth" in line:
+            task, out = (re.search(rf"--{name} (\S+)", line)[1] for name in ("task", "out"))
+            assert printed_by(f"data info {out}")["task"] == task
     for name, (low, high) in REACHED.items():
         run = Run.load(f"runs/{name}")
         assert low < run.result["test"][run.plan["task"]["headline_metric"]] < high
@@ -42,10 +40,10 @@ def test_the_order_of_the_table(tmp_path, monkeypatch):
     order once in six.
     """
     monkeypatch.chdir(tmp_path)
-    words = next(words for words in COMMANDS if "regression" in words)
+    line = next(line for line in COMMANDS if "regression" in line)
     errors = []
     for family in ("banded", "tree", "identity"):
-        main([*words, "--family", family, "--out", family, "--quiet"])
+        fedmf(f"{line} --family {family} --out {family} --quiet")
         errors.append(Run.load(family).result["test"]["mean_squared_error"] - 0.25)
         assert Run.load(family).plan["epsilon"] == pytest.approx(2.0, abs=1e-3)
     assert all(low < high for low, high in itertools.pairwise(errors)), np.log(errors)

@@ -13,6 +13,7 @@ from fedmf.tasks import example_proto
 from fedmf.tasks.data_file import SYNTHETIC
 from fedmf.tasks.stackoverflow import data, vocabulary
 from fedmf.tasks.stackoverflow.vocabulary import load_vocabulary
+from tests.refusals import refusal
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):
     count.write_text("the 9\nof 5\nto 5\n")
     assert load(real, 2) == vocabulary.Vocabulary(("the", "of"), "TFF's stackoverflow.word_count")
     count.write_text("the 9\nof\n")
-    with pytest.raises(ValueError, match=r"stackoverflow\.word_count, line 2"):
+    with refusal(r"stackoverflow\.word_count, line 2"):
         load(real)
     with sqlite3.connect(real) as connection:
         connection.execute(f"PRAGMA application_id = {SYNTHETIC}")

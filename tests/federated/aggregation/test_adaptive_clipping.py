@@ -116,6 +116,7 @@ def test_both_streams_together_tell_as_much_as_the_plan_claims(sent):
     assert verdict.consistent, verdict.contradictions
 
 
+@pytest.mark.slow
 def test_a_bit_that_is_not_centred_is_caught(monkeypatch):
     """Negative control: the count of clients within the clip norm, 0 or 1 a client.
 

@@ -13,6 +13,7 @@ from fedmf.federated.aggregation.query import QuerySample
 from fedmf.federated.tff import tff, tfp
 from fedmf.mechanisms import IdentityMechanism
 from tests.federated.plans import plan_of
+from tests.refusals import refusal
 
 PLAN = plan_of(IdentityMechanism(rounds=4))
 RECORD = tff.TensorType(np.float32, [3])
@@ -219,11 +220,6 @@ def plain_sum(parts, state, updates):
     return output(state, tff.federated_sum(parts.clipped(state, updates)))
 
 
-@refused(EXACT)
-def largest(parts, state, updates):
-    return output(state, tff.federated_max(parts.clipped(state, updates).record))
-
-
 @refused(NOT_THE_SUM)
 def sum_by_another_operation(parts, state, updates):
     same = tff.tensorflow.computation(lambda a: a, parts.sample)
@@ -294,12 +290,6 @@ def sum_through_a_variable(parts, state, updates):
     noise = tff.tensorflow.computation(noise, parts.sample, parts.state)
     total = tff.federated_sum(parts.clipped(state, updates))
     return output(*tff.federated_map(noise, (total, state)))
-
-
-@refused(EXACT)
-def count_in_the_result(parts, state, updates):
-    after, result, total = parts.one_round(state, updates)
-    return output(after, in_order(result, total.clients))
 
 
 @refused(EXACT)
@@ -405,7 +395,7 @@ def result_not_used(parts, state, updates):
 @pytest.mark.parametrize(("one_round", "match"), REFUSED)
 def test_it_is_refused(one_round, match, parts):
     process = by_hand(lambda state, updates: one_round(parts, state, updates), parts.initialize)
-    with pytest.raises(ValueError, match=match):
+    with refusal(match):
         federated.check_process(process)
 
 
@@ -422,7 +412,7 @@ def test_a_process_without_a_place_for_metrics_has_none(body, match, parts):
         return body(*parts.one_round(state, updates)[:2], updates)
 
     process = by_hand(one_round, parts.initialize, tff.templates.IterativeProcess)
-    with pytest.raises(ValueError, match=match):
+    with refusal(match):
         federated.check_process(process)
 
 
@@ -450,7 +440,7 @@ def test_what_a_process_keeps_is_looked_at(kept, match, parts):
         after, result, total = parts.one_round(state.b, updates)
         return output(in_order(*kept(state, after, total)), result)
 
-    with pytest.raises(ValueError, match=match):
+    with refusal(match):
         federated.check_process(by_hand(one_round, _with_zeros(parts, tf.float64)))
 
 
@@ -492,20 +482,18 @@ class Inner(tff.aggregators.UnweightedAggregationFactory):
         (Inner(keep=True), EXACT),
         (Inner(measure=True), "measures its clipped updates, or their sum"),
         (Inner(before=lambda s: s._replace(record=100 * s.record)), NOT_THE_SUM),
-        (Inner(before=lambda s: s._replace(record=tf.round(8 * s.record) / 8)), NOT_THE_SUM),
         (Inner(after=lambda s: s._replace(record=s.record / tf.norm(s.record))), NOT_THE_SUM),
     ],
     ids=[
         "keeps the sum",
         "measures the sum",
         "multiplies",
-        "quantises",
         "divides by what the data say",
     ],
 )
 def test_a_sum_within_the_factory_that_does_more_is_refused(inner, match, parts):
     factory = tff.aggregators.DifferentiallyPrivateFactory(parts.query, inner)
-    with pytest.raises(ValueError, match=match):
+    with refusal(match):
         federated.check_process(factory.create(RECORD))
 
 

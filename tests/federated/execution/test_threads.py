@@ -12,6 +12,7 @@ import tensorflow as tf
 import fedmf
 from fedmf.federated.execution.threads import limited_threads
 from tests.federated.small_runs import assert_close, assert_same_run
+from tests.refusals import refusal
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -21,7 +22,7 @@ def test_a_limit_after_tensorflow_has_started_is_refused():
     before = dict(os.environ)
     other = tf.config.threading.get_intra_op_parallelism_threads() + 1
     with (
-        pytest.raises(ValueError, match=f"threads={other}: TensorFlow has already started"),
+        refusal(f"threads={other}: TensorFlow has already started"),
         limited_threads(other),
     ):
         pass

@@ -11,6 +11,7 @@ from fedmf import federated
 from fedmf.server.source import noise_key
 from fedmf.server.state import NoiseState
 from tests.federated.plans import plan_of
+from tests.refusals import refusal
 from tests.server.test_rows import banded
 
 SIZE, SEED = 37, 5
@@ -47,7 +48,7 @@ def test_no_error_shows_the_key():
     def late(part):
         return part._replace(next_round=np.int32(5)) if isinstance(part, NoiseState) else None
 
-    with pytest.raises(ValueError, match="planned for rounds=5") as raised:
+    with refusal("planned for rounds=5") as raised:
         noise.hand_in(tree.traverse(late, noise.hand_in(state)))
     shown = "".join(traceback.format_exception(raised.value))
     assert not any(str(word) in shown for word in noise_key(SEED).tolist())
@@ -68,7 +69,7 @@ def test_states_of_others_are_refused():
         (noise, [state, state], "holds 2 NoiseStates"),
         *((host.for_state(*each), each[1], "noise_strategy='precomputed'") for each in in_graph),
     ):
-        with pytest.raises(ValueError, match=said):
+        with refusal(said):
             made.hand_in(given)
 
 
@@ -81,5 +82,5 @@ def test_states_of_others_are_refused():
     ],
 )
 def test_arguments_are_checked(plan, options, said):
-    with pytest.raises((TypeError, ValueError), match=said):
+    with refusal(said, (TypeError, ValueError)):
         federated.HostNoise(plan, SIZE, **options)

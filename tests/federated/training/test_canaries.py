@@ -19,6 +19,7 @@ from tests.cli.program import printed_by, refused
 from tests.federated import run_small, small_runs
 from tests.federated.small_task import task_of_arrays
 from tests.federated.training.test_adaptive_training import BOTH
+from tests.refusals import refusal
 
 CLIENTS, CANARIES, FEATURES = 20, 60, 3000
 
@@ -154,7 +155,7 @@ def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
         "damaged": "damaged",
         "published": "published",
     }.items():
-        with pytest.raises(ValueError, match=words):
+        with refusal(words):
             audit_run_canaries(tmp_path / name)
     assert "Canaries" not in (tmp_path / "none" / "statement.md").read_text()
     refused(f"audit canaries {run.path} --confidence 2", "--confidence 2")
@@ -168,11 +169,11 @@ def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
     ],
 )
 def test_too_many_and_those_that_would_be_zeroed_are_refused(tmp_path, changes, words):
-    with pytest.raises(ValueError, match=words):
+    with refusal(words):
         small_runs.train(tmp_path / "run", run_small.config(**changes))
 
 
 def test_canaries_count_in_the_population():
     sampled = config(cohort_size=5, sampling="poisson", population=CLIENTS, bands=2, min_sep=None)
-    with pytest.raises(ValueError, match="set population to 80"):
+    with refusal("set population to 80"):
         controller_of(wide_task(), sampled, sampled.plan())

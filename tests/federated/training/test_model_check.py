@@ -11,6 +11,7 @@ from fedmf.federated.task import seeded
 from fedmf.federated.training.model_check import check_model
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
+from tests.refusals import refusal
 
 layers = tf.keras.layers
 
@@ -118,7 +119,7 @@ def task_with(*middle):
 
 
 def refused(task, words, settings=None):
-    with pytest.raises(ValueError, match=f"(?s){words}"):
+    with refusal(f"(?s){words}"):
         check_model(task, settings or config())
 
 
@@ -147,7 +148,7 @@ def test_what_keeps_or_draws_something_is_refused(layer, said):
 
 
 def test_the_refusal_comes_before_there_is_a_folder(tmp_path):
-    with pytest.raises(ValueError, match="draws random numbers"):
+    with refusal("draws random numbers"):
         train(tmp_path / "run", task=task_with(lambda: layers.GaussianNoise(1.0)))
     assert not (tmp_path / "run").exists()
 
@@ -162,7 +163,7 @@ def test_the_refusal_comes_before_there_is_a_folder(tmp_path):
         (lambda: layers.Dropout(0.0),),
     ],
 )
-@pytest.mark.parametrize("execution", ["fast", "tff"])
+@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_is_accepted(middle, execution):
     check_model(task_with(*middle), config(execution))
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedmf.noise.strategies import HOST_STRATEGIES
 from tests.federated.small_runs import assert_close, broken_off, config, train
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 SETTINGS, ROUNDING = config(min_sep=3), {"rtol": 0, "atol": 2e-6}  # float32, six rounds
@@ -44,6 +45,6 @@ def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
 
 
 def test_impossible_strategies_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match="noise_strategy='recurrent' cannot make this noise"):
+    with refusal("noise_strategy='recurrent' cannot make this noise"):
         train(tmp_path / "run", SETTINGS, noise_strategy="recurrent", noise_memory=1000)
     assert not (tmp_path / "run").exists()

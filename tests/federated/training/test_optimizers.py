@@ -8,6 +8,7 @@ import fedmf
 from fedmf import federated
 from fedmf.federated.training.optimizers import server_optimizer
 from tests.federated.run_small import config
+from tests.refusals import refusal
 
 
 def test_equals_the_workload_of_the_same_schedule():
@@ -33,7 +34,7 @@ def test_equals_the_workload_of_the_same_schedule():
     ],
 )
 def test_refusals(rates, momentum, named):
-    with pytest.raises(ValueError, match=named):
+    with refusal(named):
         federated.ScheduledSGDM(rates, momentum=momentum)
 
 

@@ -9,6 +9,7 @@ import fedmf
 from fedmf.federated.training.run_setup import controller_of
 from fedmf.privacy import monte_carlo
 from tests.federated.small_runs import broken_off, config, small_task, train
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
@@ -86,10 +87,10 @@ def test_simulation_of_a_larger_cohort_draws_the_smaller_one(tmp_path):
 
 
 def test_wrong_populations_and_plans_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="population=24 .* 12 clients"):
+    with refusal("population=24 .* 12 clients"):
         train(tmp_path / "run", sampled(population=24))
     plan = dataclasses.replace(sampled().plan(), sampling=None)
-    with pytest.raises(ValueError, match="plan has .*sampling=None"):
+    with refusal("plan has .*sampling=None"):
         train(tmp_path / "run", sampled(), plan=plan)
     assert not (tmp_path / "run").exists()
 
@@ -102,5 +103,5 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
     ],
 )
 def test_configs_that_cannot_be_meant(changes, words):
-    with pytest.raises(ValueError, match=words):
+    with refusal(words):
         sampled(**changes)

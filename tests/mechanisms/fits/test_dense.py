@@ -76,8 +76,7 @@ def independent_optimum(A, b, equal_norms=False):
     [(prefix_sum(6), 0.0, 6.4609), (momentum_sgd(6), -0.015, 16.1313)],
 )
 def test_multi_epoch_table_6(workload, smallest, error):
-    # App. I.3, n = 6, k = 3, b = 2, the rows of Eq. 36; FACTS.md has the errors to more digits. The
-    # others: experiments.
+    # App. I.3, n = 6, k = 3, b = 2, the rows of Eq. 36. The others: experiments.
     mechanism = fit(workload, epochs(6, 2), family="dense", tolerance=1e-8)
     X = mechanism.encoder().T @ mechanism.encoder()
     t = np.arange(6)
@@ -210,7 +209,7 @@ def test_badly_scaled_workloads(b, smallest, tolerance):
 def test_banded_table_2_rows_of_the_multi_epoch_matrices(equal_norms):
     # Banded paper, Table 2, last rows: k = 1 sensitivity, min-sep sensitivity (Alg. 4), rmse
     # relative to the best. The latter is 8.152, certified to 1e-4 by the first of the two.
-    # FACTS.md: the matrix of Table 4 has 1.1269.
+    # The matrix of Table 4 has 1.1269.
     n, workload = 2052, prefix_sum(2052)
     mechanism = fit(
         workload, epochs(n, 342), family="dense", equal_norms=equal_norms, tolerance=1e-4

@@ -23,7 +23,7 @@ def test_denisov_table_2_optimum(n):
     found = np.sqrt(fedmf.loss(mechanism, prefix_sum(n), single(n)))
     assert abs(found - DENISOV_TABLE_2[n][1]) <= 0.05
     assert mechanism.certificate.gap <= 1e-5
-    if n == 512:  # FACTS.md: 61.985 is within 1e-6 of the dual bound
+    if n == 512:  # 61.985 is within 1e-6 of the dual bound
         assert abs(found - 61.985) < 1e-3
 
 
