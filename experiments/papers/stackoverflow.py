@@ -15,7 +15,7 @@ from fedmf.experiments.papers.stackoverflow_sizes import EPOCHS_RATE_AT_2, EPOCH
 from fedmf.experiments.papers.study import Fields, Study, sized
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
-from fedmf.schedule import WarmupCooldown
+from fedmf.schedule import GivenSchedule, WarmupCooldown
 from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 DELTA = 1e-6
@@ -43,6 +43,9 @@ NU_RATES = tuple(1.7**power for power in range(-5, 2))
 Parts = Sequence[tuple[str, Fields]]
 
 
+COOLDOWN, DECAY = "-cooldown", "-decay"
+
+
 def _study(
     name: str, size: Size, parts: Parts, *, once: bool = False, smoothed_over: int = 0, **fixed: Any
 ) -> Study:
@@ -67,9 +70,9 @@ def _study(
         repeats=size.repeats_denisov if once else size.repeats,
         smoothed_over=smoothed_over,
         mechanisms={
-            f"{stem}{decay}{k}": functools.partial(optimum, size, beta, bool(decay), not k)
+            f"{stem}{fall}{k}": functools.partial(optimum, size, beta, fall, not k)
             for stem, beta in names.items()
-            for decay in ("", "-cooldown")
+            for fall in FALLS
             for k in ("", "-epochs")
         },
         data=(".sqlite", write),
@@ -77,13 +80,28 @@ def _study(
     )
 
 
-def optimum(size: Size, momentum: float, decay: bool, once: bool) -> Mechanism:
-    """The best factorisation of SGD with momentum and, with `decay`, the rates' fall to 0.05 in the
-    last quarter; for one epoch or all.
+# How rates fall in the last quarter of the rounds: not at all, in a line to 0.05, at once to 0.15.
+FALLS = ("", COOLDOWN, DECAY)
+
+
+def decay(rounds: int) -> str:
+    """0.15 of the rate in the last quarter of the rounds, 512 of 2048 (Denisov et al. 2022, Sec.
+    5).
+    """
+    return f"{rounds - rounds // 4}:0.15"
+
+
+def optimum(size: Size, momentum: float, fall: str, once: bool) -> Mechanism:
+    """The best factorisation of SGD with momentum and with one of the FALLS; for one epoch or
+    all.
     """
     n = size.rounds_once if once else size.rounds
-    schedule = WarmupCooldown(rounds=n, peak=1.0, warmup=0.0, cooldown=0.25)
-    workload = fedmf.momentum_sgd(n, momentum, schedule.learning_rates() if decay else None)
+    rates = {
+        "": None,
+        COOLDOWN: WarmupCooldown(rounds=n, peak=1.0, warmup=0.0, cooldown=0.25).learning_rates(),
+        DECAY: GivenSchedule(rounds=n, peak=1.0, shares=decay(n)).learning_rates(),
+    }[fall]
+    workload = fedmf.momentum_sgd(n, momentum, rates)
     return fedmf.fit(workload, size.once if once else size.in_order, family="dense", tolerance=1e-3)
 
 
@@ -140,6 +158,7 @@ M_CONSTANT, M_AFTER, M_INSIDE = (
     "momentum and cool-down inside",
 )
 M_MORE = f"{M_INSIDE}, more clients"
+DECAY_AFTER, M_DECAY = "prefix sums, decay after", "momentum and decay inside"
 
 
 @sized(SIZES, **sizes.SCHEDULES)
@@ -147,7 +166,8 @@ def schedules(size: Size) -> Study:
     """Denisov Fig. 3: where momentum and the rates' fall are part of the mechanism. In the paper at
     epsilon 18.9.
     """
-    return _schedules("schedules", size, [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE])
+    lines = [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE]
+    return _schedules("schedules", size, lines + [DECAY_AFTER, M_DECAY] * size.whole)
 
 
 @sized(SIZES, **sizes.DECAYS)
@@ -161,10 +181,14 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     prefix, inside = {"family": "dense"}, _file(f"momentum-{beta:g}")
     both = _file(f"momentum-{beta:g}-cooldown")
     of = {CONSTANT: prefix, AFTER: prefix, M_CONSTANT: inside, M_AFTER: inside}
+    # A mechanism that is fitted in the run would be fitted for the decay.
+    of |= {DECAY_AFTER: _file("prefix"), M_DECAY: _file(f"momentum-{beta:g}{DECAY}")}
     parts = []
     for line in lines:
         cohort = size.single if line == M_MORE else size.denisov
-        fall = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
+        fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
+        if line in (DECAY_AFTER, M_DECAY):
+            fall = {"learning_rate_schedule": decay(size.rounds_once)}
         parts.append((line, of.get(line, both) | fall | _cohort(size, cohort, size.simulates_all)))
     return _once(
         name,

@@ -21,6 +21,7 @@ from fedmf.experiments.papers import stackoverflow as grids
 from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, SIZES
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
+from tests.paper_figures import DENISOV_DECAY
 from tests.refusals import refusal
 
 STACKOVERFLOW = "denisov schedules decays epochs divergence unnoised phones centre nu_noise".split()
@@ -75,6 +76,46 @@ def test_denisovs_grid_is_that_of_table_3():
         for c in found[grids.MOMENTUM]
     }
     assert files == {("prefix", 0.0), ("momentum-0.9", 0.9), ("momentum-0.95", 0.95)}
+
+
+def test_denisovs_decay_is_0_15_in_the_last_512_rounds():
+    found, figures = lines(grids.schedules), DENISOV_DECAY
+    after, inside = (found[line] for line in (grids.DECAY_AFTER, grids.M_DECAY))
+    rates = np.repeat([1.0, figures["share"]], [2048 - 512, figures["last_rounds"]])
+    for config in (*after, *inside):
+        assert config.family == "file"
+        np.testing.assert_allclose(
+            config.server_schedule().learning_rates(), config.server_learning_rate * rates
+        )
+    stems = [pathlib.Path(c[0].mechanism).stem for c in (after, inside)]
+    assert stems == ["prefix", "momentum-0.95-decay"]
+    assert grids.DECAY_AFTER not in lines(grids.schedules, "small")
+    # The mechanism of the second is that of the decay.
+    size = dataclasses.replace(SIZES["tiny"], rounds_once=16)
+    falling = fedmf.momentum_sgd(16, 0.9, np.repeat([1.0, 0.15], [12, 4]))
+    made = [grids.optimum(size, 0.9, fall, True) for fall in grids.FALLS]
+    errors = [fedmf.loss(mechanism, falling, size.once) for mechanism in made]
+    assert errors[2] == min(errors) < 0.999 * errors[0]
+
+
+def test_cifars_lines_are_those_of_figures_8_and_9():
+    assert "FFT, plain x5" in lines(cifar.multi_epoch)
+    assert list(lines(cifar.optima)) == [
+        "MF(k=20)", "MF(k=10) x2", "MF(k=5) x4", "MF(k=1) x2", "MF(k=1) x1",
+    ]  # fmt: skip
+    assert not [line for line in lines(cifar.multi_epoch, "small") if "plain" in line]
+    size = dataclasses.replace(cifar.SIZES["tiny"], epochs=4)  # of four steps
+    assert list(cifar.some_epochs(size)) == ["MF(k=2) x2"]
+    mechanism = cifar.for_some_epochs(size, 2)
+    part = fedmf.fit(
+        fedmf.prefix_sum(8),
+        fedmf.Participation(rounds=8, schema="fixed_epoch", min_sep=4),
+        family="dense",
+        tolerance=1e-3,
+    )
+    np.testing.assert_allclose(
+        mechanism.encoder(), fedmf.stamp(part, 2).encoder(), rtol=0, atol=1e-12
+    )
 
 
 def test_the_multi_epoch_grid_is_that_of_tables_4_and_5():
@@ -175,16 +216,20 @@ def test_cifars_trees_are_completed_as_in_table_1():
 def test_a_smaller_size_has_the_same_lines(name):
     tiny, small, full = (
         # Of several printed numbers of bands a smaller size has the best.
-        len({line.partition(", 64")[0] for line, _ in getattr(grids, name)(scale).parts})
+        {line.partition(", 64")[0] for line, _ in getattr(grids, name)(scale).parts}
         for scale in ("tiny", "small", "full")
     )
-    assert small == full
-    assert tiny >= full / 2
+    # Those that decide no order are at full scale, and tried out at the tiny one.
+    besides = {grids.DECAY_AFTER, grids.M_DECAY} if name == "schedules" else set()
+    assert besides <= full & tiny
+    assert not besides & small
+    assert len(small) == len(full - besides)
+    assert len(tiny) >= len(full) / 2
 
 
 def test_the_best_mechanism_for_two_epochs_is_made_for_them():
     size = SIZES["tiny"]
-    both, one = (grids.optimum(size, 0.9, True, once) for once in (False, True))
+    both, one = (grids.optimum(size, 0.9, grids.COOLDOWN, once) for once in (False, True))
     config = fedmf.TrainConfig(rounds=4, min_sep=2, epsilon=1.0, warmup=0.0, cooldown=0.25)
     workload = fedmf.momentum_sgd(4, 0.9, config.server_schedule().learning_rates())
     assert fedmf.loss(both, workload, size.in_order) < fedmf.loss(one, workload, size.in_order)
