@@ -1,10 +1,12 @@
 """What `fedmf train` says that was stopped, or cannot go on; and what it exits with."""
 
 import errno
+import json
 import os
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from fedmf.federated.training import loop, run_setup
@@ -202,3 +204,19 @@ def test_a_rate_far_above_the_noise_is_warned_of_in_the_words_of_the_command_lin
         )
         == 1
     )
+
+
+def test_a_run_goes_on_whose_file_of_learning_rates_is_gone(tmp_path):
+    shares = tmp_path / "shares.txt"
+    shares.write_text("1 1 0.5 0.25")
+    train = ["train", "--task", "regression", "--rounds", 4, "--cohort-size", 2, "--min-sep", 1]
+    train += ["--family", "none", "--quiet", "--learning-rate-schedule", shares]
+    fedmf(*train, "--out", tmp_path / "whole")
+    fedmf(*train, "--out", tmp_path / "stopped", "--stop-after", 2)
+    shares.unlink()
+    fedmf(*resume(tmp_path / "stopped"))
+    whole, stopped = (np.load(tmp_path / name / "model.npz") for name in ("whole", "stopped"))
+    for name in whole.files:
+        assert np.array_equal(whole[name], stopped[name])
+    plan = json.loads((tmp_path / "stopped" / "plan.json").read_text())
+    assert plan["config"]["learning_rate_schedule"] == "1.0 1.0 0.5 0.25"
