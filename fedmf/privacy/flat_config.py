@@ -3,12 +3,9 @@ stand beside the fields.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedmf.mechanisms.family import families_with, fitted_families
-
-if TYPE_CHECKING:
-    from fedmf.privacy.config import PlanConfig
 
 # Options of families that are fields of a config themselves.
 OPTIONS_WITH_FIELDS = ("bands", "decoder")
@@ -72,10 +69,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def differences(
-    new: "PlanConfig", old: "PlanConfig", *, leave_out: tuple[str, ...] = (), was: str = "was"
-) -> str:
-    """What differs between two configs, in one phrase; empty where nothing does.
+def differences(new: Any, old: Any, *, leave_out: tuple[str, ...] = (), was: str = "was") -> str:
+    """What differs between two configs, of `PlanConfig`, in one phrase; empty where nothing does.
 
     >>> import dataclasses, fedmf
     >>> one = fedmf.PlanConfig(rounds=8, min_sep=4, epsilon=2.0)
