@@ -50,7 +50,7 @@ def random_sentences(
     sizes: dict[str, Any] = dict(MODELS[model])
 
     def build_model(seed: int) -> Any:
-        built = next_word.build_model(seed, **sizes)
+        built = next_word.build_model(seed, form="plain", **sizes)
         return with_keras_lstm(built) if keras_lstm else built
 
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -68,7 +68,9 @@ def random_sentences(
             "published", preprocessing.SpecialIds(sizes["vocabulary_size"])
         ),
         batch_size=BATCH[model],
-        compiled_epoch=compiled_epoch(**sizes, loss="published", batch_size=BATCH[model]),
+        compiled_epoch=compiled_epoch(
+            form="plain", **sizes, loss="published", batch_size=BATCH[model]
+        ),
     )
 
 

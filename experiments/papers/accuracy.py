@@ -11,11 +11,12 @@ import numpy as np
 import scipy.stats
 
 from fedmf.experiments.papers.drawing import Line, Lines
-from fedmf.experiments.papers.item import Outcome
-from fedmf.experiments.papers.study import Judge, Score
-from fedmf.reports.groups import validation_curve
+from fedmf.experiments.papers.item import Outcome, Request
+from fedmf.experiments.papers.study import Judge, Score, Study, finished
+from fedmf.reports.groups import final_metric, validation_curve
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
+from fedmf.sweeps.results import validation_of
 
 _RESAMPLES = 4000
 LEVEL = 0.95
@@ -105,6 +106,25 @@ def compared(
     return lambda scores, size: ordered(scores, [order(scores, *pair) for pair in pairs], draw)
 
 
+def matched(line: str, best: str, worst: str) -> Judge:
+    """Judges that `line` matches `best`: it is above `worst`, and what `best` is ahead of it is at
+    most a quarter of the lead of `best` over `worst`, by the end of the interval.
+    """
+
+    def judge(scores: Sequence[Score], size: Any) -> Outcome:
+        over, gap = order(scores, line, worst), order(scores, best, line)
+        lead = order(scores, best, worst).mean
+        close = gap.high <= lead / 4
+        text = (
+            f"{over}; {gap}, {'at most' if close else 'which may be more than'} a quarter of the "
+            f"lead of {best} over {worst}, {100 * lead:.1f} points."
+        )
+        made = ordered(scores, [over])
+        return dataclasses.replace(made, verdict=text, holds=over.shown and close)
+
+    return judge
+
+
 def ordered(
     scores: Sequence[Score],
     orders: Sequence[Order],
@@ -145,6 +165,35 @@ def row(score: Score) -> dict[str, Any]:
         "zeroed updates": sum(r["zeroed"] for run in score.runs for r in run.metrics),
         "diverged runs": sum(map(diverged, score.runs)),
     }
+
+
+SETTING = ("line", "epsilon", "server rate")
+_OF_RUNS = ("runs", "mean", "std", "min", "max")
+SETTING_COLUMNS = (
+    *SETTING,
+    *(f"validation {name}" for name in _OF_RUNS),
+    *(f"test {name}" for name in _OF_RUNS),
+)
+
+
+def by_setting(study: Study, request: Request) -> list[dict[str, Any]]:
+    """What a study's finished runs reached with each setting: validation, smoothed as for its
+    tuning, and test.
+
+    Epsilon is infinite without noise; of no run there is no mean.
+    """
+    table = []
+    for line, config, runs in finished(study, request):
+        smoothed = [validation_of(run, study.smoothed_over) for run in runs]
+        tested = [final_metric(run, "test") for run in runs]
+        epsilon = config.epsilon or runs[0].plan["epsilon"] or math.inf
+        values = [line, epsilon, config.server_learning_rate]
+        for found in (smoothed, [value for value in tested if value is not None]):
+            x = np.array(found) if found else np.array([math.nan])
+            spread = float(x.std(ddof=1)) if len(x) > 1 else 0.0
+            values += [len(found), float(x.mean()), spread, float(x.min()), float(x.max())]
+        table.append(dict(zip(SETTING_COLUMNS, values, strict=True)))
+    return table
 
 
 def validated(run: Run) -> float | None:

@@ -123,10 +123,6 @@ banded-table-6 | Table 6 | 5 200
     printed).
 banded-table-7 | Table 7 | 20 200
     With sampling the same rule gives the best server rates (accuracies as printed).
-slides-accuracy-of-nu-dp-ftrl | Accuracy of nu-DP-FTRL | needs the real file
-    On CIFAR-10 and StackOverflow nu-DP-FTRL is as accurate as the best matrices.
-    Why: It trains on CIFAR-10 and StackOverflow: `fedmf sweep` takes the family, coefficients
-    `nu`, from a file.
 slides-approximation | Approximation quality | 10 60
     Rational functions of degree d come within 3 exp(-sqrt d) of the square root; polynomials
     need far more.
@@ -146,6 +142,10 @@ slides-mean-estimation | Mean estimation | 20 300
     best, which is nu = eta.
 slides-noise-time | Noise generation time | 10 60
     The noise of iteration t costs the optimum t vectors, bands and buffers a constant number.
+slides-nu-dp-ftrl-on-cifar-10 | nu-DP-FTRL, CIFAR-10 | 200
+    nu-DP-FTRL is as accurate as the optimum for all epochs, and more than independent noise.
+slides-nu-dp-ftrl-on-stackoverflow | nu-DP-FTRL, StackOverflow | 700
+    nu-DP-FTRL is as accurate as the optimum for all epochs, and more than independent noise.
 slides-production-model | Production model | not reproducible
     BLT noise is as good as the dense optimum's in a production keyboard.
     Why: Its data are a company's and not public.

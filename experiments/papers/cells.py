@@ -1,7 +1,7 @@
 """The tables that need no training: each printed number beside ours."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,23 +60,27 @@ KINDS = (
     "other, not explained",
 )
 Rows = Callable[[Scale], Iterable[Cell]]
+# (row, column, printed, ours, how many runs) of what has been trained.
+Trained = Callable[[Request], Sequence[tuple[str, str, str, float, str]]]
 
 
-def table(name: str) -> Callable[[Rows], Rows]:
+def table(name: str, trained: Trained | None = None) -> Callable[[Rows], Rows]:
     """Declares that a function gives the cells of this item of the catalogue; but for scale full of
     the rows that take seconds.
+
+    `trained` gives more rows, of the runs that there are, which decide nothing.
     """
 
     def declare(rows: Rows) -> Rows:
-        figure(name)(functools.partial(compared, name, rows))
+        figure(name)(functools.partial(compared, name, rows, trained))
         return rows
 
     return declare
 
 
-def compared(name: str, rows: Rows, request: Request) -> Outcome:
+def compared(name: str, rows: Rows, trained: Trained | None, request: Request) -> Outcome:
     """The cells of a table: ours over the printed number, cell by cell."""
-    cells = list(rows(request.scale))
+    cells, more = list(rows(request.scale)), trained(request) if trained else ()
     kinds = np.array([cell.kind(name) for cell in cells])
     theirs = np.array([float(cell.printed.lstrip("≤")) for cell in cells])
     ours = np.array([cell.ours for cell in cells], dtype=np.float64)
@@ -91,9 +95,10 @@ def compared(name: str, rows: Rows, request: Request) -> Outcome:
     )
     return Outcome(
         [panel],
-        f"Of {len(cells)} numbers: {count}.",
+        f"Of {len(cells)} numbers: {count}."
+        + (f" {len(more)} trained accuracies." if more else ""),
         KINDS[-1] not in places,
         columns=("row", "column", "printed", "ours", "comparison"),
-        rows=[(c.row, c.column, c.printed, c.ours, c.verdict(name)) for c in cells],
+        rows=[*((c.row, c.column, c.printed, c.ours, c.verdict(name)) for c in cells), *more],
         reduced="" if request.scale == "full" else "only the rows that take seconds",
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import fedmf
-from fedmf.experiments.papers import accuracy, error_tables
+from fedmf.experiments.papers import accuracy, error_tables, printed
 from fedmf.experiments.papers.item import Outcome
 from fedmf.experiments.papers.study import Fields, Score, Study, sized, trained
 from fedmf.mechanisms import Mechanism
@@ -31,7 +31,8 @@ NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
 RATES_BANDED = tuple(float(f"{c}e{i}") for i in range(-2, 4) for c in (1, 2, 5))
 RATES = RATES_BANDED[:6]
 HONAKER, FFT, ONE, BANDED = "Honaker", "FFT", "MF(k=1)", "BandMF"
-SGD, SAMPLED = "DP-SGD", "DP-SGD, amplified"
+PLAIN_FFT = "FFT, plain"
+SGD, SAMPLED, NU = "DP-SGD", "DP-SGD, amplified", "nu-DP-FTRL"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class Size:
       stamps: numbers of parts that are tried, all divisors of the steps.
       test_images: of the stand-in; None for as many as training images, and at most 1000.
       repeats: seeds.
+      whole: whether lines are trained that decide no order: FFT with the plain decoder, and optima
+        for some epochs.
     """
 
     images: int = 50_000
@@ -65,6 +68,7 @@ class Size:
     stamps: tuple[int, ...] = (1, 2, 5, 10, 20)
     test_images: int | None = None
     repeats: int = 12
+    whole: bool = True
 
     @property
     def participation(self) -> Participation:
@@ -83,7 +87,7 @@ SIZES: dict[Any, Size] = {
     "small": Size(
         images=800, cohort=80, epochs=10, model="small", momentum=0.9, epsilons=(16.0,),
         epsilons_banded=(4.0,), rates=(0.1, 0.2, 0.5), rates_sgd=(0.5, 1.0, 2.0),
-        rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5,
+        rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5, whole=False,
     ),
     "tiny": Size(
         images=20, cohort=5, epochs=2, model="small", epsilons=(16.0,), epsilons_banded=(16.0,),
@@ -93,10 +97,13 @@ SIZES: dict[Any, Size] = {
 
 
 def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
-    """The mechanism of multi-epoch Table 1 for `steps` steps; `kind` is HONAKER, FFT or ONE."""
+    """The mechanism of multi-epoch Table 1 for `steps` steps; `kind` is HONAKER, FFT, PLAIN_FFT or
+    ONE.
+    """
     made: dict[str, tuple[str, Fields]] = {
         HONAKER: ("tree", {"decoder": "online"}),
         FFT: ("fft", {"decoder": "optimal"}),
+        PLAIN_FFT: ("fft", {"decoder": "plain"}),
         ONE: ("dense", {"tolerance": 1e-3}),
     }
     family, options = made[kind]
@@ -126,6 +133,19 @@ def best_stamps(kind: str, size: Size) -> int:
 def label(kind: str, stamps: int) -> str:
     """What the figures call a stamped mechanism."""
     return f"{kind} x{stamps}"
+
+
+def for_some_epochs(size: Size, s: int) -> Mechanism:
+    """The optimum for one of s equal parts of the epochs, used s times."""
+    steps, k = size.participation.rounds, size.epochs // s
+    found: Mechanism = error_tables.stamped("dense", steps, s, participations=k, tolerance=1e-3)
+    return found
+
+
+def some_epochs(size: Size) -> dict[str, int]:
+    """MF(k=10) x2 and MF(k=5) x4 of 20 epochs: what the figures call them -> the parts."""
+    parts = [s for s in (2, 4) if size.whole and size.epochs % s == 0 and size.epochs > s]
+    return {label(f"MF(k={size.epochs // s})", s): s for s in parts}
 
 
 def _in_order(size: Size, fields: Fields) -> Fields:
@@ -159,8 +179,12 @@ def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
         repeats=size.repeats,
         mechanisms={
             f"{kind}-x{s}": functools.partial(stamped, kind, steps, s)
-            for kind in (HONAKER, FFT, ONE)
+            for kind in (HONAKER, FFT, PLAIN_FFT, ONE)
             for s in size.stamps
+        }
+        | {
+            name: functools.partial(for_some_epochs, size, s)
+            for name, s in some_epochs(size).items()
         },
         data=(".tar.gz", write),
         reduced=f"pictures of ten shapes for CIFAR-10, {size.images} of them, steps of "
@@ -199,7 +223,8 @@ def multi_epoch(size: Size) -> Study:
     """
     sgd = _sgd(size, size.epsilons, size.rates)
     parts = [(SAMPLED, _sampled(size, sgd)), (SGD, _in_order(size, sgd)), _optimal(size)]
-    parts += [_stamped(size, kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE)]
+    kinds = (HONAKER, FFT, ONE, *[PLAIN_FFT] * size.whole)
+    parts += [_stamped(size, kind, best_stamps(kind, size)) for kind in kinds]
     return _study("multi-epoch", size, parts)
 
 
@@ -221,7 +246,11 @@ def optima(size: Size) -> Study:
     """
     once = [_stamped(size, ONE, s) for s in sorted({1, best_stamps(ONE, size)}, reverse=True)]
     name = "multi-epoch" if size in SIZES.values() else "optima"
-    return _study(name, size, [_optimal(size), *once])
+    some = [
+        (line, _in_order(size, {"family": "file", "mechanism": line} | _tuned(size)))
+        for line in some_epochs(size)
+    ]
+    return _study(name, size, [_optimal(size), *some, *once])
 
 
 # 140 steps, with which 1, 7 and 70 stamps differ.
@@ -254,6 +283,17 @@ def banded(size: Size) -> Study:
     return _study("banded", size, parts)
 
 
+@sized(SIZES)
+def nu_noise(size: Size) -> Study:
+    """Slides, nu-DP-FTRL: noise t^(-3/2) (1 - nu)^t with nu tuned, beside lines of multi-epoch
+    Fig. 1.
+    """
+    own: Fields = {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS}
+    sgd = _in_order(size, _sgd(size, size.epsilons, size.rates))
+    parts = [(NU, _in_order(size, own | _tuned(size))), (SGD, sgd), _optimal(size)]
+    return _study("nu", size, parts)
+
+
 @functools.cache
 def best_bands(size: Size, epsilon: float) -> tuple[int, bool]:
     """The number of bands of least error at this epsilon, and whether it is amplified."""
@@ -275,6 +315,8 @@ def figure_1(scores: Sequence[Score], size: Size) -> Outcome:
     # The paper: "as low as epsilon of about 4".
     above = 4.0 if size == SIZES["full"] else size.epsilons[0]
     orders = [accuracy.order(scores, *pair) for pair in pairs]
+    if size.whole:
+        orders.append(accuracy.order(scores, fft, label(PLAIN_FFT, best_stamps(PLAIN_FFT, size))))
     orders.append(accuracy.order(scores, size.optimal, SAMPLED, from_epsilon=above))
     return accuracy.ordered(scores, [*orders, accuracy.order(scores, SAMPLED, SGD)])
 
@@ -293,6 +335,12 @@ def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
     lines = dict.fromkeys(score.line for score in scores)
     orders = [accuracy.order(scores, *pair) for pair in itertools.pairwise(lines)]
     return accuracy.ordered(scores, orders)
+
+
+@trained(nu_noise, "slides-nu-dp-ftrl-on-cifar-10")
+def nu_figure(scores: Sequence[Score], size: Size) -> Outcome:
+    """Slides, nu-DP-FTRL on CIFAR-10."""
+    return accuracy.matched(NU, size.optimal, SGD)(scores, size)
 
 
 @trained(banded, "banded-figure-10")

@@ -14,7 +14,7 @@ from fedmf.experiments.papers import printed
 from fedmf.experiments.papers.drawing import COLORS, Line, Lines
 from fedmf.experiments.papers.fits import fit, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
-from fedmf.mechanisms.dense import fit_dense
+from fedmf.mechanisms.dense.fit import fit_dense
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.reports.canvas import blank
 

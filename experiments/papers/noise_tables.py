@@ -2,15 +2,17 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import fedmf
-from fedmf.experiments.papers import printed
+from fedmf.experiments.papers import printed, stackoverflow
+from fedmf.experiments.papers.accuracy import SETTING, by_setting
 from fedmf.experiments.papers.band_sweep import sweep
-from fedmf.experiments.papers.cells import Cell, table
+from fedmf.experiments.papers.cells import Cell, Trained, table
 from fedmf.experiments.papers.fits import epochs, fit, say, sums_once
-from fedmf.experiments.papers.item import Scale
+from fedmf.experiments.papers.item import Request, Scale
+from fedmf.experiments.papers.study import Grid
 from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
 from fedmf.privacy.bands import CLOSE, BandSearch
 from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
@@ -23,6 +25,47 @@ ROUNDS, POPULATION, COHORT, SINGLE_EPOCH_COHORT = 2052, 342_000, 1000, 167
 PARTICIPATIONS = 6
 # How far the epsilon of a printed multiplier may be from the table's, as a share of it.
 _SAME_EPSILON = 6e-4
+
+
+def _accuracies(
+    grid: Grid, rows: Sequence[printed.NoiseRow] | Sequence[printed.TunedRow]
+) -> Trained:
+    """The accuracies of a grid's runs beside the printed ones: on the validation set for each rate
+    of Tables 6 and 7, on the test set for the best one of 4 and 5.
+    """
+    theirs: dict[tuple[str, float, str], str] = {}
+    for row in rows:
+        if isinstance(row, printed.NoiseRow):
+            theirs[row.mechanism, row.epsilon, row.learning_rate] = row.test
+        else:
+            # A second number of bands at an epsilon is a line of its own.
+            taken = any(key[:2] == (row.mechanism, row.epsilon) for key in theirs)
+            line = f"{row.mechanism}, {row.bands} bands" if taken else row.mechanism
+            theirs |= {(line, row.epsilon, rate): x for rate, x in row.accuracies.items()}
+    unnoised = printed.BANDED_TABLE_6_UNNOISED if rows is printed.BANDED_TABLE_6 else {}
+    theirs |= {(stackoverflow.UNNOISED, math.inf, rate): x for rate, x in unnoised.items()}
+    column = "test" if isinstance(rows[0], printed.NoiseRow) else "validation"
+
+    def trained(request: Request) -> list[tuple[str, str, str, float, str]]:
+        found = []
+        for made in by_setting(grid(request.scale), request):
+            line, epsilon, rate = (made[name] for name in SETTING)
+            runs = int(made[f"{column} runs"])
+            if runs:
+                ends = " to ".join(f"{100 * made[f'{column} {end}']:.2f}" for end in ("min", "max"))
+                at_epsilon = "without noise" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
+                found.append(
+                    (
+                        f"{line}, {at_epsilon}, rate {rate:.4f}",
+                        f"{column} accuracy, %",
+                        theirs.get((line, epsilon, f"{rate:.4f}"), ""),
+                        100 * made[f"{column} mean"],
+                        f"trained: {runs} run{'s' * (runs != 1)}, {ends}",
+                    )
+                )
+        return found
+
+    return trained
 
 
 def _bands(row: str, column: str, theirs: int, ours: int, ratio: float) -> Cell:
@@ -47,7 +90,7 @@ def banded_table_3(scale: Scale) -> Iterator[Cell]:
             yield _bands(f"epsilon {epsilon:g}", f"k = {k}", of[k], int(found.best[i, j]), ratio)
 
 
-@table("banded-table-4")
+@table("banded-table-4", _accuracies(stackoverflow.phones, printed.BANDED_TABLE_4))
 def banded_table_4(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 4: noise multipliers at delta = 1e-6 without
     amplification.
@@ -83,7 +126,7 @@ def amplified_noise(bands: int, epsilon: float) -> float:
     return per_event / math.sqrt(PARTICIPATIONS)
 
 
-@table("banded-table-5")
+@table("banded-table-5", _accuracies(stackoverflow.centre, printed.BANDED_TABLE_5))
 def banded_table_5(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 5: sigma. "Nearly": epsilon of the printed one is
     within 0.06% of the table's.
@@ -226,13 +269,13 @@ def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> 
         yield Cell(name, "server rate", row.optimum, rate, nearly)
 
 
-@table("banded-table-6")
+@table("banded-table-6", _accuracies(stackoverflow.phones, printed.BANDED_TABLE_6))
 def banded_table_6(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 6."""
     return rates(printed.BANDED_TABLE_6, False, scale)
 
 
-@table("banded-table-7")
+@table("banded-table-7", _accuracies(stackoverflow.centre, printed.BANDED_TABLE_7))
 def banded_table_7(scale: Scale) -> Iterator[Cell]:
     """Choquette-Choo et al. 2023, App. I, Table 7, with amplification."""
     return rates(printed.BANDED_TABLE_7, True, scale)

@@ -15,7 +15,7 @@ from fedmf.experiments.papers.stackoverflow_sizes import EPOCHS_RATE_AT_2, EPOCH
 from fedmf.experiments.papers.study import Fields, Study, sized
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
-from fedmf.schedule import WarmupCooldown
+from fedmf.schedule import GivenSchedule, WarmupCooldown
 from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 DELTA = 1e-6
@@ -37,7 +37,13 @@ UNNOISED = "no noise"
 # Banded paper, Tables 4 to 7.
 SGD, SINGLE, TREE = "DP-SGD", "Single-epoch MF", "Optimal TreeAgg"
 MULTI, BANDED = "Multi-epoch MF", "Band MF"
+NU = "nu-DP-FTRL"
+# From the best rate of DP-SGD at epsilon 1 to that of the best mechanism at 16 (banded Table 6).
+NU_RATES = tuple(1.7**power for power in range(-5, 2))
 Parts = Sequence[tuple[str, Fields]]
+
+
+COOLDOWN, DECAY = "-cooldown", "-decay"
 
 
 def _study(
@@ -64,9 +70,9 @@ def _study(
         repeats=size.repeats_denisov if once else size.repeats,
         smoothed_over=smoothed_over,
         mechanisms={
-            f"{stem}{decay}{k}": functools.partial(optimum, size, beta, bool(decay), not k)
+            f"{stem}{fall}{k}": functools.partial(optimum, size, beta, fall, not k)
             for stem, beta in names.items()
-            for decay in ("", "-cooldown")
+            for fall in FALLS
             for k in ("", "-epochs")
         },
         data=(".sqlite", write),
@@ -74,13 +80,28 @@ def _study(
     )
 
 
-def optimum(size: Size, momentum: float, decay: bool, once: bool) -> Mechanism:
-    """The best factorisation of SGD with momentum and, with `decay`, the rates' fall to 0.05 in the
-    last quarter; for one epoch or all.
+# How rates fall in the last quarter of the rounds: not at all, in a line to 0.05, at once to 0.15.
+FALLS = ("", COOLDOWN, DECAY)
+
+
+def decay(rounds: int) -> str:
+    """0.15 of the rate in the last quarter of the rounds, 512 of 2048 (Denisov et al. 2022, Sec.
+    5).
+    """
+    return f"{rounds - rounds // 4}:0.15"
+
+
+def optimum(size: Size, momentum: float, fall: str, once: bool) -> Mechanism:
+    """The best factorisation of SGD with momentum and with one of the FALLS; for one epoch or
+    all.
     """
     n = size.rounds_once if once else size.rounds
-    schedule = WarmupCooldown(rounds=n, peak=1.0, warmup=0.0, cooldown=0.25)
-    workload = fedmf.momentum_sgd(n, momentum, schedule.learning_rates() if decay else None)
+    rates = {
+        "": None,
+        COOLDOWN: WarmupCooldown(rounds=n, peak=1.0, warmup=0.0, cooldown=0.25).learning_rates(),
+        DECAY: GivenSchedule(rounds=n, peak=1.0, shares=decay(n)).learning_rates(),
+    }[fall]
+    workload = fedmf.momentum_sgd(n, momentum, rates)
     return fedmf.fit(workload, size.once if once else size.in_order, family="dense", tolerance=1e-3)
 
 
@@ -137,6 +158,7 @@ M_CONSTANT, M_AFTER, M_INSIDE = (
     "momentum and cool-down inside",
 )
 M_MORE = f"{M_INSIDE}, more clients"
+DECAY_AFTER, M_DECAY = "prefix sums, decay after", "momentum and decay inside"
 
 
 @sized(SIZES, **sizes.SCHEDULES)
@@ -144,7 +166,8 @@ def schedules(size: Size) -> Study:
     """Denisov Fig. 3: where momentum and the rates' fall are part of the mechanism. In the paper at
     epsilon 18.9.
     """
-    return _schedules("schedules", size, [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE])
+    lines = [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE]
+    return _schedules("schedules", size, lines + [DECAY_AFTER, M_DECAY] * size.whole)
 
 
 @sized(SIZES, **sizes.DECAYS)
@@ -158,10 +181,14 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     prefix, inside = {"family": "dense"}, _file(f"momentum-{beta:g}")
     both = _file(f"momentum-{beta:g}-cooldown")
     of = {CONSTANT: prefix, AFTER: prefix, M_CONSTANT: inside, M_AFTER: inside}
+    # A mechanism that is fitted in the run would be fitted for the decay.
+    of |= {DECAY_AFTER: _file("prefix"), M_DECAY: _file(f"momentum-{beta:g}{DECAY}")}
     parts = []
     for line in lines:
         cohort = size.single if line == M_MORE else size.denisov
-        fall = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
+        fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
+        if line in (DECAY_AFTER, M_DECAY):
+            fall = {"learning_rate_schedule": decay(size.rounds_once)}
         parts.append((line, of.get(line, both) | fall | _cohort(size, cohort, size.simulates_all)))
     return _once(
         name,
@@ -262,7 +289,10 @@ def phones(size: Size) -> Study:
         for line, fields in lines.items()
         for epsilon in size.epsilons_banded
     ]
-    return _banded("phones", size, parts)
+    rates = size.rates_banded or tuple(map(float, printed.BANDED_TABLE_6_UNNOISED))
+    cohort = _cohort(size, size.cohort) | {"claimed_cohort": None}
+    unnoised: Fields = apart | cohort | {"family": "none", "server_learning_rate": rates}
+    return _banded("phones", size, [*parts, (UNNOISED, unnoised)])
 
 
 @sized(SIZES, **sizes.CENTRE)
@@ -283,6 +313,12 @@ def centre(size: Size) -> Study:
             _banded_part(size, printed.BANDED_TABLE_7, line, fields, epsilon)
             for line, fields in lines.items()
         ]
+        for row in printed.BANDED_TABLE_7 if size.rates_banded is None else ():
+            if (row.mechanism, row.epsilon) == (BANDED, epsilon) and row.bands != bands:
+                other = _sampled(size) | {"family": "banded", "bands": row.bands}
+                rates = tuple(map(float, row.accuracies))
+                other |= {"epsilon": epsilon, "server_learning_rate": rates}
+                parts.append((f"{BANDED}, {row.bands} bands", other | _cohort(size, size.cohort)))
     return _banded("centre", size, parts)
 
 
@@ -304,6 +340,30 @@ def _banded(name: str, size: Size, parts: Parts) -> Study:
     smoothed = 400 if size.rounds > 1000 else size.rounds // 5
     fixed: Fields = {"warmup": 0.15, "cooldown": 0.25, "server_momentum": size.momentum}
     return _study(name, size, parts, smoothed_over=smoothed, **fixed)
+
+
+@sized(SIZES)
+def nu_noise(size: Size) -> Study:
+    """Slides, nu-DP-FTRL: noise t^(-3/2) (1 - nu)^t with nu tuned. The slides give no settings:
+    those of the banded paper, in a fixed order.
+    """
+    rates = size.rates_banded or NU_RATES
+    lines: dict[str, Fields] = {
+        NU: {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS},
+        MULTI: {"family": "dense", "equal_norms": True},
+        SGD: {"family": "identity"},
+    }
+    parts = [
+        (
+            line,
+            fields
+            | _order(size)
+            | _cohort(size, size.cohort)
+            | {"epsilon": size.epsilons_banded, "server_learning_rate": rates},
+        )
+        for line, fields in lines.items()
+    ]
+    return _banded("nu", size, parts)
 
 
 @functools.cache

@@ -230,6 +230,11 @@ def multi_epoch_10(scores: Sequence[Score], size: Size) -> Outcome:
     return accuracy.compared(*pairs, draw=accuracy.levels)(scores, size)
 
 
+trained(grids.nu_noise, "slides-nu-dp-ftrl-on-stackoverflow")(
+    accuracy.matched(grids.NU, grids.MULTI, grids.SGD)
+)
+
+
 @trained(grids.phones, "banded-figure-12")
 def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
     """Validation accuracy by round, of the best settings of Figure 5 (a)."""

@@ -227,6 +227,18 @@ def run_study(study: Study, request: Request) -> list[Score]:
     return scores
 
 
+def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig, list[Run]]]:
+    """(line, setting, its finished runs: of seed 0, and of the seeds that are reported) of the
+    settings that `run_study` has trained; it trains nothing.
+    """
+    out = _folder(study, request)
+    for line, name, config in study.configs(request.data or pathlib.Path("data"), out):
+        seeds = [f"{name.removesuffix(_SEED_0)}seed={i}" for i in range(study.repeats + 1)]
+        done = [seed for seed in seeds if sweep.state(out, seed) == "finished"]
+        if done:
+            yield line, config, [Run.load(run_folder(out, seed)) for seed in done]
+
+
 def dry_run(study: Study, request: Request) -> Cost:
     """The checks of `run_study`, and what it will cost.
 

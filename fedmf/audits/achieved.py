@@ -1,7 +1,7 @@
 """What the noise of a plan guarantees clients to whom the run was so sensitive, and those that
 broke the plan.
 
-What every single client of a record cost, block by block, and which of them broke the plan.
+And what every single client of a record cost, block by block, and which of them broke the plan.
 
 A guarantee is for each client by itself, and follows from the client's own rounds. One that breaks
 the plan pays with its own guarantee; the guarantees of the others stay what their own

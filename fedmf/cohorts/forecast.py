@@ -4,7 +4,7 @@ often one client takes part.
 The answers come from the controller itself, run without training, on the population or on a smaller
 one in which the cohort has the same share.
 
-What a participation budget gains over the min_sep schema that it is made of: the same noise,
+And what a participation budget gains over the min_sep schema that it is made of: the same noise,
 more participations.
 """
 

@@ -1,9 +1,9 @@
 """Matrix-factorization mechanisms: what noise each round gets."""
 
-from fedmf.mechanisms.banded import BandedMechanism
+from fedmf.mechanisms.banded.fit import BandedMechanism
 from fedmf.mechanisms.base import Certificate, Mechanism
 from fedmf.mechanisms.blt import BLTMechanism
-from fedmf.mechanisms.dense import DenseMechanism
+from fedmf.mechanisms.dense.fit import DenseMechanism
 from fedmf.mechanisms.family import FAMILIES, Family, register
 from fedmf.mechanisms.fft import FFTMechanism
 from fedmf.mechanisms.identity import IdentityMechanism

@@ -1,8 +1,6 @@
-"""What every mechanism offers.
+"""What every mechanism offers, and the proof of optimality that an optimised one carries.
 
-The classes that implement it are final: one family, one file, one frozen dataclass.
-
-The proof of optimality that an optimised mechanism carries.
+The classes that implement it are final: one family, one frozen dataclass.
 """
 
 import abc

@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 
-from fedmf.mechanisms.banded import BandedMechanism
+from fedmf.mechanisms.banded.fit import BandedMechanism
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.dense import DenseMechanism
+from fedmf.mechanisms.dense.fit import DenseMechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from fedmf.participation.schema import Participation

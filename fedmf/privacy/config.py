@@ -21,6 +21,7 @@ from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.flat_config import (
+    OF_THE_FIT,
     OPTIONS_WITH_FIELDS,
     TASK_OPTION,
     families,
@@ -32,6 +33,7 @@ from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_mu
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
+from fedmf.privacy.sampling.base import SETTINGS
 from fedmf.schedule import GivenSchedule, schedule_text
 
 
@@ -410,8 +412,13 @@ class PlanConfig:
           mechanism: the file of its mechanism.
         """
         p, scheme, adaptive = plan.participation, plan.sampling, plan.quantile_clipping
-        kept = ("cohort_size", "workload", "workload_momentum")
-        values: dict[str, Any] = {name: getattr(self, name) for name in kept}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
+        # What the plan decides: at its default, unless the plan says otherwise.
+        decided = {*OF_THE_FIT, *SETTINGS, "sampling", "claimed_cohort", "epsilon", "budget"}
+        decided |= {"schema", "max_participations"}
+        decided |= {name for name in values if name.startswith("clip_")}
+        for name in decided - {"cohort_size"}:
+            del values[name]
         values |= {"family": "file", "mechanism": mechanism, "rounds": p.rounds}
         values |= {"noise_multiplier": plan.noise_multiplier, "delta": plan.delta}
         values["clip_norm"] = plan.clip_norm

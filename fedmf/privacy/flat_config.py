@@ -3,12 +3,9 @@ stand beside the fields.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedmf.mechanisms.family import families_with, fitted_families
-
-if TYPE_CHECKING:
-    from fedmf.privacy.config import PlanConfig
 
 # Options of families that are fields of a config themselves.
 OPTIONS_WITH_FIELDS = ("bands", "decoder")
@@ -73,16 +70,17 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(
-    new: "PlanConfig", old: "PlanConfig", *, leave_out: tuple[str, ...] = (), was: str = "was"
+    new: Mapping[str, Any],
+    old: Mapping[str, Any],
+    *,
+    leave_out: tuple[str, ...] = (),
+    was: str = "was",
 ) -> str:
-    """What differs between two configs, in one phrase; empty where nothing does.
+    """What differs between two flat configs, in one phrase; empty where nothing does.
 
-    >>> import dataclasses, fedmf
-    >>> one = fedmf.PlanConfig(rounds=8, min_sep=4, epsilon=2.0)
-    >>> differences(dataclasses.replace(one, min_sep=2), one)
+    >>> differences({"rounds": 8, "min_sep": 2}, {"rounds": 8, "min_sep": 4})
     'min_sep=2 (was 4)'
     """
-    new_values, old_values = new.flat(), old.flat()
-    names = [name for name in {**new_values, **old_values} if name not in leave_out]
-    pairs = [(name, new_values.get(name), old_values.get(name)) for name in names]
+    names = [name for name in {**new, **old} if name not in leave_out]
+    pairs = [(name, new.get(name), old.get(name)) for name in names]
     return ", ".join(f"{name}={a!r} ({was} {b!r})" for name, a, b in pairs if a != b)

@@ -1,6 +1,6 @@
 """The figure that every picture is drawn on, as PNG bytes: the same runs give the same bytes.
 
-Matrices as heat maps, on a colour scale that is logarithmic in both directions away from 0.
+And matrices as heat maps, on a colour scale that is logarithmic in both directions away from 0.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Runs put together by what was run: a group is one mechanism with one configuration, over one or
 more seeds.
 
-How groups of runs are told apart: their names, colours and line styles.
+And how groups of runs are told apart: their names, colours and line styles.
 """
 
 import collections

@@ -1,7 +1,7 @@
 """The report's plots of runs: validation and training over rounds, how the metric spreads over
 clients, and how often they took part.
 
-Plots of the noise: its matrices, and how much of it there is.
+And plots of the noise: its matrices, and how much of it there is.
 """
 
 import textwrap

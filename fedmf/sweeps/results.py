@@ -1,7 +1,7 @@
 """The results of a sweep: a row for every run, the best settings, and what all
 runs reveal together.
 
-Successive halving: at fixed rounds the worse half of the settings stops (Jamieson and Talwalkar
+And successive halving: at fixed rounds the worse half of the settings stops (Jamieson and Talwalkar
 2016, in one bracket).
 """
 

@@ -6,7 +6,7 @@ import os
 import pathlib
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedmf.files import append_privately, make_folder, write_atomically
 from fedmf.runs.config import TrainConfig, read_config_file
@@ -16,27 +16,6 @@ if TYPE_CHECKING:
     from fedmf.federated.execution.cluster import Cluster
 
 _POLL_SECONDS = 0.5
-
-
-class Runs(Protocol):
-    """Runs under way."""
-
-    def begin(self, name: str) -> None:
-        """Begins a `prepared` run, or goes on with it."""
-
-    def finished(self) -> list[tuple[str, int]]:
-        """Runs that are over since the last call, with the exit status of each; negative if its
-        process died of that signal.
-        """
-
-    def under_way(self) -> int:
-        """How many are not over."""
-
-    def stop(self) -> None:
-        """Asks all to save what they have, and waits for it."""
-
-    def end(self) -> None:
-        """Ends all, at once."""
 
 
 def run_folder(out: pathlib.Path, name: str) -> pathlib.Path:
@@ -93,12 +72,14 @@ class LocalRuns:
         self._idle: list[job.Job] = []
 
     def begin(self, name: str) -> None:
-        """See `Runs.begin`."""
+        """Begins a `prepared` run, or goes on with it."""
         self._running[name] = self._idle.pop() if self._idle else job.Job(job.PROGRAM)
         self._running[name].begin(**request(self._out, name, self._options))
 
     def finished(self) -> list[tuple[str, int]]:
-        """See `Runs.finished`."""
+        """Runs that are over since the last call, with the exit status of each; negative if its
+        process died of that signal.
+        """
         statuses = [
             (name, status)
             for name, running in self._running.items()
@@ -111,18 +92,18 @@ class LocalRuns:
         return statuses
 
     def under_way(self) -> int:
-        """See `Runs.under_way`."""
+        """How many are not over."""
         return len(self._running)
 
     def stop(self) -> None:
-        """See `Runs.stop`."""
+        """Asks all to save what they have, and waits for it."""
         for running in self._running.values():
             running.process.send_signal(signal.SIGINT)
         for running in self._running.values():
             running.process.wait()
 
     def end(self) -> None:
-        """See `Runs.end`."""
+        """Ends all, at once."""
         for begun in (*self._running.values(), *self._idle):
             begun.end()
 
@@ -155,11 +136,11 @@ class ClusterRuns:
         self._running: dict[str, Any] = {}
 
     def begin(self, name: str) -> None:
-        """See `Runs.begin`."""
+        """See `LocalRuns.begin`."""
         self._running[name] = self._train(str(self._out), name, self._options)
 
     def finished(self) -> list[tuple[str, int]]:
-        """See `Runs.finished`."""
+        """See `LocalRuns.finished`."""
         over = [name for name, call in self._running.items() if self._cluster.finished(call)]
         return [(name, self._status(name, self._running.pop(name))) for name in over]
 
@@ -172,11 +153,11 @@ class ClusterRuns:
             return 1
 
     def under_way(self) -> int:
-        """See `Runs.under_way`."""
+        """See `LocalRuns.under_way`."""
         return len(self._running)
 
     def stop(self) -> None:
-        """See `Runs.stop`."""
+        """See `LocalRuns.stop`."""
         for call in self._running.values():
             self._cluster.cancel(call, force=False)
         for call in self._running.values():
@@ -184,9 +165,12 @@ class ClusterRuns:
                 pass
 
     def end(self) -> None:
-        """See `Runs.end`."""
+        """See `LocalRuns.end`."""
         for call in self._running.values():
             self._cluster.cancel(call, force=True)
+
+
+Runs = LocalRuns | ClusterRuns
 
 
 def train_there(out: str, name: str, options: list[str]) -> int:

@@ -1,7 +1,7 @@
 """Writes a stand-in in the format of cifar-10-python.tar.gz: offline work goes through the same
 loader, and through Keras's.
 
-Pictures of ten shapes and textures: of any colour, place and size, on any ground, and noisy.
+It has pictures of ten shapes and textures: of any colour, place and size, on any ground, and noisy.
 """
 
 import gzip

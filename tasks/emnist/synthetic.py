@@ -1,7 +1,7 @@
 """Writes a stand-in in the format of TFF's emnist_all.sqlite: offline work goes through
 the same loader.
 
-Characters of fonts drawn by hand: each writer has a font, a pen and a slant, and no two
+It has characters of fonts drawn by hand: each writer has a font, a pen and a slant, and no two
 characters are the same.
 
 A character is kept as its signed distance to the outline. A thicker pen is then another threshold,

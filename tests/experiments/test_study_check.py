@@ -99,9 +99,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(
         stackoverflow,
         "optimum",
-        lambda size, beta, decay, once: identity(size.rounds_once if once else size.rounds),
+        lambda size, beta, fall, once: identity(size.rounds_once if once else size.rounds),
     )
     monkeypatch.setattr(cifar, "stamped", lambda kind, steps, stamps: identity(steps))
+    monkeypatch.setattr(
+        cifar, "for_some_epochs", lambda size, s: identity(size.participation.rounds)
+    )
     monkeypatch.setattr(cifar, "best_stamps", lambda kind, size: 5)
     monkeypatch.setattr(
         cifar, "best_bands", lambda size, epsilon: (8, True) if epsilon < 8 else (100, False)

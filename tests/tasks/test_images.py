@@ -29,7 +29,7 @@ def part_of(task, name):
     ],
 )
 def test_the_networks(task, options, size):
-    build_model = part_of(task, "model").build_model
+    build_model = part_of(task, "task").build_model
     first, again, other = (build_model(seed, **options) for seed in (5, 5, 6))
     assert first.count_params() == size
     for left, right, third in zip(

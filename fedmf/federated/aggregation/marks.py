@@ -78,11 +78,11 @@ def _marking(kind: str, mark: Callable[..., Any]) -> Callable[[Method], Method]:
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
-        def call(query: Any, *arguments: Any) -> Any:
+        def call(query: Any, *arguments: Any, **named: Any) -> Any:
             if tf.executing_eagerly():
-                return method(query, *arguments)
+                return method(query, *arguments, **named)
             with scope(kind, f"{query._noise.mark:016x}"):
-                return mark(functools.partial(method, query), *arguments)
+                return mark(functools.partial(method, query), *arguments, **named)
 
         # AutoGraph would take two seconds to convert code in which no Python statement depends on a
         # tensor.
@@ -98,7 +98,8 @@ def _mark_noised(method: Callable[..., Any], sample_state: Any, global_state: An
 
 
 # Of `derive_sample_params`, `preprocess_record` and `get_noised_result`.
-params = _marking("params", lambda method, state: marked(method(state), "params"))
+# TFF names their arguments, and so do these.
+params = _marking("params", lambda method, global_state: marked(method(global_state), "params"))
 clip = _marking(
     "clip",
     lambda method, params, record: marked_sample(method(marked(params, "given"), record)),

@@ -1,7 +1,7 @@
 """What a client trains on in a round: its examples in the order of each epoch, or where a worker
 finds them.
 
-Where the batches of clients begin and end, and in which order they are trained on.
+And where the batches of clients begin and end, and in which order they are trained on.
 
 A batch holds nothing but a client's examples.
 """

@@ -5,7 +5,7 @@ Noise, controller, ledger and checkpoints stay in this process, the driver. A wo
 examples and what `ClientSetup` holds. Ray does the work of a lost worker again, on any other; it is
 a pure function, so that the second time gives the same bits.
 
-What a worker of a cluster does: it trains groups of clients, on one thread.
+A worker trains groups of clients, on one thread: `train`.
 """
 
 import collections

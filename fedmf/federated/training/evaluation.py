@@ -1,6 +1,6 @@
 """Metrics of a model on a split of the data.
 
-Whether a metric is defined on the examples that it has seen: Keras gives 0 for the AUC of one
+And whether a metric is defined on the examples that it has seen: Keras gives 0 for the AUC of one
 class, and for a mean of nothing.
 """
 

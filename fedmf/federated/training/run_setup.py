@@ -238,7 +238,10 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
     _ = plan.stddev  # refuses what float32 cannot hold
     wanted = config.plan_with(plan.mechanism, plan.noise_multiplier)
     differs = differences(
-        PlanConfig.of(plan), PlanConfig.of(wanted), leave_out=("delta",), was="the config has"
+        PlanConfig.of(plan).flat(),
+        PlanConfig.of(wanted).flat(),
+        leave_out=("delta",),
+        was="the config has",
     )
     if differs:
         raise ValueError(f"plan has {differs}: calibrate it for the run, or make them agree")
@@ -286,7 +289,7 @@ def reopen_run(
     run = Run.load(folder.path)
     cannot = f"cannot resume {folder.path}"
     # Where the data lie may change; what they are is compared below.
-    changes = differences(config, run.config, leave_out=("data",), was="the run has")
+    changes = differences(config.flat(), run.config.flat(), leave_out=("data",), was="the run has")
     if changes:
         why = ""
         if config.rounds > run.config.rounds:
@@ -326,9 +329,8 @@ def reopen_run(
         plan = recorded_plan(run) if run.plan.get("given") else config.plan(stored)
     record, was = plan_record(config, plan), run.plan
     if any(was.get(name) != value for name, value in json.loads(json.dumps(record)).items()):
-        changes = differences(
-            config.stating(plan), PlanConfig.from_mapping(was["config"], "plan.json")
-        )
+        recorded = PlanConfig.from_mapping(was["config"], "plan.json")
+        changes = differences(config.stating(plan).flat(), recorded.flat())
         raise ValueError(
             f"{cannot} with another plan: its plan.json or mechanism.npz differs{changes and ': '}"
             f"{changes}; start a new folder for that"

@@ -1,7 +1,7 @@
 """`TrainedRun`: what people do with a run: its model in Keras, its metrics on a split and on every
 client, its file.
 
-The weights that a run starts from: of a Keras file, of another run, or drawn.
+And the weights that a run starts from: of a Keras file, of another run, or drawn.
 """
 
 import dataclasses

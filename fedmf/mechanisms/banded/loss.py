@@ -1,7 +1,7 @@
 """The loss of a banded encoder, its gradient along the band, and its dual bound: by structure, or
 for any workload.
 
-A dual bound for banded encoders that needs neither a dense matrix nor a decomposition.
+The dual bound by structure needs neither a dense matrix nor a decomposition.
 """
 
 import itertools

@@ -30,7 +30,7 @@ k X_c H_c (equal norms). For one participation this is v_i <- v_i X_ii^2, a step
 log v as that of Denisov et al. 2022, Thm. 3.2, v_i <- v_i X_ii, and T^2 / budget is their Eq. 8 at
 its best scale. A few turns start L-BFGS on H, whose gradient is the difference of a turn.
 
-The ascent of a dense dual problem, and the best feasible encoder met on the way.
+`Ascent` climbs it, and keeps the best feasible encoder met on the way.
 """
 
 from collections.abc import Iterator

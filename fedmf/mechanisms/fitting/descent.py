@@ -1,7 +1,7 @@
 """The descent of fits that have few variables: L-BFGS on the logarithm of a loss, until it no
 longer pays.
 
-Limited-memory BFGS as an iterator of steps, so that the caller decides when to stop and keeps
+And limited-memory BFGS as an iterator of steps, so that the caller decides when to stop and keeps
 the last one.
 """
 

@@ -1,7 +1,7 @@
 """What a Toeplitz encoder costs as a function of its coefficients, for fits; and powers of series,
 where these start.
 
-Banded inverses optimised for a workload: the few coefficients of N = C^-1 (BandInvMF, Kalinin,
+And banded inverses optimised for a workload: the few coefficients of N = C^-1 (BandInvMF, Kalinin,
 McKenna, Upadhyay and Lampert 2025).
 """
 

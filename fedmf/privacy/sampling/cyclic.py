@@ -326,6 +326,11 @@ class CyclicShuffle(Cyclic):
 
     No amplification is proven for one order that all epochs share.
 
+    Attributes:
+      population: m, clients that can be drawn.
+      cohort_size: clients of a round: an epoch has floor(population / cohort_size) rounds.
+      partitions: rounds of one client are multiples of it apart; it divides the epoch.
+
     >>> shuffle = CyclicShuffle(population=1000, cohort_size=10, partitions=4)
     >>> shuffle.epoch, shuffle.positions, shuffle.participation(250)
     (100, 25, Participation(rounds=250, schema='min_sep', min_sep=4, max_participations=3))

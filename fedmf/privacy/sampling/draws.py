@@ -26,9 +26,9 @@ class Draws(abc.ABC):
     def clients(self, t: int) -> np.ndarray:
         """The clients that round t draws, int64, unsorted."""
 
-    @abc.abstractmethod
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Which of the clients round t could have drawn, bool."""
+        return np.isin(clients, self.clients(t))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,10 +173,6 @@ class EpochOrder(Draws):
         start = t % self.epoch * self.cohort_size
         return self._order[start : start + self.cohort_size].astype(np.int64)
 
-    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Which of the clients have their turn in round t, bool."""
-        return np.isin(clients, self.clients(t))
-
 
 class EpochPlaces(Draws):
     """Each epoch every client draws its round anew, independently: one of those congruent to it
@@ -208,10 +204,6 @@ class EpochPlaces(Draws):
         """The clients that drew round t, int64, ascending."""
         part, place = t % self.partitions, t % self.epoch // self.partitions
         return np.flatnonzero(self._places(t // self.epoch, part) == place) * self.partitions + part
-
-    def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Which of the clients drew round t, bool."""
-        return np.isin(clients, self.clients(t))
 
     def _places(self, number: int, part: int) -> np.ndarray:
         """Of the clients of the part in that epoch."""

@@ -1,6 +1,6 @@
 """Privacy losses of balls in bins and b-min-sep sampling, drawn for `fedmf.privacy.monte_carlo`.
 
-The largest weight of K patterns of b-min-sep sampling that are drawn together, by dynamic
+Below, the largest weight of K patterns of b-min-sep sampling that are drawn together, by dynamic
 programming over how long each has rested.
 
 `MinSepLosses.sample` draws the patterns round after round. The factor T of what it drew is a
