@@ -242,8 +242,8 @@ def named(
         return prefix_sum(n) if learning_rates is None else sgd(learning_rates)
     if learning_rates is not None:
         raise ValueError(
-            "workload=identity has no learning rates: leave out warmup, cooldown and "
-            "learning_rate_schedule, or choose another workload"
+            "workload=identity has no learning rates: leave out `warmup`, `cooldown` "
+            "and `learning_rate_schedule`, or choose another workload"
         )
     return identity(n)
 

@@ -72,13 +72,13 @@ def table(name: str, trained: Trained | None = None) -> Callable[[Rows], Rows]:
     """
 
     def declare(rows: Rows) -> Rows:
-        figure(name)(functools.partial(compared, name, rows, trained))
+        figure(name)(functools.partial(compared, name, rows, trained=trained))
         return rows
 
     return declare
 
 
-def compared(name: str, rows: Rows, trained: Trained | None, request: Request) -> Outcome:
+def compared(name: str, rows: Rows, request: Request, trained: Trained | None = None) -> Outcome:
     """The cells of a table: ours over the printed number, cell by cell."""
     cells, more = list(rows(request.scale)), trained(request) if trained else ()
     kinds = np.array([cell.kind(name) for cell in cells])

@@ -46,8 +46,8 @@ def fit(
       one after the other, each over an equal part of the rounds), completion=None | "none" |
       "virtual" | "optimal" (what becomes of nodes that reach beyond the last round; None takes the
       best of the three).
-    - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K).
-      decoder="optimal" | "plain".
+    - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K), for any number of rounds
+      with decoder="optimal"; or "plain", as dense matrices.
     - "identity": independent noise, DP-SGD. No options of its own.
 
     A fit that stops short of tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best

@@ -160,7 +160,7 @@ class TrainConfig(PlanConfig):
         availability_from_text(self.availability)
         for name in ("warmup", "cooldown"):
             there = self.learning_rate_schedule is None or not getattr(self, name)
-            fields.belongs(self, name, to="runs without a learning_rate_schedule", there=there)
+            fields.belongs(self, name, to="runs without `learning_rate_schedule`", there=there)
         self.server_schedule()
 
     def server_schedule(self) -> WarmupCooldown | GivenSchedule:

@@ -1,10 +1,12 @@
 """What `fedmf train` says that was stopped, or cannot go on; and what it exits with."""
 
 import errno
+import json
 import os
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from fedmf.federated.training import loop, run_setup
@@ -140,3 +142,19 @@ def test_a_run_that_diverges_ends_with_status_1(corpus, tmp_path):
         assert words in line
     assert (tmp_path / "run" / "checkpoints").is_dir()
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_run_goes_on_whose_file_of_learning_rates_is_gone(tmp_path):
+    shares = tmp_path / "shares.txt"
+    shares.write_text("1 1 0.5 0.25")
+    train = "train --task regression --rounds 4 --cohort-size 2 --min-sep 1 --family none --quiet"
+    train += f" --learning-rate-schedule {shares}"
+    fedmf(f"{train} --out {tmp_path}/whole")
+    fedmf(f"{train} --out {tmp_path}/stopped --stop-after 2")
+    shares.unlink()
+    fedmf(f"train --out {tmp_path}/stopped --resume --quiet")
+    whole, stopped = (np.load(tmp_path / name / "model.npz") for name in ("whole", "stopped"))
+    for name in whole.files:
+        assert np.array_equal(whole[name], stopped[name])
+    plan = json.loads((tmp_path / "stopped" / "plan.json").read_text())
+    assert plan["config"]["learning_rate_schedule"] == "1.0 1.0 0.5 0.25"

@@ -11,7 +11,7 @@ import pathlib
 import pytest
 from matplotlib.figure import Figure
 
-from fedmf.experiments.papers import ITEMS, Item, Outcome, Request, results
+from fedmf.experiments.papers import ITEMS, Item, Outcome, Request, results, theorems
 from tests.cli.program import fedmf, printed_by
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "papers.md"
@@ -104,7 +104,8 @@ def test_the_page_in_docs_is_that_of_its_results():
 
 def test_commands(tmp_path):
     listed = printed_by("paper list")
-    assert list(listed) == list(ITEMS)
+    assert list(listed) == [*ITEMS, *(statement.name for statement in theorems.STATEMENTS)]
+    assert listed["banded-thm-2"]["state"] == "in the code"
     assert listed["banded-table-4"]["state"] == "exact"
     assert "banded-table-4" in fedmf("paper list").stdout
     result = printed_by(f"paper run banded-app-k-1 --out {tmp_path}")["banded-app-k-1"]

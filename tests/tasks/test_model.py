@@ -8,7 +8,7 @@ pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
 from fedmf.tasks.stackoverflow import model  # noqa: E402
-from fedmf.tasks.stackoverflow.lstm import UnrolledLSTM  # noqa: E402
+from fedmf.tasks.stackoverflow.lstm import UnrolledLSTM, with_keras_lstm  # noqa: E402
 from fedmf.tasks.stackoverflow.preprocessing import SpecialIds  # noqa: E402
 
 SMALL = {"vocabulary_size": 7, "sequence_length": 5, "embedding_size": 3, "lstm_size": 4}
@@ -139,6 +139,7 @@ def test_the_published_form_is_keras_s():
         assert_allclose(ours, kerass, rtol=1e-5, atol=1e-6)
     assert_allclose(found[0][0][:2, :4], found[2][0][:2, :4], rtol=1e-5, atol=1e-6)
     assert abs(float(found[0][1] - found[2][1])) > 1e-3  # a control: the plain one runs on
+    assert_allclose(with_keras_lstm(built)(words), found[0][0], rtol=1e-5, atol=1e-6)
 
 
 def test_the_published_initializers():
