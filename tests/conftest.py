@@ -88,3 +88,17 @@ def _no_worker_is_left() -> Iterator[None]:
 
     if "fedmf.federated.execution.tff_worker" in sys.modules:
         sys.modules["fedmf.federated.execution.tff_worker"].end_workers()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Simulations of privacy losses that take a second: bounds are as valid, and wider."""
+    from fedmf.privacy import monte_carlo
+
+    for name, value in (("_SEARCH_WORK", 1e6), ("_PROOF_WORK", 1e7), ("_MIN_SIZE", 2**14)):
+        monkeypatch.setattr(monte_carlo, name, value)
+    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search):
+        cached.cache_clear()
+    yield
+    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search):
+        cached.cache_clear()

@@ -11,15 +11,18 @@ PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
 
 def test_honest_noise(identity):
-    ask = f"audit mechanism {identity} {PLAN} --quiet --trials"
-    result = printed_by(f"{ask} 1000")
+    text = fedmf(f"audit mechanism {identity} {PLAN} --quiet --trials 20").stdout
+    assert "consistent with the claim" in text
+    assert "proved at 95%" in text
+
+
+@pytest.mark.slow
+def test_honest_noise_for_programs(identity):
+    result = printed_by(f"audit mechanism {identity} {PLAN} --quiet --trials 1000")
     assert result["consistent"] is True
     assert len(result["findings"]) > 40
     assert all(finding["p_value"] >= result["threshold"] for finding in result["findings"])
     assert result["game"]["epsilon_lower"] <= result["game"]["epsilon_claimed"] <= 8
-    text = fedmf(f"{ask} 20").stdout
-    assert "consistent with the claim" in text
-    assert "proved at 95%" in text
 
 
 def test_a_contradiction_is_exit_status_1(identity, monkeypatch):

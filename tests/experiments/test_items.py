@@ -22,7 +22,6 @@ from fedmf.experiments.papers import (
 )
 from fedmf.experiments.papers import slides_theory as theory
 from fedmf.experiments.papers.cells import KINDS, Cell, compared
-from fedmf.privacy import monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
 from fedmf.privacy.plan import per_query_noise_multiplier, unit_noise
 
@@ -48,8 +47,7 @@ def made(name, folder):
 
 
 @pytest.mark.parametrize("name", each(MADE))
-def test_it_runs_and_holds(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(monte_carlo, "_SEARCH_WORK", 1e6)  # few numbers: seconds
+def test_it_runs_and_holds(name, tmp_path, quick):
     result = made(name, tmp_path)
     assert result["holds"] or name in TIMED, result["verdict"]
     assert (tmp_path / "numbers.csv").read_text().count("\n") > 1

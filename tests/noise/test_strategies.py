@@ -16,6 +16,7 @@ from fedmf.noise.strategies import (
     graph_strategy,
     host_strategies,
 )
+from tests.privacy import plans
 from tests.refusals import refusal
 
 LARGE, MEMORY = 4_050_748, 1_500_000_000
@@ -34,10 +35,7 @@ def disk(monkeypatch):
 
 
 def banded(rounds, bands):
-    diagonals = np.full((rounds, bands), 0.1)
-    diagonals[:, 0] = 1.0
-    diagonals[np.arange(rounds)[:, None] < np.arange(bands)] = 0.0
-    return BandedMechanism(diagonals=diagonals, certificate_reason="made for a test").stream()
+    return plans.banded(rounds, 1.0, *[0.1] * (bands - 1)).stream()
 
 
 def dense(rounds):

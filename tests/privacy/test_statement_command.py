@@ -5,10 +5,8 @@ it left out would claim too much.
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 
-from fedmf.mechanisms import BandedMechanism
 from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.family import fitted_families
 from fedmf.participation.schema import Participation
@@ -19,21 +17,16 @@ from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, takes
 from fedmf.privacy.stopping import stopped_after
 from tests.cli.program import fedmf, printed_by, refused
+from tests.privacy.plans import banded
 
 ROUNDS = 48
+BANDED = banded(ROUNDS, 0.8, 0.5, 0.3, 0.1)
 LIMITS = {
     "single": {},
     "every_round": {},
     "fixed_epoch": {"min_sep": 12, "max_participations": 3},
     "min_sep": {"min_sep": 6, "max_participations": 5},
 }
-
-
-def banded():
-    diagonals = np.tile([0.8, 0.5, 0.3, 0.1], (ROUNDS, 1))
-    for i in range(3):
-        diagonals[i, i + 1 :] = 0
-    return BandedMechanism(diagonals=diagonals)
 
 
 def plan(schema="min_sep", **changes):
@@ -43,7 +36,7 @@ def plan(schema="min_sep", **changes):
         else Participation(rounds=ROUNDS, schema=schema, **LIMITS[schema])
     )
     given = {
-        "mechanism": banded(),
+        "mechanism": BANDED,
         "noise_multiplier": 1.1,
         "clip_norm": 0.3,
         "delta": 2.5e-7,
@@ -116,7 +109,7 @@ def test_of_a_run_that_ends_early(folder):
 
 def test_of_a_budget(folder):
     of = Participation(rounds=ROUNDS, schema="min_sep", **LIMITS["min_sep"])
-    kept = Budget.of(banded(), of).participation
+    kept = Budget.of(BANDED, of).participation
     check(dataclasses.replace(plan(), participation=kept), folder)
 
 
@@ -178,7 +171,7 @@ def test_a_simulation_is_said_in_the_table(folder):
     ],
 )
 def test_refusals_are_one_sentence(folder, options, words):
-    banded().save(folder / "mechanism.npz")
+    BANDED.save(folder / "mechanism.npz")
     refused(f"calibrate mechanism.npz --rounds {ROUNDS} --min-sep 6 --epsilon 8 {options}", words)
 
 

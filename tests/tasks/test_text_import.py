@@ -196,7 +196,11 @@ def test_parquet_columns_that_are_no_text_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("out", "options", "words"),
     [
-        ("other.sqlite", {"text_column": "user"}, "user_column and text_column are both 'user'"),
+        (
+            "other.sqlite",
+            {"text_column": "user"},
+            "`user_column` and `text_column` are both 'user'",
+        ),
         ("other.sqlite", {"test_users": 1.0}, "test_users=1.0"),
         ("other.sqlite", {"test_users": 0.5, "heldout_users": 0.5}, "leave nobody to train on"),
         ("other.sqlite", {"seed": -1}, "seed=-1"),

@@ -76,7 +76,7 @@ def test_states_of_others_are_refused():
 @pytest.mark.parametrize(
     ("plan", "options", "said"),
     [
-        (PLAN, {}, "noise_seed and key"),
+        (PLAN, {}, "`noise_seed` and key"),
         (PLAN, {"noise_seed": "os"}, "HostNoise.for_state"),
         (None, {"noise_seed": 1}, "plan=None"),
     ],

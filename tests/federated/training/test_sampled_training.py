@@ -7,7 +7,6 @@ import pytest
 
 import fedmf
 from fedmf.federated.training.run_setup import controller_of
-from fedmf.privacy import monte_carlo
 from tests.federated.small_runs import broken_off, config, small_task, train
 from tests.refusals import refusal
 
@@ -48,9 +47,7 @@ def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_min_sep_run_keeps_its_separation_and_resumes_to_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(monte_carlo, "_SEARCH_WORK", 1e6)
-    monkeypatch.setattr(monte_carlo, "_PROOF_WORK", 1e7)
+def test_a_min_sep_run_keeps_its_separation_and_resumes_to_the_same(tmp_path, quick):
     settings = sampled(sampling="min-sep-poisson", checkpoint_every=2, dropout=0.2)
     whole, rounds = whole_and_resumed(tmp_path, settings)
     assert min(np.diff(each).min(initial=2) for each in rounds) == 2
