@@ -1,6 +1,6 @@
 """CIFAR-10 at example level: multi-epoch Figures 1, 7, 8, 9, App. E; banded Figure 10, App. H.
 
-Steps of 500 images in a fixed order, 20 epochs, no momentum for DP-SGD and 0.95 for the others, and
+Steps of 500 images in a fixed order, 20 epochs, no momentum for DP-SGD, and
 a rate that falls to 0.05 of its peak over the last quarter. Every image is a client whose one SGD
 step of rate 1 is its gradient.
 """
@@ -43,7 +43,8 @@ class Size:
       images, cohort, epochs: training images, images of a step, passes; an epoch has images /
         cohort steps.
       simulated: images that train for those of a step; None for all.
-      model, momentum: of the network, and of the server for correlated noise.
+      model, momentum: of the network, and of the server for correlated noise in the banded paper.
+      momentums: that the multi-epoch paper tries (App. E); None for that one.
       epsilons: of the multi-epoch paper, and of the banded one, whose figures start at 0.5.
       rates, rates_banded: learning rates to tune.
       rates_sgd: those of DP-SGD, which has no momentum; None for the same.
@@ -60,6 +61,7 @@ class Size:
     epochs: int = 20
     model: str = "vgg"
     momentum: float = 0.95
+    momentums: tuple[float, ...] | None = (0.0, 0.85, 0.9, 0.95)
     epsilons: tuple[float, ...] = tuple(round(gaussian_epsilon(z, DELTA), 3) for z in NOISE)
     epsilons_banded: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
     rates: tuple[float, ...] = RATES
@@ -85,12 +87,13 @@ class Size:
 SIZES: dict[Any, Size] = {
     "full": Size(),
     "small": Size(
-        images=800, cohort=80, epochs=10, model="small", momentum=0.9, epsilons=(16.0,),
+        images=800, cohort=80, epochs=10, model="small", momentum=0.9, momentums=None, epsilons=(16.0,),
         epsilons_banded=(4.0,), rates=(0.1, 0.2, 0.5), rates_sgd=(0.5, 1.0, 2.0),
         rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5, whole=False,
     ),
     "tiny": Size(
-        images=20, cohort=5, epochs=2, model="small", epsilons=(16.0,), epsilons_banded=(16.0,),
+        images=20, cohort=5, epochs=2, model="small", momentums=None, epsilons=(16.0,),
+        epsilons_banded=(16.0,),
         rates=(0.1,), rates_banded=(0.1,), stamps=(1, 2), repeats=1,
     ),
 }  # fmt: skip
@@ -150,7 +153,7 @@ def some_epochs(size: Size) -> dict[str, int]:
 
 def _in_order(size: Size, fields: Fields) -> Fields:
     order: Fields = {"schema": "fixed_epoch", "min_sep": size.participation.min_sep}
-    return {"server_momentum": size.momentum} | fields | order
+    return {"server_momentum": size.momentums or size.momentum} | fields | order
 
 
 def _sampled(size: Size, fields: Fields) -> Fields:

@@ -189,6 +189,10 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
         fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
         if line in (DECAY_AFTER, M_DECAY):
             fall = {"learning_rate_schedule": decay(size.rounds_once)}
+        if line == M_CONSTANT and size.whole:  # constant rates have the settings of Table 4
+            rate, _, momentum = DENISOV_TABLE_4[MOMENTUM][0]
+            fall |= _file(f"momentum-{momentum:g}") | {"server_learning_rate": rate}
+            fall["server_momentum"] = momentum
         parts.append((line, of.get(line, both) | fall | _cohort(size, cohort, size.simulates_all)))
     return _once(
         name,
