@@ -267,5 +267,5 @@ def _check_columns(path: pathlib.Path, names: list[str], columns: Mapping[str, s
         if names.count(wanted) != 1:
             raise ValueError(
                 f"{path} has {'several columns' if wanted in names else 'no column'} {wanted!r} "
-                f"among {', '.join(map(repr, names))}: name the right one with {argument}"
+                f"among {', '.join(map(repr, names))}: name the right one with `{argument}`"
             )

@@ -87,8 +87,8 @@ class Size:
 SIZES: dict[Any, Size] = {
     "full": Size(),
     "small": Size(
-        images=800, cohort=80, epochs=10, model="small", momentum=0.9, momentums=None, epsilons=(16.0,),
-        epsilons_banded=(4.0,), rates=(0.1, 0.2, 0.5), rates_sgd=(0.5, 1.0, 2.0),
+        images=800, cohort=80, epochs=10, model="small", momentum=0.9, momentums=None,
+        epsilons=(16.0,), epsilons_banded=(4.0,), rates=(0.1, 0.2, 0.5), rates_sgd=(0.5, 1.0, 2.0),
         rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5, whole=False,
     ),
     "tiny": Size(

@@ -234,6 +234,7 @@ class BandChoice:
 def choose_bands(
     workload: Workload,
     *,
+    rounds: int | None = None,
     bands: Iterable[int] | None = None,
     **target: Any,
 ) -> BandChoice:
@@ -259,6 +260,7 @@ def choose_bands(
 
     Args:
       workload: of `BandSearch`.
+      rounds: n; None takes the workload's, which it must equal.
       bands: candidates, each in 1..rounds; None: see above.
       target: population, cohort_size, epsilon, delta, and by choice sampling, of `BandSearch`.
 
@@ -277,6 +279,11 @@ def choose_bands(
     ([(1, True, 32), (4, True, 8), (16, False, 2)], 4)
     """
     search = BandSearch(workload=workload, **target)
+    if rounds is not None and rounds != workload.rounds:
+        raise ValueError(
+            f"rounds={rounds} but workload {workload.name!r} has rounds={workload.rounds}: pass "
+            "that number, or leave it out"
+        )
     return BandChoice(
         search=search, rows=tuple(sorted(search.rows(bands), key=lambda row: row.bands))
     )

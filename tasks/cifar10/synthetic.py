@@ -1,5 +1,5 @@
 """Writes a stand-in in the format of cifar-10-python.tar.gz: offline work goes through the same
-loader, and through Keras's.
+loader, and through other people's.
 
 It has pictures of ten shapes and textures: of any colour, place and size, on any ground, and noisy.
 """
@@ -8,10 +8,9 @@ import gzip
 import io
 import os
 import pathlib
-import pickle
+import struct
 import tarfile
-from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
 from fedmf.terminal import progress_bar
 
 _DRAWN_AT_ONCE = 500  # pictures; more would take memory and no less time
+
+Pickled = bytes | int | np.ndarray | list["Pickled"] | dict[bytes, "Pickled"]
 
 
 def write_synthetic(
@@ -62,7 +63,7 @@ def write_synthetic(
             strict=True,
         )
     )
-    names = [name.encode() for name in LABEL_NAMES]
+    names: list[Pickled] = [name.encode() for name in LABEL_NAMES]
 
     def write(out: BinaryIO) -> None:
         # Noise cannot be packed; a time in the file would make every archive another.
@@ -93,10 +94,10 @@ def write_synthetic(
                     for part in np.array_split(labels, -(-size // _DRAWN_AT_ONCE))
                 ]
                 pictures = np.concatenate(parts).transpose(0, 3, 1, 2).reshape(size, 3 * SIDE**2)
-                files = [
+                files: list[Pickled] = [
                     f"{LABEL_NAMES[label]}_{i:06d}.png".encode() for i, label in enumerate(labels)
                 ]
-                content = {
+                content: Pickled = {
                     b"batch_label": f"synthetic {name}".encode(),
                     b"labels": labels.tolist(),
                     b"data": pictures,
@@ -114,11 +115,44 @@ def write_synthetic(
     return path
 
 
-def _add(archive: tarfile.TarFile, name: str, value: Mapping[bytes, Any]) -> None:
-    content = pickle.dumps(value, protocol=3)
+def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
+    content = _python_2_pickle(value)
     member = tarfile.TarInfo(f"{FOLDER}/{name}")
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
+
+
+def _python_2_pickle(value: Pickled) -> bytes:
+    """A pickle of protocol 2 as Python 2 wrote the archive: its strings are bytes or text,
+    whichever a reader asks for.
+    """
+    return b"\x80\x02" + _opcodes(value) + b"."
+
+
+def _opcodes(value: Pickled) -> bytes:
+    """The opcodes (pickletools) that leave `value` on the stack."""
+    if isinstance(value, bytes):
+        return b"T" + struct.pack("<i", len(value)) + value  # BINSTRING
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)  # BININT
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_opcodes, value)) + b"e"  # EMPTY_LIST MARK ... APPENDS
+    if isinstance(value, dict):
+        pairs = (_opcodes(key) + _opcodes(content) for key, content in value.items())
+        return b"}(" + b"".join(pairs) + b"u"  # EMPTY_DICT MARK ... SETITEMS
+    # What numpy's own ndarray.__reduce__ says, for an array of bytes in C order; c, R and b are
+    # GLOBAL, REDUCE and BUILD.
+    empty = (
+        b"cnumpy.core.multiarray\n_reconstruct\n"
+        + b"cnumpy\nndarray\n"
+        + b"K\x00\x85"
+        + _opcodes(b"b")
+        + b"\x87R"
+    )
+    order = b"(" + b"K\x03" + _opcodes(b"|") + b"NNN" + 2 * _opcodes(-1) + b"K\x00" + b"t"
+    dtype = b"cnumpy\ndtype\n" + _opcodes(b"u1") + b"K\x00K\x01\x87R" + order + b"b"
+    shape = b"(" + b"".join(map(_opcodes, value.shape)) + b"t"
+    return empty + b"(" + b"K\x01" + shape + dtype + b"\x89" + _opcodes(value.tobytes()) + b"tb"
 
 
 LABEL_NAMES = (

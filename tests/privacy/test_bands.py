@@ -26,7 +26,7 @@ def search():
 
 @pytest.fixture(scope="module")
 def choice():
-    return choose_bands(fedmf.prefix_sum(64), **ASK)
+    return choose_bands(fedmf.prefix_sum(64), **ASK, rounds=64)
 
 
 def test_rows_meet_the_target_and_no_more(choice, search):

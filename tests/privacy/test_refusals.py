@@ -150,6 +150,7 @@ NAMED = [
     *named(ValueError, poisson, partitions=[0], cohort_size=[101]),
     *named(ValueError, shuffle, partitions=[3]),
     *named(ValueError, game, confidence=[1.5]),
+    *named(ValueError, choose_bands, rounds=[65], population=[10], epsilon=[0.0]),
     *named(ValueError, log, rounds=[0], first_round=[-1], duplicates=["sum"], memory=[1000]),
     *named(TypeError, controller, participation=[5], seed=[1.5], availability=[0.5, Always]),
     *named(ValueError, controller, population=[0], cohort_size=[0, 7, 31], seed=[-1]),

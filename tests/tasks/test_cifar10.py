@@ -70,14 +70,17 @@ def test_same_seed_same_archive(archive, tmp_path):
     assert versions[0] == versions[1] != versions[2]
 
 
-def test_other_readers_unpickle_the_stand_in(archive):
-    """Keras asks for bytes."""
-    content = pickle.loads(members(archive)[f"{data.FOLDER}/data_batch_2"], encoding="bytes")
-    assert sorted(content) == [b"batch_label", b"data", b"filenames", b"labels"]
+@pytest.mark.parametrize("encoding", ["bytes", "latin1"])
+def test_any_reader_unpickles_the_stand_in(archive, encoding):
+    """Readers of the real archive ask for bytes (Keras) or for text (torchvision)."""
+    content = pickle.loads(members(archive)[f"{data.FOLDER}/data_batch_2"], encoding=encoding)
+    if encoding == "bytes":
+        content = {name.decode(): value for name, value in content.items()}
+    assert sorted(content) == ["batch_label", "data", "filenames", "labels"]
     images = data.load_images(archive)
     rows = images.x[20:40].transpose(0, 3, 1, 2).reshape(20, 3072)
-    assert_array_equal(content[b"data"], rows)
-    assert content[b"labels"] == images.y[20:40].tolist()
+    assert_array_equal(content["data"], rows)
+    assert content["labels"] == images.y[20:40].tolist()
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
