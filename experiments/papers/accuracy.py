@@ -182,18 +182,36 @@ def by_setting(study: Study, request: Request) -> list[dict[str, Any]]:
 
     Epsilon is infinite without noise; of no run there is no mean.
     """
-    table = []
-    for line, config, runs in finished(study, request):
-        smoothed = [validation_of(run, study.smoothed_over) for run in runs]
-        tested = [final_metric(run, "test") for run in runs]
-        epsilon = config.epsilon or runs[0].plan["epsilon"] or math.inf
-        values = [line, epsilon, config.server_learning_rate]
-        for found in (smoothed, [value for value in tested if value is not None]):
-            x = np.array(found) if found else np.array([math.nan])
-            spread = float(x.std(ddof=1)) if len(x) > 1 else 0.0
-            values += [len(found), float(x.mean()), spread, float(x.min()), float(x.max())]
-        table.append(dict(zip(SETTING_COLUMNS, values, strict=True)))
-    return table
+    return [
+        _reached(line, config.server_learning_rate, runs, study.smoothed_over)
+        for line, config, runs in finished(study, request)
+    ]
+
+
+def by_rate(scores: Sequence[Score]) -> dict[str, Any]:
+    """What the runs of each server rate reached, tuning and reported: `columns` and `rows` of an
+    `Outcome`.
+    """
+    rows = []
+    for score in scores:
+        of_rate: dict[float, list[Run]] = {}
+        for run in (*score.tried, *score.runs):
+            of_rate.setdefault(run.config.server_learning_rate, []).append(run)
+        rows += [tuple(_reached(score.line, *of).values()) for of in sorted(of_rate.items())]
+    return {"columns": SETTING_COLUMNS, "rows": rows}
+
+
+def _reached(line: str, rate: float, runs: Sequence[Run], smoothed_over: int = 0) -> dict[str, Any]:
+    """A row of `SETTING_COLUMNS`."""
+    config, tested = runs[0].config, [final_metric(run, "test") for run in runs]
+    epsilon = config.epsilon or runs[0].plan["epsilon"] or math.inf
+    values = [line, epsilon, rate]
+    smoothed = [validation_of(run, smoothed_over) for run in runs]
+    for found in (smoothed, [value for value in tested if value is not None]):
+        x = np.array(found) if found else np.array([math.nan])
+        spread = float(x.std(ddof=1)) if len(x) > 1 else 0.0
+        values += [len(found), float(x.mean()), spread, float(x.min()), float(x.max())]
+    return dict(zip(SETTING_COLUMNS, values, strict=True))
 
 
 def validated(run: Run) -> float | None:

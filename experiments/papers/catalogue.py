@@ -44,6 +44,9 @@ multi-epoch-figure-5 | Figure 5 | 120 120
     With momentum and cool-down the optimum for six epochs has the least total variance.
 multi-epoch-figure-6 | Figure 6 | 60 60
     The optimal decoder of Honaker's tree beats the online one at every number of stamps.
+multi-epoch-figure-6-trained | Figure 6, trained | 400
+    Trained, the optimal decoder of Honaker's tree is above the online one, and the optimum for
+    all epochs above both.
 multi-epoch-figure-7 | Figure 7 | 200
     Honaker's tree is best with a number of stamps in the middle, as its loss says.
 multi-epoch-figure-8 | Figure 8 | 400

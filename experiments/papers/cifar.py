@@ -31,6 +31,7 @@ NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
 RATES_BANDED = tuple(float(f"{c}e{i}") for i in range(-2, 4) for c in (1, 2, 5))
 RATES = RATES_BANDED[:6]
 HONAKER, FFT, ONE, BANDED = "Honaker", "FFT", "MF(k=1)", "BandMF"
+DECODED = "Honaker, optimal decoder"
 PLAIN_FFT = "FFT, plain"
 SGD, SAMPLED, NU = "DP-SGD", "DP-SGD, amplified", "nu-DP-FTRL"
 
@@ -105,6 +106,7 @@ def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
     """
     made: dict[str, tuple[str, Fields]] = {
         HONAKER: ("tree", {"decoder": "online"}),
+        DECODED: ("tree", {"decoder": "full"}),
         FFT: ("fft", {"decoder": "optimal"}),
         PLAIN_FFT: ("fft", {"decoder": "plain"}),
         ONE: ("dense", {"tolerance": 1e-3}),
@@ -182,7 +184,7 @@ def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
         repeats=size.repeats,
         mechanisms={
             f"{kind}-x{s}": functools.partial(stamped, kind, steps, s)
-            for kind in (HONAKER, FFT, PLAIN_FFT, ONE)
+            for kind in (HONAKER, DECODED, FFT, PLAIN_FFT, ONE)
             for s in size.stamps
         }
         | {
@@ -229,6 +231,13 @@ def multi_epoch(size: Size) -> Study:
     kinds = (HONAKER, FFT, ONE, *[PLAIN_FFT] * size.whole)
     parts += [_stamped(size, kind, best_stamps(kind, size)) for kind in kinds]
     return _study("multi-epoch", size, parts)
+
+
+@sized(SIZES)
+def decoders(size: Size) -> Study:
+    """Multi-epoch Fig. 6: Honaker's tree with either decoder, and the optimum; runs of Fig. 1."""
+    trees = [_stamped(size, kind, best_stamps(kind, size)) for kind in (HONAKER, DECODED)]
+    return _study("multi-epoch", size, [_optimal(size), *trees])
 
 
 # 28 epochs, with which the optimum for one is a quarter worse used once than five times, and that
@@ -286,7 +295,7 @@ def banded(size: Size) -> Study:
     return _study("banded", size, parts)
 
 
-@sized(SIZES)
+@sized(SIZES, repeats=12)
 def nu_noise(size: Size) -> Study:
     """Slides, nu-DP-FTRL: noise t^(-3/2) (1 - nu)^t with nu tuned, beside lines of multi-epoch
     Fig. 1.
@@ -322,6 +331,13 @@ def figure_1(scores: Sequence[Score], size: Size) -> Outcome:
         orders.append(accuracy.order(scores, fft, label(PLAIN_FFT, best_stamps(PLAIN_FFT, size))))
     orders.append(accuracy.order(scores, size.optimal, SAMPLED, from_epsilon=above))
     return accuracy.ordered(scores, [*orders, accuracy.order(scores, SAMPLED, SGD)])
+
+
+@trained(decoders, "multi-epoch-figure-6-trained")
+def figure_6(scores: Sequence[Score], size: Size) -> Outcome:
+    """Multi-epoch Fig. 6, trained: the optimal decoder between the online one and the optimum."""
+    online, full = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, DECODED))
+    return accuracy.compared((size.optimal, full), (full, online))(scores, size)
 
 
 @trained(stamps, "multi-epoch-figure-7")

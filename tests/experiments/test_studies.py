@@ -220,7 +220,10 @@ def test_a_smaller_size_has_the_same_lines(name):
         for scale in ("tiny", "small", "full")
     )
     # Those that decide no order are at full scale, and tried out at the tiny one.
-    besides = {grids.DECAY_AFTER, grids.M_DECAY} if name == "schedules" else set()
+    besides = {
+        "schedules": {grids.DECAY_AFTER, grids.M_DECAY},
+        "unnoised": {grids.MF_6_6, f"{grids.MF_6_6}, prefix"},
+    }.get(name, set())
     assert besides <= full & tiny
     assert not besides & small
     assert len(small) == len(full - besides)
@@ -293,7 +296,7 @@ def quality(config):
     stamps = int(stem.rpartition("-x")[2]) if "-x" in stem else 0
     if stem.startswith("Honaker"):
         size = cifar.stamps.sizes["small"] if config.rounds == 140 else cifar.SIZES["small"]
-        base = 0.55 - cifar.losses(cifar.HONAKER, size)[stamps] / 100
+        base = 0.55 - cifar.losses(stem.rpartition("-x")[0], size)[stamps] / 100
     elif config.family in ("file", "dense"):
         base = {"FFT": 0.61, "MF(k": 0.55 + stamps / 100}.get(stem[:4].rstrip("-"), 0.7)
         base += 0.1 * ("momentum" in stem) + 0.02 * ("cooldown" in stem)
