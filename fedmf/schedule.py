@@ -111,6 +111,12 @@ class GivenSchedule:
                 f"{said} begins a step in round {starts[-1]}, and the last of {self.rounds} rounds "
                 f"is {self.rounds - 1}: leave it out, or train for longer"
             )
+        with np.errstate(over="ignore"):
+            rates = (self.peak * np.array(shares)).astype(np.float32)
+        if not (np.isfinite(rates) & (rates > 0)).all():
+            raise ValueError(
+                f"{said} times the rate {self.peak} is beyond float32: use shares near 1"
+            )
 
     def learning_rates(self) -> np.ndarray:
         """The rate of every round, float64 (rounds,)."""
@@ -142,7 +148,7 @@ def schedule_text(name: str, value: Any) -> str:
     """
     if isinstance(value, str | os.PathLike):
         text = os.fspath(value)
-    elif isinstance(value, Sequence | np.ndarray):
+    elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes):
         text = " ".join(map(str, value))
     else:
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: {_HINT}")
@@ -150,7 +156,7 @@ def schedule_text(name: str, value: Any) -> str:
         starts, shares = _parsed(text)
     except ValueError:
         try:
-            starts, shares = _parsed(pathlib.Path(text).read_text(encoding="utf-8"))
+            starts, shares = _parsed(pathlib.Path(text).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{name}={_short(str(value))} is neither a schedule nor a file of one: {_HINT}"

@@ -166,7 +166,7 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
     raise ArithmeticError(f"rounds={n} are too many for the rational approximation")
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=1)
 def _feedback(n: int) -> Buffers:
     """The rows of N = C^-1, C lower-triangular with C^T C = X, from 2 q + 1 sums of earlier rows.
 
@@ -190,7 +190,7 @@ def _feedback(n: int) -> Buffers:
     """
     squares, weights = _rational(n)
     q = len(squares)
-    checks.fits_in_memory("the sums of this FFT mechanism", (n, 2 * q + 1))
+    checks.fits_in_memory("the sums of this FFT mechanism", (n, 2 * q + 1), copies=6)
     rates = 2.0 * np.arcsinh(np.sqrt(squares))
     falling = np.exp(-rates * np.arange(1, n + 1)[:, None])  # [t, j]: exp(-rates[j] (t + 1))
     scales = weights / np.sinh(rates) / (1.0 + falling[-1])

@@ -8,6 +8,7 @@ import zlib
 
 import msgspec
 import numpy as np
+import scipy.linalg
 
 from fedmf import checks
 from fedmf.files import check_archive
@@ -130,6 +131,14 @@ def _check_inverse(mechanism: Mechanism) -> None:
             )
         return
     probes = np.random.default_rng(0).choice([-1.0, 1.0], size=(mechanism.rounds, 4))
+    gram, stream = mechanism.toeplitz_gram(), mechanism.stream()
+    if gram is not None and stream.contraction is None:
+        # Without matrices: the rows x of N z have x^T X x = z^T C^-T X C^-1 z = z^T z.
+        x = np.stack(list(stream.rows(lambda i: probes[i])))
+        products = x.T @ scipy.linalg.matmul_toeplitz(gram, x)
+        if not np.allclose(products, probes.T @ probes, rtol=0.0, atol=1e-6 * len(probes)):
+            raise ValueError("its noise is not that of its Gram matrix to 6 digits")
+        return
     rows = mechanism.banded_rows()
     encoded = mechanism.encoder() @ probes if rows is None else checks.banded_times(rows, probes)
     with np.errstate(all="ignore"):  # an overflow fails the comparison below

@@ -191,8 +191,8 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
     """
     row = _row_bytes(size)
     most = stream.rounds if any_state else min(stream.rounds, MAX_STATE_BYTES // row)
-    # The table of its recurrence has (1 + width)^2 entries a round
-    if stream.contraction is not None:
+    # The table of a recurrence that changes has (1 + width)^2 entries a round
+    if stream.contraction is not None or (stream.buffers is not None and stream.buffers.feedback):
         most = min(most, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
     form = block_form(stream, length=1, most_width=most)
     if form is None:
@@ -315,13 +315,11 @@ def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrateg
                 reason=f"it has no recurrence of at most {_MAX_COMPRESSED_ROWS} rows",
             )
         L, r = form.length, form.width
-        if r == 0:
+        # Without a state between blocks, rows may still be mixed within one.
+        own = block_form(stream, length=1, most_width=0) if r == 0 else None
+        if own is not None:
             return NoiseStrategy(
-                name="recurrent",
-                length=1,
-                cost=1.0,
-                reason="a row is its own draw",
-                form=block_form(stream, length=1),
+                name="recurrent", length=1, cost=1.0, reason="a row is its own draw", form=own
             )
         # A rolling state consists of rows of the blocks; another one is made beside them.
         rows, made = (max(L, r), L) if form.rolling else (L + r, L + r)

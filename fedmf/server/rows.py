@@ -92,10 +92,11 @@ class HostNoise:
         self._tiles, self._lock = _Tiles(self._key, size), threading.Lock()
         array = _array(self.strategy.rows, size, mapped=self.strategy.disk > 0, folder=folder)
         self._maker: _Independent | _Recurrent | _Regenerated
-        if self.strategy.form is not None and self.strategy.width == 0:
-            self._maker = _Independent(self.strategy.form, self._tiles)
-        elif self.strategy.form is not None:
-            self._maker = _Recurrent(self.strategy.form, self._tiles, array)
+        form = self.strategy.form
+        if form is not None and (form.length, form.width) == (1, 0):
+            self._maker = _Independent(form, self._tiles)
+        elif form is not None:
+            self._maker = _Recurrent(form, self._tiles, array)
         else:
             matrix = stream.as_contraction().contraction
             assert matrix is not None

@@ -129,6 +129,16 @@ def test_many_rounds_without_matrices(n):
     assert stream.width < 50
 
 
+def test_a_file_of_many_rounds_is_read_without_matrices(tmp_path, monkeypatch):
+    FFTMechanism(rounds=20_011).save(tmp_path / "fft.npz")
+    monkeypatch.setattr(FFTMechanism, "encoder", lambda self: pytest.fail("a dense encoder"))
+    assert fedmf.load_mechanism(tmp_path / "fft.npz").rounds == 20_011
+    gram = FFTMechanism.toeplitz_gram
+    monkeypatch.setattr(FFTMechanism, "toeplitz_gram", lambda self: 1.001 * gram(self))
+    with pytest.raises(ValueError, match="its noise is not that of its Gram matrix"):
+        fedmf.load_mechanism(tmp_path / "fft.npz")
+
+
 def attained(x, rounds, signs):
     """The root of the sum of x_|s - t| over pairs of a client's rounds, with these signs."""
     return np.sqrt(signs @ x[np.abs(np.subtract.outer(rounds, rounds))] @ signs)
