@@ -122,8 +122,8 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
         ({"plan": None}, TypeError, "plan=None must be a fedmf.Plan"),
         ({"clients_per_round": 2.5}, TypeError, "clients_per_round=2.5"),
         ({"plan": PLAN.simulating(simulated=4, claimed=40)}, ValueError, "clients_per_round=3 .*4"),
-        ({"noise_seed": "8675309"}, TypeError, "noise_seed is a str, not an int"),
-        ({"noise_seed": -8675309}, ValueError, "noise_seed is negative"),
+        ({"noise_seed": "8675309"}, TypeError, "`noise_seed` is a str, not an int"),
+        ({"noise_seed": -8675309}, ValueError, "`noise_seed` is negative"),
         ({"zeroing_norm": ADAPTIVE}, TypeError, "zeroing_norm"),
     ],
 )

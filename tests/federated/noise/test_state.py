@@ -85,7 +85,7 @@ def test_the_noise_of_another_does_not_go_on(change):
 def test_records_that_are_made_in_another_way_do_not_meet_the_same_noise(other):
     """A round done again with another zeroing norm or scaling has other updates under its noise."""
     query = query_of().with_entry_rounding(1e-9) if other is None else query_of(**other)
-    refused(query, after_one_round(query_of()), "another zeroing_norm, scaling, secure_sum")
+    refused(query, after_one_round(query_of()), "another `zeroing_norm`, scaling, secure_sum")
 
 
 def test_noise_of_another_model_does_not_go_on():

@@ -71,7 +71,7 @@ def test_a_run_that_diverges_is_told_once(plan):
     assert [*said] == [7 + ROUNDS_ABOVE_START - 1]
     (sentence,) = said.values()
     assert f"is {losses[26]:.3g}, and for {ROUNDS_ABOVE_START} rounds it was above 5.7" in sentence
-    assert "smaller server_learning_rate than 1, such as" in sentence
+    assert "smaller `server_learning_rate` than 1, such as" in sentence
 
 
 def test_one_round_below_the_start_counts_from_new(plan):
@@ -100,7 +100,7 @@ def test_rounds_without_examples_do_not_count(plan):
 def test_the_rate_is_that_of_the_rule_if_it_is_smaller_than_the_run_s(plan):
     rate = rate_of(plan)
     assert f"such as {rate:.2g}, which" in told(watch(plan), [np.nan])[0]
-    assert told(watch(plan, rate / 2), [np.nan])[0].endswith(f"_rate than {rate / 2:g}")
+    assert told(watch(plan, rate / 2), [np.nan])[0].endswith(f"_rate` than {rate / 2:g}")
 
 
 def silent(plan):
@@ -109,7 +109,7 @@ def silent(plan):
 
 def test_without_noise_there_is_no_rule(plan):
     assert rate_of(silent(plan)) is None
-    assert told(watch(silent(plan)), [np.inf])[0].endswith("server_learning_rate than 1")
+    assert told(watch(silent(plan)), [np.inf])[0].endswith("server_learning_rate` than 1")
     assert rate_warning(None, config(server_learning_rate=1e6)) is None
 
 

@@ -267,13 +267,13 @@ def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
     broken_off(tmp_path, 15, DIVERGING)
     with pytest.warns(UserWarning, match="diverges|training loss of round") as caught:
         train(tmp_path, DIVERGING, resume=True)
-    assert sum("server_learning_rate than 0.5" in str(warning.message) for warning in caught) == 1
+    assert sum("`server_learning_rate` than 0.5" in str(warning.message) for warning in caught) == 1
 
 
 @pytest.mark.slow
 def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     """Saved, without a result, and at every resume again, until that is without the option."""
-    with pytest.raises(federated.DivergedRun, match="server_learning_rate than 0.5") as stop:
+    with pytest.raises(federated.DivergedRun, match="`server_learning_rate` than 0.5") as stop:
         train(tmp_path, DIVERGING, stop_on_divergence=True)
     rounds = len(fedmf.Run.load(tmp_path).metrics)
     assert 0 < rounds < 40
