@@ -28,15 +28,18 @@ def test_evaluate(trained, tmp_path):
     assert "plot-clients" in (write_report([Run.load(folder)], tmp_path, title="one")).read_text()
 
 
-def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, tmp_path):
+def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, corpus, tmp_path):
     folder, _ = trained
+    same = printed_by(f"evaluate {folder} --data {shutil.copy(corpus, tmp_path / 'copy')} --quiet")
+    result = json.loads((folder / "result.json").read_text())
+    assert same["test accuracy"] == pytest.approx(result["test"]["accuracy"])
     other = write_synthetic_corpus(
         tmp_path / "other.sqlite", clients=12, seed=5, sentences_per_client=9, progress=False
     )
     options = f"--data {other} --by-client --split validation --quiet"
     on_other = printed_by(f"evaluate {folder} {options}")
     assert on_other["data"] == "not the run's"
-    assert on_other["validation accuracy"] > 0
+    assert 0 <= on_other["validation accuracy"] <= 1
     assert not (folder / "clients.json").exists()  # which is of the run's data
     from fedmf import tasks
 
@@ -55,6 +58,8 @@ def test_export(trained, tmp_path):
     assert printed["inputs"] == ["int32 (any, 20)"]
     assert printed["outputs"] == ["float32 (any, 20, 64)"]
     assert (tmp_path / "model.keras").stat().st_size > 4 * printed["parameters"]
+    assert "saved_model" in fedmf(f"export {folder} --out {tmp_path}/saved_model").stdout
+    assert (tmp_path / "saved_model" / "saved_model.pb").exists()
     refused(f"export {folder} --out {folder}", "--out", "new or an empty folder")
     refused(f"export {folder} --out {tmp_path}/model.h5", "--out", "FILE.keras")
 
