@@ -47,10 +47,8 @@ def machines():
     started = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
-    handler = signal.getsignal(signal.SIGTERM)  # Ray takes it for itself
     # Before there is a machine that may be lost: this process goes with the one it is connected to.
-    ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
-    signal.signal(signal.SIGTERM, handler)
+    cluster._connect(ray, started.address, None)
     started.add_node(num_cpus=1)
     started.wait_for_nodes()
     yield started
