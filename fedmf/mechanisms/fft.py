@@ -44,7 +44,7 @@ class FFTMechanism(Mechanism):
     decoder "optimal" is C_F with N = pinv(C_F) (Mechanism 2), the smallest error for this encoder,
     whatever the workload. Privacy and noise follow from X alone: the sensitivity is a matter of
     X, and pinv(C_F) pinv(C_F)^T = X^-1 (Prop. K.2). So C here is the lower-triangular C with
-    C^T C = X, and N = C^-1. It is made for any number of rounds: |Sigma| is replaced by sums of
+    C^T C = X, and N = C^-1. It needs no dense matrix: |Sigma| is replaced by sums of
     rational functions within a relative `PRECISION` of it, so that a round of noise costs some 40
     rows (see `_feedback`). X, the sensitivity and the error are those of the replaced |Sigma|.
 
