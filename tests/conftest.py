@@ -39,12 +39,10 @@ if importlib.util.find_spec("tensorflow") is None:
 # A file stays in one process: the last to begin must be short. First the files of minutes, with the
 # slow tests, and then those of more than 15 CPU seconds without them, longest first.
 LONG = (
-    "federated/execution/test_cluster.py",
     "experiments/test_studies.py",
     "test_readme.py",
     "examples/test_examples.py",
     "federated/training/test_full_size.py",
-    "sweeps/test_cluster.py",
     "site/test_site.py",
     "benchmarks/test_training.py",
     "tasks/test_tasks_doc.py",

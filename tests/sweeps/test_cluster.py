@@ -17,7 +17,7 @@ from tests.cli.program import printed_by
 from tests.federated.execution.test_cluster import assert_same_files
 from tests.refusals import refusal
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.cluster]
 FIXED = {
     "task": "regression", "task_option.clients": 60, "cohort_size": 4, "min_sep": 5,
     "evaluate_every": 10, "checkpoint_every": 5, "epsilon": 4.0, "family": "banded", "warmup": 0.0,

@@ -29,7 +29,7 @@ from tests.federated.run_small import GROUPS_OF_TWO, SEED, config
 from tests.federated.small_runs import assert_same_run, small_task, start_of
 from tests.refusals import refusal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 
 @pytest.fixture(autouse=True)
