@@ -35,6 +35,7 @@ from fedmf.runs.audit import audit_run
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 from fedmf.schedule import WarmupCooldown
+from fedmf.server.server import Server
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "QuantileClipping",
     "Run",
     "Sensitivity",
+    "Server",
     "TrainConfig",
     "WarmupCooldown",
     "Workload",

@@ -7,9 +7,6 @@ import math
 import reprlib
 from typing import Any, NamedTuple
 
-import scipy.integrate
-import scipy.special
-
 from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.privacy.statement import mechanism_digest
 
@@ -130,6 +127,7 @@ def _marcum(a: float, b: float) -> float:
     """Q_1(a, b), the chance that a pair of normals with a mean of length a is further
     than b from 0.
     """
+    import scipy.integrate  # a tenth of a second, which `fedmf --help` need not wait for
 
     def density(r: float) -> float:
         return float(r * math.exp(-((r - a) ** 2) / 2) * scipy.special.ive(0, a * r))

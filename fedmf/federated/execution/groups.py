@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from fedmf.server.clipping import largest_norm
+
 T = TypeVar("T")
 # Clients of a group at least (from 8 a round on), and groups of a round at most: a group costs a
 # sum of the model's size, in memory and on the network.
@@ -118,15 +120,3 @@ def _fault(part: Any, number: int, clients: int | None, zero: Any, clip_norm: fl
         norm = sum(float(np.dot(leaf, leaf)) for leaf in record) ** 0.5
     most = largest_norm(clients, clip_norm, sum(leaf.size for leaf in record))
     return "" if norm <= most else f"the norm is {norm:.9g}, and at most {most:.9g} is possible"
-
-
-def largest_norm(clients: int, clip_norm: float, entries: int) -> float:
-    """The largest norm that is computed of a float64 sum of so many updates,
-    each of clip_norm at most.
-
-    Proof, with u = 2^-53. An addition moves each entry of the sum by a factor of 1 + u at most, so
-    ||S_k|| <= (||S_(k-1)|| + clip_norm) (1 + u), and ||S_n|| <= n clip_norm (1 + u)^n. The sum of d
-    squares is off by a factor of (1 + u)^(d + 1) at most, in any order, and its root by (1 + u)
-    more. The rest is for terms of second order, and for the rounding of this bound.
-    """
-    return clients * clip_norm * (1 + 2.0**-53 * (clients + entries / 2 + 8))

@@ -1,0 +1,305 @@
+"""The folder of a server: what a crash must not lose, written before it is handed out.
+
+server/
+  server.json          plan, shapes, clients a round; makes the folder a server
+  mechanism.npz        of the plan
+  participation.jsonl  a row {"round", "client"} for each participation that was released, as
+                       `fedmf audit log` reads it; mode 0600
+  release.npz          the newest release, and what later rounds need of the past; mode 0600
+  private/noise_seed   secret; do not publish
+
+A round is released when release.npz is: one rename. Rows of participation.jsonl that belong to no
+release are those of a round that nobody saw, and go.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.files import check_archive, lock, make_folder, write_atomically
+from fedmf.mechanisms import load_mechanism
+from fedmf.mechanisms.storage import READ_ERRORS
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.statement import mechanism_digest
+from fedmf.server.following import ClipState, ScalingState
+from fedmf.server.means import MeansState, check_zeroing_norm
+
+_FORMAT = "fedmf server 1"
+_WARNING = (
+    "Never go on with a copy of this folder, or with one that was put back from a backup: rounds "
+    "that were released would be released again with the same noise under other sums, which gives "
+    "both away."
+)
+# What rows of noise and sums follow from.
+_BOUND = ("server.json", "mechanism.npz", "private/noise_seed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What a server is made with beside its plan and its seed.
+
+    Attributes:
+      shapes: of the arrays of an update.
+      clients_per_round: the fixed divisor; the expected number where a sampling scheme draws them
+        independently.
+      zeroing_norm: an update with an entry above it counts as zero; None for no limit.
+      population: clients 0 .. population - 1, of whom the server draws; None for clients of any
+        name, who check in.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+    clients_per_round: int
+    zeroing_norm: float | None = None
+    population: int | None = None
+
+    def __post_init__(self) -> None:
+        hint = "give the shape of each array of an update, such as [(784, 10), (10,)]"
+        if isinstance(self.shapes, str) or not isinstance(self.shapes, Sequence):
+            raise TypeError(f"shapes={self.shapes!r} is no list of shapes: {hint}")
+        shapes = []
+        for shape in self.shapes:
+            if isinstance(shape, str) or not isinstance(shape, Sequence):
+                raise TypeError(f"shapes={self.shapes!r} holds {shape!r}, no shape: {hint}")
+            shapes.append(tuple(checks.integer("shapes", n, low=0, hint=hint) for n in shape))
+        if not sum(map(math.prod, shapes)):
+            raise ValueError(f"shapes={self.shapes!r} have no entries: {hint}")
+        object.__setattr__(self, "shapes", tuple(shapes))
+        check_zeroing_norm(self.zeroing_norm)
+        if self.population is not None:
+            hint = "use the number of clients, or None for clients of any name"
+            checks.integer("population", self.population, low=1, hint=hint)
+
+    @property
+    def size(self) -> int:
+        """Entries of an update, d."""
+        return sum(map(math.prod, self.shapes))
+
+
+class Released(NamedTuple):
+    """What a folder holds of the past.
+
+    Attributes:
+      mean: float32 (d,), the newest release; None before the first.
+      state: for the next round; None before the first.
+      clients: of each round.
+    """
+
+    mean: np.ndarray | None
+    state: MeansState | None
+    clients: list[list[int | str]]
+
+
+class _Past(NamedTuple):
+    """Rounds released, and the bytes of participation.jsonl that are theirs, with their digest."""
+
+    rounds: int
+    end: int
+    digest: Any
+
+
+class ServerFolder:
+    """Write access to the folder of one server, of this process alone until `close`.
+
+    Raises:
+      ValueError: another process has it, or it cannot be made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path)
+        try:
+            make_folder(self.path)
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise ValueError(
+                f"folder={str(path)!r} cannot be opened ({error.strerror}): name a folder that you "
+                "may write to"
+            ) from error
+        self.close = weakref.finalize(self, os.close, descriptor)
+        if not lock(descriptor):
+            self.close()
+            raise ValueError(
+                f"folder={str(path)!r} is in use by another server: end that one, or name another "
+                "folder"
+            )
+        self._past = _Past(0, 0, hashlib.sha256())
+
+    def create(self, config: ServerConfig, plan: Plan, seed: int) -> None:
+        """Writes all that is there before round 0; the folder private is there.
+
+        Raises:
+          ValueError: it holds a server, or the remains of one.
+        """
+        begun = (self.path / "release.npz").exists() and self._header()[0] > 0
+        if begun or (self.path / "server.json").exists():
+            raise ValueError(
+                f"folder={str(self.path)!r} holds a server already: go on with fedmf.Server.open, "
+                "or name another folder"
+            )
+        plan.mechanism.save(self.path / "mechanism.npz")
+        write_atomically(self.path / "private" / "noise_seed", f"{seed}\n", mode=0o600)
+        write_atomically(self.path / "participation.jsonl", b"", mode=0o600)
+        self._write_release([0, 0, hashlib.sha256().hexdigest(), ""], {})
+        content = {
+            "format": _FORMAT,
+            "warning": _WARNING,
+            "server": dataclasses.asdict(config),
+            "plan": dataclasses.asdict(PlanConfig.of(plan)),
+            "stddev": plan.stddev,
+            "mechanism_sha256": mechanism_digest(plan.mechanism),
+        }
+        write_atomically(self.path / "server.json", json.dumps(content, indent=2) + "\n")
+        self._sync()
+
+    def read(self) -> tuple[ServerConfig, Plan, int, Released]:
+        """What the server was made with, its seed, and what was released.
+
+        Raises:
+          ValueError: there is no server, or a file is damaged or not that of this server.
+        """
+        if not (self.path / "server.json").exists():
+            raise ValueError(
+                f"folder={str(self.path)!r} holds no server (no server.json): make one with "
+                "fedmf.Server, or name its folder"
+            )
+        with self._undamaged("server.json"):
+            content = json.loads((self.path / "server.json").read_text())
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']!r}")
+            config, promise = ServerConfig(**content["server"]), content["plan"]
+            said = PlanConfig.from_mapping(promise, "plan")
+        with self._undamaged("mechanism.npz"):
+            mechanism = load_mechanism(self.path / "mechanism.npz")
+            if mechanism_digest(mechanism) != content["mechanism_sha256"]:
+                raise ValueError("it is another one than server.json says")
+            plan = said.plan_with(mechanism, said.noise_multiplier or 0.0)
+            if not math.isclose(plan.stddev, content["stddev"], rel_tol=1e-9):
+                raise ValueError(f"it needs noise of {plan.stddev}, not of {content['stddev']}")
+        with self._undamaged("private/noise_seed"):
+            seed = int((self.path / "private" / "noise_seed").read_text())
+        with self._undamaged("release.npz"):
+            mean, state = self._release(config.size)
+        with self._undamaged("participation.jsonl"):
+            clients = self._clients()
+        return config, plan, seed, Released(mean, state, clients)
+
+    @contextlib.contextmanager
+    def _undamaged(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except READ_ERRORS as error:
+            raise ValueError(
+                f"{self.path / name} is damaged or not of this server ({error}): put back its own "
+                "newest file; without it no round can be released safely"
+            ) from error
+
+    def _bound(self) -> str:
+        parts = (hashlib.sha256((self.path / name).read_bytes()).hexdigest() for name in _BOUND)
+        return " ".join(parts)
+
+    def commit(
+        self, t: int, clients: Sequence[int | str], mean: np.ndarray, state: MeansState
+    ) -> None:
+        """Makes round t a released one; survives a crash at any point, and may be called again with
+        the same arguments after an error.
+
+        Raises:
+          OSError: it could not be written.
+        """
+        if t < self._past.rounds:  # an interrupt came behind it
+            return
+        rows = "".join(json.dumps({"round": t, "client": client}) + "\n" for client in clients)
+        with open(self.path / "participation.jsonl", "r+b") as out:
+            out.truncate(self._past.end)
+            out.seek(self._past.end)
+            out.write(rows.encode())
+            out.flush()
+            os.fsync(out.fileno())
+        digest, end = self._past.digest.copy(), self._past.end + len(rows)
+        digest.update(rows.encode())
+        arrays = {"mean": mean} | _entries(state.clip) | _entries(state.scaling)
+        self._write_release([t + 1, end, digest.hexdigest(), self._bound()], arrays)
+        # Before anybody sees it: a rename that a power failure takes back would make the round one
+        # that was never released.
+        self._sync()
+        self._past = _Past(t + 1, end, digest)
+
+    def _write_release(self, header: list[Any], arrays: Mapping[str, np.ndarray]) -> None:
+        entries = {"header": np.array(json.dumps(header)), **arrays}
+        write_atomically(
+            self.path / "release.npz", lambda out: np.savez(out, **entries), mode=0o600
+        )
+
+    def _sync(self) -> None:
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _header(self) -> Any:
+        """Rounds released, end and digest of their participations, digests of the other files."""
+        with np.load(self.path / "release.npz", allow_pickle=False) as arrays:
+            return json.loads(arrays["header"].item())
+
+    def _release(self, size: int) -> tuple[np.ndarray | None, MeansState | None]:
+        """The newest release and the state after it."""
+        check_archive(self.path / "release.npz")
+        rounds, _, _, bound = self._header()
+        if not rounds:
+            return None, None
+        with np.load(self.path / "release.npz", allow_pickle=False) as arrays:
+            clip = _entered(ClipState, arrays)
+            scaling = _entered(ScalingState, arrays)
+            mean = arrays["mean"]
+        if mean.shape != (size,) or mean.dtype != np.float32:
+            raise ValueError(f"its release is {mean.dtype} of shape {mean.shape}")
+        if bound != self._bound():
+            raise ValueError(f"it was written with other files {', '.join(_BOUND)}")
+        return mean, MeansState(np.array(rounds), clip, scaling)
+
+    def _clients(self) -> list[list[int | str]]:
+        """The clients of each round that was released."""
+        rounds, end, digest, _ = self._header()
+        content = (self.path / "participation.jsonl").read_bytes()
+        past = hashlib.sha256(content[:end])
+        if past.hexdigest() != digest:
+            raise ValueError("it is not the record that release.npz was written with")
+        self._past = _Past(rounds, end, past)
+        # What is behind is of the round under way, which nobody saw.
+        for line in content[end:].splitlines(keepends=True):
+            if line.endswith(b"\n") and json.loads(line)["round"] != rounds:
+                raise ValueError(f"it has rounds behind {rounds}, the rounds of release.npz")
+        clients: list[list[int | str]] = [[] for _ in range(rounds)]
+        for line in content[:end].splitlines():
+            row = json.loads(line)
+            clients[row["round"]].append(row["client"])
+        return clients
+
+
+State = TypeVar("State", ClipState, ScalingState)
+
+
+def _entries(state: ClipState | ScalingState | tuple[()]) -> dict[str, np.ndarray]:
+    """The state's arrays, by the names under which a file has them."""
+    fields = state._asdict() if state else {}
+    return {f"{type(state).__name__}.{name}": array for name, array in fields.items()}
+
+
+def _entered(kind: type[State], arrays: Mapping[str, np.ndarray]) -> State | tuple[()]:
+    """The inverse of `_entries`."""
+    names = [f"{kind.__name__}.{name}" for name in kind._fields]
+    return kind(*(arrays[name] for name in names)) if names[0] in arrays else ()

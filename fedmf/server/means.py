@@ -1,0 +1,176 @@
+"""From a round's sum of clipped updates to its release: the arithmetic of a plan, as pure
+functions. `Server` keeps who took part, and what was released.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.privacy.plan import Plan, bit_stddev
+from fedmf.privacy.quantile_clipping import MOST_CHANGE
+from fedmf.server.clipping import UpdateSum
+from fedmf.server.following import (
+    ClipState,
+    Scaling,
+    ScalingState,
+    clip_after,
+    initial_clip,
+)
+from fedmf.server.state import check_plan
+
+# Clients may take numbers below 2^-126 for 0, so that they cannot measure updates of such norms.
+_LEAST_CLIP_NORM = 1e-20
+_BLOCK = 65_536
+
+
+def check_zeroing_norm(zeroing_norm: Any) -> float:
+    """The norm as a positive float; infinity for None, no limit."""
+    hint = (
+        "use a positive number such as 100, or None for no limit (a limit that adapts to the "
+        "updates would let one client's update "
+        "change another's, which the guarantee does not cover)"
+    )
+    return math.inf if zeroing_norm is None else checks.positive("zeroing_norm", zeroing_norm, hint)
+
+
+def check_clip_norm(plan: Plan) -> None:
+    """Refuses a clip norm near the end of float32's range."""
+    adapts = plan.quantile_clipping is not None
+    least = _LEAST_CLIP_NORM * MOST_CHANGE if adapts else _LEAST_CLIP_NORM
+    if plan.clip_norm < least:
+        raise ValueError(
+            f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's "
+            "range: rescale the updates, and `clip_norm` with them"
+        )
+
+
+class ToClients(NamedTuple):
+    """What clients that clip themselves need: constants of the plan, and what past releases decide.
+
+    Attributes:
+      clip_norm: of the round.
+      zeroing_norm: infinity for none.
+      scales: float32 (d,), which updates are multiplied by before they are zeroed and clipped;
+        empty without a `Scaling`.
+    """
+
+    clip_norm: float
+    zeroing_norm: float
+    scales: np.ndarray
+
+
+class MeansState(NamedTuple):
+    """State between rounds, public: functions of what was released.
+
+    Attributes:
+      next_round: int64 ().
+      clip: with quantile_clipping, else ().
+      scaling: with a `Scaling`, else ().
+    """
+
+    next_round: np.ndarray
+    clip: ClipState | tuple[()]
+    scaling: ScalingState | tuple[()]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class NoisyMeans:
+    """(sum + row t of N Z) / clients_per_round in round t (Denisov et al. 2022, Alg. 1 and Thm.
+    4.1; banded paper, Alg. 1), and what follows from it.
+
+    Attributes:
+      plan: the only source of the noise's scale.
+      size: parameters of the model, d.
+      clients_per_round: the fixed divisor.
+      zeroing_norm: positive; infinity for none.
+      scaling: of updates before they are clipped, or None.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+    """
+
+    plan: Plan
+    size: int
+    clients_per_round: int
+    zeroing_norm: float = math.inf
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        check_plan(self.plan)
+        check_clip_norm(self.plan)
+        checks.integer("size", self.size, low=1, hint="it is the number of model parameters")
+        hint = "use the number of clients a round, which the sum is divided by however many come"
+        clients = checks.integer("clients_per_round", self.clients_per_round, low=1, hint=hint)
+        cohorts = self.plan.simulation
+        if cohorts is not None and clients != cohorts.simulated:
+            raise ValueError(
+                f"clients_per_round={clients} but the plan simulates {cohorts.simulated} for "
+                f"{cohorts.claimed}: use {cohorts.simulated}, or a plan that does not simulate"
+            )
+
+    def initial(self) -> MeansState:
+        """State before round 0."""
+        clip = () if self.plan.quantile_clipping is None else initial_clip(self.plan.clip_norm)
+        scaling = () if self.scaling is None else self.scaling.initial(self.size)
+        return MeansState(np.array(0), clip, scaling)
+
+    def to_clients(self, state: MeansState) -> ToClients:
+        """What the updates of the coming round are clipped with."""
+        clip_norm = float(state.clip.norm) if state.clip else self.plan.clip_norm
+        scales = state.scaling.scales if state.scaling else np.zeros(0, np.float32)
+        return ToClients(clip_norm, self.zeroing_norm, scales)
+
+    def release(
+        self, state: MeansState, total: UpdateSum, row: np.ndarray
+    ) -> tuple[np.ndarray, MeansState]:
+        """The release of the coming round, float32 (d,), and the state after it.
+
+        The sum is noised in float64 and rounded once: the noise has no digits below float32's,
+        those of the sum below them go here.
+
+        Args:
+          state: before.
+          total: of the round's updates, each clipped with `to_clients(state)`.
+          row: of the round, from `HostNoise` of the plan.
+        """
+        t, clip, scaling = int(state.next_round), state.clip, state.scaling
+        stddev = np.float32(self.plan.stddev)
+        if clip:
+            assert self.plan.quantile_clipping is not None
+            # What is released is (sum / clip.norm + noise) and the centred bits; the former is
+            # multiplied by clip.norm again.
+            stddev *= np.float32(clip.norm / self.plan.clip_norm)
+            bits = np.float32(total.clients) / np.float32(2) - np.float32(total.clipped)
+            bits += np.float32(bit_stddev(self.plan)) * row[-1]
+            clip = clip_after(
+                self.plan.quantile_clipping,
+                self.plan.clip_norm,
+                clip,
+                bits,
+                self.clients_per_round,
+                t,
+            )
+            row = row[:-1]
+        mean = np.empty(self.size, np.float32)
+        for start in range(0, self.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            noisy = np.multiply(row[block], stddev).astype(np.float64)
+            noisy += total.total[block]
+            noisy /= self.clients_per_round
+            mean[block] = noisy
+        if scaling:
+            assert self.scaling is not None
+            mean /= scaling.scales
+            scaling = self.scaling.after(scaling, mean, t)
+        return mean, MeansState(np.array(t + 1), clip, scaling)
+
+
+def in_shapes(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """The parts of a vector as arrays of these shapes, views of it."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    parts = np.split(flat, ends[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,478 @@
+"""`Server`: the keeper of a plan, in numpy. Who takes part, what is clipped, which row of noise is
+added, and that no row is ever released under two sums.
+"""
+
+import hashlib
+import os
+import pathlib
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedmf import checks, identifiers
+from fedmf.audits.guarantee import Audit, audit_ledger
+from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.files import make_folder
+from fedmf.mechanisms.budget import Budget
+from fedmf.participation.ledger import ParticipationLedger
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.describe import ALWAYS_SAID, calibrate_command
+from fedmf.privacy.flat_config import OF_THE_FIT
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.sampling.draws import draw_generator
+from fedmf.privacy.statement import markdown
+from fedmf.server.clipping import UpdateSum, largest_norm
+from fedmf.server.folder import Released, ServerConfig, ServerFolder
+from fedmf.server.means import NoisyMeans, ToClients, check_zeroing_norm, in_shapes
+from fedmf.server.roster import Client, Roster
+from fedmf.server.rows import HostNoise
+from fedmf.server.source import check_noise_seed
+from fedmf.server.state import check_plan
+
+
+def cohort_seed(noise_seed: int) -> int:
+    """The seed of the cohorts' draws, as secret as the noise seed: amplification needs a sample
+    that nobody knows.
+    """
+    return int.from_bytes(hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16])
+
+
+class Server:
+    """Keeps the promise of a plan, round by round: it clips, sums, adds noise, and refuses what
+    would break the guarantee.
+
+    Formal guarantee: all releases together are what `plan` says, (epsilon, delta)-DP for each
+    client under the zero-out relation, if the noise seed stays secret and is used for one server,
+    and the folder is never copied to be gone on with. Clients are those of the ids given to `add`.
+
+    With a folder it survives a crash at any point. A release is on disk before it is handed out.
+    After a crash `open` has it as `last_release`; a round whose release was not written has been
+    seen by nobody, and is done again with whatever updates come.
+
+    Args:
+      plan: from `calibrate` or `PlanConfig.plan`; not a simulation of a larger cohort.
+      shapes: of the arrays of an update.
+      clients_per_round: the number that every sum is divided by, however many come; the expected
+        number where a sampling scheme draws them independently.
+      noise_seed: a non-negative int, secret and used for nothing else; "os" draws one.
+      folder: a new or empty one; None keeps all in memory, and nothing survives.
+      zeroing_norm: an update with an entry above it counts as zero (papers: 100); None for no
+        limit. One with a NaN or an infinity always does.
+      population: the server draws from clients 0 .. population - 1, as sampling needs; None for
+        clients of any name, who check in.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+
+    Example:
+      >>> import fedmf
+      >>> twice = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
+      >>> plan = fedmf.calibrate(
+      ...     fedmf.fit(fedmf.prefix_sum(4), twice), twice, epsilon=8.0, delta=1e-6
+      ... )
+      >>> server = fedmf.Server(plan, shapes=[(2,)], clients_per_round=2, noise_seed=1)
+      >>> for client in server.cohort(available=["ann", "bo"]):
+      ...     server.add([np.array([0.3, 0.4])], client=client)
+      >>> [mean] = server.release()
+      >>> mean.shape, mean.dtype, server.round, server.cohort(available=["ann", "cy"])
+      ((2,), dtype('float32'), 1, ['cy'])
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        shapes: Sequence[tuple[int, ...]],
+        clients_per_round: int,
+        noise_seed: int | str,
+        folder: str | os.PathLike[str] | None = None,
+        zeroing_norm: float | None = None,
+        population: int | None = None,
+    ) -> None:
+        check_plan(plan)
+        config = ServerConfig(
+            shapes=shapes,
+            clients_per_round=clients_per_round,
+            zeroing_norm=zeroing_norm,
+            population=population,
+        )
+        seed = check_noise_seed(noise_seed)
+        files = None if folder is None else ServerFolder(folder)
+        try:
+            self._begin(config, plan, seed, files)
+            if files is not None:
+                files.create(config, plan, seed)
+        except BaseException:
+            if files is not None:
+                files.close()
+            raise
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> "Server":
+        """The server of a folder, after a crash or at another time; it goes on with round `round`.
+
+        Raises:
+          ValueError: there is none, it is in use, or a file is damaged or of another server.
+        """
+        if not pathlib.Path(folder).is_dir():
+            raise ValueError(
+                f"folder={str(folder)!r} is no folder: name one that fedmf.Server made"
+            )
+        files = ServerFolder(folder)
+        try:
+            config, plan, seed, released = files.read()
+            server = cls.__new__(cls)
+            server._begin(config, plan, seed, files)
+            server._go_on_from(released)
+        except BaseException:
+            files.close()
+            raise
+        return server
+
+    def _begin(
+        self, config: ServerConfig, plan: Plan, seed: int, folder: ServerFolder | None
+    ) -> None:
+        """The state before round 0."""
+        self.plan, self._config, self._folder = plan, config, folder
+        if plan.simulation is not None:
+            raise ValueError(
+                f"the plan simulates {plan.simulation.claimed} clients with "
+                f"{plan.simulation.simulated}, and a server keeps what it promises: leave "
+                "`simulating` out"
+            )
+        self._means = NoisyMeans(
+            plan=plan,
+            size=config.size,
+            clients_per_round=config.clients_per_round,
+            zeroing_norm=check_zeroing_norm(config.zeroing_norm),
+        )
+        self._seed = cohort_seed(seed)
+        self._budget = _budget(plan)
+        self._controller = self._drawing()
+        private = None if folder is None else folder.path / "private"
+        if private is not None:
+            make_folder(private)
+        self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private)
+        self._state = self._means.initial()
+        self._last: np.ndarray | None = None
+        varies = plan.sampling is not None and plan.sampling.independent
+        self.ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
+        self._roster = Roster(self._budget or plan.participation, config.population)
+        self._process, self._lock, self._torn = os.getpid(), threading.RLock(), False
+        self._next()
+
+    def _drawing(self) -> ParticipationController | None:
+        plan, population = self.plan, self._config.population
+        if population is None:
+            if plan.sampling is not None:
+                raise ValueError(
+                    f"population=None, but the plan is amplified by {plan.sampling}: let the "
+                    "server draw, with the population that it names"
+                )
+            return None
+        return ParticipationController(
+            self._budget or plan.participation,
+            population=population,
+            cohort_size=self._config.clients_per_round,
+            seed=self._seed,
+            sampling=plan.sampling,
+        )
+
+    def _next(self) -> None:
+        """Begins to collect the next round."""
+        self._sum = UpdateSum(self._config.size)
+        self._added: list[Client] = []
+        self._drawn: np.ndarray | None = None
+        self._sealed: tuple[np.ndarray, Any] | None = None
+
+    def _go_on_from(self, released: Released) -> None:
+        if released.state is None:
+            return
+        for t, clients in enumerate(released.clients):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PoolRanDryWarning)  # was said then
+                self._draw(t)
+            self._added = clients
+            self._record(t)
+        self._state, self._last = released.state, released.mean
+
+    @property
+    def round(self) -> int:
+        """t of the next release; the plan's rounds when all are released."""
+        return len(self.ledger)
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients that took part, as they were named first: client i of the ledger is
+        clients[i]. Empty with a population, whose clients are the ledger's numbers.
+        """
+        return list(self._roster.names)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """clients, clipped and zeroed updates of the round being collected: exact functions of the
+        clients' data, not covered by the guarantee.
+        """
+        total = self._sum
+        return {"clients": total.clients, "clipped": total.clipped, "zeroed": total.zeroed}
+
+    def to_clients(self) -> ToClients:
+        """Clip norm, zeroing norm and scales of the round, for clients that clip themselves."""
+        return self._means.to_clients(self._state)
+
+    def cohort(self, available: Sequence[Client] | None = None) -> list[Client]:
+        """The clients of this round: drawn at random among those who may take part, at most
+        clients_per_round of them, or as the plan's sampling draws.
+
+        The same for the same clients, also after `open`.
+
+        Args:
+          available: who has checked in; needed without a population, and refused with one.
+
+        Raises:
+          TypeError, ValueError: naming the argument and what to do instead; or all rounds are done.
+
+        Warns:
+          PoolRanDryWarning: with a population, of which fewer may come than a round should have.
+        """
+        with self._lock:
+            self._check()
+            if self._controller is not None:
+                if available is not None:
+                    raise ValueError(
+                        f"available={available!r} with population={self._config.population}, from "
+                        "which the server draws: leave one of them out"
+                    )
+                return self._draw(self.round).tolist()
+            if available is None:
+                raise ValueError(
+                    "available=None: name the clients that have checked in, or give the server a "
+                    "population to draw from"
+                )
+            named = {self._roster.look(client): client for client in available}
+            t = self.round
+            may = sorted(look for look in named if self._roster.may_come(named[look], t))
+            size = min(self._config.clients_per_round, len(may))
+            drawn = draw_generator(self._seed, t).choice(len(may), size, replace=False)
+            return [named[may[i]] for i in sorted(drawn.tolist())]
+
+    def add(self, update: Sequence[Any], *, client: Client) -> None:
+        """Adds the update of a client to this round's sum: zeroed, or clipped as one vector.
+
+        Args:
+          update: arrays of the server's shapes, of any float dtype.
+          client: an int or a text, always the same for one client.
+
+        Raises:
+          TypeError: integer arrays, or another structure.
+          ValueError: another shape; a client who may not take part in this round, was not drawn, or
+            is there twice; more than clients_per_round; all rounds are done. The sum is as before.
+        """
+        with self._lock:
+            self._check()
+            leaves = self._leaves(update)
+            self._admit([client])
+            # From here on the client counts, whatever interrupts this.
+            to_clients = self.to_clients()
+            self._sum.add(
+                leaves,
+                clip_norm=to_clients.clip_norm,
+                zeroing_norm=to_clients.zeroing_norm,
+                scales=in_shapes(to_clients.scales, self._config.shapes)
+                if len(to_clients.scales)
+                else (),
+            )
+
+    def add_sum(
+        self, total: Sequence[Any], *, clients: Sequence[Client], clipped: int | None = None
+    ) -> None:
+        """Adds a sum of updates that were clipped elsewhere, as secure aggregation gives it.
+
+        The guarantee then rests on whoever clipped: each update with `to_clients()`, before the
+        sum. Only that the sum is no longer than so many clipped updates can be is checked here.
+
+        Args:
+          total: arrays of the server's shapes.
+          clients: whose updates it is the sum of.
+          clipped: how many of them were clipped; needed where the clip norm adapts.
+
+        Raises:
+          TypeError, ValueError: as of `add`; a sum that is too long.
+        """
+        with self._lock:
+            self._check()
+            flat = np.concatenate(
+                [np.ravel(leaf).astype(np.float64) for leaf in self._leaves(total)]
+            )
+            most = largest_norm(len(clients), self.to_clients().clip_norm, len(flat)) * (1 + 1e-6)
+            norm = float(np.linalg.norm(flat))
+            if not norm <= most:
+                raise ValueError(
+                    f"total has norm {norm:.9g}, and {len(clients)} clipped updates have at most "
+                    f"{most:.9g}: clip each with server.to_clients() before they are summed"
+                )
+            if self.plan.quantile_clipping is not None or clipped is not None:
+                hint = "count the updates that were clipped"
+                clipped = checks.integer("clipped", clipped, low=0, high=len(clients), hint=hint)
+            self._admit(clients)
+            self._sum.clients += len(clients)
+            self._sum.clipped += clipped or 0
+            self._sum.total += flat
+
+    def release(self) -> list[np.ndarray]:
+        """Ends the round: (sum + row t of N Z) / clients_per_round, float32 arrays of the shapes.
+
+        With no client at all it is the noise.
+
+        Raises:
+          ValueError: all rounds are done.
+          OSError: it could not be written. Nothing was released; call it again, for the same sum.
+        """
+        with self._lock:
+            self._check(sealed=True)
+            t = self.round
+            if self._sealed is None:
+                self._draw(t)
+                self._sealed = self._means.release(self._state, self._sum, self._noise.row(t))
+            mean, state = self._sealed
+            if self._folder is not None:
+                self._folder.commit(t, self._added, mean, state)
+            # An interrupt between these would leave the old sum for the next round.
+            self._torn = True
+            self._state, self._last = state, mean
+            self._record(t)
+            self._torn = False
+            return in_shapes(mean.copy(), self._config.shapes)
+
+    @property
+    def last_release(self) -> list[np.ndarray] | None:
+        """The newest release; None before the first."""
+        return None if self._last is None else in_shapes(self._last.copy(), self._config.shapes)
+
+    def audit(self) -> Audit:
+        """What the rounds that were released have cost, for the clients that took part."""
+        return audit_ledger(self.ledger, self.plan)
+
+    def statement(self) -> str:
+        """The privacy statement: planned, observed so far and achieved, as Markdown."""
+        folder = "SERVER" if self._folder is None else self._folder.path.name
+        said = PlanConfig.of(self.plan).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
+        run = f" --rounds-run {self.round}" if self.round < self.plan.participation.rounds else ""
+        files = f"{folder}/participation.jsonl {folder}/mechanism.npz"
+        values = self.audit().statement_values(
+            cohort_size=self._config.clients_per_round,
+            population=self._config.population,
+            commands=[
+                calibrate_command(self.plan, f"{folder}/mechanism.npz"),
+                " ".join(["fedmf audit log", files, *said]) + run,
+            ],
+        )
+        return markdown(values)
+
+    def close(self) -> None:
+        """Gives the folder free for another `open`; nothing can be added or released here then."""
+        self._process = -1
+        if self._folder is not None:
+            self._folder.close()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a fedmf.Server cannot be copied or pickled: two of it would release the same noise "
+            "under two sums; hand on what it releases"
+        )
+
+    def _check(self, *, sealed: bool = False) -> None:
+        """Refuses another process, and a round that has ended."""
+        if self._process != os.getpid() or self._torn:
+            raise ValueError(
+                "this server is closed, was interrupted, or is of another process: open its folder "
+                "with fedmf.Server.open, in one process at a time"
+            )
+        if self.round >= self.plan.participation.rounds:
+            raise ValueError(
+                f"all rounds={self.plan.participation.rounds} of the plan are released: more need "
+                "a plan, a server and a guarantee of their own"
+            )
+        if self._sealed is not None and not sealed:
+            raise ValueError(
+                f"round {self.round} has its noise, and its release could not be written: make "
+                "room and call release() again"
+            )
+
+    def _leaves(self, update: Any) -> list[np.ndarray]:
+        shapes = self._config.shapes
+        if isinstance(update, np.ndarray | str) or not isinstance(update, Sequence):
+            raise TypeError(
+                f"update is a {type(update).__name__}: give a list of arrays of "
+                f"shapes={list(shapes)}"
+            )
+        leaves = [np.asarray(leaf) for leaf in update]
+        found = [leaf.shape for leaf in leaves]
+        if found != list(shapes):
+            raise ValueError(f"update has arrays of shapes {found}, not shapes={list(shapes)}")
+        for place, leaf in enumerate(leaves):
+            if leaf.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+                raise TypeError(
+                    f"update[{place}] holds {leaf.dtype} entries: give floats, and leave out "
+                    "counters, which no clip bounds"
+                )
+        return leaves
+
+    def _admit(self, clients: Sequence[Client]) -> None:
+        """Counts clients into the round, all or none."""
+        t, added = self.round, {self._roster.look(client) for client in self._added}
+        drawn = None if self._controller is None else set(self._draw(t).tolist())
+        most = self._config.clients_per_round if drawn is None else len(drawn)
+        for client in clients:
+            look = self._roster.look(client)
+            if look in added:
+                raise ValueError(
+                    f"client={client!r} is in round {t} already: add one update a client"
+                )
+            added.add(look)
+            if drawn is not None and int(client) not in drawn:
+                raise ValueError(
+                    f"client={client!r} was not drawn for round {t}: add clients of server.cohort()"
+                )
+            if not self._roster.may_come(client, t):
+                before = identifiers.shown_rounds(self._roster.rounds(client))
+                raise ValueError(
+                    f"client={client!r} took part in {before}, and {self.plan.participation} does "
+                    f"not allow round {t}: leave it out, as server.cohort() does"
+                )
+        if len(added) > most:
+            raise ValueError(
+                f"round {t} has its clients_per_round={most}: release it, or plan for more"
+            )
+        self._added += clients
+
+    def _draw(self, t: int) -> np.ndarray:
+        """The clients that the server drew for round t; nobody where they check in."""
+        if self._controller is None:
+            return np.zeros(0, np.int64)
+        return self._controller.cohort(t)
+
+    def _record(self, t: int) -> None:
+        """Counts round t among the released ones."""
+        selected = None if self._controller is None else self._draw(t)
+        numbers = [self._roster.number(client) for client in self._added]
+        self.ledger.append(np.array(sorted(numbers), np.int64), selected=selected)
+        for number in numbers:
+            self._roster.record(number, t)
+        self._next()
+
+
+def _budget(plan: Plan) -> Budget | None:
+    p = plan.participation
+    if p.schema != "budget":
+        return None
+    return Budget(mechanism=plan.mechanism, participation=p, pace=p.rounds)
