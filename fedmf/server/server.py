@@ -307,12 +307,12 @@ class Server:
             flat = np.concatenate(
                 [np.ravel(leaf).astype(np.float64) for leaf in self._leaves(total)]
             )
-            most = largest_norm(len(clients), self.to_clients().clip_norm, len(flat)) * (1 + 1e-6)
+            most = largest_norm(len(clients), self.to_clients().clip_norm, len(flat))
             norm = float(np.linalg.norm(flat))
-            if not norm <= most:
+            if not norm <= most * (1 + 1e-6):  # of a sum that was rounded to float32
                 raise ValueError(
-                    f"total has norm {norm:.9g}, and {len(clients)} clipped updates have at most "
-                    f"{most:.9g}: clip each with server.to_clients() before they are summed"
+                    f"total has norm {norm:.6g}, and {len(clients)} clipped updates have at most "
+                    f"{most:.6g}: clip each with server.to_clients() before they are summed"
                 )
             if self.plan.quantile_clipping is not None or clipped is not None:
                 hint = "count the updates that were clipped"
@@ -453,6 +453,8 @@ class Server:
             raise ValueError(
                 f"round {t} has its clients_per_round={most}: release it, or plan for more"
             )
+        for client in clients:
+            self._roster.number(client)
         self._added += clients
 
     def _draw(self, t: int) -> np.ndarray:

@@ -1,0 +1,94 @@
+"""Clipping on the host: whatever comes, what is added is at most clip_norm long, measured in exact
+arithmetic; what is short is added as it is.
+"""
+
+import fractions
+import math
+
+import hypothesis
+import hypothesis.extra.numpy
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from fedmf.server.clipping import _BLOCK, UpdateSum, clip_margin, largest_norm
+
+_FLOATS = (np.float16, np.float32, np.float64)
+
+
+def added(leaves, **norms):
+    total = UpdateSum(sum(np.size(leaf) for leaf in leaves))
+    total.add(leaves, **({"clip_norm": 1.0, "zeroing_norm": math.inf} | norms))
+    return total
+
+
+def squared_norm(vector):
+    """Exactly."""
+    return sum(fractions.Fraction(float(x)) ** 2 for x in vector)
+
+
+def leaves_of(dtype):
+    return st.lists(
+        hypothesis.extra.numpy.arrays(
+            dtype,
+            st.integers(0, 9),
+            elements=st.floats(width=8 * np.dtype(dtype).itemsize, allow_subnormal=True),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+
+
+@hypothesis.given(
+    leaves=st.sampled_from(_FLOATS).flatmap(leaves_of),
+    clip_norm=st.sampled_from([1e-20, 1e-3, 1.0, 7.3, 1e6]),
+    zeroing_norm=st.sampled_from([1e-6, 100.0, math.inf]),
+)
+@hypothesis.settings(max_examples=400)
+def test_no_update_is_longer_than_the_clip(leaves, clip_norm, zeroing_norm):
+    total = added(leaves, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
+    entries = np.concatenate([leaf.astype(np.float64) for leaf in leaves])
+    assert squared_norm(total.total) <= fractions.Fraction(clip_norm) ** 2
+    good = np.isfinite(entries).all() and (np.abs(entries) <= zeroing_norm).all()
+    assert total.zeroed == (not good)
+    if not good:
+        assert not total.total.any()
+    elif squared_norm(entries) <= fractions.Fraction(clip_norm * (1 - 1e-9)) ** 2:
+        assert not total.clipped
+        np.testing.assert_array_equal(total.total, entries)
+    elif squared_norm(entries) > fractions.Fraction(clip_norm) ** 2:
+        assert total.clipped
+        length = math.hypot(*total.total)
+        assert length == pytest.approx(clip_norm, rel=1e-12)
+        # In the direction of the update, of which float64 may not hold the squares.
+        direction = entries / np.abs(entries).max()
+        np.testing.assert_allclose(
+            total.total, direction * (length / np.linalg.norm(direction)), rtol=1e-9, atol=1e-300
+        )
+
+
+def test_a_vector_over_blocks_and_leaves_is_clipped_as_one():
+    rng = np.random.default_rng(0)
+    vector = rng.standard_normal(3 * _BLOCK + 7).astype(np.float32)
+    leaves = [vector[:5], vector[5:_BLOCK].reshape(-1, 3), vector[_BLOCK:]]
+    total = added(leaves, clip_norm=2.0)
+    expected = vector.astype(np.float64) * (2.0 / np.linalg.norm(vector.astype(np.float64)))
+    np.testing.assert_allclose(total.total, expected, rtol=2 * clip_margin(len(vector)))
+    assert math.fsum(np.square(total.total)) <= 4.0
+
+
+def test_scales_come_before_zeroing_and_clipping():
+    update, scales = [np.array([3.0, 400.0])], [np.array([1.0, 0.01], np.float32)]
+    total = added(update, clip_norm=2.5, zeroing_norm=100.0, scales=scales)
+    np.testing.assert_allclose(total.total, [1.5, 2.0], rtol=1e-7)
+    assert added(update, zeroing_norm=100.0).zeroed
+
+
+def test_the_longest_sum_is_longer_than_any_that_is_computed():
+    entries, clients = 1000, 50
+    update = np.random.default_rng(1).standard_normal(entries)
+    total = UpdateSum(entries)
+    for _ in range(clients):
+        total.add([update], clip_norm=0.1, zeroing_norm=math.inf)
+    length = float(np.linalg.norm(total.total))
+    assert 5 * (1 - 1e-9) < length <= largest_norm(clients, 0.1, entries) < 5 * (1 + 1e-9)

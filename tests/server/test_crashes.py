@@ -1,0 +1,385 @@
+"""A server that is killed, has no room or is tampered with: no row of noise is ever released under
+two sums, and what was handed out is never lost.
+"""
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import traceback
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf.server.state import plan_mark
+from tests.mechanisms.registry import MECHANISMS
+from tests.refusals import refusal
+from tests.server.plans import plan_of
+
+# What reaches the disk goes through one of these.
+CALLS = ("open", "fsync", "replace", "close", "unlink", "mkdir")
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=fedmf.QuantileClipping(every=1))
+
+
+@pytest.fixture
+def new(plan, tmp_path):
+    """A function that makes a server in the folder, or in another one."""
+
+    def make(folder=tmp_path / "server"):
+        return fedmf.Server(plan, shapes=[(3,)], clients_per_round=4, noise_seed=8, folder=folder)
+
+    return make
+
+
+def collect(server, value):
+    """Adds two updates of this value."""
+    for client in server.cohort(available=[f"{server.round} {i}" for i in range(2)]):
+        server.add([np.full(3, value)], client=client)
+
+
+def in_a_child(work):
+    """What `work` writes to the file that it is given, in a process of its own; None if that was
+    killed, or ended by a signal.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(read)
+            work(write)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return said or None
+
+
+def killed_at(number):
+    """From now on the process dies before the number-th call that may change the disk."""
+    count = itertools.count()
+
+    def dying(call):
+        def wrapped(*args, **options):
+            if next(count) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **options)
+
+        return wrapped
+
+    for name in CALLS:
+        setattr(os, name, dying(getattr(os, name)))
+
+
+def releases(folder, value, number):
+    """Opens the server, collects, and is killed at the number-th call; hands out what it
+    releases.
+    """
+
+    def work(pipe):
+        write = os.write
+        server = fedmf.Server.open(folder)
+        killed_at(number)
+        collect(server, value)
+        [mean] = server.release()
+        write(pipe, mean.tobytes())
+
+    return work
+
+
+def state_of(server):
+    """What later rounds follow from."""
+    last = server.last_release[0].tobytes()
+    return (
+        server.round,
+        last,
+        server.to_clients().clip_norm,
+        server.ledger.to_csv(),
+        plan_mark(server.plan),
+    )
+
+
+def test_killed_at_every_write_of_a_round(new, tmp_path):
+    """Whatever was released once, to a caller or by `open`, is the only sum of its row."""
+    new().close()
+    folder, seen, kills = tmp_path / "server", {}, []
+    for t in range(ROUNDS):
+        for number in itertools.count():
+            said = in_a_child(releases(folder, value=0.01 * (number + 1), number=number))
+            with fedmf.Server.open(folder) as opened:
+                assert opened.round in (t, t + 1)
+                assert said is None or opened.round == t + 1  # what was handed out is kept
+                if opened.round == t + 1:
+                    seen[t] = opened.last_release[0].tobytes()
+                    assert said in (None, seen[t])
+                assert len(opened.clients) == 2 * opened.round
+                # Later rounds are begun after a kill at another point each.
+                if opened.round == t + 1:
+                    kills.append(number)
+                    break
+            if t % 2 and number == 3:  # the round is done again by one that is not killed
+                with fedmf.Server.open(folder) as opened:
+                    collect(opened, 0.5)
+                    opened.release()
+                break
+        with fedmf.Server.open(folder) as opened:
+            assert opened.round == t + 1
+            assert seen.setdefault(t, opened.last_release[0].tobytes()) == (
+                opened.last_release[0].tobytes()
+            )
+    # Before the rename nothing is released, and behind it all is: some calls are on either side.
+    assert min(kills) > 3
+    assert in_a_child(releases_again(folder)) == b"refused"
+
+
+def releases_again(folder):
+    """Asks a server that has ended for more."""
+
+    def work(pipe):
+        try:
+            fedmf.Server.open(folder).release()
+        except ValueError:
+            os.write(pipe, b"refused")
+
+    return work
+
+
+def test_killed_at_every_write_before_round_0(new, tmp_path, plan):
+    for number in itertools.count():
+        folder = tmp_path / f"server {number}"
+
+        def work(pipe, folder=folder, number=number):
+            write = os.write
+            killed_at(number)
+            new(folder)
+            write(pipe, b"made")
+
+        said = in_a_child(work)
+        try:
+            fedmf.Server.open(folder).release()
+        except ValueError:
+            assert said is None
+            new(folder).release()  # the same again works, on what is left
+        if said is not None:
+            break
+    assert number > 10
+
+
+def test_without_room_the_same_sum_is_released_later(new, monkeypatch):
+    server = new()
+    collect(server, 0.1)
+    for name in ("fsync", "replace"):
+
+        def full(*args):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full)
+            with pytest.raises(OSError, match="No space left"):
+                server.release()
+        with refusal("round 0 has its noise, and its release could not be written"):
+            server.add([np.full(3, 0.2)], client="late")
+    [mean] = server.release()
+    server.close()
+    same = new(None)
+    collect(same, 0.1)
+    np.testing.assert_array_equal(same.release()[0], mean)
+
+
+def test_interrupted_at_every_line_of_a_release(new, tmp_path):
+    """KeyboardInterrupt anywhere: the round is released once, with one sum."""
+    reference = new(None)
+    expected = []
+    for t in range(2):
+        collect(reference, 0.1 * (t + 1))
+        expected.append(reference.release()[0])
+    for number in itertools.count(step=5):
+        folder = tmp_path / f"server {number}"
+        server = new(folder)
+        collect(server, 0.1)
+        interrupted = interrupted_at(number, server.release)
+        try:
+            if server.round == 0:
+                server.release()
+        except ValueError as error:
+            said = str(error)
+            assert "was interrupted" in said
+        server.close()
+        server = fedmf.Server.open(folder)
+        if server.round == 0:
+            collect(server, 0.1)
+            server.release()
+        np.testing.assert_array_equal(server.last_release[0], expected[0])
+        collect(server, 0.2)
+        np.testing.assert_array_equal(server.release()[0], expected[1])
+        server.close()
+        if not interrupted:
+            break
+    assert number > 60
+
+
+def interrupted_at(number, call):
+    """Whether `call` was interrupted before the number-th line of the server that it runs."""
+    lines = itertools.count()
+
+    def interrupt(frame, event, argument):
+        if "fedmf/server/" not in frame.f_code.co_filename.replace(os.sep, "/"):
+            return None
+        if event == "line" and next(lines) == number:
+            raise KeyboardInterrupt
+        return interrupt
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_interrupted_at_every_line_of_an_update(new):
+    """A client counts once for at most the clip norm, also where its update is sent again."""
+    clip_norm = new(None).plan.clip_norm
+    for number in itertools.count():
+        server = new(None)
+
+        def add(server=server):
+            server.add([np.full(3, 7.0)], client="ann")
+
+        interrupted = interrupted_at(number, add)
+        with contextlib.suppress(ValueError):
+            add()  # again, which is refused where it counts
+        assert np.linalg.norm(server._sum.total) <= clip_norm
+        with refusal("client='ann' is in round 0 already"):
+            add()
+        if not interrupted:
+            break
+    assert number > 30
+
+
+class TestFilesThatAreNotItsOwn:
+    @pytest.fixture
+    def folder(self, new, tmp_path):
+        server = new()
+        for t in range(3):
+            collect(server, 0.1 * (t + 1))
+            server.release()
+        server.close()
+        return tmp_path / "server"
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "server.json",
+            "mechanism.npz",
+            "participation.jsonl",
+            "release.npz",
+            "private/noise_seed",
+        ],
+    )
+    def test_damaged_or_missing(self, folder, name):
+        """Refused, wherever a byte is another one, unless nothing that is read has changed."""
+        path = folder / name
+        content = path.read_bytes()
+        with fedmf.Server.open(folder) as server:
+            whole = state_of(server)
+        for cut in (None, 0, len(content) // 2, len(content) - 1):
+            path.unlink(missing_ok=True)
+            if cut is not None:
+                path.write_bytes(content[:cut])
+            with refusal("is damaged or not of this server|holds no server"):
+                fedmf.Server.open(folder)
+        harmless = 0
+        for place in range(0, len(content), max(1, len(content) // 40)):
+            changed = bytearray(content)
+            changed[place] ^= 1
+            path.write_bytes(changed)
+            try:
+                with fedmf.Server.open(folder) as server:
+                    assert state_of(server) == whole
+                    harmless += 1
+            except ValueError as error:
+                said = str(error)
+                assert "is damaged or not of this server" in said
+        # Names, dates and lengths that a zip file has twice.
+        assert harmless == 0 or name.endswith(".npz")
+        path.write_bytes(content)
+        fedmf.Server.open(folder).release()
+
+    def test_an_older_release_alone(self, folder, tmp_path):
+        old = (folder / "release.npz").read_bytes()
+        server = fedmf.Server.open(folder)
+        collect(server, 0.3)
+        server.release()
+        collect(server, 0.4)
+        server.release()
+        server.close()
+        (folder / "release.npz").write_bytes(old)
+        with refusal("it has rounds behind 3, the rounds of release.npz"):
+            fedmf.Server.open(folder)
+
+    def test_another_server_s(self, folder, plan, tmp_path):
+        other = tmp_path / "other"
+        server = fedmf.Server(plan, shapes=[(3,)], clients_per_round=4, noise_seed=9, folder=other)
+        server.release()
+        server.close()
+        for name in ("release.npz", "private/noise_seed", "mechanism.npz", "server.json"):
+            copied = tmp_path / f"copy of {name.replace('/', ' ')}"
+            shutil.copytree(folder, copied)
+            shutil.copy(other / name, copied / name)
+            if (other / name).read_bytes() == (folder / name).read_bytes():
+                continue
+            with refusal("is damaged or not of this server"):
+                fedmf.Server.open(copied)
+
+    def test_participations_that_were_edited(self, folder):
+        path = folder / "participation.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[0]["client"] = "nobody"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with refusal("participation.jsonl is damaged or not of this server"):
+            fedmf.Server.open(folder)
+
+
+def test_a_file_that_grows_too_large_kills_in_the_middle_of_a_write(new, tmp_path):
+    """SIGXFSZ at the limit: a file has some bytes of its content and not the others."""
+    server = new()
+    collect(server, 0.1)
+    server.release()
+    server.close()
+    folder = tmp_path / "server"
+    sizes = (folder / "release.npz").stat().st_size, (folder / "participation.jsonl").stat().st_size
+    for limit in (sizes[1] + 9, sizes[0] // 2, sizes[0] - 1):
+
+        def work(pipe, limit=limit):
+            server = fedmf.Server.open(folder)
+            collect(server, 0.5)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            os.write(pipe, server.release()[0].tobytes())
+
+        assert in_a_child(work) is None
+        with fedmf.Server.open(folder) as opened:
+            assert opened.round == 1
+    with fedmf.Server.open(folder) as opened:
+        collect(opened, 0.2)
+        opened.release()
