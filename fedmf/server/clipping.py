@@ -88,6 +88,18 @@ class UpdateSum:
                     block *= target / norm
                 self.total[place : place + len(block)] += block
 
+    def add_clipped(
+        self, leaves: Sequence[np.ndarray], clients: int, clipped: int, zeroed: int
+    ) -> None:
+        """Adds the sum of updates that were clipped elsewhere, and their counts."""
+        self.clients += int(clients)
+        self.clipped += int(clipped)
+        self.zeroed += int(zeroed)
+        place = 0
+        for leaf in map(np.ravel, leaves):
+            self.total[place : place + len(leaf)] += leaf
+            place += len(leaf)
+
 
 def _blocks(
     leaves: Sequence[np.ndarray], scales: Sequence[np.ndarray], unit: float

@@ -168,6 +168,26 @@ class NoisyMeans:
             scaling = self.scaling.after(scaling, mean, t)
         return mean, MeansState(np.array(t + 1), clip, scaling)
 
+    def metrics(self, state: MeansState, total: UpdateSum) -> dict[str, float]:
+        """Of the round that ended in `state`: noise_stddev (of Z), with quantile_clipping clip_norm
+        and with a `Scaling` scale_drift (rho of the round) are public.
+
+        clip_fraction and zeroed are exact functions of the clients' data, not covered by the
+        guarantee.
+        """
+        stddev, row = np.float32(self.plan.stddev), {}
+        if state.scaling:
+            row["scale_drift"] = float(state.scaling.drifts[0])
+        if state.clip:
+            row["clip_norm"] = float(np.float32(state.clip.last))
+            stddev *= np.float32(state.clip.last / self.plan.clip_norm)
+        fraction = total.clipped / total.clients if total.clients else 0.0
+        return row | {
+            "clip_fraction": float(np.float32(fraction)),
+            "zeroed": total.zeroed,
+            "noise_stddev": float(stddev),
+        }
+
 
 def in_shapes(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """The parts of a vector as arrays of these shapes, views of it."""

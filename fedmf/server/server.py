@@ -3,6 +3,7 @@ added, and that no row is ever released under two sums.
 """
 
 import hashlib
+import math
 import os
 import pathlib
 import threading
@@ -304,11 +305,9 @@ class Server:
         """
         with self._lock:
             self._check()
-            flat = np.concatenate(
-                [np.ravel(leaf).astype(np.float64) for leaf in self._leaves(total)]
-            )
-            most = largest_norm(len(clients), self.to_clients().clip_norm, len(flat))
-            norm = float(np.linalg.norm(flat))
+            leaves = [leaf.astype(np.float64) for leaf in self._leaves(total)]
+            most = largest_norm(len(clients), self.to_clients().clip_norm, self._config.size)
+            norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in leaves))
             if not norm <= most * (1 + 1e-6):  # of a sum that was rounded to float32
                 raise ValueError(
                     f"total has norm {norm:.6g}, and {len(clients)} clipped updates have at most "
@@ -318,9 +317,7 @@ class Server:
                 hint = "count the updates that were clipped"
                 clipped = checks.integer("clipped", clipped, low=0, high=len(clients), hint=hint)
             self._admit(clients)
-            self._sum.clients += len(clients)
-            self._sum.clipped += clipped or 0
-            self._sum.total += flat
+            self._sum.add_clipped(leaves, len(clients), clipped or 0, 0)
 
     def release(self) -> list[np.ndarray]:
         """Ends the round: (sum + row t of N Z) / clients_per_round, float32 arrays of the shapes.

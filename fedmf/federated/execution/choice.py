@@ -1,8 +1,8 @@
 """The execution that a config names: pure state machines over the same task, plan,
 cohorts and examples.
 
-fast   our loop: client work outside TFF's executor, in this process or on a cluster, the mean by
-       the same DPQuery as in TFF.
+fast   our loop: client work outside TFF's executor, in this process or on a cluster; what the
+       server does is numpy's.
 tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
 """
 

@@ -15,7 +15,8 @@ from fedmf.federated.execution.tff_worker import TffWorker
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
 from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
-from fedmf.federated.training.optimizers import client_optimizer, scaling_of, server_optimizer
+from fedmf.federated.training.optimizers import client_optimizer, server_optimizer
+from fedmf.federated.training.steps import scaling_of
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.rows import HostNoise

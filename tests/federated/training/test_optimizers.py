@@ -6,7 +6,8 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.training.optimizers import server_optimizer
+from fedmf.federated.training import optimizers as tff_optimizers
+from fedmf.federated.training import steps
 from tests.federated.run_small import config
 from tests.refusals import refusal
 
@@ -48,15 +49,60 @@ def test_adam_follows_the_schedule_and_its_own_formula(schedule):
         server_learning_rate=2.0,
         learning_rate_schedule=schedule,
     )
-    optimizer, rates = server_optimizer(settings), settings.server_schedule().learning_rates()
+    optimizer, rates = (
+        steps.server_optimizer(settings),
+        settings.server_schedule().learning_rates(),
+    )
     assert len(set(rates)) > 1
-    state, w = optimizer.initialize(tf.TensorSpec([1], tf.float32)), tf.constant([1.0])
+    w = [np.array([1.0], np.float32)]
+    state = optimizer.initial(w)
     m = v = 0.0
     expected = 1.0
     for t, rate in enumerate(rates):
         gradient = float(t) - 1.5
-        state, w = optimizer.next(state, w, tf.constant([gradient]))
+        state, w = optimizer.next(state, w, [np.array([gradient], np.float32)], float(rate))
         m, v = 0.5 * m + 0.5 * gradient, 0.999 * v + 0.001 * gradient**2
         step = rate * np.sqrt(1 - 0.999 ** (t + 1)) / (1 - 0.5 ** (t + 1))
         expected -= step * m / (np.sqrt(v) + 0.1)
-    assert float(w[0]) == pytest.approx(expected, rel=1e-4)
+    assert float(w[0][0]) == pytest.approx(expected, rel=1e-4)
+
+
+# TFF's 1 - beta_2^t is a difference in float32, off by 2^-24 / 0.001 in the first step, its root by
+# half of that: of steps of length 1 in all.
+TFF_ROUNDING = 3e-5
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("rule", ["sgd", "adam", "adagrad", "yogi"])
+class TestTheSameStepsAsTff:
+    """On arrays of the server and tensors of a client; TFF's own optimizers are the oracle."""
+
+    def test_of_a_server(self, rule, momentum):
+        settings = config(server_optimizer=rule, server_momentum=momentum, rounds=12)
+        ours, theirs = steps.server_optimizer(settings), tff_optimizers.server_optimizer(settings)
+        w = [np.array([1.0, -2.0, 0.0], np.float32)]
+        state = ours.initial(w)
+        tff_w = [tf.constant(w[0])]
+        tff_state = theirs.initialize([tf.TensorSpec([3])])
+        rates = settings.server_schedule().learning_rates()
+        for t, g in enumerate(gradients(12)):
+            state, w = ours.next(state, w, [g], float(rates[t]))
+            tff_state, tff_w = theirs.next(tff_state, tff_w, [tf.constant(g)])
+            np.testing.assert_allclose(w[0], tff_w[0], rtol=2e-6, atol=TFF_ROUNDING)
+            assert w[0].dtype == np.float32
+
+    @pytest.mark.parametrize("proximal", [0.0, 0.3])
+    def test_of_a_client(self, rule, momentum, proximal):
+        own = {"client_momentum": momentum} if rule == "sgd" else {}
+        settings = config(client_optimizer=rule, proximal_strength=proximal, **own)
+        ours, theirs = steps.client_optimizer(settings), tff_optimizers.client_optimizer(settings)
+        w = tff_w = [tf.constant([1.0, -2.0, 0.0])]
+        state, tff_state = ours.initial(w), theirs.initialize([tf.TensorSpec([3])])
+        for g in gradients(5):
+            state, w = ours.next(state, w, [tf.constant(g)], settings.client_learning_rate)
+            tff_state, tff_w = theirs.next(tff_state, tff_w, [tf.constant(g)])
+            np.testing.assert_allclose(w[0], tff_w[0], rtol=2e-6, atol=TFF_ROUNDING)
+
+
+def gradients(count):
+    return np.random.default_rng(3).normal(size=(count, 3)).astype(np.float32)
