@@ -88,6 +88,21 @@ def _no_worker_is_left() -> Iterator[None]:
         sys.modules["fedmf.federated.execution.tff_worker"].end_workers()
 
 
+@pytest.fixture(scope="module")
+def clients_in_turn() -> Iterator[None]:
+    """Clients of small models train one after the other too, for tests whose subject
+    is not their work.
+
+    Tracing the clients side by side takes two thirds of a small run; tests/federated/execution has
+    that both train the same model.
+    """
+    from fedmf.federated.execution import client_work
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_work, "SMALL_MODEL", 0)
+        yield
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Simulations of privacy losses that take a second: bounds are as valid, and wider."""

@@ -21,6 +21,7 @@ from tests.federated.small_task import task_of_arrays
 from tests.federated.training.test_adaptive_training import BOTH
 from tests.refusals import refusal
 
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 CLIENTS, CANARIES, FEATURES = 20, 60, 3000
 
 
@@ -72,6 +73,7 @@ def run(tmp_path_factory):
 def test_a_run_after_kill_9_has_the_same_canaries_bit_for_bit(run, tmp_path):
     program = (
         "import os, signal, sys; from tests.federated.training.test_canaries import train; "
+        "from fedmf.federated.execution import client_work; client_work.SMALL_MODEL = 0; "
         "train(sys.argv[1], on_round=lambda t: t == 4 and os.kill(os.getpid(), signal.SIGKILL))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "parts")]
