@@ -140,6 +140,18 @@ def test_the_multi_epoch_grid_is_that_of_tables_4_and_5():
         assert_fixed(found[line], text)
 
 
+def test_runs_of_50_clients_have_the_settings_of_the_other_lines():
+    """Those of the paper are in no document that we have (docs/fidelity.md)."""
+    for line, cooldown in (("50 clients a round", 0.0), ("50 clients a round, cool-down", 0.25)):
+        configs = lines(grids.unnoised)[line]
+        assert of(configs, "server_learning_rate") == {(0.5,), (1.0,)}
+        assert_fixed(
+            configs,
+            f"rounds=2048 cohort_size=50 family=none cooldown={cooldown} server_momentum=0.95 "
+            "client_learning_rate=1.0",
+        )
+
+
 @pytest.mark.parametrize(
     ("grid", "table"),
     [(grids.phones, printed.BANDED_TABLE_6), (grids.centre, printed.BANDED_TABLE_7)],
