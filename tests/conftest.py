@@ -56,9 +56,9 @@ LONG = (
     "cli/test_commands.py",
     "federated/training/test_loop.py",
     "federated/test_task.py",
-    "federated/aggregation/test_check_process.py",
+    "federated/tff/test_check_process.py",
     "federated/training/test_model_check.py",
-    "federated/test_audit.py",
+    "federated/tff/test_audit.py",
     "privacy/test_simulated.py",
 )
 
@@ -84,8 +84,8 @@ def _no_worker_is_left() -> Iterator[None]:
     yield
     import sys
 
-    if "fedmf.federated.execution.tff_worker" in sys.modules:
-        sys.modules["fedmf.federated.execution.tff_worker"].end_workers()
+    if "fedmf.federated.tff.worker" in sys.modules:
+        sys.modules["fedmf.federated.tff.worker"].end_workers()
 
 
 @pytest.fixture(scope="module")

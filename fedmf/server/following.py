@@ -1,7 +1,7 @@
 """What follows past releases, from round to round: the clip norm that follows a quantile, and the
 scales of an adaptive optimizer.
 
-A state is a function of what was released. `fedmf.federated.aggregation` has both on tensors.
+A state is a function of what was released. `fedmf.federated.tff` has both on tensors.
 """
 
 import dataclasses

@@ -7,8 +7,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from fedmf.federated.aggregation.records import Records
 from fedmf.federated.execution.client_work import AutodiffClients, ClientWork, CompiledClients
+from fedmf.federated.execution.records import Records
 from fedmf.federated.task import CompiledEpoch, Task
 from fedmf.runs.config import TrainConfig
 

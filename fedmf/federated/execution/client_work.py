@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.aggregation.records import QuerySample, Records, SampleParams
 from fedmf.federated.examples import Epochs, count
 from fedmf.federated.execution.client_data import Steps, batches, end_to_end, steps
 from fedmf.federated.execution.groups import GroupSum
+from fedmf.federated.execution.records import QuerySample, Records, SampleParams
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.task import CompiledEpoch, Task

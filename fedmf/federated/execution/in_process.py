@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.aggregation.records import Records, SampleParams
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, RunOptions
 from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_setup import ClientSetup, client_kind
 from fedmf.federated.execution.client_work import Broadcast
 from fedmf.federated.execution.groups import checked, group_size, in_groups
+from fedmf.federated.execution.records import Records, SampleParams
 from fedmf.federated.task import Task
 from fedmf.federated.training.steps import scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan

@@ -5,8 +5,8 @@ import math
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.aggregation.records import Records, SampleParams
 from fedmf.federated.execution import client_work
+from fedmf.federated.execution.records import Records, SampleParams
 
 
 @pytest.fixture

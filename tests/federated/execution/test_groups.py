@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.aggregation.records import Records, SampleParams
 from fedmf.federated.execution import groups
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.cluster import ClusterClients
 from fedmf.federated.execution.groups import GroupSum, checked
+from fedmf.federated.execution.records import Records, SampleParams
 from tests.federated.run_small import GROUPS_OF_TWO, config
 from tests.federated.small_task import small_task
 from tests.refusals import refusal

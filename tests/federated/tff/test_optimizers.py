@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.training import optimizers as tff_optimizers
+from fedmf.federated.tff import optimizers as tff_optimizers
 from fedmf.federated.training import steps
 from tests.federated.run_small import config
 from tests.refusals import refusal

@@ -9,9 +9,9 @@ import tensorflow as tf
 from fedmf import QuantileClipping
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import NoiseAudit, causal_factor
-from fedmf.federated.aggregation import query as queries
-from fedmf.federated.aggregation.aggregator import mean_query
-from fedmf.federated.audit import audit_mechanism
+from fedmf.federated.tff import query as queries
+from fedmf.federated.tff.aggregator import mean_query
+from fedmf.federated.tff.audit import audit_mechanism
 from fedmf.privacy.plan import bit_stddev
 from fedmf.server.source import noise_key
 from tests.federated.plans import noise_of_sums, plan_of

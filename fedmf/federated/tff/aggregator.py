@@ -12,13 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.aggregation import marks
-from fedmf.federated.aggregation.query import (
+from fedmf.federated.tff import marks, tff
+from fedmf.federated.tff.noise import RunSeeds
+from fedmf.federated.tff.query import (
     MatrixFactorizationQuery,
     QuerySample,
 )
-from fedmf.federated.noise import RunSeeds
-from fedmf.federated.tff import tff
 from fedmf.privacy.plan import Plan
 from fedmf.server.following import Scaling
 from fedmf.server.means import check_zeroing_norm

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import NoiseAudit
-from fedmf.federated.aggregation.aggregator import mean_query
-from fedmf.federated.aggregation.scaling import initial_scaling, scaling_after
+from fedmf.federated.tff.aggregator import mean_query
+from fedmf.federated.tff.scaling import initial_scaling, scaling_after
 from fedmf.server.following import Scaling
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS

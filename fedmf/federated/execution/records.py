@@ -1,12 +1,12 @@
 """A client's update on its way into the sum, on tensors: scaled, zeroed, clipped, counted."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.aggregation.clipping import clip_dtype, zero_and_clip
-from fedmf.federated.aggregation.scaling import scaled
+from fedmf.federated.execution.clipping import clip_dtype, zero_and_clip
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
@@ -153,3 +153,10 @@ class Records:
                 f"the {name} has leaves of shapes {shapes}, not those that the query was "
                 f"made for: {self.specs}"
             )
+
+
+def scaled(leaves: Sequence[Any], scales: Sequence[Any]) -> list[Any]:
+    """The leaves times their scales; as they are where there are none."""
+    if not scales:
+        return list(leaves)
+    return [leaf * tf.cast(scale, leaf.dtype) for leaf, scale in zip(leaves, scales, strict=True)]

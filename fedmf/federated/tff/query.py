@@ -9,12 +9,11 @@ import dp_accounting
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.aggregation import marks
-from fedmf.federated.aggregation.adaptive_clipping import clip_after, initial_clip
-from fedmf.federated.aggregation.records import QuerySample, Records, SampleParams
-from fedmf.federated.aggregation.scaling import initial_scaling, scaling_after, unscaled
-from fedmf.federated.noise import LARGEST, NoiseRows, RunSeeds
-from fedmf.federated.tff import tfp
+from fedmf.federated.execution.records import QuerySample, Records, SampleParams
+from fedmf.federated.tff import marks, tfp
+from fedmf.federated.tff.adaptive_clipping import clip_after, initial_clip
+from fedmf.federated.tff.noise import LARGEST, NoiseRows, RunSeeds
+from fedmf.federated.tff.scaling import initial_scaling, scaling_after, unscaled
 from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.server.following import Scaling
 from fedmf.server.means import check_clip_norm, check_zeroing_norm
