@@ -47,6 +47,11 @@ class UpdateSum:
         self.total = np.zeros(size)
         self.clients = self.clipped = self.zeroed = 0
 
+    def clear(self) -> None:
+        """Begins anew, in the same memory."""
+        self.total.fill(0.0)
+        self.clients = self.clipped = self.zeroed = 0
+
     def add(
         self,
         leaves: Sequence[np.ndarray],

@@ -24,7 +24,7 @@ from fedmf.server.state import check_plan
 
 # Clients may take numbers below 2^-126 for 0, so that they cannot measure updates of such norms.
 _LEAST_CLIP_NORM = 1e-20
-_BLOCK = 65_536
+_BLOCK = 16_384
 
 
 def check_zeroing_norm(zeroing_norm: Any) -> float:
@@ -156,12 +156,13 @@ class NoisyMeans:
             )
             row = row[:-1]
         mean = np.empty(self.size, np.float32)
+        noise, noisy = np.empty(_BLOCK, np.float32), np.empty(_BLOCK)
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
-            noisy = np.multiply(row[block], stddev).astype(np.float64)
-            noisy += total.total[block]
-            noisy /= self.clients_per_round
-            mean[block] = noisy
+            out = noisy[: len(mean[block])]
+            np.multiply(row[block], stddev, out=noise[: len(out)])
+            np.add(total.total[block], noise[: len(out)], out=out)
+            np.divide(out, self.clients_per_round, out=mean[block], casting="same_kind")
         if scaling:
             assert self.scaling is not None
             mean /= scaling.scales
