@@ -57,10 +57,14 @@ def append_privately(path: pathlib.Path) -> TextIO:
     return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def lock(descriptor: int) -> bool:
+def lock(descriptor: int, *, without: bool = True) -> bool:
     """Locks an open file or folder until it is closed.
 
-    False if another process holds the lock; True where there are no locks.
+    False if another process holds the lock; `without` where there are no locks.
+
+    Args:
+      descriptor: of the file.
+      without: False raises OSError there.
     """
     try:
         import fcntl
@@ -68,8 +72,9 @@ def lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except (ImportError, OSError):  # some network file systems have none
-        return True
+    except (ImportError, OSError) as error:  # some network file systems have none
+        if not without:
+            raise OSError("no locks") from error
     return True
 
 

@@ -114,15 +114,19 @@ class ParticipationController:
 
     def _begin(self) -> None:
         """The state before round 0."""
+        self._count_anew()
+        varies = self.sampling is not None and self.sampling.independent
+        self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
+
+    def _count_anew(self) -> None:
+        """Nothing of the ledger is counted."""
         # The round after the last participation; 0 is never.
         self._after = np.zeros(self.population, np.min_scalar_type(self.participation.rounds))
         self._count = np.zeros(
             self.population, np.min_scalar_type(self.participation.max_participations)
         )
-        self._counted = 0
         self._spending = None if self._budget is None else Spending(self._budget, self.population)
-        varies = self.sampling is not None and self.sampling.independent
-        self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
+        self._counted, self._torn = 0, False
 
     def _order(self) -> Draws | None:
         """The draws of a fixed order; None to draw from the pool of eligible clients."""
@@ -380,8 +384,11 @@ class ParticipationController:
 
     def _catch_up(self) -> None:
         """Counts the rounds of the ledger that were not counted yet:
-        draws depend on the ledger alone.
+        draws depend on the ledger alone. What was interrupted is counted anew.
         """
+        if self._torn:
+            self._count_anew()
+        self._torn = self._counted < len(self.ledger)
         while self._counted < len(self.ledger):
             # Selected clients have started their timers, even if nothing arrived.
             selected = self.ledger.selected(self._counted)
@@ -393,6 +400,7 @@ class ParticipationController:
                 counts < self.participation.max_participations, counts + 1, counts
             )
             self._counted += 1
+        self._torn = False
 
     def audit(self, plan: Plan) -> Audit:
         """What the ledger says of the plan: observed separation and count, and the epsilon and rho

@@ -12,40 +12,49 @@ _BLOCK = 32_768
 _UNIT = 2.0**-53
 
 
-def clip_margin(entries: int) -> float:
+def clip_margin(entries: int, clients: int) -> float:
     """How much less than clip_norm an update of so many entries is scaled to, as a part of it, so
-    that no rounding lifts it above.
+    that no rounding moves a sum of so many clients by more with it than without it.
 
-    Proof, with u = 2^-53. Entries are float64, products with scales included. The computed sum of n
-    squares is at least S (1 - u)^(n + 1), whatever the order of its additions, and its root is
-    rounded once: the true norm is at most (1 + (n / 2 + 2) u) times the computed one, to first
-    order. The factor is rounded twice, each product with it once, and a division by the largest
-    entry, where squares would overflow, once more. The rest of the constant is for terms of second
-    order. What squares lose below 2^-1022 is nothing beside a clip norm of 1e-20.
+    Proof, with u = 2^-53, to first order. Entries are float64, products with scales included. The
+    computed sum of n squares is at least S (1 - u)^(n + 1), whatever the order of its additions,
+    and its root is rounded once: the true norm is at most (1 + (n / 2 + 2) u) times the computed
+    one. The factor is rounded twice, each product with it once, and a division by the largest
+    entry, where squares would overflow, once more. An addition moves each entry of the sum by u
+    times itself at most: a sum of m updates, of norm at most m clip_norm, by m u clip_norm, all m
+    additions by m^2 u clip_norm, and that of the sum with the client and that without it together
+    by twice as much. The rest of the constant is for terms of second order. What squares lose below
+    2^-1022 is nothing beside a clip norm of 1e-20.
 
-    >>> clip_margin(4_050_000) < 3e-10
+    >>> clip_margin(4_050_000, 1000) < 1e-9
     True
     """
-    return (entries / 2 + 16) * _UNIT
+    return (entries / 2 + 2.0 * (clients + 1) ** 2 + 16) * _UNIT
 
 
 class UpdateSum:
     """The sum of a round's clipped updates, and how many there are.
 
+    Args:
+      size: entries of an update, d.
+      clients: updates of a round at most.
+
     Attributes:
       total: float64 (d,), the leaves one behind the other.
       clients, clipped, zeroed: updates in it, how many of them were clipped, how many zeroed.
 
-    >>> total = UpdateSum(3)
+    >>> total = UpdateSum(3, 2)
     >>> total.add([np.array([30.0, 40.0]), np.zeros(1)], clip_norm=0.5, zeroing_norm=100.0)
     >>> total.add([np.array([1.0, np.nan]), np.zeros(1)], clip_norm=0.5, zeroing_norm=100.0)
     >>> total.total.round(6), total.clients, total.clipped, total.zeroed
     (array([0.3, 0.4, 0. ]), 2, 1, 1)
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, clients: int) -> None:
         self.total = np.zeros(size)
         self.clients = self.clipped = self.zeroed = 0
+        self._margin = clip_margin(size, clients)
+        self._own = np.empty(size, np.float32)
 
     def clear(self) -> None:
         """Begins anew, in the same memory."""
@@ -62,8 +71,9 @@ class UpdateSum:
     ) -> None:
         """Adds an update: zeroed, or clipped in L2 over all leaves together.
 
-        What is added has norm at most clip_norm, whatever the update. An interrupt leaves a part of
-        it in the sum, of a norm that is no larger.
+        It moves the sum by at most clip_norm, whatever the update, and whatever becomes of its
+        arrays meanwhile: they are copied first. An interrupt leaves a part of it in the sum, of a
+        norm that is no larger.
 
         Args:
           leaves: float arrays, d entries in all.
@@ -73,9 +83,9 @@ class UpdateSum:
           scales: arrays of the leaves' shapes that they are multiplied by first; empty for none.
         """
         self.clients += 1
-        flat = [np.ravel(leaf) for leaf in leaves]
+        flat = self._copied(leaves)
         by = [np.ravel(scale) for scale in scales]
-        target = clip_norm * (1 - clip_margin(len(self.total)))
+        target = clip_norm * (1 - self._margin)
         with np.errstate(over="ignore", invalid="ignore"):
             norm, unit = _norm(flat, by, 1.0), 1.0
             # No entry is larger than the norm, so that most updates need not be searched for one.
@@ -92,6 +102,19 @@ class UpdateSum:
                 if clipped:
                     block *= target / norm
                 self.total[place : place + len(block)] += block
+
+    def _copied(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The leaves as vectors that nobody else writes to, in float32 or float64."""
+        copies, place = [], 0
+        for leaf in leaves:
+            if leaf.dtype == np.float64:
+                copies.append(np.array(leaf, order="C").reshape(-1))
+            else:
+                own = self._own[place : place + leaf.size]
+                np.copyto(own.reshape(leaf.shape), leaf, casting="unsafe")
+                copies.append(own)
+            place += leaf.size
+        return copies
 
     def add_clipped(
         self, leaves: Sequence[np.ndarray], clients: int, clipped: int, zeroed: int

@@ -7,6 +7,7 @@ server/
                        `fedmf audit log` reads it; mode 0600
   release.npz          the newest release, and what later rounds need of the past; mode 0600
   private/noise_seed   secret; do not publish
+  private/released     rounds that were released, at least
 
 A round is released when release.npz is: one rename. Rows of participation.jsonl that belong to no
 release are those of a round that nobody saw, and go.
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.files import check_archive, lock, make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.storage import READ_ERRORS
@@ -41,8 +42,14 @@ _WARNING = (
     "that were released would be released again with the same noise under other sums, which gives "
     "both away."
 )
+_CHANGED = (
+    "the server's folder {} was moved, replaced, closed or gone on with elsewhere: nothing was "
+    "released; open it again where it is, in one process"
+)
+_MOST_CLIENTS = 10**9
 # What rows of noise and sums follow from.
 _BOUND = ("server.json", "mechanism.npz", "private/noise_seed")
+_FILES = ("server.json", "mechanism.npz", "participation.jsonl", "release.npz", "private")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,11 +84,19 @@ class ServerConfig:
             shapes.append(tuple(checks.integer("shapes", n, low=0, hint=hint) for n in shape))
         if not sum(map(math.prod, shapes)):
             raise ValueError(f"shapes={self.shapes!r} have no entries: {hint}")
-        object.__setattr__(self, "shapes", tuple(shapes))
-        check_zeroing_norm(self.zeroing_norm)
+        values: dict[str, Any] = {"shapes": tuple(shapes)}
+        hint = "use the number of clients a round, which the sum is divided by however many come"
+        values["clients_per_round"] = checks.integer(
+            "clients_per_round", self.clients_per_round, low=1, high=_MOST_CLIENTS, hint=hint
+        )
+        if self.zeroing_norm is not None:
+            values["zeroing_norm"] = float(check_zeroing_norm(self.zeroing_norm))
         if self.population is not None:
             hint = "use the number of clients, or None for clients of any name"
-            checks.integer("population", self.population, low=1, hint=hint)
+            values["population"] = checks.integer(
+                "population", self.population, low=1, high=_MOST_CLIENTS, hint=hint
+            )
+        fields.set_fields(self, values)
 
     @property
     def size(self) -> int:
@@ -115,42 +130,65 @@ class ServerFolder:
     """Write access to the folder of one server, of this process alone until `close`.
 
     Raises:
-      ValueError: another process has it, or it cannot be made.
+      TypeError, ValueError: no path, another process has it, it cannot be made, or its file system
+        has no locks.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = pathlib.Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, make: bool = True) -> None:
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise TypeError(f"folder={path!r} must be the path of a folder, or None")
+        shown = f"folder={str(path)!r}"
         try:
-            make_folder(self.path)
-            descriptor = os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            raise ValueError(
-                f"folder={str(path)!r} cannot be opened ({error.strerror}): name a folder that you "
-                "may write to"
-            ) from error
+            self.path = pathlib.Path(path).absolute()  # whatever becomes of the working folder
+            if make:
+                make_folder(self.path / "private")
+                (self.path / "private").chmod(0o700)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            hint = "name one that you may write to" if make else "name one that fedmf.Server made"
+            raise ValueError(f"{shown} cannot be opened as a folder ({reason}): {hint}") from None
+        self._descriptor = descriptor
         self.close = weakref.finalize(self, os.close, descriptor)
-        if not lock(descriptor):
+        try:
+            locked = lock(descriptor, without=False)
+        except OSError:
             self.close()
             raise ValueError(
-                f"folder={str(path)!r} is in use by another server: end that one, or name another "
-                "folder"
+                f"{shown} is on a file system without locks, where two servers could go on with "
+                "it: name a folder on a local disk"
+            ) from None
+        if not locked:
+            self.close()
+            raise ValueError(
+                f"{shown} is in use by another server: end that one, or name another folder"
             )
         self._past = _Past(0, 0, hashlib.sha256())
 
     def create(self, config: ServerConfig, plan: Plan, seed: int) -> None:
-        """Writes all that is there before round 0; the folder private is there.
+        """Writes all that is there before round 0.
 
         Raises:
-          ValueError: it holds a server, or the remains of one.
+          ValueError: it holds a server, or other files.
         """
-        begun = (self.path / "release.npz").exists() and self._header()[0] > 0
-        if begun or (self.path / "server.json").exists():
+        if (self.path / "server.json").exists():
             raise ValueError(
                 f"folder={str(self.path)!r} holds a server already: go on with fedmf.Server.open, "
                 "or name another folder"
             )
-        plan.mechanism.save(self.path / "mechanism.npz")
+        # What a constructor that was killed left behind begins with the seed.
+        there = {name for name in os.listdir(self.path) if not name.endswith(".part")}
+        begun = (self.path / "private" / "noise_seed").exists() and there <= set(_FILES)
+        with self._undamaged("release.npz"):
+            if begun and (self.path / "release.npz").exists():
+                begun = self._header()[0] == 0
+        if not begun and there != {"private"}:
+            raise ValueError(
+                f"folder={str(self.path)!r} is not empty: name a new folder, so that nothing of "
+                "yours is overwritten"
+            )
         write_atomically(self.path / "private" / "noise_seed", f"{seed}\n", mode=0o600)
+        plan.mechanism.save(self.path / "mechanism.npz")
         write_atomically(self.path / "participation.jsonl", b"", mode=0o600)
         self._write_release([0, 0, hashlib.sha256().hexdigest(), ""], {})
         content = {
@@ -162,7 +200,9 @@ class ServerFolder:
             "mechanism_sha256": mechanism_digest(plan.mechanism),
         }
         write_atomically(self.path / "server.json", json.dumps(content, indent=2) + "\n")
-        self._sync()
+        for folder in (self.path / "private", self.path, *self.path.parents):
+            with contextlib.suppress(PermissionError):
+                _sync(folder)
 
     def read(self) -> tuple[ServerConfig, Plan, int, Released]:
         """What the server was made with, its seed, and what was released.
@@ -175,6 +215,8 @@ class ServerFolder:
                 f"folder={str(self.path)!r} holds no server (no server.json): make one with "
                 "fedmf.Server, or name its folder"
             )
+        # What is read here is handed out: no power failure may take it back.
+        _sync(self.path)
         with self._undamaged("server.json"):
             content = json.loads((self.path / "server.json").read_text())
             if content["format"] != _FORMAT:
@@ -189,7 +231,10 @@ class ServerFolder:
             if not math.isclose(plan.stddev, content["stddev"], rel_tol=1e-9):
                 raise ValueError(f"it needs noise of {plan.stddev}, not of {content['stddev']}")
         with self._undamaged("private/noise_seed"):
-            seed = int((self.path / "private" / "noise_seed").read_text())
+            text = (self.path / "private" / "noise_seed").read_text()
+            if not (text.endswith("\n") and text[:-1].isascii() and text[:-1].isdecimal()):
+                raise ValueError("it is no whole number")
+            seed = int(text)
         with self._undamaged("release.npz"):
             mean, state = self._release(config.size)
         with self._undamaged("participation.jsonl"):
@@ -201,10 +246,12 @@ class ServerFolder:
         try:
             yield
         except READ_ERRORS as error:
+            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(
-                f"{self.path / name} is damaged or not of this server ({error}): put back its own "
-                "newest file; without it no round can be released safely"
-            ) from error
+                f"{self.path / name} is damaged or not of this server ({cause}): without its own "
+                "newest file no round can be released safely, so begin a new server, with another "
+                "seed"
+            ) from None
 
     def _bound(self) -> str:
         parts = (hashlib.sha256((self.path / name).read_bytes()).hexdigest() for name in _BOUND)
@@ -219,36 +266,52 @@ class ServerFolder:
         Raises:
           OSError: it could not be written.
         """
-        if t < self._past.rounds:  # an interrupt came behind it
-            return
         rows = "".join(json.dumps({"round": t, "client": client}) + "\n" for client in clients)
+        digest, end = self._past.digest.copy(), self._past.end + len(rows)
+        digest.update(rows.encode())
+        ours = [t + 1, end, digest.hexdigest(), self._bound()]
+        on_disk = self._there()
+        if on_disk == ours:  # an interrupt came behind its release
+            os.fsync(self._descriptor)
+            self._past = _Past(t + 1, end, digest)
+            return
+        if on_disk[:3] != [t, self._past.end, self._past.digest.hexdigest()]:
+            raise ValueError(_CHANGED.format(self.path))
         with open(self.path / "participation.jsonl", "r+b") as out:
             out.truncate(self._past.end)
             out.seek(self._past.end)
             out.write(rows.encode())
             out.flush()
             os.fsync(out.fileno())
-        digest, end = self._past.digest.copy(), self._past.end + len(rows)
-        digest.update(rows.encode())
         arrays = {"mean": mean} | _entries(state.clip) | _entries(state.scaling)
-        self._write_release([t + 1, end, digest.hexdigest(), self._bound()], arrays)
+        self._write_release(ours, arrays)
         # Before anybody sees it: a rename that a power failure takes back would make the round one
         # that was never released.
-        self._sync()
+        os.fsync(self._descriptor)
+        if self._there() != ours:
+            raise ValueError(_CHANGED.format(self.path))
         self._past = _Past(t + 1, end, digest)
+        # Tells a release.npz that was put back from a backup.
+        (self.path / "private" / "released").write_text(f"{t + 1}\n")
+
+    def _there(self) -> Any:
+        """The header of the newest release, in the folder that is locked.
+
+        Raises:
+          ValueError: the folder is closed, or another one stands in its place.
+        """
+        if not self.close.alive:
+            raise ValueError(_CHANGED.format(self.path))
+        ours, there = os.fstat(self._descriptor), os.stat(self.path)
+        if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
+            raise ValueError(_CHANGED.format(self.path))
+        return self._header()
 
     def _write_release(self, header: list[Any], arrays: Mapping[str, np.ndarray]) -> None:
         entries = {"header": np.array(json.dumps(header)), **arrays}
         write_atomically(
             self.path / "release.npz", lambda out: np.savez(out, **entries), mode=0o600
         )
-
-    def _sync(self) -> None:
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _header(self) -> Any:
         """Rounds released, end and digest of their participations, digests of the other files."""
@@ -278,6 +341,10 @@ class ServerFolder:
         past = hashlib.sha256(content[:end])
         if past.hexdigest() != digest:
             raise ValueError("it is not the record that release.npz was written with")
+        marked = self.path / "private" / "released"
+        ever = marked.read_text().strip() if marked.exists() else "0"
+        if ever.isdecimal() and int(ever) > rounds:
+            raise ValueError(f"{ever} rounds were released, and release.npz is of {rounds}")
         self._past = _Past(rounds, end, past)
         # What is behind is of the round under way, which nobody saw.
         for line in content[end:].splitlines(keepends=True):
@@ -288,6 +355,15 @@ class ServerFolder:
             row = json.loads(line)
             clients[row["round"]].append(row["client"])
         return clients
+
+
+def _sync(folder: pathlib.Path) -> None:
+    """The names in a folder are on disk from now on."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 State = TypeVar("State", ClipState, ScalingState)

@@ -118,6 +118,10 @@ class NoisyMeans:
         scaling = () if self.scaling is None else self.scaling.initial(self.size)
         return MeansState(np.array(0), clip, scaling)
 
+    def empty_sum(self, clients: int = 0) -> UpdateSum:
+        """The sum of no updates, for so many of a round if they are more than clients_per_round."""
+        return UpdateSum(self.size, max(clients, self.clients_per_round))
+
     def to_clients(self, state: MeansState) -> ToClients:
         """What the updates of the coming round are clipped with."""
         clip_norm = float(state.clip.norm) if state.clip else self.plan.clip_norm
@@ -195,3 +199,33 @@ def in_shapes(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.nd
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     parts = np.split(flat, ends[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """The arrays of an argument of this name.
+
+    Raises:
+      TypeError: no list of arrays of floats.
+      ValueError: other shapes.
+    """
+    hint = f"give a list of float arrays of shapes={list(shapes)}"
+    if not isinstance(update, list | tuple):
+        raise TypeError(f"`{name}` is a {type(update).__name__}: {hint}")
+    leaves = []
+    for place, leaf in enumerate(update):
+        try:
+            leaves.append(np.asarray(leaf))
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"{name}[{place}] is a {type(leaf).__name__}, of which numpy makes no array: {hint}"
+            ) from None
+    found = [leaf.shape for leaf in leaves]
+    if found != list(shapes):
+        raise ValueError(f"`{name}` has arrays of shapes {found}: {hint}")
+    for place, leaf in enumerate(leaves):
+        if leaf.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+            raise TypeError(
+                f"{name}[{place}] holds {leaf.dtype} entries: give floats, and leave out "
+                "counters, which no clip bounds"
+            )
+    return leaves

@@ -31,55 +31,76 @@ class Roster:
         self._rounds: dict[int, list[int]] = collections.defaultdict(list)
         self.names: list[Client] = []  # as they were given first, by number
 
-    def look(self, client: Any) -> str:
-        """The client as people see it: ids that look alike are one client's, as in a log's audit.
+    def plain(self, client: Any) -> Client:
+        """The client as an int or str and nothing more, which cannot be another one later.
 
         Raises:
           TypeError: neither int nor text; or an int where others are texts.
           ValueError: outside the population, without a visible character, or with blanks around it.
         """
-        whole = isinstance(client, int | np.integer) and not isinstance(client, bool | np.bool_)
-        if not whole and not isinstance(client, str):
-            raise TypeError(
-                f"client={client!r} is a {type(client).__name__}: name clients by ints or texts"
-            )
-        if self._population is not None and not (whole and 0 <= client < self._population):
+        if isinstance(client, bool | np.bool_) or not isinstance(client, int | np.integer | str):
+            raise TypeError(f"`client` is a {type(client).__name__}: name clients by ints or texts")
+        shown = f"client={_shown(client)}"
+        if isinstance(client, str):
+            # What the text holds, whatever a subclass says that it is.
+            plain: Client = str.__str__(client)
+        else:
+            plain = int.__index__(client) if isinstance(client, int) else int(client)
+        if self._population is not None and not (
+            isinstance(plain, int) and 0 <= plain < self._population
+        ):
             raise ValueError(
-                f"client={client!r} is none of 0 .. {self._population - 1}: with a population "
-                "clients are these numbers"
+                f"{shown} is none of 0 .. {self._population - 1}: with a population clients are "
+                "these numbers"
             )
-        text = str(client)
-        if (fault := identifiers.client_fault(text)) is not None:
-            raise ValueError(f"client={client!a}: it {fault}")
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise ValueError(f"client={client!a} holds half of a character: give a whole text")
-        if self.names and isinstance(self.names[0], str) == whole:
+        if isinstance(plain, int) and abs(plain) >= 2**63:
+            raise ValueError(f"{shown} is beyond 64 bits: name the client by a text")
+        if self.names and type(plain) is not type(self.names[0]):
             raise TypeError(
-                f"client={client!r} beside clients such as {self.names[0]!r}: name all of them by "
+                f"{shown} beside clients such as {_shown(self.names[0])}: name all of them by "
                 "ints, or all by texts"
             )
-        return identifiers.seen(text)
+        if isinstance(plain, str):
+            if (fault := identifiers.client_fault(plain)) is not None:
+                raise ValueError(f"{shown}: it {fault}")
+            if any("\ud800" <= character <= "\udfff" for character in plain):
+                raise ValueError(f"{shown} holds half of a character: give a whole text")
+        return plain
+
+    def look(self, client: Client) -> str:
+        """A plain client as people see it: ids that look alike are one client's, as in a log's
+        audit.
+        """
+        return identifiers.seen(str(client))
 
     def number(self, client: Client) -> int:
-        """The client's number in the ledger, from now on."""
-        look = self.look(client)
+        """A plain client's number in the ledger, from now on."""
         if self._population is not None:
             return int(client)
+        look = self.look(client)
         if look not in self._numbers:
-            self.names.append(client if isinstance(client, str) else int(client))
+            self.names.append(client)
             self._numbers[look] = len(self.names) - 1
         return self._numbers[look]
 
     def rounds(self, client: Client) -> list[int]:
-        """The rounds in which the client took part."""
-        look = self.look(client)
-        known = self._numbers.get(look) if self._population is None else int(client)
+        """The rounds in which a plain client took part."""
+        alone = self._population is not None
+        known = int(client) if alone else self._numbers.get(self.look(client))
         return [] if known is None else self._rounds.get(known, [])
 
     def may_come(self, client: Client, t: int) -> bool:
-        """Whether the client may take part in round t as well."""
+        """Whether a plain client may take part in round t as well."""
         return self._keeps.allows([*self.rounds(client), t])
 
     def record(self, number: int, t: int) -> None:
         """Counts that the client of this number took part in round t."""
         self._rounds[number].append(t)
+
+
+def _shown(client: Any) -> str:
+    """An int or text in an error, of at most 80 characters."""
+    if isinstance(client, str):
+        return identifiers.shown_client(str.__str__(client))
+    number = int(client)
+    return str(number) if abs(number) < 2**63 else "an int of more than 64 bits"

@@ -2,13 +2,15 @@
 added, and that no row is ever released under two sums.
 """
 
+import contextlib
 import hashlib
 import math
 import os
-import pathlib
+import shlex
 import threading
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,6 @@ import numpy as np
 from fedmf import checks, identifiers
 from fedmf.audits.guarantee import Audit, audit_ledger
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
-from fedmf.files import make_folder
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.config import PlanConfig
@@ -25,9 +26,16 @@ from fedmf.privacy.flat_config import OF_THE_FIT
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling.draws import draw_generator
 from fedmf.privacy.statement import markdown
-from fedmf.server.clipping import UpdateSum, largest_norm
+from fedmf.server.clipping import largest_norm
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
-from fedmf.server.means import NoisyMeans, ToClients, check_zeroing_norm, in_shapes
+from fedmf.server.means import (
+    MeansState,
+    NoisyMeans,
+    ToClients,
+    check_zeroing_norm,
+    in_shapes,
+    leaves_of,
+)
 from fedmf.server.roster import Client, Roster
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed
@@ -118,11 +126,7 @@ class Server:
         Raises:
           ValueError: there is none, it is in use, or a file is damaged or of another server.
         """
-        if not pathlib.Path(folder).is_dir():
-            raise ValueError(
-                f"folder={str(folder)!r} is no folder: name one that fedmf.Server made"
-            )
-        files = ServerFolder(folder)
+        files = ServerFolder(folder, make=False)
         try:
             config, plan, seed, released = files.read()
             server = cls.__new__(cls)
@@ -154,16 +158,18 @@ class Server:
         self._budget = _budget(plan)
         self._controller = self._drawing()
         private = None if folder is None else folder.path / "private"
-        if private is not None:
-            make_folder(private)
         self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private)
-        self._state, self._sum = self._means.initial(), UpdateSum(config.size)
+        self._state = self._means.initial()
         self._last: np.ndarray | None = None
+        # A sampling scheme may draw more than clients_per_round.
+        most = config.population if plan.sampling is not None and config.population else 0
+        self._sum = self._means.empty_sum(most)
         varies = plan.sampling is not None and plan.sampling.independent
-        self.ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
+        self._ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
         self._roster = Roster(self._budget or plan.participation, config.population)
-        self._process, self._lock, self._torn = os.getpid(), threading.RLock(), False
+        self._lock, self._open, self._torn, self._caller = threading.Lock(), True, False, 0
         self._next()
+        _SERVERS.add(self)
 
     def _drawing(self) -> ParticipationController | None:
         plan, population = self.plan, self._config.population
@@ -185,18 +191,15 @@ class Server:
     def _next(self) -> None:
         """Begins to collect the next round."""
         self._sum.clear()
-        self._added: list[Client] = []
-        self._drawn: np.ndarray | None = None
-        self._sealed: tuple[np.ndarray, Any] | None = None
+        self._added: dict[str, Client] = {}  # by their looks
+        self._sealed: tuple[np.ndarray, MeansState] | None = None
 
     def _go_on_from(self, released: Released) -> None:
         if released.state is None:
             return
         for t, clients in enumerate(released.clients):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", PoolRanDryWarning)  # was said then
-                self._draw(t)
-            self._added = clients
+            self._draw(t, quiet=True)  # it was said then
+            self._added = {self._roster.look(client): client for client in clients}
             self._record(t)
         self._state, self._last = released.state, released.mean
         if self._last is not None:
@@ -205,7 +208,12 @@ class Server:
     @property
     def round(self) -> int:
         """t of the next release; the plan's rounds when all are released."""
-        return len(self.ledger)
+        return int(self._state.next_round)
+
+    @property
+    def ledger(self) -> ParticipationLedger:
+        """Who took part in the rounds that were released; a copy."""
+        return self._ledger.first(self.round)
 
     @property
     def clients(self) -> list[Client]:
@@ -241,26 +249,26 @@ class Server:
         Warns:
           PoolRanDryWarning: with a population, of which fewer may come than a round should have.
         """
-        with self._lock:
-            self._check()
+        with self._mine():
             if self._controller is not None:
                 if available is not None:
                     raise ValueError(
-                        f"available={available!r} with population={self._config.population}, from "
-                        "which the server draws: leave one of them out"
+                        f"`available` beside population={self._config.population}, from which the "
+                        "server draws: leave one of them out"
                     )
-                return self._draw(self.round).tolist()
+                drawn: list[Client] = self._draw(self.round).tolist()
+                return drawn
             if available is None:
                 raise ValueError(
                     "available=None: name the clients that have checked in, or give the server a "
                     "population to draw from"
                 )
-            named = {self._roster.look(client): client for client in available}
+            named = self._by_look("available", available)
             t = self.round
-            may = sorted(look for look in named if self._roster.may_come(named[look], t))
+            may = sorted(look for look, client in named.items() if self._roster.may_come(client, t))
             size = min(self._config.clients_per_round, len(may))
-            drawn = draw_generator(self._seed, t).choice(len(may), size, replace=False)
-            return [named[may[i]] for i in sorted(drawn.tolist())]
+            places = draw_generator(self._seed, t).choice(len(may), size, replace=False)
+            return [named[may[i]] for i in sorted(places.tolist())]
 
     def add(self, update: Sequence[Any], *, client: Client) -> None:
         """Adds the update of a client to this round's sum: zeroed, or clipped as one vector.
@@ -274,19 +282,17 @@ class Server:
           ValueError: another shape; a client who may not take part in this round, was not drawn, or
             is there twice; more than clients_per_round; all rounds are done. The sum is as before.
         """
-        with self._lock:
-            self._check()
-            leaves = self._leaves(update)
-            self._admit([client])
+        with self._mine():
+            leaves = leaves_of("update", update, self._config.shapes)
+            self._admit({self._roster.look(plain := self._roster.plain(client)): plain})
             # From here on the client counts, whatever interrupts this.
             to_clients = self.to_clients()
+            scales = to_clients.scales
             self._sum.add(
                 leaves,
                 clip_norm=to_clients.clip_norm,
                 zeroing_norm=to_clients.zeroing_norm,
-                scales=in_shapes(to_clients.scales, self._config.shapes)
-                if len(to_clients.scales)
-                else (),
+                scales=in_shapes(scales, self._config.shapes) if len(scales) else (),
             )
 
     def add_sum(
@@ -305,21 +311,24 @@ class Server:
         Raises:
           TypeError, ValueError: as of `add`; a sum that is too long.
         """
-        with self._lock:
-            self._check()
-            leaves = [leaf.astype(np.float64) for leaf in self._leaves(total)]
-            most = largest_norm(len(clients), self.to_clients().clip_norm, self._config.size)
+        with self._mine():
+            leaves = [
+                np.array(leaf, np.float64)
+                for leaf in leaves_of("total", total, self._config.shapes)
+            ]
+            named = self._by_look("clients", clients, twice=False)
+            most = largest_norm(len(named), self.to_clients().clip_norm, self._config.size)
             norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in leaves))
             if not norm <= most * (1 + 1e-6):  # of a sum that was rounded to float32
                 raise ValueError(
-                    f"total has norm {norm:.6g}, and {len(clients)} clipped updates have at most "
+                    f"total has norm {norm:.6g}, and {len(named)} clipped updates have at most "
                     f"{most:.6g}: clip each with server.to_clients() before they are summed"
                 )
             if self.plan.quantile_clipping is not None or clipped is not None:
                 hint = "count the updates that were clipped"
-                clipped = checks.integer("clipped", clipped, low=0, high=len(clients), hint=hint)
-            self._admit(clients)
-            self._sum.add_clipped(leaves, len(clients), clipped or 0, 0)
+                clipped = checks.integer("clipped", clipped, low=0, high=len(named), hint=hint)
+            self._admit(named)
+            self._sum.add_clipped(leaves, len(named), clipped or 0, 0)
 
     def release(self) -> list[np.ndarray]:
         """Ends the round: (sum + row t of N Z) / clients_per_round, read-only float32 arrays of the
@@ -331,20 +340,19 @@ class Server:
           ValueError: all rounds are done.
           OSError: it could not be written. Nothing was released; call it again, for the same sum.
         """
-        with self._lock:
-            self._check(sealed=True)
+        with self._mine(sealed=True):
             t = self.round
             if self._sealed is None:
-                self._draw(t)
+                self._draw(t, quiet=True)
                 self._sealed = self._means.release(self._state, self._sum, self._noise.row(t))
             mean, state = self._sealed
             mean.setflags(write=False)
             if self._folder is not None:
-                self._folder.commit(t, self._added, mean, state)
+                self._folder.commit(t, list(self._added.values()), mean, state)
             # An interrupt between these would leave the old sum for the next round.
             self._torn = True
-            self._state, self._last = state, mean
             self._record(t)
+            self._state, self._last = state, mean
             self._torn = False
             return in_shapes(mean, self._config.shapes)
 
@@ -355,29 +363,32 @@ class Server:
 
     def audit(self) -> Audit:
         """What the rounds that were released have cost, for the clients that took part."""
-        return audit_ledger(self.ledger, self.plan)
+        return audit_ledger(self._ledger, self.plan)
 
     def statement(self) -> str:
         """The privacy statement: planned, observed so far and achieved, as Markdown."""
         folder = "SERVER" if self._folder is None else self._folder.path.name
+        log, mechanism = (
+            shlex.quote(f"{folder}/{name}") for name in ("participation.jsonl", "mechanism.npz")
+        )
         said = PlanConfig.of(self.plan).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
-        run = f" --rounds-run {self.round}" if self.round < self.plan.participation.rounds else ""
-        files = f"{folder}/participation.jsonl {folder}/mechanism.npz"
+        run = [f"--rounds-run {self.round}"] * (self.round < self.plan.participation.rounds)
         values = self.audit().statement_values(
             cohort_size=self._config.clients_per_round,
             population=self._config.population,
             commands=[
                 calibrate_command(self.plan, f"{folder}/mechanism.npz"),
-                " ".join(["fedmf audit log", files, *said]) + run,
+                " ".join(["fedmf audit log", log, mechanism, *said, *run]),
             ],
         )
         return markdown(values)
 
     def close(self) -> None:
         """Gives the folder free for another `open`; nothing can be added or released here then."""
-        self._process = -1
-        if self._folder is not None:
-            self._folder.close()
+        with self._lock:
+            self._open = False
+            if self._folder is not None:
+                self._folder.close()
 
     def __enter__(self) -> "Server":
         return self
@@ -391,87 +402,108 @@ class Server:
             "under two sums; hand on what it releases"
         )
 
-    def _check(self, *, sealed: bool = False) -> None:
-        """Refuses another process, and a round that has ended."""
-        if self._process != os.getpid() or self._torn:
-            raise ValueError(
-                "this server is closed, was interrupted, or is of another process: open its folder "
-                "with fedmf.Server.open, in one process at a time"
-            )
-        if self.round >= self.plan.participation.rounds:
-            raise ValueError(
-                f"all rounds={self.plan.participation.rounds} of the plan are released: more need "
-                "a plan, a server and a guarantee of their own"
-            )
-        if self._sealed is not None and not sealed:
-            raise ValueError(
-                f"round {self.round} has its noise, and its release could not be written: make "
-                "room and call release() again"
-            )
+    @contextlib.contextmanager
+    def _mine(self, *, sealed: bool = False) -> Iterator[None]:
+        """For the one call that is under way; refuses where none may be.
 
-    def _leaves(self, update: Any) -> list[np.ndarray]:
-        shapes = self._config.shapes
-        if isinstance(update, np.ndarray | str) or not isinstance(update, Sequence):
-            raise TypeError(
-                f"update is a {type(update).__name__}: give a list of arrays of "
-                f"shapes={list(shapes)}"
-            )
-        leaves = [np.asarray(leaf) for leaf in update]
-        found = [leaf.shape for leaf in leaves]
-        if found != list(shapes):
-            raise ValueError(f"update has arrays of shapes {found}, not shapes={list(shapes)}")
-        for place, leaf in enumerate(leaves):
-            if leaf.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
-                raise TypeError(
-                    f"update[{place}] holds {leaf.dtype} entries: give floats, and leave out "
-                    "counters, which no clip bounds"
+        Raises:
+          ValueError: closed, forked, interrupted, called by a signal handler within a call, after
+            the last round, or with a round that has its noise and could not be written.
+        """
+        if self._lock.locked() and self._caller == threading.get_ident():
+            raise ValueError("this server is at work: do not call it from within a call, as a "
+                             "signal handler does")  # fmt: skip
+        with self._lock:
+            if not self._open or self._torn:
+                raise ValueError(
+                    "this server is closed, was interrupted, or is of another process: open its "
+                    "folder with fedmf.Server.open, in one process at a time; without a folder "
+                    "begin a new one, with another seed"
                 )
-        return leaves
+            if self.round >= self.plan.participation.rounds:
+                raise ValueError(
+                    f"all rounds={self.plan.participation.rounds} of the plan are released: more "
+                    "need a plan, a server and a guarantee of their own"
+                )
+            if self._sealed is not None and not sealed:
+                raise ValueError(
+                    f"round {self.round} has its noise, and its release could not be written: make "
+                    "room and call release() again"
+                )
+            self._caller = threading.get_ident()
+            yield
+            self._caller = 0
 
-    def _admit(self, clients: Sequence[Client]) -> None:
-        """Counts clients into the round, all or none."""
-        t, added = self.round, {self._roster.look(client) for client in self._added}
+    def _by_look(self, name: str, clients: Any, *, twice: bool = True) -> dict[str, Client]:
+        """Plain clients of an argument of this name, of which one may be there `twice` or not."""
+        hint = "give a list of clients, ints or texts"
+        if isinstance(clients, str) or not isinstance(clients, Iterable):
+            raise TypeError(f"`{name}` is a {type(clients).__name__}: {hint}")
+        plain = [self._roster.plain(client) for client in clients]
+        if len(set(map(type, plain))) > 1:
+            raise TypeError(f"`{name}` has ints and texts: name all clients by one of them")
+        named = {self._roster.look(client): client for client in plain}
+        if not twice and len(named) < len(plain):
+            raise ValueError(f"`{name}` has a client twice: add one update a client")
+        return named
+
+    def _admit(self, clients: dict[str, Client]) -> None:
+        """Counts clients, by their looks, into the round: all or none."""
+        t = self.round
         drawn = None if self._controller is None else set(self._draw(t).tolist())
-        most = self._config.clients_per_round if drawn is None else len(drawn)
-        for client in clients:
-            look = self._roster.look(client)
-            if look in added:
+        for look, client in clients.items():
+            shown = f"client={identifiers.shown_client(client)}"
+            if look in self._added:
+                raise ValueError(f"{shown} is in round {t} already: add one update a client")
+            if drawn is not None and client not in drawn:
                 raise ValueError(
-                    f"client={client!r} is in round {t} already: add one update a client"
-                )
-            added.add(look)
-            if drawn is not None and int(client) not in drawn:
-                raise ValueError(
-                    f"client={client!r} was not drawn for round {t}: add clients of server.cohort()"
+                    f"{shown} was not drawn for round {t}: add clients of server.cohort()"
                 )
             if not self._roster.may_come(client, t):
                 before = identifiers.shown_rounds(self._roster.rounds(client))
                 raise ValueError(
-                    f"client={client!r} took part in {before}, and {self.plan.participation} does "
-                    f"not allow round {t}: leave it out, as server.cohort() does"
+                    f"{shown} took part in {before}, and {self.plan.participation} does not allow "
+                    f"round {t}: leave it out, as server.cohort() does"
                 )
-        if len(added) > most:
+        most = self._config.clients_per_round if drawn is None else len(drawn)
+        if len(self._added) + len(clients) > most:
             raise ValueError(
                 f"round {t} has its clients_per_round={most}: release it, or plan for more"
             )
-        for client in clients:
+        for client in clients.values():
             self._roster.number(client)
-        self._added += clients
+        self._added |= clients
 
-    def _draw(self, t: int) -> np.ndarray:
+    def _draw(self, t: int, *, quiet: bool = False) -> np.ndarray:
         """The clients that the server drew for round t; nobody where they check in."""
         if self._controller is None:
             return np.zeros(0, np.int64)
-        return self._controller.cohort(t)
+        with warnings.catch_warnings() if quiet else contextlib.nullcontext():
+            if quiet:
+                warnings.simplefilter("ignore", PoolRanDryWarning)
+            return self._controller.cohort(t)
 
     def _record(self, t: int) -> None:
         """Counts round t among the released ones."""
         selected = None if self._controller is None else self._draw(t)
-        numbers = [self._roster.number(client) for client in self._added]
-        self.ledger.append(np.array(sorted(numbers), np.int64), selected=selected)
+        numbers = [self._roster.number(client) for client in self._added.values()]
+        self._ledger.append(np.array(sorted(numbers), np.int64), selected=selected)
         for number in numbers:
             self._roster.record(number, t)
         self._next()
+
+
+_SERVERS: "weakref.WeakSet[Server]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked process has the servers of its parent in memory, and may not go on with them."""
+    for server in list(_SERVERS):
+        server._open, server._lock = False, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _budget(plan: Plan) -> Budget | None:

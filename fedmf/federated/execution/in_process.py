@@ -19,7 +19,6 @@ from fedmf.federated.task import Task
 from fedmf.federated.training.steps import scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
-from fedmf.server.clipping import UpdateSum
 from fedmf.server.means import NoisyMeans, ToClients, check_zeroing_norm, in_shapes
 from fedmf.server.rows import HostNoise
 
@@ -91,7 +90,7 @@ class FastExecution(Execution):
         """See `Execution.next`."""
         weights, optimizer_state, means, *releases = state
         t, sent = int(means.next_round), self._means.to_clients(means)
-        total, loss, examples, not_finite = UpdateSum(self._means.size), 0.0, 0, 0
+        total, loss, examples, not_finite = self._means.empty_sum(), 0.0, 0, 0
         parts = self._clients.sums(
             self._broadcast(weights, sent), in_groups(cohort, self._group_size)
         )
