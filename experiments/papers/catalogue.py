@@ -145,7 +145,7 @@ slides-mean-estimation | Mean estimation | 20 300
     best, which is nu = eta.
 slides-noise-time | Noise generation time | 10 60
     The noise of iteration t costs the optimum t vectors, bands and buffers a constant number.
-slides-nu-dp-ftrl-on-cifar-10 | nu-DP-FTRL, CIFAR-10 | 200
+slides-nu-dp-ftrl-on-cifar-10 | nu-DP-FTRL, CIFAR-10 | 500
     nu-DP-FTRL is as accurate as the optimum for all epochs, and more than independent noise.
 slides-nu-dp-ftrl-on-stackoverflow | nu-DP-FTRL, StackOverflow | 700
     nu-DP-FTRL is as accurate as the optimum for all epochs, and more than independent noise.

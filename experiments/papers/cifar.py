@@ -233,8 +233,7 @@ def multi_epoch(size: Size) -> Study:
     return _study("multi-epoch", size, parts)
 
 
-# As many seeds as in the paper: five leave the first order open (docs/fidelity.md).
-@sized(SIZES, repeats=12)
+@sized(SIZES)
 def decoders(size: Size) -> Study:
     """Multi-epoch Fig. 6: Honaker's tree with either decoder, and the optimum; runs of Fig. 1."""
     trees = [_stamped(size, kind, best_stamps(kind, size)) for kind in (HONAKER, DECODED)]

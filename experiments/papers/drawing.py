@@ -117,6 +117,8 @@ class Lines:
         if len(self.ticks):
             ax.minorticks_off()
             ax.set_xticks(self.ticks, labels=[plain(float(x)) for x in self.ticks])
+        if not self.xlabel:  # places beside each other, without a meaning
+            ax.set_xticks([])
         if self.percent:
             in_percent(ax)
 
