@@ -15,8 +15,9 @@ picture: setup
 	cp demo/accuracy.png docs/images/demo.png
 
 # A file stays in one process, which imports TensorFlow and builds the mechanisms once; tests/conftest.py has the long files first.
-# Three processes fill two cores: none gets threads of its own for linear algebra.
-PYTEST = OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+# Three processes fill two cores: none gets threads of its own for linear algebra. Bytecode is kept, whatever the environment
+# says: each process would rewrite the assertions of 250 files.
+PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup
 	$(PYTEST) -m "not slow"

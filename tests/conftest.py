@@ -37,7 +37,7 @@ if importlib.util.find_spec("tensorflow") is None:
 
 
 # A file stays in one process: the last to begin must be short. First the files of minutes, with the
-# slow tests, and then those of more than 15 CPU seconds without them, longest first.
+# slow tests, and then those of more than 13 CPU seconds without them, longest first.
 LONG = (
     "experiments/test_studies.py",
     "test_readme.py",
@@ -50,15 +50,15 @@ LONG = (
     "sweeps/test_run.py",
     "federated/test_pages.py",
     "cli/test_stopped.py",
+    "cli/test_evaluate.py",
+    "federated/training/test_loop.py",
+    "cli/test_commands.py",
+    "federated/test_task.py",
+    "federated/tff/test_audit.py",
     "federated/training/test_canaries.py",
     "reports/test_report.py",
-    "cli/test_evaluate.py",
-    "cli/test_commands.py",
-    "federated/training/test_loop.py",
-    "federated/test_task.py",
     "federated/tff/test_check_process.py",
     "federated/training/test_model_check.py",
-    "federated/tff/test_audit.py",
     "privacy/test_simulated.py",
 )
 

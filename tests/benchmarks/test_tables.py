@@ -31,6 +31,7 @@ def test_every_row_is_measured(module):
     assert [line[: max(map(len, names)) + 2].strip() for line in lines[-len(names) :]] == names
 
 
+@pytest.mark.slow
 def test_a_row_in_a_process_of_its_own_is_that_row():
     command = [sys.executable, "-m", "benchmarks.fit", "--child", "dense 2048, gap 1e-3", "--small"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.tensorflow
 PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
 
+@pytest.mark.slow
 def test_honest_noise(identity):
     text = fedmf(f"audit mechanism {identity} {PLAN} --quiet --trials 20").stdout
     assert "consistent with the claim" in text

@@ -30,6 +30,7 @@ from fedmf.experiments.papers import stackoverflow as grids
 from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, SIZES
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
+from fedmf.sweeps import job
 from tests.paper_figures import DENISOV_DECAY
 from tests.refusals import refusal
 
@@ -438,9 +439,22 @@ def folder(tmp_path_factory):
 NO_TEST = ("denisov-table-4", "multi-epoch-figure-12", "multi-epoch-table-2")
 
 
+@pytest.fixture(scope="module")
+def one_process():
+    """One process trains the runs of all items, as it does those of one sweep: each would begin
+    with TensorFlow's import and first trace.
+    """
+    kept = job.Job(job.PROGRAM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept, "end", lambda: None)
+        patch.setattr(job, "Job", lambda program: kept)
+        yield
+    kept.end()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_item_is_made(name, folder):
+def test_every_item_is_made(name, folder, one_process):
     def finished():
         return {p: p.stat().st_mtime_ns for p in folder.glob("sweeps/*/runs/*/result.json")}
 

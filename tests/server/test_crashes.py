@@ -219,7 +219,7 @@ def test_interrupted_at_every_line_of_a_release(new, tmp_path):
                 server.release()
         except ValueError as error:
             said = str(error)
-            assert "was interrupted" in said
+            assert "was interrupted" in said, said
         server.close()
         server = fedmf.Server.open(folder)
         if server.round == 0:

@@ -99,7 +99,7 @@ def resumed(claim):
     return judged(claim, run(claim, resume_at=5))
 
 
-@pytest.mark.parametrize("lost", ["all", "round", "rows"])
+@pytest.mark.parametrize("lost", ["all", pytest.param("round", marks=pytest.mark.slow), "rows"])
 def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, lost):
     """All of the state lost, or only its round number, or only its rows.
 

@@ -25,12 +25,8 @@ def ours(clip=None, **options):
     "process",
     [
         lambda: fed_avg(ours(secure_sum=True)),
-        lambda: fed_avg(ours(noise_strategy="precomputed", count_metrics=False)),
         lambda: fed_avg(
             ours(clip=fedmf.QuantileClipping()).with_scaling(federated.Scaling(rule="adam"))
-        ),
-        lambda: BUILD.build_unweighted_fed_prox(
-            model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()
         ),
         lambda: BUILD.build_fed_sgd(
             model_fn, SGD(0.1), model_aggregator=tff.aggregators.as_weighted_aggregator(ours())
@@ -38,6 +34,10 @@ def ours(clip=None, **options):
         *(
             pytest.param(process, marks=pytest.mark.slow)
             for process in (
+                lambda: fed_avg(ours(noise_strategy="precomputed", count_metrics=False)),
+                lambda: BUILD.build_unweighted_fed_prox(
+                    model_fn, 0.1, SGD(0.1), SGD(1.0), model_aggregator=ours()
+                ),
                 lambda: fed_avg(tff.aggregators.clipping_factory(3.0, ours())),
                 lambda: fed_avg(tff.learning.add_debug_measurements(ours())),
             )

@@ -108,18 +108,33 @@ def here():
     return digests()
 
 
+# Large tensors, weights that are not trained, layers of one's own
+FEW = ("small", "weighted 1", "weighted 2", "frozen", "frozen, other values")
+FEW += ("subclassed", "other words")
+
+
+@pytest.fixture(scope="module")
+def few():
+    return digests(FEW)
+
+
+@pytest.mark.slow
 def test_what_trains_otherwise_has_another_digest(here):
     assert len({found["model"] for found in here.values()}) == len(TASKS)
 
 
-def test_the_execution_does_not_matter(here):
-    assert check_model(small_task(), config("tff")) == here["small"]
+def test_what_few_train_otherwise_has_another_digest(few):
+    assert len({found["model"] for found in few.values()}) == len(FEW)
 
 
-def test_what_it_starts_from_has_its_own(here):
+def test_the_execution_does_not_matter(few):
+    assert check_model(small_task(), config("tff")) == few["small"]
+
+
+def test_what_it_starts_from_has_its_own(few):
     other = check_model(small_task(), config(seed=4))
-    assert other["model"] == here["small"]["model"]
-    assert other["initial_weights"] != here["small"]["initial_weights"]
+    assert other["model"] == few["small"]["model"]
+    assert other["initial_weights"] != few["small"]["initial_weights"]
 
 
 @pytest.mark.slow
