@@ -298,7 +298,7 @@ class TestRefuses:
             (lambda: server(noise_seed=None), ValueError, "noise_seed=None"),
             (lambda: server(zeroing_norm=-1), ValueError, "zeroing_norm=-1"),
             (lambda: server(population=2), ValueError, "population=2"),
-            (lambda: fedmf.Server.open(tmp_path / "none"), ValueError, "cannot be opened as a folder"),
+            (lambda: fedmf.Server.open(tmp_path / "none"), ValueError, "cannot be opened"),
             (lambda: fedmf.Server.open(tmp_path), ValueError, "holds no server"),
         ]:  # fmt: skip
             assert_refused(call, kind, words)
