@@ -1,0 +1,327 @@
+"""Ways in which an operator's program, a clever client or the system could break the promise of a
+server, found by an attack; each is refused, or changes nothing.
+"""
+
+import enum
+import fractions
+import os
+import shutil
+import signal
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf import files
+from fedmf.server.clipping import UpdateSum
+from fedmf.server.rows import HostNoise
+from tests.mechanisms.registry import MECHANISMS
+from tests.refusals import assert_refused, refusal
+from tests.server.plans import plan_of
+
+GONE = "was moved, replaced, closed or gone on with elsewhere: nothing was released"
+
+
+def server(folder=None, **options):
+    plan = plan_of(MECHANISMS["banded"](6), clip_norm=0.5)
+    values = {"shapes": [(2,)], "clients_per_round": 4, "noise_seed": 123_454_321}
+    return fedmf.Server(plan, folder=folder, **(values | options))
+
+
+def update(length=0.1):
+    return [np.array([length, 0.0])]
+
+
+class TestTheFolder:
+    def test_stays_where_it_is_when_the_program_changes_its_folder(self, tmp_path, monkeypatch):
+        for place in ("here", "there"):
+            (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / "there")
+        server("server").close()
+        monkeypatch.chdir(tmp_path / "here")
+        keeper = server("server")
+        monkeypatch.chdir(tmp_path / "there")
+        keeper.release()
+        keeper.close()
+        rounds = [
+            fedmf.Server.open(tmp_path / place / "server").round for place in ("here", "there")
+        ]
+        assert rounds == [1, 0]
+
+    def test_moved_or_made_again_under_the_server_releases_nothing(self, tmp_path):
+        keeper = server(tmp_path / "server")
+        (tmp_path / "server").rename(tmp_path / "moved")
+        with pytest.raises(FileNotFoundError):
+            keeper.release()
+        server(tmp_path / "server").close()
+        with refusal(GONE):
+            keeper.release()
+
+    def test_put_back_from_a_backup_under_the_server_releases_nothing(self, tmp_path):
+        keeper = server(tmp_path / "server")
+        before = (tmp_path / "server" / "release.npz").read_bytes()
+        keeper.release()
+        (tmp_path / "server" / "release.npz").write_bytes(before)
+        with refusal(GONE):
+            keeper.release()
+        keeper.close()
+        with refusal("1 rounds were released, and release.npz is of 0"):  # also of empty rounds
+            fedmf.Server.open(tmp_path / "server")
+
+    def test_without_locks_is_refused(self, tmp_path, monkeypatch):
+        import fcntl
+
+        def none(*args):
+            raise OSError(37, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", none)
+        assert_refused(
+            lambda: server(tmp_path / "server"), ValueError, "a file system without locks"
+        )
+        with open(tmp_path / "file", "w") as file:
+            assert files.lock(file.fileno())  # which runs and caches take
+
+    def test_of_others_is_not_written_to(self, tmp_path):
+        (tmp_path / "mechanism.npz").write_bytes(b"mine")
+        assert_refused(lambda: server(tmp_path), ValueError, "is not empty")
+        assert (tmp_path / "mechanism.npz").read_bytes() == b"mine"
+        for bad in (5, b"x", "", pathless := object()):
+            assert_refused(lambda bad=bad: server(bad), TypeError, "must be the path of a folder")
+        assert pathless
+        for bad in ("\0", "x" * 300):
+            assert_refused(lambda bad=bad: server(bad), ValueError, "cannot be opened")
+            assert_refused(lambda bad=bad: fedmf.Server.open(bad), ValueError, "cannot be opened")
+
+    def test_is_on_disk_before_anything_of_it_is_handed_out(self, tmp_path, monkeypatch):
+        """Names are synced: of the folder and those above it, of private, and before a reader."""
+        synced, fsync = [], os.fsync
+
+        def told(descriptor):
+            synced.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", told)
+        folder = tmp_path / "above" / "server"
+        keeper = server(folder)
+        expected = {str(folder), str(folder / "private"), str(folder.parent), str(tmp_path)}
+        assert expected <= set(synced)
+        keeper.close()
+        synced.clear()
+        fedmf.Server.open(folder)
+        assert synced[0] == str(folder)
+
+    def test_keeps_its_seed_out_of_errors(self, tmp_path):
+        server(tmp_path / "server").close()
+        path = tmp_path / "server" / "private" / "noise_seed"
+        for text in ("123454321x\n", "123454321", "-123454321\n", "1.23454321e8\n", ""):
+            path.write_text(text)
+            with refusal("noise_seed is damaged or not of this server") as caught:
+                fedmf.Server.open(tmp_path / "server")
+            assert "123454321" not in str(caught.value)
+            assert caught.value.__cause__ is None
+            assert caught.value.__suppress_context__
+
+    def test_has_private_for_its_owner_alone(self, tmp_path):
+        (tmp_path / "server" / "private").mkdir(parents=True, mode=0o777)
+        server(tmp_path / "server")
+        assert (tmp_path / "server" / "private").stat().st_mode & 0o77 == 0
+
+    def test_with_a_blank_in_its_name_has_a_command_that_can_be_pasted(self, tmp_path):
+        keeper = server(tmp_path / "my $(server)")
+        keeper.add(update(), client=1)
+        keeper.release()
+        assert "'my $(server)/participation.jsonl' 'my $(server)/mechanism.npz'" in (
+            keeper.statement()
+        )
+
+
+class TestCallsWithinCalls:
+    def test_of_another_thread_wait_and_a_closed_server_releases_nothing(
+        self, tmp_path, monkeypatch
+    ):
+        keeper, begun, go_on = server(tmp_path / "server"), threading.Event(), threading.Event()
+        row, order = HostNoise.row, []
+
+        def slow(self, t):
+            begun.set()
+            assert go_on.wait(30)
+            return row(self, t)
+
+        monkeypatch.setattr(HostNoise, "row", slow)
+        release = threading.Thread(target=lambda: order.append(keeper.release()))
+        close = threading.Thread(target=lambda: order.append(keeper.close()))
+        release.start()
+        assert begun.wait(30)
+        close.start()
+        assert_refused(
+            lambda: fedmf.Server.open(tmp_path / "server"), ValueError, "in use by another"
+        )
+        go_on.set()
+        release.join()
+        close.join()
+        assert order[1] is None  # closed once the release was done
+        assert fedmf.Server.open(tmp_path / "server").round == 1
+
+    def test_of_a_signal_handler_are_refused(self, monkeypatch):
+        keeper, said, row = server(), [], HostNoise.row
+
+        def handler(*_):
+            try:
+                keeper.release()
+            except ValueError as error:
+                said.append(str(error))
+
+        def interrupted(self, t):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return row(self, t)
+
+        monkeypatch.setattr(HostNoise, "row", interrupted)
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            keeper.release()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert keeper.round == 1
+        assert ["is at work" in text for text in said] == [True]
+
+    def test_a_warning_that_is_an_error_does_not_stop_a_release(self):
+        keeper = server(population=30)
+        for _ in range(5):
+            keeper.cohort()
+            keeper.release()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            keeper.release()
+        assert keeper.round == 6
+
+
+class TestClients:
+    def test_of_a_sum_are_counted_whatever_lists_them(self):
+        for clients in (np.array([7, 8]), (7, 8), {7: 1, 8: 1}, iter([7, 8])):
+            keeper = server()
+            keeper.add(update(), client=5)
+            keeper.add_sum(update(), clients=clients)
+            keeper.release()
+            assert keeper.clients == [5, 7, 8]
+            with refusal("client=7 took part in round 0"):
+                keeper.add(update(), client=7)
+        keeper = server()
+        for bad, words in (("ab", "`clients` is a str"), (None, "`clients` is a NoneType"),
+                           ([7, "x"], "`clients` has ints and texts")):  # fmt: skip
+            assert_refused(lambda b=bad: keeper.add_sum(update(), clients=b), TypeError, words)
+        assert_refused(
+            lambda: keeper.add_sum(update(), clients=[7, 7]), ValueError, "`clients` has a client"
+        )
+        keeper.add(update(), client="x")  # nothing of the refused lists counts
+
+    def test_are_what_they_hold_and_not_what_they_say(self, tmp_path):
+        class Name(str):
+            count = 0
+
+            def __str__(self):
+                Name.count += 1
+                return f"other {Name.count}"
+
+            __repr__ = __str__
+
+            def __hash__(self):
+                return id(self)
+
+            def __eq__(self, other):
+                return False
+
+        class Number(int):
+            def __eq__(self, other):
+                return False
+
+            def __hash__(self):
+                return id(self)
+
+            def __index__(self):
+                return 99
+
+        people = enum.Enum("People", {"ann": "ann"}, type=str)
+        for one, same in ((Name("ann"), "ann"), (Number(7), 7), (people.ann, "ann"),
+                          (np.str_("ann"), "ann"), (np.int64(7), 7)):  # fmt: skip
+            folder = tmp_path / "server"
+            keeper = server(folder)
+            keeper.add(update(), client=one)
+            for again in (one, same):
+                with refusal("is in round 0 already"):
+                    keeper.add(update(), client=again)
+            keeper.release()
+            keeper.close()
+            with fedmf.Server.open(folder) as keeper:
+                assert keeper.clients == [same]
+                assert type(keeper.clients[0]) in (int, str)
+                with refusal("took part in round 0"):
+                    keeper.add(update(), client=one)
+            shutil.rmtree(folder)
+
+    def test_are_named_in_short(self):
+        keeper = server()
+        keeper.add(update(), client="x" * 10_000)
+        with refusal("is in round 0 already") as caught:
+            keeper.add(update(), client="x" * 10_000)
+        assert len(str(caught.value)) < 300
+        assert_refused(
+            lambda: server().add(update(), client=10**5000), ValueError, "beyond 64 bits"
+        )
+
+    def test_cannot_be_taken_off_the_ledger(self):
+        keeper = server()
+        keeper.add(update(), client=1)
+        keeper.release()
+        keeper.ledger._rounds.clear()
+        keeper.ledger.append(np.array([5]))
+        assert (keeper.round, len(keeper.ledger)) == (1, 1)
+
+
+class TestUpdates:
+    def test_whose_memory_changes_meanwhile_are_clipped(self):
+        """A receive buffer that the next message is written to."""
+        total, leaf = UpdateSum(40_000, 1), np.full(40_000, 1e-6)
+
+        class Buffer(np.ndarray):
+            pass
+
+        over, writer_ran = threading.Event(), threading.Event()
+
+        def write():
+            while not over.is_set():
+                leaf[:] = 1e9
+                leaf[:] = 1e-6
+                writer_ran.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            assert writer_ran.wait(30)
+            for _ in range(300):
+                total.clear()
+                total.add([leaf.view(Buffer)], clip_norm=0.5, zeroing_norm=1e12)
+                assert np.linalg.norm(total.total) <= 0.5
+        finally:
+            over.set()
+            thread.join()
+
+    def test_move_the_sum_by_no_more_than_the_clip_with_all_its_rounding(self):
+        """In exact arithmetic, the client anywhere among the others."""
+        rng = np.random.default_rng(4)
+        squared = fractions.Fraction(0.1) ** 2
+        worst = fractions.Fraction(0)
+        for trial in range(150):
+            others = [rng.standard_normal(3) * 10.0 ** rng.integers(-3, 4) for _ in range(19)]
+            place, own = rng.integers(0, 20), rng.standard_normal(3) * 100
+            totals = []
+            for sent in (own, np.zeros(3)):
+                total = UpdateSum(3, 20)
+                for each in [*others[:place], sent, *others[place:]]:
+                    total.add([each], clip_norm=0.1, zeroing_norm=np.inf)
+                totals.append([fractions.Fraction(x) for x in total.total])
+            moved = sum((a - b) ** 2 for a, b in zip(*totals, strict=True))
+            assert moved <= squared, trial
+            worst = max(worst, moved)
+        assert worst > squared * fractions.Fraction(999_999, 1_000_000)
