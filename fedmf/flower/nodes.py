@@ -39,17 +39,19 @@ class PatientGrid:
     """A grid that ends the endless waiting for nodes of Flower's strategies."""
 
     def __init__(self, grid: Grid, seconds: float) -> None:
-        self._grid, self._seconds = grid, seconds
+        self._grid, self._seconds, self._looks = grid, seconds, 0
         self._deadline = time.monotonic() + seconds
 
     def get_node_ids(self) -> list[int]:
         """Those of the grid.
 
         Raises:
-          TimeoutError: asked for again after the limit.
+          TimeoutError: asked for again and again, and after the limit.
         """
         nodes = list(self._grid.get_node_ids())
-        if time.monotonic() > self._deadline:
+        self._looks += 1
+        # Flower's strategies look twice, to count the nodes and to draw of them.
+        if self._looks > 2 and time.monotonic() >= self._deadline:
             raise TimeoutError(
                 f"{len(nodes)} nodes were connected after {self._seconds:g} s, fewer than the "
                 "wrapped strategy's min_available_nodes or min_train_nodes: connect more, or ask "
@@ -95,7 +97,7 @@ class Nodes:
             if asked:
                 self._goes_on = False
                 return asked
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"round {self._server.round + 1} has waited for {seconds:g} s, and of "
                     f"{len(nodes)} connected nodes none may come: {why}"
