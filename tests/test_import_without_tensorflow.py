@@ -54,7 +54,10 @@ def test_the_block_works():
 
 def test_the_strategy_for_flower_says_what_is_missing():
     result = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, "fedmf.flower"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _PROGRAM, "fedmf.flower"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     last = result.stderr.splitlines()[-1]
     assert "fedmf.flower needs Flower 1.42" in last

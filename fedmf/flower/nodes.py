@@ -36,28 +36,33 @@ def tell_partition(app: ClientApp) -> None:
 
 
 class PatientGrid:
-    """A grid that ends the endless waiting for nodes of Flower's strategies."""
+    """A grid that waits for a node, and ends the endless waiting of Flower's strategies."""
 
     def __init__(self, grid: Grid, seconds: float) -> None:
         self._grid, self._seconds, self._looks = grid, seconds, 0
         self._deadline = time.monotonic() + seconds
 
     def get_node_ids(self) -> list[int]:
-        """Those of the grid.
+        """Those of the grid, one at least.
 
         Raises:
-          TimeoutError: asked for again and again, and after the limit.
+          TimeoutError: the limit is over, and there is none, or the strategy looks again and again.
         """
-        nodes = list(self._grid.get_node_ids())
         self._looks += 1
-        # Flower's strategies look twice, to count the nodes and to draw of them.
-        if self._looks > 2 and time.monotonic() >= self._deadline:
-            raise TimeoutError(
-                f"{len(nodes)} nodes were connected after {self._seconds:g} s, fewer than the "
-                "wrapped strategy's min_available_nodes or min_train_nodes: connect more, or ask "
-                "for fewer"
-            )
-        return nodes
+        while True:
+            nodes = list(self._grid.get_node_ids())
+            late = time.monotonic() >= self._deadline
+            # Flower's strategies look twice, to count the nodes and to draw of them.
+            if late and (not nodes or self._looks > 2):
+                raise TimeoutError(
+                    f"{len(nodes)} nodes were connected after {self._seconds:g} s, fewer than the "
+                    "wrapped strategy's min_available_nodes or min_train_nodes: connect more, or "
+                    "ask for fewer"
+                )
+            if nodes:
+                return nodes
+            log.info("fedmf: waiting for nodes: none is connected")
+            time.sleep(_LOOK_SECONDS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)

@@ -207,8 +207,8 @@ class MatrixFactorizationDP(Strategy):
         messages = list(self.strategy.configure_train(t + 1, arrays, config, patient))
         if not messages:
             raise ValueError(
-                f"strategy={type(self.strategy).__name__} sends no message for training: give it a "
-                "fraction_train above 0"
+                f"strategy={type(self.strategy).__name__} sends no message for training: let it "
+                "train one node at least (fraction_train, min_train_nodes)"
             )
         content = messages[0].content
         if any(m.content is not content and m.content != content for m in messages):

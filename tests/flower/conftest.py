@@ -1,7 +1,6 @@
 """What tests of the strategy share."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
@@ -13,9 +12,8 @@ os.environ.update(
 
 
 @pytest.fixture(autouse=True)
-def _in_a_server_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are made by a ServerApp, whose process Flower gives these numbers."""
     monkeypatch.setattr(TaskIdentity, "_task_id", 1)
     monkeypatch.setattr(TaskIdentity, "_run_id", 1)
     monkeypatch.setattr(TaskIdentity, "_node_id", 1)
-    yield

@@ -138,7 +138,7 @@ def keeper(given=None, seed=7):
 
 
 def expected(given, asked, behave=trained, seed=7):
-    """The models after each round of FedAvg on the cohorts `asked`, computed with a Server alone."""
+    """The models after each round of FedAvg on the cohorts `asked`, from a Server alone."""
     server = keeper(given, seed)
     model = {name: np.ones(shape, np.float32) for name, shape in MODEL.items()}
     models = []
@@ -147,8 +147,7 @@ def expected(given, asked, behave=trained, seed=7):
             after = behave(node, model)
             server.add([after[n].astype(np.float64) - model[n] for n in model], client=node)
         model = {
-            name: model[name] + mean
-            for name, mean in zip(model, server.release(), strict=True)
+            name: model[name] + mean for name, mean in zip(model, server.release(), strict=True)
         }
         models.append(model)
     return models
