@@ -1,5 +1,6 @@
 """Every program of examples/ runs, and what it prints is what it is about."""
 
+import math
 import os
 import pathlib
 import re
@@ -7,6 +8,8 @@ import subprocess
 import sys
 
 import pytest
+
+from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 # Program -> words that it prints, and files that it writes.
@@ -20,6 +23,7 @@ SHOWN = {
     "cluster_sweep": ("identity", "cluster_sweep/results.csv"),
     "clients_for_epsilon": ("At epsilon 2", None),
     "choose_bands": ("epsilon 8", "choose_bands.png"),
+    "flower_accuracy": ("27 times less", "flower_accuracy.png"),
     "audit_own_log": ("observed: 15 rounds apart", "audit_statement.md"),
     "check_statement": ("The statement is true.", "statement.json"),
 }
@@ -70,6 +74,21 @@ def test_program(name, tmp_path):
     words, file = SHOWN[name]
     assert words in done.stdout
     assert file is None or (tmp_path / file).exists()
+
+
+def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_path):
+    """Root mean square of the running sum's error in clip norms: 200 rounds, epsilon 8, delta 1e-5.
+
+    Of Flower's accounted mode by hand: 200 participations need the noise multiplier of one times
+    the root of 200, and the variance of the running sum grows by it each round.
+    """
+    done = run("flower_accuracy", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", done.stdout, re.M)
+    assert found == ["85.10", "12.04", "3.38", "3.16"]
+    single = gaussian_noise_multiplier(8.0, 1e-5)
+    assert f"{single * math.sqrt(200) * math.sqrt(201 / 2):.2f}" == found[0]
+    assert f"{single * math.sqrt(4) * math.sqrt(201 / 2):.2f}" == found[1]
 
 
 @pytest.mark.slow
