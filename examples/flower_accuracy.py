@@ -2,8 +2,8 @@
 
 Flower's own accounted mode counts every client in every round and adds independent noise. fedmf
 counts how far apart clients come, and correlates the noise. Both have the same epsilon here, and
-the error is that of the running sum of updates, which is what a model is. No TensorFlow, and no
-Flower.
+the error is that of the running sum of updates, which is what a model is. No TensorFlow. No Flower
+either.
 
 python examples/flower_accuracy.py
 """
@@ -43,7 +43,8 @@ flower, *_, best = errors.values()
 print(f"\nAt the same epsilon the noise in the model is {flower / best:.0f} times less.")
 axes.set(xlabel="round", ylabel="noise in the sum of updates, in clip norms", yscale="log")
 axes.set_title(f"epsilon {EPSILON:g} for each client; rmse over the rounds in the legend")
-axes.legend()
+axes.set_ylim(0.3, 200)
+axes.legend(loc="lower right")
 figure.tight_layout()
 figure.savefig("flower_accuracy.png", dpi=120)
 print("Figure: flower_accuracy.png")

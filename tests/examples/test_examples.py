@@ -7,9 +7,10 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-
-from fedmf.privacy.gaussian import gaussian_noise_multiplier
+import scipy.optimize
+import scipy.stats
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 # Program -> words that it prints, and files that it writes.
@@ -79,16 +80,21 @@ def test_program(name, tmp_path):
 def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_path):
     """Root mean square of the running sum's error in clip norms: 200 rounds, epsilon 8, delta 1e-5.
 
-    Of Flower's accounted mode by hand: 200 participations need the noise multiplier of one times
-    the root of 200, and the variance of the running sum grows by it each round.
+    With independent noise by hand: k participations need the noise multiplier of one (Balle and
+    Wang 2018, Thm. 8) times the root of k, and the variance of the sum grows by it each round.
     """
+
+    def excess(mu, epsilon=8.0, delta=1e-5):
+        cdf = scipy.stats.norm.cdf
+        return cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * cdf(-mu / 2 - epsilon / mu) - delta
+
+    single = 1 / scipy.optimize.brentq(excess, 0.1, 10, xtol=1e-12)
+    by_hand = [f"{single * math.sqrt(k * 201 / 2):.2f}" for k in (200, 4)]
     done = run("flower_accuracy", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     found = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", done.stdout, re.M)
-    assert found == ["85.10", "12.04", "3.38", "3.16"]
-    single = gaussian_noise_multiplier(8.0, 1e-5)
-    assert f"{single * math.sqrt(200) * math.sqrt(201 / 2):.2f}" == found[0]
-    assert f"{single * math.sqrt(4) * math.sqrt(201 / 2):.2f}" == found[1]
+    assert found == [*by_hand, "3.38", "3.16"]
+    assert found[0] == "85.10"
 
 
 @pytest.mark.slow

@@ -97,7 +97,12 @@ def free_ports(number):
     return ports
 
 
-def test_real_processes_on_the_loopback_address(tmp_path, programs, monkeypatch):
+def answers(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_real_processes_on_the_loopback_address(tmp_path, programs):
     nodes = 4
     link, *ports = free_ports(1 + nodes)
     programs.set(FEDMF_NODES=str(nodes))
@@ -114,6 +119,7 @@ def test_real_processes_on_the_loopback_address(tmp_path, programs, monkeypatch)
         *(BIN / "flower-superlink", "--insecure", "--port", str(link)),
         "--disable-runtime-dependency-installation",
     )
+    programs.wait_for("superlink", lambda log: answers(link), 120)
     for i, port in enumerate(ports):
         programs.start(
             f"supernode{i}",
