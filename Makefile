@@ -47,6 +47,7 @@ bench-fit: setup
 
 bench-noise: setup
 	.venv/bin/python -m benchmarks.noise
+	.venv/bin/python -m benchmarks.server
 
 bench-aggregator: setup
 	.venv/bin/python -m benchmarks.aggregator

@@ -41,8 +41,8 @@ def round_of(task: Any, aggregator: Any, noise: Any) -> Callable[[], float]:
     """
     import tensorflow as tf
 
-    from fedmf.federated.execution.tff import tff_model
     from fedmf.federated.tff import tff
+    from fedmf.federated.tff.execution import tff_model
 
     process = tff.learning.algorithms.build_unweighted_fed_avg(
         model_fn=functools.partial(tff_model, task, 0, task.spec),

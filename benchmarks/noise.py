@@ -148,13 +148,13 @@ def host(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable
 
 
 def graph(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable[[], Rows]]:
-    """`fedmf.federated.noise.NoiseRows` in a tf.function."""
+    """`fedmf.federated.tff.noise.NoiseRows` in a tf.function."""
     stream = plan_of(name, rounds).mechanism.stream()
 
     def set_up() -> Rows:
         import tensorflow as tf
 
-        from fedmf.federated.noise import NoiseRows
+        from fedmf.federated.tff.noise import NoiseRows
         from fedmf.server.source import noise_key
 
         noise = NoiseRows(stream=stream, size=size)
@@ -225,7 +225,7 @@ def iid_in_graph(size: int) -> Callable[[], Any]:
     import_tensorflow()
     import tensorflow as tf
 
-    from fedmf.federated.noise import source_of_key
+    from fedmf.federated.tff.noise import source_of_key
     from fedmf.server.source import noise_key
 
     return functools.partial(tf.function(source_of_key(noise_key(_SEED), size)), tf.constant(0))

@@ -58,9 +58,9 @@ LONG = (
     "cli/test_commands.py",
     "federated/training/test_loop.py",
     "federated/test_task.py",
-    "federated/aggregation/test_check_process.py",
+    "federated/tff/test_check_process.py",
     "federated/training/test_model_check.py",
-    "federated/test_audit.py",
+    "federated/tff/test_audit.py",
     "privacy/test_simulated.py",
 )
 
@@ -86,8 +86,23 @@ def _no_worker_is_left() -> Iterator[None]:
     yield
     import sys
 
-    if "fedmf.federated.execution.tff_worker" in sys.modules:
-        sys.modules["fedmf.federated.execution.tff_worker"].end_workers()
+    if "fedmf.federated.tff.worker" in sys.modules:
+        sys.modules["fedmf.federated.tff.worker"].end_workers()
+
+
+@pytest.fixture(scope="module")
+def clients_in_turn() -> Iterator[None]:
+    """Clients of small models train one after the other too, for tests whose subject
+    is not their work.
+
+    Tracing the clients side by side takes two thirds of a small run; tests/federated/execution has
+    that both train the same model.
+    """
+    from fedmf.federated.execution import client_work
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_work, "SMALL_MODEL", 0)
+        yield
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ def test_momentum_workload_gives_the_iterates_of_heavy_ball_sgd(rates, momentum)
 @given(rates=rates_of_a_run, momentum=momenta)
 @settings(deadline=None)
 def test_momentum_workload_is_the_product_of_prop_4_2(rates, momentum):
+    """Denisov et al. 2022, Prop. 4.2."""
     n = len(rates)
     lags = np.subtract.outer(np.arange(n), np.arange(n))
     M_eta = np.tril(np.broadcast_to(rates, (n, n)))

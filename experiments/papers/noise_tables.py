@@ -36,6 +36,8 @@ def _accuracies(
     theirs: dict[tuple[str, float, str], str] = {}
     for row in rows:
         if isinstance(row, printed.NoiseRow):
+            if row.bands == ROUNDS:  # as many as rounds: it is the row of the dense optimum
+                continue
             theirs[row.mechanism, row.epsilon, row.learning_rate] = row.test
         else:
             # A second number of bands at an epsilon is a line of its own.

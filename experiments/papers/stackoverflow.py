@@ -353,7 +353,7 @@ def _banded(name: str, size: Size, parts: Parts) -> Study:
     return _study(name, size, parts, smoothed_over=smoothed, **fixed)
 
 
-@sized(SIZES)
+@sized(SIZES, **sizes.NU)
 def nu_noise(size: Size) -> Study:
     """Slides, nu-DP-FTRL: noise t^(-3/2) (1 - nu)^t with nu tuned. The slides give no settings:
     those of the banded paper, in a fixed order.

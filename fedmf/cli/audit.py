@@ -300,7 +300,7 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
 
 if TYPE_CHECKING:
     from fedmf.audits.noise import Finding
-    from fedmf.federated.audit import MechanismAudit
+    from fedmf.federated.tff.audit import MechanismAudit
 
 
 @audit.command()
@@ -345,7 +345,7 @@ def mechanism(
     """
     with arguments_checked():
         plan = plan_config(mechanism_file, promise).plan()
-    from fedmf.federated.audit import audit_mechanism
+    from fedmf.federated.tff.audit import audit_mechanism
     from fedmf.terminal import progress_bar
 
     # Not drawn at once: arguments that are refused leave no bar behind.

@@ -41,7 +41,8 @@ def list_items(as_json: bool) -> None:
         for n, i in ITEMS.items()
     }
     for statement, code, tests in cited_statements():
-        state = "in the code" if code else "nothing cites it"
+        cited = [kind for kind, places in (("code", code), ("tests", tests)) if places]
+        state = f"in {' and '.join(cited)}" if cited else "nothing cites it"
         claim, places = statement.claim, {"code": code, "tests": tests}
         listed[statement.name] = {"state": state, "claim": claim, "made": False, **places}
     if as_json:

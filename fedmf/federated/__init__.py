@@ -1,24 +1,42 @@
-"""The TensorFlow half of fedmf: noise on tensors, the DPQuery, the aggregation factory and the
-training loop.
+"""The TensorFlow half of fedmf: tasks and the training loop; and, where TensorFlow Federated is
+installed, the DPQuery and the aggregation factory.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from fedmf.federated.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 
-from fedmf.federated.aggregation.aggregator import dp_aggregator  # noqa: E402
-from fedmf.federated.aggregation.check_process import check_process  # noqa: E402
-from fedmf.federated.aggregation.query import MatrixFactorizationQuery  # noqa: E402
-from fedmf.federated.aggregation.scaling import Scaling  # noqa: E402
-from fedmf.federated.cohort_source import CohortDataSource  # noqa: E402
 from fedmf.federated.execution.base import RunOptions  # noqa: E402
 from fedmf.federated.execution.cluster import WorkersLost  # noqa: E402
 from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
 from fedmf.federated.training.divergence import DivergedRun  # noqa: E402
 from fedmf.federated.training.loop import InterruptedRun, train  # noqa: E402
-from fedmf.federated.training.optimizers import ScheduledSGDM  # noqa: E402
 from fedmf.federated.training.trained_run import TrainedRun  # noqa: E402
+from fedmf.server.following import Scaling  # noqa: E402
 from fedmf.server.rows import HostNoise  # noqa: E402
+
+if TYPE_CHECKING:
+    from fedmf.federated.tff.names import (
+        CohortDataSource,
+        MatrixFactorizationQuery,
+        ScheduledSGDM,
+        check_process,
+        dp_aggregator,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """Names of TensorFlow Federated's side, imported when they are asked for: it runs on Python
+    3.11 alone.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fedmf.federated.tff import names
+
+    return getattr(names, name)
+
 
 __all__ = [
     "CohortDataSource",

@@ -32,7 +32,7 @@ def _stderr_held_back() -> Iterator[None]:
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow, TensorFlow Privacy and TensorFlow Federated once.
+    """Imports TensorFlow once, with Keras 2, which comes with it or as tf-keras.
 
     TensorFlow's C++ libraries report missing GPU drivers on import, some of it as errors; those
     lines are dropped. From then on its information and warnings are off and its errors are shown.
@@ -41,23 +41,36 @@ def import_tensorflow() -> None:
     Raises:
       ImportError: saying how to install the missing packages.
     """
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # models here are those of Keras 2
+    with _quietly("tensorflow", "fedmf.federated needs TensorFlow"):
+        import tensorflow as tf
+
+        _ = tf.keras.Model  # Keras is imported when it is used; without tf-keras that fails
+
+
+@contextlib.contextmanager
+def importing_tff() -> Iterator[None]:
+    """For the import of TensorFlow Federated and TensorFlow Privacy: quiet, with an error that says
+    how to install them.
+    """
+    import_tensorflow()
+    need = "this needs TensorFlow Federated 0.87 and TensorFlow Privacy"
+    with _quietly("tensorflow_federated", need):
+        yield
+
+
+@contextlib.contextmanager
+def _quietly(package: str, need: str) -> Iterator[None]:
     chosen = "TF_CPP_MIN_LOG_LEVEL" in os.environ
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quiet = contextlib.nullcontext() if chosen or package in sys.modules else _stderr_held_back()
     try:
-        quiet = (
-            contextlib.nullcontext()
-            if chosen or "tensorflow" in sys.modules
-            else _stderr_held_back()
-        )
         with quiet:
-            from fedmf.federated import tff  # noqa: F401
+            yield
         interrupts.check()
     except ImportError as error:
         interrupts.check()
-        raise ImportError(
-            "fedmf.federated needs TensorFlow, TensorFlow Federated 0.87 and TensorFlow Privacy "
-            f"({error}): {_how_to_install()}"
-        ) from error
+        raise ImportError(f"{need} ({error}): {_how_to_install()}") from error
 
 
 def _how_to_install() -> str:

@@ -8,13 +8,12 @@ in `forward_pass`. So their outputs here are `Outputs`, not yet computed.
 import abc
 import collections
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-from fedmf.federated.tff import tff
 
 
 def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, seed: int) -> Any:
@@ -38,10 +37,12 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
         raise ValueError(
             f"build_model of task {name!r} raises {type(error).__name__}: {error}"
         ) from error
-    if isinstance(model, tff.learning.models.FunctionalModel):
-        model = _OfFunctionalModel(model)
-    elif isinstance(model, tff.learning.models.VariableModel):
-        model = _OfVariableModel(model)
+    # Where TFF was not imported nothing is a model of it.
+    if (tff := sys.modules.get("tensorflow_federated")) is not None:
+        if isinstance(model, tff.learning.models.FunctionalModel):
+            model = _OfFunctionalModel(model, tff.learning.models)
+        elif isinstance(model, tff.learning.models.VariableModel):
+            model = _OfVariableModel(model)
     if not isinstance(model, tf.keras.Model | TffModel):
         raise TypeError(
             f"build_model of task {name!r} gives a {type(model).__name__}: return a "
@@ -206,8 +207,8 @@ class _OfFunctionalModel(TffModel):
 
     kind = "FunctionalModel"
 
-    def __init__(self, model: Any) -> None:
-        self._model, self._state = model, None
+    def __init__(self, model: Any, models: Any) -> None:
+        self._model, self._models, self._state = model, models, None
         trained, fixed = model.initial_weights
         self.trainable_variables = [tf.Variable(weight) for weight in tf.nest.flatten(trained)]
         self.non_trainable_variables = [
@@ -222,7 +223,7 @@ class _OfFunctionalModel(TffModel):
         packed = tf.nest.pack_sequence_as(self._model.initial_weights, list(weights))
         try:
             return self._model.predict_on_batch(packed, x, training)
-        except tff.learning.models.functional.KerasFunctionalModelError:
+        except self._models.functional.KerasFunctionalModelError:
             raise ValueError(
                 "a FunctionalModel of functional_model_from_keras works in TFF's own computations "
                 "only: return its tf.keras.Model, and give the task loss and metrics"
@@ -234,9 +235,7 @@ class _OfFunctionalModel(TffModel):
         loss = self._model.loss(outputs, y)
         if not training and self._state is not None:
             examples = tf.shape(tf.nest.flatten(y)[0])[0]
-            batch = tff.learning.models.BatchOutput(
-                loss=loss, predictions=outputs, num_examples=examples
-            )
+            batch = self._models.BatchOutput(loss=loss, predictions=outputs, num_examples=examples)
             before = tf.nest.map_structure(tf.convert_to_tensor, self._state)
             after = self._model.update_metrics_state(before, y, batch)
             tf.nest.map_structure(

@@ -31,22 +31,24 @@ class FFTMechanism(Mechanism):
 
     Prefix sums are the top left block of a circulant of twice their size, S = P F* Sigma F E, with
     F the unitary DFT of 2n points, E padding by n zeros, P the first n entries, and Sigma the DFT
-    of n ones and n zeros. The square root of the circulant is real (Lem. K.1) and gives
+    of n ones and n zeros. The square root of the circulant is real (multi-epoch paper, Lem. K.1,
+    Thm. J.1) and gives
 
         C_F = F* sqrt(Sigma) F E      (2n, n)
         B_F = P F* sqrt(Sigma) F      (n, 2n)           B_F C_F = S
         X = C_F^T C_F = P F* |Sigma| F E                (n, n), Toeplitz
 
-    decoder "plain" is C_F with N = S^-1 B_F (Mechanism 1 there, Algorithm 1 in real numbers), as
-    dense matrices. It uses noise of sources beyond the current round, drawn ahead; noise does not
-    depend on data.
+    decoder "plain" is C_F with N = S^-1 B_F (multi-epoch paper, Prop. K.1: Alg. 1 in real numbers),
+    as dense matrices. It uses noise of sources beyond the current round, drawn ahead; noise does
+    not depend on data.
 
     decoder "optimal" is C_F with N = pinv(C_F) (Mechanism 2), the smallest error for this encoder,
     whatever the workload. Privacy and noise follow from X alone: the sensitivity is a matter of
-    X, and pinv(C_F) pinv(C_F)^T = X^-1 (Prop. K.2). So C here is the lower-triangular C with
-    C^T C = X, and N = C^-1. It needs no dense matrix: |Sigma| is replaced by sums of
-    rational functions within a relative `PRECISION` of it, so that a round of noise costs some 40
-    rows (see `_feedback`). X, the sensitivity and the error are those of the replaced |Sigma|.
+    X, and pinv(C_F) pinv(C_F)^T = X^-1 (multi-epoch paper, Prop. K.2). So C here is the
+    lower-triangular C with C^T C = X, and N = C^-1. It needs no dense matrix: |Sigma| is replaced
+    by sums of rational functions within a relative `PRECISION` of it, so that a round of noise
+    costs some 40 rows (see `_feedback`). X, the sensitivity and the error are those of the replaced
+    |Sigma|.
 
     Attributes:
       rounds: n, any positive int; plain: few enough for dense matrices.

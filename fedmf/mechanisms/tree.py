@@ -37,11 +37,11 @@ class TreeMechanism(Mechanism):
         0   1   3   4              2  1100
         t=0 t=1 t=2 t=3            3  0010 ... 6  1111
 
-    decoder "online" is Honaker's estimator from below (Prop. C.1): the released sum through round t
-    uses only nodes whose rounds are all at or before t, so row t of N uses only noise of finished
-    nodes, as DP-FTRL of Kairouz et al. 2021 does. "full" is N = pinv(C), the smallest error for
-    this C. Its row t also uses noise of nodes over later rounds, which is drawn ahead (Denisov et
-    al. 2022, Thm. 2.1).
+    decoder "online" is Honaker's estimator from below (Denisov et al. 2022, Prop. C.1): the
+    released sum through round t uses only nodes whose rounds are all at or before t, so row t of N
+    uses only noise of finished nodes, as DP-FTRL of Kairouz et al. 2021 does. "full" is N =
+    pinv(C), the smallest error for this C. Its row t also uses noise of nodes over later rounds,
+    which is drawn ahead (Denisov et al. 2022, Thm. 2.1).
 
     completion says what becomes of nodes that span both rounds and virtual rounds, where n is no
     power of two; none is best everywhere (docs/fidelity.md):

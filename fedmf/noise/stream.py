@@ -112,7 +112,7 @@ class NoiseStream(fields.Checked):
 
         The rows of N Z are N z coordinate by coordinate, so their distribution is that of N N^T.
         With N = L Q, L lower-triangular and Q of orthonormal rows, L Z has it too, and draws one
-        new source a round.
+        new source a round (Denisov et al. 2022, Prop. 2.2).
 
         Raises:
           ValueError: N is too ill-conditioned for float64.

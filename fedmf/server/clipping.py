@@ -47,6 +47,11 @@ class UpdateSum:
         self.total = np.zeros(size)
         self.clients = self.clipped = self.zeroed = 0
 
+    def clear(self) -> None:
+        """Begins anew, in the same memory."""
+        self.total.fill(0.0)
+        self.clients = self.clipped = self.zeroed = 0
+
     def add(
         self,
         leaves: Sequence[np.ndarray],
@@ -87,6 +92,18 @@ class UpdateSum:
                 if clipped:
                     block *= target / norm
                 self.total[place : place + len(block)] += block
+
+    def add_clipped(
+        self, leaves: Sequence[np.ndarray], clients: int, clipped: int, zeroed: int
+    ) -> None:
+        """Adds the sum of updates that were clipped elsewhere, and their counts."""
+        self.clients += int(clients)
+        self.clipped += int(clipped)
+        self.zeroed += int(zeroed)
+        place = 0
+        for leaf in map(np.ravel, leaves):
+            self.total[place : place + len(leaf)] += leaf
+            place += len(leaf)
 
 
 def _blocks(

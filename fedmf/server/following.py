@@ -1,13 +1,13 @@
 """What follows past releases, from round to round: the clip norm that follows a quantile, and the
 scales of an adaptive optimizer.
 
-A state is a function of what was released. `fedmf.federated.aggregation` has both on tensors.
+A state is a function of what was released. `fedmf.federated.tff` has both on tensors.
 """
 
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _LEAST_EPSILON, LARGEST_ROOT = 1e-12, 1e12
 
 
 class ClipState(NamedTuple):
-    """State of the clip norm between rounds.
+    """State of the clip norm between rounds, arrays or tensors.
 
     Attributes:
       norm: float64 (), zeta of the coming round.
@@ -31,10 +31,10 @@ class ClipState(NamedTuple):
         within it.
     """
 
-    norm: np.ndarray
-    last: np.ndarray
-    bits: np.ndarray
-    within: np.ndarray
+    norm: Any
+    last: Any
+    bits: Any
+    within: Any
 
 
 def initial_clip(clip_norm: float) -> ClipState:
@@ -73,17 +73,17 @@ def clip_after(
 
 
 class ScalingState(NamedTuple):
-    """State of the scales between rounds.
+    """State of the scales between rounds, arrays or tensors.
 
     Attributes:
-      moment: float32 (d,), the second moment v.
-      scales: float32 (d,), s of the coming round.
+      moment: float32 (d,), the second moment v; on tensors a list of them in the record's shapes.
+      scales: the same, s of the coming round.
       drifts: float32 (2,), rho of the last round and of the coming one.
     """
 
-    moment: np.ndarray
-    scales: np.ndarray
-    drifts: np.ndarray
+    moment: Any
+    scales: Any
+    drifts: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

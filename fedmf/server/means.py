@@ -24,7 +24,7 @@ from fedmf.server.state import check_plan
 
 # Clients may take numbers below 2^-126 for 0, so that they cannot measure updates of such norms.
 _LEAST_CLIP_NORM = 1e-20
-_BLOCK = 65_536
+_BLOCK = 16_384
 
 
 def check_zeroing_norm(zeroing_norm: Any) -> float:
@@ -156,17 +156,38 @@ class NoisyMeans:
             )
             row = row[:-1]
         mean = np.empty(self.size, np.float32)
+        noise, noisy = np.empty(_BLOCK, np.float32), np.empty(_BLOCK)
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
-            noisy = np.multiply(row[block], stddev).astype(np.float64)
-            noisy += total.total[block]
-            noisy /= self.clients_per_round
-            mean[block] = noisy
+            out = noisy[: len(mean[block])]
+            np.multiply(row[block], stddev, out=noise[: len(out)])
+            np.add(total.total[block], noise[: len(out)], out=out)
+            np.divide(out, self.clients_per_round, out=mean[block], casting="same_kind")
         if scaling:
             assert self.scaling is not None
             mean /= scaling.scales
             scaling = self.scaling.after(scaling, mean, t)
         return mean, MeansState(np.array(t + 1), clip, scaling)
+
+    def metrics(self, state: MeansState, total: UpdateSum) -> dict[str, float]:
+        """Of the round that ended in `state`: noise_stddev (of Z), with quantile_clipping clip_norm
+        and with a `Scaling` scale_drift (rho of the round) are public.
+
+        clip_fraction and zeroed are exact functions of the clients' data, not covered by the
+        guarantee.
+        """
+        stddev, row = np.float32(self.plan.stddev), {}
+        if state.scaling:
+            row["scale_drift"] = float(state.scaling.drifts[0])
+        if state.clip:
+            row["clip_norm"] = float(np.float32(state.clip.last))
+            stddev *= np.float32(state.clip.last / self.plan.clip_norm)
+        fraction = total.clipped / total.clients if total.clients else 0.0
+        return row | {
+            "clip_fraction": float(np.float32(fraction)),
+            "zeroed": total.zeroed,
+            "noise_stddev": float(stddev),
+        }
 
 
 def in_shapes(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:

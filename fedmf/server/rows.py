@@ -78,10 +78,10 @@ class HostNoise:
                 'noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state'
             )
         stream = plan.mechanism.stream().causal()
-        size = noise_size(
-            plan, checks.integer("size", size, low=0, hint="it is the number of model parameters")
+        self.size_of_model = checks.integer(
+            "size", size, low=0, hint="it is the number of model parameters"
         )
-        self.size = size
+        self.size = size = noise_size(plan, size)
         self.rounds = stream.rounds
         check_tail(plan, LARGEST, entries=self.rounds * size)
         self.strategy: NoiseStrategy = choose_host_strategy(

@@ -3,6 +3,7 @@ added, and that no row is ever released under two sums.
 """
 
 import hashlib
+import math
 import os
 import pathlib
 import threading
@@ -156,7 +157,7 @@ class Server:
         if private is not None:
             make_folder(private)
         self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private)
-        self._state = self._means.initial()
+        self._state, self._sum = self._means.initial(), UpdateSum(config.size)
         self._last: np.ndarray | None = None
         varies = plan.sampling is not None and plan.sampling.independent
         self.ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
@@ -183,7 +184,7 @@ class Server:
 
     def _next(self) -> None:
         """Begins to collect the next round."""
-        self._sum = UpdateSum(self._config.size)
+        self._sum.clear()
         self._added: list[Client] = []
         self._drawn: np.ndarray | None = None
         self._sealed: tuple[np.ndarray, Any] | None = None
@@ -198,6 +199,8 @@ class Server:
             self._added = clients
             self._record(t)
         self._state, self._last = released.state, released.mean
+        if self._last is not None:
+            self._last.setflags(write=False)
 
     @property
     def round(self) -> int:
@@ -304,11 +307,9 @@ class Server:
         """
         with self._lock:
             self._check()
-            flat = np.concatenate(
-                [np.ravel(leaf).astype(np.float64) for leaf in self._leaves(total)]
-            )
-            most = largest_norm(len(clients), self.to_clients().clip_norm, len(flat))
-            norm = float(np.linalg.norm(flat))
+            leaves = [leaf.astype(np.float64) for leaf in self._leaves(total)]
+            most = largest_norm(len(clients), self.to_clients().clip_norm, self._config.size)
+            norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in leaves))
             if not norm <= most * (1 + 1e-6):  # of a sum that was rounded to float32
                 raise ValueError(
                     f"total has norm {norm:.6g}, and {len(clients)} clipped updates have at most "
@@ -318,12 +319,11 @@ class Server:
                 hint = "count the updates that were clipped"
                 clipped = checks.integer("clipped", clipped, low=0, high=len(clients), hint=hint)
             self._admit(clients)
-            self._sum.clients += len(clients)
-            self._sum.clipped += clipped or 0
-            self._sum.total += flat
+            self._sum.add_clipped(leaves, len(clients), clipped or 0, 0)
 
     def release(self) -> list[np.ndarray]:
-        """Ends the round: (sum + row t of N Z) / clients_per_round, float32 arrays of the shapes.
+        """Ends the round: (sum + row t of N Z) / clients_per_round, read-only float32 arrays of the
+        shapes.
 
         With no client at all it is the noise.
 
@@ -338,6 +338,7 @@ class Server:
                 self._draw(t)
                 self._sealed = self._means.release(self._state, self._sum, self._noise.row(t))
             mean, state = self._sealed
+            mean.setflags(write=False)
             if self._folder is not None:
                 self._folder.commit(t, self._added, mean, state)
             # An interrupt between these would leave the old sum for the next round.
@@ -345,12 +346,12 @@ class Server:
             self._state, self._last = state, mean
             self._record(t)
             self._torn = False
-            return in_shapes(mean.copy(), self._config.shapes)
+            return in_shapes(mean, self._config.shapes)
 
     @property
     def last_release(self) -> list[np.ndarray] | None:
-        """The newest release; None before the first."""
-        return None if self._last is None else in_shapes(self._last.copy(), self._config.shapes)
+        """The newest release, read-only arrays; None before the first."""
+        return None if self._last is None else in_shapes(self._last, self._config.shapes)
 
     def audit(self) -> Audit:
         """What the rounds that were released have cost, for the clients that took part."""

@@ -73,6 +73,9 @@ def test_worst_case_of_a_budget_is_within_it_and_reaches_what_it_is_of():
 
 @every_mechanism
 def test_worst_case_is_the_brute_force_and_within_the_sensitivity(build):
+    """The best test of all releases sees what one Gaussian release of C u shows, |C u| / stddev,
+    and no more (Denisov et al. 2022, Thm. 4.1).
+    """
     mechanism = build(8)
     N = mechanism.noising()
     X = np.linalg.inv(N @ N.T)

@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import core, fit, noise, participation
+from benchmarks import core, fit, noise, participation, server
 
 
 def run(main, *arguments):
@@ -20,6 +20,7 @@ def run(main, *arguments):
     [
         pytest.param(fit, marks=pytest.mark.slow),
         participation,
+        server,
         pytest.param(noise, marks=[pytest.mark.tensorflow, pytest.mark.slow]),
     ],
 )

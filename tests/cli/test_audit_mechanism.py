@@ -26,7 +26,7 @@ def test_honest_noise_for_programs(identity):
 
 
 def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
-    from fedmf.federated import audit
+    from fedmf.federated.tff import audit
 
     honest = audit.mean_query
 

@@ -116,6 +116,7 @@ def others() -> federated.Task:
 '''
 
 
+@pytest.mark.usefixtures("clients_in_turn")
 def test_a_run_trained_in_python(tmp_path, monkeypatch):
     """Its config does not name its task.
 

@@ -13,9 +13,14 @@ from fedmf.federated.training import loop, run_setup
 from fedmf.federated.training.run_setup import RunSetup
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.runs.folder import RunFolder
-from tests.cli.program import SECRET, SMALL, TRAIN, fedmf, refused
+from tests.cli.program import SECRET, TRAIN, fedmf, refused
 
 pytestmark = pytest.mark.tensorflow
+# A table of numbers, for what is the same for every task.
+TABLE = (
+    "--task regression --rounds 4 --cohort-size 4 --min-sep 2 --checkpoint-every 2 "
+    "--evaluate-every 2 --quiet"
+)
 SLOW = "--server-learning-rate 0.001"  # for which the noise is no reason to warn
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -53,8 +58,9 @@ def test_a_mechanism_of_another_length_is_named(run):
     refused(resume(run), f"cannot resume {run}: its mechanism.npz has 9 rounds")
 
 
-def test_a_full_disk_says_what_is_saved(train, tmp_path, monkeypatch):
-    command = f"{train} {SLOW}"
+@pytest.mark.usefixtures("clients_in_turn")
+def test_a_full_disk_says_what_is_saved(tmp_path, monkeypatch):
+    command = f"train --out {tmp_path}/run {TABLE} --epsilon 8 --noise-seed 1 {SLOW}"
 
     def full(*arguments, **options):
         raise FULL
@@ -127,10 +133,11 @@ def test_the_same_error_in_a_round_is_a_failed_run_whose_rate_was_warned_of(
     assert len(re.findall(warning, said)) == 1
 
 
-def test_a_run_that_diverges_ends_with_status_1(corpus, tmp_path):
+@pytest.mark.usefixtures("clients_in_turn")
+def test_a_run_that_diverges_ends_with_status_1(tmp_path):
     """In the words of the command line, and without a noise seed: it adds no noise."""
     settings = "--rounds 40 --family none --server-learning-rate 1e9 --stop-on-divergence"
-    stopped = fedmf(f"train --data {corpus} --out {tmp_path}/run {SMALL} {settings}", status=1)
+    stopped = fedmf(f"train --out {tmp_path}/run {TABLE} {settings}", status=1)
     assert not stopped.stdout
     (line,) = stopped.stderr.strip().splitlines()[-1:]
     assert line.startswith("fedmf: error: the ")
@@ -144,6 +151,7 @@ def test_a_run_that_diverges_ends_with_status_1(corpus, tmp_path):
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+@pytest.mark.usefixtures("clients_in_turn")
 def test_a_run_goes_on_whose_file_of_learning_rates_is_gone(tmp_path):
     shares = tmp_path / "shares.txt"
     shares.write_text("1 1 0.5 0.25")

@@ -55,6 +55,7 @@ class TestEveryScheme:
     @settings(max_examples=60)
     @given(schemes(), st.integers(1, 14), st.integers(0, 5))
     def test_what_it_promises_holds_with_certainty(self, scheme, rounds, seed):
+        """Round t draws from part t mod partitions (banded paper, Alg. 6)."""
         cohorts = drawn(controller_of(scheme, rounds, seed))
         kept = scheme.participation(rounds)
         part = {}
@@ -111,8 +112,10 @@ class TestEveryScheme:
 
 
 class TestPoisson:
-    """So many rounds that cohort sizes tell a probability of 0.35 from one of 0.3; the other
-    mistakes below are larger.
+    """Each client of the part independently (banded paper, Cor. F.1).
+
+    So many rounds that cohort sizes tell a probability of 0.35 from one of 0.3; the other mistakes
+    below are larger.
     """
 
     scheme = SCHEMES["poisson"]  # 20 clients a part, q = 0.3
@@ -209,6 +212,7 @@ class TestPoisson:
 
 class TestFixedSize:
     def test_uniform_subsets_of_the_part(self):
+        """Banded paper, Alg. 2."""
         scheme = CyclicFixedSize(population=10, cohort_size=2, partitions=2)
         cohorts = drawn(
             controller_of(

@@ -150,6 +150,7 @@ def test_sign_constraints_hold_and_pairs_are_the_certified_optimum(constraints):
     ],
 )
 def test_published_solvers_go_down_to_the_certified_optimum(method, steps, gap):
+    """The first iterates phi, whose fixed point it is (Denisov et al. 2022, Thm. 3.2)."""
     workload = fedmf.prefix_sum(24)
     single = fedmf.Participation(rounds=24, schema="single")
     best = fedmf.fit(workload, single, family="dense", tolerance=1e-10).certificate

@@ -105,7 +105,7 @@ def test_the_page_in_docs_is_that_of_its_results():
 def test_commands(tmp_path):
     listed = printed_by("paper list")
     assert list(listed) == [*ITEMS, *(statement.name for statement in theorems.STATEMENTS)]
-    assert listed["banded-thm-2"]["state"] == "in the code"
+    assert listed["banded-thm-2"]["state"] == "in code and tests"
     assert listed["banded-table-4"]["state"] == "exact"
     assert "banded-table-4" in fedmf("paper list").stdout
     result = printed_by(f"paper run banded-app-k-1 --out {tmp_path}")["banded-app-k-1"]

@@ -27,7 +27,9 @@ from tests.refusals import refusal
 USERS, IMAGES = 342_477, 50_000
 # One item for each grid.
 STUDIES = {
-    item.study.make.__name__: item.study for item in ITEMS.values() if item.study is not None
+    f"{item.study.make.__module__.rpartition('.')[2]}-{item.study.make.__name__}": item.study
+    for item in ITEMS.values()
+    if item.study is not None
 }
 
 
@@ -108,6 +110,11 @@ def quick(monkeypatch):
     monkeypatch.setattr(
         cifar, "best_bands", lambda size, epsilon: (8, True) if epsilon < 8 else (100, False)
     )
+
+
+def test_no_grid_is_left_out():
+    grids = {id(item.study) for item in ITEMS.values() if item.study is not None}
+    assert {id(grid) for grid in STUDIES.values()} == grids
 
 
 def asked(tmp_path, data, grid, **options):

@@ -39,10 +39,17 @@ def test_every_citation_is_of_a_statement_and_at_its_line():
             assert re.search(r"\d", text), place
 
 
+def test_what_the_code_rests_on_has_a_test():
+    rested_on = {s.name: tests for s, code, tests in cited_statements() if code}
+    assert len(rested_on) > 30
+    assert [name for name, tests in rested_on.items() if not tests] == []
+
+
 def test_what_nothing_cites_is_listed_as_such():
     rows = table().splitlines()
     assert len(rows) == len(STATEMENTS) + 2
     (theorem,) = (row for row in rows if row.startswith("| banded, Thm. 2 |"))
     assert "`fedmf/mechanisms/sensitivity.py`" in theorem
+    assert "test_theorems.py" not in table()
     (lemma,) = (row for row in rows if row.startswith("| multi-epoch, Lemma I.1 |"))
     assert "nothing cites it" in lemma

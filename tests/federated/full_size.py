@@ -14,7 +14,7 @@ import numpy as np
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution.tff_worker import worker_processes
+from fedmf.federated.tff.worker import worker_processes
 from fedmf.tasks.stackoverflow.compiled import compiled_epoch
 from fedmf.tasks.stackoverflow.model import build_model, make_loss, make_metrics
 from fedmf.tasks.stackoverflow.preprocessing import SpecialIds

@@ -12,7 +12,7 @@ import sys
 import fedmf
 from fedmf import federated
 from fedmf.federated.execution import client_work, groups
-from fedmf.federated.execution.tff_worker import worker_processes
+from fedmf.federated.tff.worker import worker_processes
 from tests.federated.small_task import small_task
 
 SEED = 0xFEED5EED5EED5EED  # of the runs on clusters, to be looked for in what is sent

@@ -18,8 +18,8 @@ SIZES = pytest.mark.parametrize("n", [1, 2, 3, 8, 33])
 
 
 def complex_factors(n):
-    """B and C of the multi-epoch paper's App. K as written there, and F; (n, 2n), (2n, n), (2n,
-    2n), complex.
+    """B and C of the multi-epoch paper's App. K, which are those of its Alg. 1, as written there,
+    and F; (n, 2n), (2n, n), (2n, 2n), complex.
     """
     k = np.arange(2 * n)
     F = np.exp(-2j * np.pi * np.outer(k, k) / (2 * n)) / np.sqrt(2 * n)
@@ -32,10 +32,11 @@ def complex_factors(n):
 
 @SIZES
 def test_encoder_and_plain_decoder_are_the_papers(n):
+    """Real (multi-epoch paper, Lem. K.1), B_F C_F (Prop. K.1), and circulants (Thm. J.1)."""
     B, C, F = complex_factors(n)
     assert_allclose(B @ C, np.tri(n), atol=1e-10)
     mechanism = FFTMechanism(rounds=n, decoder="plain")
-    assert_allclose(mechanism.encoder(), F.conj().T @ C, atol=1e-10)  # Lem. K.1: real
+    assert_allclose(mechanism.encoder(), F.conj().T @ C, atol=1e-10)
     assert_allclose(np.tri(n) @ mechanism.noising(), B @ F, atol=1e-10)
 
 
@@ -59,12 +60,17 @@ def test_many_rounds_keep_all_digits():
 
 @SIZES
 def test_error_in_closed_form(n):
-    # Multi-epoch paper, Eq. 45: the norm of the spectrum is n plus 1 / sin(pi k / 2n) over the n
-    # odd k below 2n (Eq. 46 is misprinted: its sum ends halfway; Cor. J.1 has the right end). A
-    # column of C_F and a row of B_F have 1 / 2n of it.
+    # The norm of the spectrum is n plus 1 / sin(pi k / 2n) over the n odd k below 2n (multi-epoch
+    # paper, Eq. 45, Cor. J.1; Eq. 46 is misprinted: its sum ends halfway). A column of C_F, for
+    # privacy (multi-epoch paper, Thm. J.2), and a row of B_F, for errors (Thm. J.3), have 1 / 2n
+    # of it.
     norm = n + (1.0 / np.sin(np.pi * np.arange(1, 2 * n, 2) / (2 * n))).sum()
     mechanism = FFTMechanism(rounds=n, decoder="plain")
-    assert_allclose(fedmf.sensitivity(mechanism, single(n)).value ** 2, norm / (2 * n), rtol=1e-12)
+    once = fedmf.sensitivity(mechanism, single(n)).value
+    assert_allclose(once**2, norm / (2 * n), rtol=1e-12)
+    # k participations cost at most k times as much (multi-epoch paper, Thm. 4.1).
+    for k in {1, -(-n // 3), n}:
+        assert fedmf.sensitivity(mechanism, epochs(n, -(-n // k))).value <= k * once * (1 + 1e-12)
     assert_allclose(fedmf.loss(mechanism, prefix_sum(n), single(n)), norm**2 / (4 * n), rtol=1e-12)
 
 
@@ -94,7 +100,7 @@ def test_fit_and_bad_input():
 @pytest.mark.parametrize("n", [300, pytest.param(2000, marks=pytest.mark.slow)])
 def test_loss_without_matrices_is_that_of_the_pseudoinverse(n):
     rates, C_F = np.linspace(1.0, 0.1, n), FFTMechanism(rounds=n, decoder="plain").encoder()
-    N = np.linalg.solve(C_F.T @ C_F, C_F.T)  # Prop. K.2
+    N = np.linalg.solve(C_F.T @ C_F, C_F.T)  # multi-epoch paper, Prop. K.2
     for workload in (prefix_sum(n), momentum_sgd(n, 0.9, rates)):
         squared = np.sum((workload.matrix @ N) ** 2)
         for participation in (single(n), epochs(n, n // 20)):

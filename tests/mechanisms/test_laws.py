@@ -67,6 +67,7 @@ def test_structure_is_that_of_the_matrices(build, rounds):
 @SIZES
 @every_mechanism
 def test_stream_with_basis_vectors_writes_out_the_noising_matrix(build, rounds):
+    """Of bands: multiplication by the inverse (banded paper, Alg. 9)."""
     mechanism = build(rounds)
     stream = mechanism.stream()
     assert (stream.rounds, stream.sources) == mechanism.noising().shape

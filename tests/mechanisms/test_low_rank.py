@@ -24,7 +24,8 @@ def fitted(n, bands, rank, **options):
 
 @pytest.mark.parametrize(("n", "h", "r"), [(1, 1, 1), (5, 2, 1), (9, 3, 2), (9, 9, 9)])
 def test_matrices_are_those_of_the_definition(n, h, r):
-    # Denisov et al. 2022, App. H: B = D + (L R^T) o U, entry by entry.
+    # Denisov et al. 2022, App. H: B = D + (L R^T) o U, entry by entry. N is the bands of A^-1 times
+    # B (banded paper, Alg. 8).
     rng = np.random.default_rng(n)
     D, L, R = decoder_of(n)[:, :h], rng.standard_normal((n, r)), rng.standard_normal((n, r))
     D = np.where(np.arange(n)[:, None] >= np.arange(h), D, 0.0)

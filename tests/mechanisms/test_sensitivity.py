@@ -36,6 +36,7 @@ def encoders(draw, rounds: int):
 @given(st.data())
 @settings(max_examples=150)
 def test_sound_for_vectors_and_exact_when_it_says_so(data):
+    """The definition: the most that one client's vectors change (multi-epoch paper, Def. 1)."""
     participation = data.draw(participations(most_rounds=8))
     C = data.draw(encoders(participation.rounds))
     claimed = sensitivity(C, participation)
@@ -55,6 +56,9 @@ def test_sound_for_vectors_and_exact_when_it_says_so(data):
 @given(st.data())
 @settings(max_examples=60)
 def test_exact_where_the_papers_prove_it(data):
+    """X >= 0: a sum of X over a client's rounds (multi-epoch paper, Cor. 2.1; banded paper,
+    Prop. E.1).
+    """
     participation = data.draw(participations(most_rounds=10))
     C = np.abs(data.draw(encoders(participation.rounds)))
     claimed = sensitivity(C, participation)
@@ -68,10 +72,13 @@ def test_exact_where_the_papers_prove_it(data):
 
 @pytest.mark.parametrize("tiny", [1e-9, 1e-200])
 def test_entries_outside_the_band_count_however_small(tiny):
-    # The band is read off exact zeros. With one small entry outside it, Alg. 5 no longer applies.
+    # With as many bands as min_sep, Alg. 5 of the banded paper (Thm. 2 there) is exact. The band is
+    # read off exact zeros: with one small entry outside it, that no longer applies.
     C = toeplitz(8, [1.0, 0.5])
     participation = separated(8, 2)
-    assert sensitivity(C, participation).exact
+    exactly = sensitivity(C, participation)
+    assert exactly.exact
+    assert_allclose(exactly.value, sensitivity_of_nonnegative(C, participation), rtol=1e-12)
     C[7, 0] = tiny
     bound = sensitivity(C, participation)
     assert not bound.exact
@@ -100,6 +107,7 @@ def test_sums_of_magnitudes_that_signs_attain():
 
 
 def test_spectral_bound_is_used_where_it_is_smaller():
+    """sqrt(k) times the spectral norm (multi-epoch paper, Thm. 2.1)."""
     rng = np.random.default_rng(3)
     C = np.linalg.qr(rng.standard_normal((10, 10)))[0] + 0.01 * rng.standard_normal((10, 10))
     for schema, min_sep in (("every_round", None), ("min_sep", 2)):
@@ -184,6 +192,9 @@ def test_a_toeplitz_gram_matrix_gives_what_the_matrix_does(data):
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_alg_4_of_the_banded_paper(b, k, bands, seed):
+    """Alg. 4 of the banded paper has the bound of its Thm. 3; sums over a client's rounds, here by
+    trying all, are those of Alg. 3 of the banded paper.
+    """
     rows = -np.random.default_rng(seed).random((8, bands))
     rows[:, 0] = 1.0
     rows[np.arange(8)[:, None] < np.arange(bands)] = 0.0

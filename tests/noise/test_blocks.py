@@ -16,6 +16,7 @@ from tests.noise.test_buffers import random_buffers
 @every_mechanism
 @pytest.mark.parametrize("rounds", [1, 2, 12, 37])
 def test_a_causal_stream_has_the_same_covariance(build, rounds):
+    """A lower-triangular factor of the same mechanism (Denisov et al. 2022, Prop. 2.2)."""
     mechanism = build(rounds)
     N, stream = mechanism.noising(), mechanism.stream().causal()
     L = stream.as_contraction().contraction

@@ -22,6 +22,7 @@ def participations(draw, most_rounds=9):
 
 @given(participations())
 def test_allows_exactly_the_sets_of_the_definition(participation):
+    """Of min_sep: banded paper, Def. 1."""
     allowed = set(allowed_sets(participation))
     for size in range(1, participation.rounds + 1):
         for taken in itertools.combinations(range(participation.rounds), size):

@@ -152,8 +152,8 @@ def test_search_never_ends_on_the_wrong_side():
     assert sigma <= 20 / 7 * (1 + 1e-4)
 
 
-# What the others contribute decides how well a subset of fixed size hides a client: all y of these
-# are allowed.
+# A client, or zeros in its place (Denisov et al. 2022, Def. J.1). What the others contribute
+# decides how well a subset of fixed size hides it: all y of these are allowed.
 @pytest.mark.parametrize("others", [0.0, 1.0, -1.0, 0.5])
 @pytest.mark.parametrize(("sigma", "part", "size"), [(1.0, 10, 3), (2.0, 20, 2), (3.0, 4, 2)])
 def test_fixed_size_is_above_what_a_concrete_data_set_shows(others, sigma, part, size):
@@ -217,6 +217,7 @@ def test_the_plan_guarantees_what_the_scheme_keeps_to():
 
 
 def test_event_is_that_of_example_f1():
+    """Banded paper, Cor. F.1: ceil(n / b) Poisson samples at the largest column norm."""
     import dp_accounting
 
     plan = sampled(banded(4, uneven=0.3), CyclicPoisson(population=1000, cohort_size=20))
@@ -261,7 +262,8 @@ def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
 )
 def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
     """Both deltas of C x + Z itself, for a client of part 0 that adds 1 in one of 4 rounds of each
-    of two epochs.
+    of two epochs, against what queries on its part show (banded paper, Thm. 4, Alg. 7; Cor. F.2,
+    with places drawn anew).
 
     Exact where the columns have one norm and the epochs their full length; otherwise at most what
     is claimed.

@@ -86,8 +86,8 @@ class TestPapers:
 
     @pytest.mark.parametrize("sigma", [0.3, 1.0, 7.5])
     def test_zcdp(self, sigma):
-        # Bun and Steinke 2016, Prop. 1.6, from the definition: (1/alpha) D_alpha of two
-        # unit-shifted Gaussians, any alpha.
+        # Bun and Steinke 2016, Prop. 1.6, from the definition (Denisov et al. 2022, Def. J.2):
+        # (1/alpha) D_alpha of two unit-shifted Gaussians, any alpha.
         alpha = mpmath.mpf(3)
 
         def likelihoods(x):
@@ -99,6 +99,14 @@ class TestPapers:
         assert plan(noise_multiplier=sigma).rho == pytest.approx(
             float(divergence / alpha), rel=1e-9
         )
+
+    def test_rho_follows_from_the_largest_column(self):
+        """Denisov et al. 2022, Thm. 3.1: noise of variance gamma^2 zeta^2 / (2 rho)."""
+        uneven = BandedMechanism(diagonals=[[2.0, 0.0], [1.0, 0.5], [1.0, 0.5], [3.0, 0.5]])
+        once = fedmf.Participation(rounds=4, schema="single")
+        made = plan(mechanism=uneven, participation=once, noise_multiplier=0.7, clip_norm=3.0)
+        gamma = np.linalg.norm(uneven.encoder(), axis=0).max()
+        assert made.stddev**2 == pytest.approx(gamma**2 * 3.0**2 / (2 * made.rho), rel=1e-12)
 
 
 class TestClosedForm:

@@ -462,7 +462,7 @@ class TestDraws:
         assert "took part 16 times" in "; ".join(contradictions(few, plan))
         assert "there are 8960 participations" in "; ".join(contradictions(many, plan))
 
-    def test_a_simulation_that_shows_nothing_says_what_is_stated(self):
+    def test_a_simulation_that_shows_nothing_says_what_is_stated(self, quick):
         plan = fedmf.Plan(
             mechanism=IdentityMechanism(rounds=4),
             noise_multiplier=1.0,

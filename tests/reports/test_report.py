@@ -10,7 +10,7 @@ import shlex
 import matplotlib
 import pytest
 
-from fedmf.reports import groups, tables, write_report
+from fedmf.reports import canvas, groups, tables, write_report
 from fedmf.reports.text import significant
 
 _VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -62,6 +62,12 @@ def report(runs, folder, title="A report"):
     path = write_report(runs, folder, title=title)
     assert path == folder / "report.html"
     return Page(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Plots are made and not drawn, which takes most of the time, for tests of the text."""
+    monkeypatch.setattr(canvas, "as_png", lambda figure: b"\x89PNG")
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +124,7 @@ def test_every_mechanism_and_number_is_there(demo, demo_runs):
         assert words in page.text
 
 
-def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path):
+def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path, undrawn):
     for run in (make_run("none"), make_run("tree", noise_multiplier=0.0)):
         without = report([run], tmp_path / run.config.family)
         assert [cell.split() for cell in without.cells].count(["no", "privacy"]) == 2
@@ -156,7 +162,7 @@ def test_neither_simulation_nor_a_broken_promise_is_said_elsewhere(demo):
     assert "simulation" not in page.ids
 
 
-def test_simulation_of_some_runs_is_said_where_they_are_shown(make_run, tmp_path):
+def test_simulation_of_some_runs_is_said_where_they_are_shown(make_run, tmp_path, undrawn):
     # The simulated run is the one without noise, so that the plots of the noise show
     # no simulated run.
     page = report([make_run("none", claimed_cohort=1000), make_run("banded")], tmp_path)
@@ -169,7 +175,7 @@ def test_simulation_of_some_runs_is_said_where_they_are_shown(make_run, tmp_path
     assert not any("Simulation" in caption for caption in noisy)
 
 
-def test_data_is_escaped(make_run, tmp_path):
+def test_data_is_escaped(make_run, tmp_path, undrawn):
     evil = "<script>alert('x')</script>&<b>\"'"
     run = make_run("banded", task=evil, description=evil, data=evil)
     links = "[a](http://example.com) ![b](http://example.com) <http://example.com>"
@@ -204,7 +210,7 @@ def test_an_unfinished_run_is_reported_as_such(make_run, tmp_path):
     assert "plot-participation" not in page.ids
 
 
-def test_a_broken_promise_stands_out(make_run, tmp_path):
+def test_a_broken_promise_stands_out(make_run, tmp_path, undrawn):
     run = make_run("banded")
     often = {"min_separation": 3, "max_participations": 4, "histogram": {"1": 10, "4": 5}}
     once = {"min_separation": None, "max_participations": 1, "histogram": {"1": 40}}
@@ -267,7 +273,7 @@ def test_an_adaptive_server_is_said_where_the_error_is_printed(make_run):
     assert "optimise with" not in caption(sgd, none)
 
 
-def test_the_commands_are_those_of_the_command_line(make_run, tmp_path):
+def test_the_commands_are_those_of_the_command_line(make_run, tmp_path, undrawn):
     from fedmf.cli import cli
 
     runs = [make_run("banded"), make_run("none")]

@@ -309,6 +309,7 @@ def small():
 
 
 @pytest.mark.tensorflow
+@pytest.mark.usefixtures("clients_in_turn")
 class TestRunsThatWereTrained:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.slow

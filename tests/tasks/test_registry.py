@@ -55,6 +55,7 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("tiny_task", None)
 
 
+@pytest.mark.usefixtures("clients_in_turn")
 def test_a_task_is_one_module_and_its_name(module, monkeypatch, capsys):
     monkeypatch.setitem(tasks.TASKS, "tiny", "tiny_task:tiny")
     train = ["train", "--out", "run", "--quiet", "--json"]

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ class Execution(abc.ABC):
     """
 
     noise: HostNoise
+    errors: tuple[type[Exception], ...] = ()  # beside TensorFlow's: what a client's examples raise
     slow = ""  # a sentence for the terminal: why rounds take longer than they might
 
     @abc.abstractmethod
@@ -126,15 +127,3 @@ class Execution(abc.ABC):
                 "the version that wrote it"
             )
         return tf.nest.pack_sequence_as(template, list(leaves))
-
-
-def query_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The query's metrics in a row of metrics.jsonl."""
-    adaptive = {
-        name: float(metrics[name]) for name in ("scale_drift", "clip_norm") if name in metrics
-    }
-    return adaptive | {
-        "clip_fraction": float(metrics["clip_fraction"]),
-        "zeroed": int(metrics["zeroed"]),
-        "noise_stddev": float(metrics["noise_stddev"]),
-    }

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from fedmf.federated.aggregation.query import MatrixFactorizationQuery, SampleParams
-from fedmf.federated.aggregation.scaling import scaled, unscaled
+from fedmf.privacy.plan import Plan
+from fedmf.server.clipping import UpdateSum
+from fedmf.server.means import ToClients
 
 # Entries of a direction that are not 0. Two directions of d entries then meet as rarely as dense
 # ones: <c_i, c_j> has variance 1 / d.
@@ -29,28 +29,24 @@ class Canaries:
     model's size.
 
     A direction has the value +-1/sqrt(s) in s random entries. An in-canary's update is ten times
-    the clip norm along it, an out-canary's is zero; both pass the query like any client's. Where
+    the clip norm along it, an out-canary's is zero; both are clipped like any client's. Where
     updates are scaled, the canary's is along its direction once it is scaled.
 
     Args:
       count: of the canaries.
-      query: of the run.
-      specs: of an update.
+      plan: of the run.
+      size: parameters of the model, d.
       noise_seed: of the run; coins and directions are independent of its noise.
 
     Attributes:
       included: bool (count,), the coins.
     """
 
-    def __init__(
-        self, count: int, query: MatrixFactorizationQuery, specs: Sequence[Any], noise_seed: int
-    ) -> None:
+    def __init__(self, count: int, plan: Plan, size: int, noise_seed: int) -> None:
         secret = int.from_bytes(
             hashlib.sha256(f"fedmf canaries {noise_seed}".encode()).digest()[:16], "big"
         )
-        self._query, self._specs = query, list(specs)
-        self._sizes = [spec.shape.num_elements() for spec in specs]
-        size = sum(self._sizes)
+        self._plan, self._size = plan, size
         entries, coins = min(_ENTRIES, size), np.random.default_rng([secret, 0])
         self.included = coins.random(count) < 0.5
         self._places = np.empty((count, entries), np.int64)
@@ -60,38 +56,33 @@ class Canaries:
             places[:] = np.sort(rng.choice(size, entries, replace=False))
             signs[:] = np.where(rng.random(entries) < 0.5, -1, 1)
         self._signs /= np.sqrt(entries)
-        self._add = tf.function(self._accumulate)
 
-    def add(self, total: Any, canaries: Sequence[int], params: SampleParams) -> Any:
-        """Adds the clipped updates of these canaries, in or out, to the query's sample state
-        `total`; `params` are the round's.
+    def add(self, total: UpdateSum, canaries: Sequence[int], sent: ToClients) -> None:
+        """Adds the clipped updates of these canaries, in or out, to the round's sum; `sent` is the
+        round's.
         """
         for canary in canaries:
-            if self._query.plan.quantile_clipping is not None and not self.included[canary]:
+            if self._plan.quantile_clipping is not None and not self.included[canary]:
                 continue  # a client that is out has no bit either
-            length = _TIMES_THE_CLIP_NORM * float(params.clip_norm) * self.included[canary]
-            total = self._add(
-                params,
-                total,
-                self._places[canary][:, None],
-                np.float32(length) * self._signs[canary],
+            length = _TIMES_THE_CLIP_NORM * sent.clip_norm * self.included[canary]
+            places = self._places[canary]
+            update = np.zeros(self._size, np.float32)
+            update[places] = np.float32(length) * self._signs[canary]
+            if scaled := len(sent.scales) > 0:
+                update[places] /= sent.scales[places]
+            total.add(
+                [update],
+                clip_norm=sent.clip_norm,
+                zeroing_norm=sent.zeroing_norm,
+                scales=[sent.scales] if scaled else (),
             )
-        return total
 
-    def _accumulate(self, params: SampleParams, total: Any, places: Any, values: Any) -> Any:
-        parts = tf.split(tf.scatter_nd(places, values, [sum(self._sizes)]), self._sizes)
-        update = [
-            tf.cast(tf.reshape(part, spec.shape), spec.dtype)
-            for part, spec in zip(parts, self._specs, strict=True)
-        ]
-        return self._query.accumulate_record(params, total, unscaled(update, params.scales))
-
-    def released(self, mean: Sequence[Any], params: SampleParams) -> np.ndarray:
-        """Products of each direction with a round's mean as it was released, scaled and in units of
-        plan.clip_norm, float64 (count,).
+    def released(self, mean: np.ndarray, sent: ToClients) -> np.ndarray:
+        """Products of each direction with a round's mean as it was released, float32 (d,), scaled
+        and in units of plan.clip_norm; float64 (count,).
         """
-        factor = self._query.plan.clip_norm / float(params.clip_norm)
-        return factor * self.projections(scaled(mean, params.scales))
+        factor = self._plan.clip_norm / sent.clip_norm
+        return factor * self.projections([mean * sent.scales if len(sent.scales) else mean])
 
     def projections(self, arrays: Sequence[Any]) -> np.ndarray:
         """Products of each direction with the model-sized arrays, float64 (count,)."""

@@ -1,24 +1,26 @@
 """The execution that a config names: pure state machines over the same task, plan,
 cohorts and examples.
 
-fast   our loop: client work outside TFF's executor, in this process or on a cluster, the mean by
-       the same DPQuery as in TFF.
+fast   our loop: client work outside TFF's executor, in this process or on a cluster; what the
+       server does is numpy's.
 tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
 """
 
 import pathlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedmf.federated.execution.base import Execution, RunOptions
 from fedmf.federated.execution.cluster import Cluster
 from fedmf.federated.execution.in_process import FastExecution
-from fedmf.federated.execution.tff import TffExecution
-from fedmf.federated.execution.tff_worker import TffWorker
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.rows import HostNoise
+
+if TYPE_CHECKING:
+    from fedmf.federated.tff.worker import TffWorker
 
 
 def parameters(task: Task, config: TrainConfig) -> int:
@@ -33,7 +35,7 @@ def build_execution(
     noise_seed: int,
     *,
     options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
-    place: Cluster | TffWorker | None = None,
+    place: "Cluster | TffWorker | None" = None,
     noise_folder: str | pathlib.Path | None = None,
 ) -> Execution:
     """The execution that `config.execution` names.
@@ -57,5 +59,8 @@ def build_execution(
     if config.execution == "fast":
         cluster = place if isinstance(place, Cluster) else None
         return FastExecution(task, plan, config, noise, noise_seed, options, cluster)
+    from fedmf.federated.tff.execution import TffExecution
+    from fedmf.federated.tff.worker import TffWorker
+
     worker = place if isinstance(place, TffWorker) else TffWorker(options.threads)
     return TffExecution(task, plan, config, noise, noise_seed, worker)

@@ -7,10 +7,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from fedmf.federated.aggregation.aggregator import clipping_query
 from fedmf.federated.execution.client_work import AutodiffClients, ClientWork, CompiledClients
+from fedmf.federated.execution.records import Records
 from fedmf.federated.task import CompiledEpoch, Task
-from fedmf.federated.training.optimizers import scaling_of
 from fedmf.runs.config import TrainConfig
 
 _NOT_COMPILED = (
@@ -48,13 +47,13 @@ class ClientSetup:
             tf.TensorSpec(v.shape, v.dtype)
             for v in self.task.build_model(self.config.seed).trainable_variables
         ]
-        query = clipping_query(specs).with_scaling(scaling_of(self.config))
+        records = Records(specs)
         if self.kind == "autodiff":
-            return AutodiffClients(self.task, self.config, query, specs)
+            return AutodiffClients(self.task, self.config, records)
         epoch = compiled_epoch(self.task, self.config)
         if epoch is None:
             raise ValueError(_NOT_COMPILED.format(self.task.name))
-        return CompiledClients(epoch, self.config, query, specs, threads)
+        return CompiledClients(epoch, self.config, records, threads)
 
 
 def compiled_epoch(task: Task, config: TrainConfig) -> CompiledEpoch | None:

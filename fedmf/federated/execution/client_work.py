@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.aggregation.query import MatrixFactorizationQuery, QuerySample, SampleParams
 from fedmf.federated.examples import Epochs, count
 from fedmf.federated.execution.client_data import Steps, batches, end_to_end, steps
 from fedmf.federated.execution.groups import GroupSum
+from fedmf.federated.execution.records import QuerySample, Records, SampleParams
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.task import CompiledEpoch, Task
-from fedmf.federated.training.optimizers import client_optimizer
+from fedmf.federated.training.steps import client_optimizer, scaling_of
 from fedmf.runs.config import TrainConfig
 from fedmf.terminal import interrupts
 
@@ -41,7 +41,7 @@ class Broadcast(NamedTuple):
 
     Attributes:
       weights: of the global model.
-      params: of the run's query, by which updates are scaled, zeroed and clipped.
+      params: of the round, by which updates are scaled, zeroed and clipped.
     """
 
     weights: Sequence[Any]
@@ -74,12 +74,10 @@ class AutodiffClients(ClientWork):
     train side by side, others one after the other.
     """
 
-    def __init__(
-        self, task: Task, config: TrainConfig, query: MatrixFactorizationQuery, specs: Sequence[Any]
-    ) -> None:
-        self._batch_size, self._query, self._loss = task.batch_size, query, batch_loss(task)
-        self._optimizer = client_optimizer(config)
-        self._specs, self._structure = list(specs), task.spec
+    def __init__(self, task: Task, config: TrainConfig, records: Records) -> None:
+        self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
+        self._optimizer, self._rate = client_optimizer(config), config.client_learning_rate
+        specs, self._structure = records.flat_specs, task.spec
         self._model = task.build_model(config.seed)
         self._parameters = sum(spec.shape.num_elements() for spec in specs)
 
@@ -88,8 +86,8 @@ class AutodiffClients(ClientWork):
             examples = tf.nest.map_structure(
                 lambda spec: tf.TensorSpec([*axes, *spec.shape[1:]], spec.dtype), task.spec
             )
-            sent = Broadcast(list(specs), _specs_of(_params(query)))
-            return [sent, _specs_of(query.initial_sample_state()), *examples]
+            sent = Broadcast(list(specs), params_spec(records, config))
+            return [sent, _specs_of(records.zero()), *examples]
 
         numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
         self._in_turn = tf.function(
@@ -158,7 +156,7 @@ class AutodiffClients(ClientWork):
         """See `ClientWork.sums`."""
         sent = sent._replace(weights=list(sent.weights))
         for group in groups:
-            total, loss = self._add(sent, self._query.initial_sample_state(), trained(group))
+            total, loss = self._add(sent, self._records.zero(), trained(group))
             yield group_sum(group, total, loss)
 
     def _add(self, sent: Broadcast, total: Any, cohort: Sequence[Epochs]) -> tuple[Any, float]:
@@ -209,7 +207,7 @@ class AutodiffClients(ClientWork):
         for end in ends:
             for variable, weight in zip(variables, weights, strict=True):
                 variable.assign(weight)
-            state = self._optimizer.initialize(self._specs)
+            state = self._optimizer.initial(list(weights))
             while batch < end:
                 rows = slice(row, row_ends[batch])
                 x, y = tf.nest.map_structure(lambda array, rows=rows: array[rows], (xs, ys))
@@ -221,7 +219,10 @@ class AutodiffClients(ClientWork):
                     for gradient in _gradients(tape, total_loss, variables)
                 ]
                 state, after = self._optimizer.next(
-                    state, [variable.read_value() for variable in variables], gradients
+                    state,
+                    [variable.read_value() for variable in variables],
+                    gradients,
+                    self._rate,
                 )
                 for variable, weight in zip(variables, after, strict=True):
                     variable.assign(weight)
@@ -230,7 +231,7 @@ class AutodiffClients(ClientWork):
                 batch += 1
             # TFF's sign: the "gradient" the server descends is weights before minus weights after.
             update = [w - v for v, w in zip(variables, weights, strict=True)]
-            total = self._query.accumulate_record(params, total, update)
+            total = self._records.added(params, total, update)
         return total, loss_sum
 
     def _loss_and_gradients(self, weights: Any, x: Any, y: Any) -> Any:
@@ -255,13 +256,13 @@ class AutodiffClients(ClientWork):
             return loss, [dense_rows(gradient) for gradient in gradients]
 
         losses, gradients = tf.vectorized_map(of_one, (xs, ys))
-        state = self._optimizer.initialize(self._specs)
+        state = self._optimizer.initial(list(weights))
         for c in tf.range(tf.shape(losses)[0]):
             _, after = self._optimizer.next(
-                state, list(weights), [gradient[c] for gradient in gradients]
+                state, list(weights), [gradient[c] for gradient in gradients], self._rate
             )
             update = [w - v for v, w in zip(after, weights, strict=True)]
-            total = self._query.accumulate_record(params, total, update)
+            total = self._records.added(params, total, update)
         return total, tf.reduce_sum(losses)
 
     def _train_side_by_side(
@@ -275,7 +276,7 @@ class AutodiffClients(ClientWork):
         def step(weights: Any, state: Any, x: Any, y: Any) -> Any:
             loss, gradients = self._loss_and_gradients(weights, x, y)
             after = self._optimizer.next(
-                state, weights, [dense_rows(gradient) for gradient in gradients]
+                state, weights, [dense_rows(gradient) for gradient in gradients], self._rate
             )
             # TensorFlow does not vectorise what is returned as it came in.
             return tf.nest.map_structure(tf.identity, after), loss
@@ -294,7 +295,7 @@ class AutodiffClients(ClientWork):
             )
 
         start = tf.nest.map_structure(
-            tf.convert_to_tensor, (self._optimizer.initialize(self._specs), list(broadcast))
+            tf.convert_to_tensor, (self._optimizer.initial(list(broadcast)), list(broadcast))
         )
         held = tf.nest.map_structure(
             lambda leaf: tf.repeat(leaf[tf.newaxis], clients, axis=0), start
@@ -317,7 +318,7 @@ class AutodiffClients(ClientWork):
             loss_sum += tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
         for c in tf.range(clients):
             update = [w - each[c] for w, each in zip(broadcast, held[1], strict=True)]
-            total = self._query.accumulate_record(params, total, update)
+            total = self._records.added(params, total, update)
         return total, loss_sum
 
 
@@ -370,19 +371,18 @@ class CompiledClients(ClientWork):
         self,
         epoch: CompiledEpoch,
         config: TrainConfig,
-        query: MatrixFactorizationQuery,
-        specs: Sequence[Any],
+        records: Records,
         threads: int | None,
     ) -> None:
         self._epoch, self._rate = epoch, config.client_learning_rate
         self._threads = cores() if threads is None else threads
         self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "client")
         # One update for each client in training, and one that waits for its turn.
-        self._updates = [_Update(specs) for _ in range(self._threads + 1)]
-        self._zero = query.initial_sample_state()
+        self._updates = [_Update(records.flat_specs) for _ in range(self._threads + 1)]
+        self._zero, specs = records.zero(), records.flat_specs
         self._sum = tf.function(
-            query.accumulate_record,
-            input_signature=[_specs_of(_params(query)), _specs_of(self._zero), list(specs)],
+            records.added,
+            input_signature=[params_spec(records, config), _specs_of(self._zero), list(specs)],
         )
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
@@ -450,8 +450,11 @@ def group_sum(group: Sequence[Epochs], total: QuerySample, loss: float) -> Group
     return GroupSum(total, loss, examples, zeroed)
 
 
-def _params(query: MatrixFactorizationQuery) -> SampleParams:
-    return query.derive_sample_params(query.initial_global_state())
+def params_spec(records: Records, config: TrainConfig) -> SampleParams:
+    """Of `SampleParams`, for a run's clients."""
+    number = tf.TensorSpec([], tf.float64)
+    scales = [tf.TensorSpec(spec.shape, tf.float32) for spec in records.flat_specs]
+    return SampleParams(number, number, () if scaling_of(config) is None else scales)
 
 
 def _specs_of(structure: Any) -> Any:

@@ -6,10 +6,9 @@ import pathlib
 import sys
 import time
 import warnings
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
-import grpc
 import numpy as np
 import tensorflow as tf
 
@@ -18,7 +17,6 @@ from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.execution.cluster import Cluster, WorkersLost, check_address, connected
-from fedmf.federated.execution.tff_worker import TffWorker, tff_worker
 from fedmf.federated.execution.threads import limited_threads
 from fedmf.federated.task import Task
 from fedmf.federated.training.divergence import (
@@ -39,6 +37,9 @@ from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.terminal import interrupts, progress_bar
+
+if TYPE_CHECKING:
+    from fedmf.federated.tff.worker import TffWorker
 
 _ALL_ZEROED = (
     "every client of a round was zeroed, and the model got noise alone: no update is finite, or "
@@ -94,7 +95,7 @@ def train(
     with (
         limited_threads(machine.threads),
         connected(machine.cluster, machine.threads) as cluster,
-        tff_worker(config.execution, machine.threads) as worker,
+        _tff_worker(config.execution, machine.threads) as worker,
     ):
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
         model = check_model(task, config)
@@ -109,11 +110,20 @@ def train(
     return TrainedRun.of(Run.load(folder), task)
 
 
+def _tff_worker(execution: str, threads: int | None) -> AbstractContextManager[Any]:
+    """The worker of execution="tff"; None for "fast", which needs neither it nor TFF."""
+    if execution != "tff":
+        return nullcontext()
+    from fedmf.federated.tff.worker import tff_worker
+
+    return tff_worker(threads)
+
+
 class _Training:
     """A run under way: `state` is that after `done` rounds."""
 
     def __init__(
-        self, setup: RunSetup, options: RunOptions, place: Cluster | TffWorker | None
+        self, setup: RunSetup, options: RunOptions, place: "Cluster | TffWorker | None"
     ) -> None:
         task, config, folder = setup.task, setup.config, setup.folder
         self.task = task
@@ -212,7 +222,7 @@ class _Training:
         try:
             # Client work, noisy mean of the updates, server step.
             state, metrics = self.execution.next(self.state, clients, canaries)
-        except (tf.errors.InvalidArgumentError, grpc.RpcError) as error:
+        except (tf.errors.InvalidArgumentError, *self.execution.errors) as error:
             raise self._misfit(t, cohort[cohort < known]) or error from error
         if metrics.pop("not_finite"):
             self._warn_not_finite(t, cohort[cohort < known])

@@ -1,10 +1,12 @@
 """Clients that train by automatic differentiation, and whether they do side by side."""
 
+import math
+
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.aggregation.aggregator import mean_query
 from fedmf.federated.execution import client_work
+from fedmf.federated.execution.records import Records, SampleParams
 
 
 @pytest.fixture
@@ -31,10 +33,9 @@ def sums_of(monkeypatch):
         monkeypatch.setattr(client_work, "SMALL_MODEL", small)
         weights = [v.value() for v in task.build_model(3).trainable_variables]
         specs = [tf.TensorSpec(w.shape) for w in weights]
-        options = {"noise_seed": 1, "zeroing_norm": None, "noise_strategy": "precomputed"}
-        query = mean_query(settings.plan(), specs, clients_per_round=4, **options)
-        work = client_work.AutodiffClients(task, settings, query, specs)
-        params = query.derive_sample_params(query.initial_global_state())
+        work = client_work.AutodiffClients(task, settings, Records(specs))
+        norms = (tf.constant(norm, tf.float64) for norm in (settings.clip_norm, math.inf))
+        params = SampleParams(*norms, ())
 
         def summed(cohort):
             [part] = work.sums(client_work.Broadcast(weights, params), [cohort])

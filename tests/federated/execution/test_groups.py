@@ -9,27 +9,26 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.aggregation.aggregator import clipping_query
-from fedmf.federated.aggregation.query import SampleParams
 from fedmf.federated.execution import groups
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.cluster import ClusterClients
 from fedmf.federated.execution.groups import GroupSum, checked
+from fedmf.federated.execution.records import Records, SampleParams
 from tests.federated.run_small import GROUPS_OF_TWO, config
 from tests.federated.small_task import small_task
 from tests.refusals import refusal
 
 SPECS = [tf.TensorSpec([30, 7], tf.float32), tf.TensorSpec([7], tf.float32)]
-QUERY = clipping_query(SPECS)
+RECORDS = Records(SPECS)
 CLIP_NORM = 0.7
 
 
 def sum_of(updates):
     params = SampleParams(tf.constant(CLIP_NORM, tf.float64), tf.constant(100.0, tf.float64), ())
-    total = QUERY.initial_sample_state()
+    total = RECORDS.zero()
     for update in updates:
-        total = QUERY.accumulate_record(params, total, update)
+        total = RECORDS.added(params, total, update)
     return GroupSum(
         tf.nest.map_structure(lambda tensor: tensor.numpy(), total), 1.0, 9, 0, 1, "node-7"
     )
@@ -39,9 +38,7 @@ def check(part, clients=5, number=1):
     """The group 1 of two, whose group 0 is right."""
     first = sum_of(updates(2))._replace(group=0)
     parts = [first, part] if number == 1 else [first]
-    return list(
-        checked(parts, [2, clients], zero=QUERY.initial_sample_state(), clip_norm=CLIP_NORM)
-    )[1]
+    return list(checked(parts, [2, clients], zero=RECORDS.zero(), clip_norm=CLIP_NORM))[1]
 
 
 def updates(clients, scale=10.0):
@@ -116,7 +113,7 @@ def test_what_cannot_be_the_sum_is_refused(part, fault):
 def test_each_group_has_one_result(results, fault):
     parts = [sum_of(updates(2))._replace(group=n) for n in range(results)]
     with refusal(fault):
-        list(checked(parts, [2, 2], zero=QUERY.initial_sample_state(), clip_norm=CLIP_NORM))
+        list(checked(parts, [2, 2], zero=RECORDS.zero(), clip_norm=CLIP_NORM))
 
 
 @functools.cache

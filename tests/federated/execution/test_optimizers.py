@@ -8,7 +8,14 @@ import pytest
 from fedmf.federated.examples import count
 from fedmf.federated.execution import client_work
 from fedmf.federated.training.loop import client_epochs
-from tests.federated.small_runs import assert_same_model, config, small_task, start_of, train
+from tests.federated.small_runs import (
+    assert_close,
+    assert_same_model,
+    config,
+    small_task,
+    start_of,
+    train,
+)
 
 # Every optimizer on each side, FedProx, several epochs and a limit on batches.
 WORK = [
@@ -74,21 +81,51 @@ def test_epochs_are_orders_of_all_examples_up_to_the_limit():
     np.testing.assert_array_equal(limited[0][0], epochs[0][0])
 
 
-@pytest.mark.parametrize("examples", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_clients_of_one_example_train_side_by_side(examples, tmp_path, monkeypatch, vectorised):
-    """Example-level privacy: gradients in groups of two, and all at once, beside TFF's clients."""
-    monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
-    start = start_of(small_task())
-    monkeypatch.setattr(client_work, "SIDE_BY_SIDE_PRODUCTS", examples * sum(map(np.size, start)))
+def products(examples):
+    """Examples times parameters."""
+    return examples * sum(map(np.size, start_of(small_task())))
+
+
+def one_each(batch_size=1):
+    """Example-level privacy: clients of one example."""
     x, y = small_task().split("validation")
-    one_each = dataclasses.replace(
+    return dataclasses.replace(
         small_task(),
-        batch_size=1,
+        batch_size=batch_size,
         client_ids=[str(i) for i in range(40)],
         client_examples=lambda name: (x[int(name) : int(name) + 1], y[int(name) : int(name) + 1]),
     )
+
+
+def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
+    monkeypatch, sums_of, vectorised
+):
+    monkeypatch.setattr(client_work, "SIDE_BY_SIDE_PRODUCTS", products(2))
+    settings = config(proximal_strength=0.1, clip_norm=0.05)
+    parts = []
+    for batch_size in (1, 4):  # of a model that is not small; a batch of 4 has no single example
+        task = one_each(batch_size)
+        cohort = [client_epochs(task, settings, 0, client) for client in range(5)]
+        parts.append(sums_of(task, settings, 0)(cohort))
+        assert len(vectorised) == 1
+    single, in_turn = parts
+    assert_close(single.total.record, in_turn.total.record, rtol=1e-5, atol=1e-7)
+    assert int(single.total.clipped) == int(in_turn.total.clipped) > 0
+    assert single.loss == pytest.approx(in_turn.loss, rel=1e-6)
+    assert single.examples == in_turn.examples == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("examples", [2, 4])
+def test_clients_of_one_example_train_side_by_side(examples, tmp_path, monkeypatch, vectorised):
+    """Gradients in groups of two, and all at once, beside TFF's clients."""
+    monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
+    start = start_of(small_task())
+    monkeypatch.setattr(client_work, "SIDE_BY_SIDE_PRODUCTS", products(examples))
     settings = {"proximal_strength": 0.1, "clip_norm": 0.05}
-    runs = [train(tmp_path / name, config(name, **settings), one_each) for name in ("fast", "tff")]
+    runs = [
+        train(tmp_path / name, config(name, **settings), one_each()) for name in ("fast", "tff")
+    ]
     # A trace, in the fast execution; for several batches there would be two.
     assert len(vectorised) == 1
     assert_same_model(runs, start, least=1e-3)

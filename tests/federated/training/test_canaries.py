@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import fedmf
-from fedmf.federated.aggregation.clipping import Clipped
 from fedmf.federated.training.run_setup import controller_of
 from fedmf.runs.audit import audit_run, audit_run_canaries
+from fedmf.server.clipping import UpdateSum
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by, refused
 from tests.federated import run_small, small_runs
@@ -21,6 +21,7 @@ from tests.federated.small_task import task_of_arrays
 from tests.federated.training.test_adaptive_training import BOTH
 from tests.refusals import refusal
 
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 CLIENTS, CANARIES, FEATURES = 20, 60, 3000
 
 
@@ -72,6 +73,7 @@ def run(tmp_path_factory):
 def test_a_run_after_kill_9_has_the_same_canaries_bit_for_bit(run, tmp_path):
     program = (
         "import os, signal, sys; from tests.federated.training.test_canaries import train; "
+        "from fedmf.federated.execution import client_work; client_work.SMALL_MODEL = 0; "
         "train(sys.argv[1], on_round=lambda t: t == 4 and os.kill(os.getpid(), signal.SIGKILL))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "parts")]
@@ -131,11 +133,10 @@ def test_the_command(run, tmp_path):
 
 
 def test_updates_that_are_not_clipped_break_the_claim(tmp_path, monkeypatch):
-    def unclipped(record, *, clip_norm, zeroing_norm):
-        zero = tf.constant(0)
-        return Clipped(record, clipped=zero, zeroed=zero)
+    def unclipped(self, leaves, **norms):
+        self.add_clipped(leaves, 1, 0, 0)
 
-    monkeypatch.setattr("fedmf.federated.aggregation.query.zero_and_clip", unclipped)
+    monkeypatch.setattr(UpdateSum, "add", unclipped)
     broken = train(tmp_path / "broken", config(client_learning_rate=1e-9))
     printed = program(f"audit canaries {broken.path}", status=1).stdout
     assert "ABOVE THE CLAIM" in printed

@@ -78,7 +78,8 @@ def test_structured_and_dense_losses_agree_with_the_definition(sizes):
 @given(SIZES, st.booleans(), st.booleans())
 @settings(max_examples=80)
 def test_bounds_hold_for_every_feasible_encoder(sizes, equal, structured):
-    # Any point gives a valid bound, not only one near the optimum.
+    # Of the least loss at columns of norm one (banded paper, Problem 2), or with classes that sum
+    # to one. Any point gives a valid bound, not only one near the optimum.
     n, bands, seed = sizes[0], min(sizes[1], sizes[0]), sizes[3]
     rng = np.random.default_rng(seed)
     workload = random_structured(n, sizes[2], seed)
@@ -140,6 +141,7 @@ def test_workloads_reach_their_tolerance(n, equal_norms):
 
 
 def test_without_equal_norms_against_an_independent_solver():
+    """A client's rounds add up to one, which is the sensitivity (banded paper, Prop. B.1)."""
     from scipy.optimize import minimize
 
     n, b, bands = 7, 3, 2

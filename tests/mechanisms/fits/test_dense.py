@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.mechanisms.dense.classes import Classes, Resolvents
-from fedmf.mechanisms.dense.dual import EqualNormsDual, PairsDual
+from fedmf.mechanisms.dense.dual import EqualNormsDual, PairsDual, lower_factor
 from fedmf.mechanisms.fit import fit
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, separated
@@ -90,6 +90,7 @@ def test_multi_epoch_table_6(workload, smallest, error):
 @pytest.mark.parametrize(("n", "b"), [(4, 2), (5, 2), (6, 3), (5, 3)])
 @pytest.mark.parametrize("equal_norms", [False, True])
 def test_optimum_is_that_of_an_independent_solver(n, b, equal_norms):
+    """The encoder comes from the variables of the dual (multi-epoch paper, Thm. 3.1)."""
     workload = random_workload(n, n + b)
     certificate = fit(
         workload, epochs(n, b), family="dense", equal_norms=equal_norms, tolerance=1e-9
@@ -99,11 +100,24 @@ def test_optimum_is_that_of_an_independent_solver(n, b, equal_norms):
     )
 
 
+@pytest.mark.parametrize("bands", [1, 3, 8])
+def test_a_banded_gram_matrix_has_a_banded_lower_factor(bands):
+    """Banded paper, Prop. 4.1."""
+    M = np.random.default_rng(bands).standard_normal((8, 8)) + 4.0 * np.eye(8)
+    M = np.triu(np.tril(M), 1 - bands)
+    X = M @ M.T  # of another factor
+    C = lower_factor(X)
+    assert_allclose(C.T @ C, X, atol=1e-12)
+    assert not np.triu(C, 1).any()
+    assert_allclose(np.tril(C, -bands), 0.0, atol=1e-12)
+    assert lower_factor(X - 2.0 * np.linalg.eigvalsh(X)[0] * np.eye(8)) is None
+
+
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 7), data=st.data())
 @settings(max_examples=40)
 def test_no_encoder_beats_any_bound(seed, n, data):
-    # At multipliers far from the optimum, and against encoders of any signs
-    # under vector contributions.
+    # The dual bounds all losses (multi-epoch paper, Thm. 3.1): at multipliers far from the optimum,
+    # and against encoders of any signs under vector contributions.
     b = data.draw(st.integers(1, n))
     workload, rng = random_workload(n, seed), np.random.default_rng(seed)
     classes = Classes(n, b)

@@ -153,11 +153,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def tff_worker(execution: str, threads: int | None) -> Iterator[TffWorker | None]:
-    """The worker of an execution for the block; None for "fast", which needs none."""
-    if execution != "tff":
-        yield None
-        return
+def tff_worker(threads: int | None) -> Iterator[TffWorker]:
+    """A worker for the block."""
     worker = TffWorker(threads)
     try:
         yield worker

@@ -73,6 +73,9 @@ def filled(specs, value):
     ("kind", "in_graph"), [*((kind, False) for kind in STRUCTURES), ("nested", True)]
 )
 def test_a_sample_is_summed_and_noised_as_tensorflow_privacy_does_it(kind, in_graph):
+    """Clipped, added up, and row t of N Z added to it (Denisov et al. 2022, Alg. 1; banded paper,
+    Alg. 1).
+    """
     specs = STRUCTURES[kind]
     query = make_query(specs)
     size = flat(filled(specs, 0.0)).size

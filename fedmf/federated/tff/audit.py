@@ -18,7 +18,7 @@ import tensorflow as tf
 from fedmf import checks
 from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_distinguishing, worst_case
 from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
-from fedmf.federated.aggregation.aggregator import mean_query
+from fedmf.federated.tff.aggregator import mean_query
 from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
 from fedmf.server.state import check_plan
 

@@ -12,18 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.aggregation import marks
-from fedmf.federated.aggregation.query import (
+from fedmf.federated.tff import marks, tff
+from fedmf.federated.tff.noise import RunSeeds
+from fedmf.federated.tff.query import (
     MatrixFactorizationQuery,
     QuerySample,
-    check_zeroing_norm,
 )
-from fedmf.federated.aggregation.scaling import Scaling
-from fedmf.federated.noise import RunSeeds
-from fedmf.federated.tff import tff
-from fedmf.mechanisms.identity import IdentityMechanism
-from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
+from fedmf.server.following import Scaling
+from fedmf.server.means import check_zeroing_norm
 from fedmf.server.state import check_plan
 
 
@@ -50,22 +47,6 @@ def mean_query(
         noise_strategy=noise_strategy,
         count_metrics=count_metrics,
     )
-
-
-def clipping_query(record_specs: Any) -> MatrixFactorizationQuery:
-    """A query that knows no noise: under the parameters of `mean_query` it zeroes, clips and counts
-    as that does.
-
-    It is what a machine needs that trains clients.
-    """
-    plan = Plan(
-        mechanism=IdentityMechanism(rounds=1),
-        participation=Participation(rounds=1, schema="single"),
-        noise_multiplier=0.0,
-        clip_norm=1.0,
-        delta=1e-6,
-    )
-    return MatrixFactorizationQuery(plan, record_specs, noise_seed=0)
 
 
 def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import NoiseAudit
-from fedmf.federated.aggregation.aggregator import mean_query
-from fedmf.federated.aggregation.scaling import Scaling
+from fedmf.federated.tff.aggregator import mean_query
+from fedmf.federated.tff.scaling import initial_scaling, scaling_after
+from fedmf.server.following import Scaling
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
 from tests.power import missed_by_game, trials_that_see
@@ -88,8 +89,8 @@ def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positi
     rng, query = np.random.default_rng(5), query_of(rule)
     for exponent in (-45.0, -20.0, -3.0, 0.0, 12.0, 30.0, 38.0):
         seen = rng.normal(size=SIZE) * 10.0 ** rng.uniform(-10, 0, SIZE) * 10.0**exponent
-        state = rule.initial_state(SPECS)
-        scaling = rule.after(state, [tf.constant(seen, tf.float32)], 0)
+        state = initial_scaling(SPECS)
+        scaling = scaling_after(rule, state, [tf.constant(seen, tf.float32)], 0)
         s = scaling.scales[0].numpy()
         assert np.all((s > 0) & np.isfinite(s))
         params = query.derive_sample_params(query.initial_global_state()._replace(scaling=scaling))
@@ -97,6 +98,19 @@ def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positi
             sent = tf.constant(rng.normal(size=SIZE) * size, tf.float32)
             [clipped] = query.preprocess_record(params, [sent]).record
             assert np.linalg.norm(clipped.numpy().astype(np.float64)) <= query.plan.clip_norm
+
+
+@pytest.mark.parametrize(("rule", "every"), itertools.product(["adam", "adagrad"], [1, 2]))
+def test_arrays_and_tensors_have_the_same_scales(rule, every):
+    scaling = Scaling(rule=rule, epsilon=EPSILON, decay=0.9, every=every)
+    on_arrays, on_tensors = scaling.initial(SIZE), initial_scaling(SPECS)
+    for t in range(ROUNDS):
+        mean = random_updates(t)[0].astype(np.float32)
+        on_arrays = scaling.after(on_arrays, mean, t)
+        on_tensors = scaling_after(scaling, on_tensors, [tf.constant(mean)], t)
+        np.testing.assert_allclose(on_arrays.scales, on_tensors.scales[0], rtol=1e-6)
+        np.testing.assert_allclose(on_arrays.moment, on_tensors.moment[0], rtol=1e-6)
+        np.testing.assert_allclose(on_arrays.drifts, on_tensors.drifts, rtol=1e-5, atol=1e-6)
 
 
 def test_a_state_of_another_scaling_is_refused():
@@ -115,7 +129,7 @@ class FromTheCurrentRound(Scaling):
 
     def peek(self, query, state, sample):
         mean = [tf.cast(leaf / query.divisor, tf.float32) for leaf in sample.record]
-        return state._replace(scaling=self.after(state.scaling, mean, 0))
+        return state._replace(scaling=scaling_after(self, state.scaling, mean, 0))
 
 
 def game(scaling):

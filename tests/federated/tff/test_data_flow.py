@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from fedmf import federated
-from fedmf.federated.aggregation.query import QuerySample
 from fedmf.federated.tff import tff, tfp
+from fedmf.federated.tff.query import QuerySample
 from fedmf.mechanisms import IdentityMechanism
 from tests.federated.plans import plan_of
 from tests.refusals import refusal

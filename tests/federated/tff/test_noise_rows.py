@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.noise import NoiseRows, RunSeeds, source_of_key
+from fedmf.federated.tff.noise import NoiseRows, RunSeeds, source_of_key
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.noise.strategies import GRAPH_STRATEGIES
 from fedmf.server.source import noise_key

@@ -12,7 +12,7 @@ PROGRAM = """
 import os, signal, sys
 import numpy as np
 import tensorflow_federated as tff
-from fedmf.federated.execution.tff_worker import TffWorker, worker_processes
+from fedmf.federated.tff.worker import TffWorker, worker_processes
 
 add = tff.tensorflow.computation(lambda x: x + 1, np.int32)
 if sys.argv[1] == "TFF's own":

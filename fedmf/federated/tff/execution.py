@@ -2,20 +2,22 @@
 
 import collections
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import grpc
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.aggregation.aggregator import dp_aggregator
 from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.base import Execution, query_metrics
-from fedmf.federated.execution.tff_worker import TffWorker
+from fedmf.federated.execution.base import Execution
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
 from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
-from fedmf.federated.training.optimizers import client_optimizer, scaling_of, server_optimizer
+from fedmf.federated.tff.aggregator import dp_aggregator
+from fedmf.federated.tff.optimizers import client_optimizer, server_optimizer
+from fedmf.federated.tff.worker import TffWorker
+from fedmf.federated.training.steps import scaling_of
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.rows import HostNoise
@@ -30,6 +32,8 @@ class TffExecution(Execution):
       noise_seed: non-negative int.
       worker: the caller closes it.
     """
+
+    errors = (grpc.RpcError,)
 
     def __init__(
         self,
@@ -174,3 +178,15 @@ class _TrainedModel(tff.learning.models.VariableModel):
         self._loss_sum.assign(0.0)
         self._examples.assign(0)
         self._zeroed.assign(1)
+
+
+def query_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The query's metrics in a row of metrics.jsonl."""
+    adaptive = {
+        name: float(metrics[name]) for name in ("scale_drift", "clip_norm") if name in metrics
+    }
+    return adaptive | {
+        "clip_fraction": float(metrics["clip_fraction"]),
+        "zeroed": int(metrics["zeroed"]),
+        "noise_stddev": float(metrics["noise_stddev"]),
+    }

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from fedmf.federated.aggregation.marks import TAKEN, Mark, read
 from fedmf.federated.tff import building_blocks, tff, transformations
+from fedmf.federated.tff.marks import TAKEN, Mark, read
 
 # Intrinsics whose value is their argument, at another place or in another structure.
 _MOVES = {

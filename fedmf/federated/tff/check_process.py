@@ -5,8 +5,8 @@ process to its server.
 import dataclasses
 from typing import Any
 
-from fedmf.federated.aggregation.data_flow import Leaf, Origin, Path, Release, RoundFlow, leaves
 from fedmf.federated.tff import tff
+from fedmf.federated.tff.data_flow import Leaf, Origin, Path, Release, RoundFlow, leaves
 
 # Where a round's output has what is neither state nor result. The guarantee does not
 # cover that place.

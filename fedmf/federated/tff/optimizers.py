@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.aggregation.scaling import Scaling
 from fedmf.federated.tff import tff
 from fedmf.runs.config import SCALED, TrainConfig
 
@@ -86,16 +85,6 @@ def server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
     return tff.learning.optimizers.schedule_learning_rate(
         optimizer, lambda t: tf.constant(rates, tf.float32)[tf.minimum(t, len(rates) - 1)]
     )
-
-
-def scaling_of(config: TrainConfig) -> Scaling | None:
-    """How updates are scaled before they are clipped, for the server's optimizer; None for one that
-    takes the mean as it is.
-    """
-    if not config.server_optimizer.startswith(SCALED):
-        return None
-    rule = config.server_optimizer.removeprefix(SCALED)
-    return Scaling(rule=rule, epsilon=config.server_epsilon, every=config.scale_every)
 
 
 class Proximal(tff.learning.optimizers.Optimizer):

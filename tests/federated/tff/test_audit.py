@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import audit_noise, causal_factor, whiten
-from fedmf.federated import audit as audits
-from fedmf.federated.aggregation import query as queries
-from fedmf.federated.audit import (
+from fedmf.federated.tff import audit as audits
+from fedmf.federated.tff import query as queries
+from fedmf.federated.tff.audit import (
     audit_mechanism,
     divisor_of,
     model_of,

@@ -1,29 +1,13 @@
 """The clip norm that follows a quantile, from round to round:
-`fedmf.privacy.quantile_clipping` on tensors.
+`fedmf.server.following` on tensors.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
-
-
-class ClipState(NamedTuple):
-    """State of the clip norm between rounds; a function of what was released.
-
-    Attributes:
-      norm: float64 (), zeta of the coming round.
-      last: float64 (), zeta of the last round.
-      bits: float32 (), what was released of the last round's sum of bits.
-      within: float32 (), the sum since the last change of zeta of the released parts of clients
-        within it.
-    """
-
-    norm: Any
-    last: Any
-    bits: Any
-    within: Any
+from fedmf.server.following import ClipState
 
 
 def initial_clip(clip_norm: float) -> ClipState:

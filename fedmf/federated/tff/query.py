@@ -6,49 +6,18 @@ import math
 from typing import Any, NamedTuple
 
 import dp_accounting
-import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.aggregation import marks
-from fedmf.federated.aggregation.adaptive_clipping import clip_after, initial_clip
-from fedmf.federated.aggregation.clipping import clip_dtype, zero_and_clip
-from fedmf.federated.aggregation.scaling import Scaling, scaled, unscaled
-from fedmf.federated.noise import LARGEST, NoiseRows, RunSeeds
-from fedmf.federated.tff import tfp
+from fedmf.federated.execution.records import QuerySample, Records, SampleParams
+from fedmf.federated.tff import marks, tfp
+from fedmf.federated.tff.adaptive_clipping import clip_after, initial_clip
+from fedmf.federated.tff.noise import LARGEST, NoiseRows, RunSeeds
+from fedmf.federated.tff.scaling import initial_scaling, scaling_after, unscaled
 from fedmf.privacy.plan import Plan, bit_stddev, noise_size
-from fedmf.privacy.quantile_clipping import MOST_CHANGE
+from fedmf.server.following import Scaling
+from fedmf.server.means import check_clip_norm, check_zeroing_norm
 from fedmf.server.state import NoiseState, check_plan, check_tail, mark_of, plan_mark
-
-_RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-# TensorFlow may take numbers below 2^-126 for 0, so that it cannot measure records of such norms.
-_LEAST_CLIP_NORM = 1e-20
-
-
-class SampleParams(NamedTuple):
-    """What clients need: clip_norm (of the round) and zeroing_norm, float64; the scales of the
-    leaves, empty without a `Scaling`.
-    """
-
-    clip_norm: Any
-    zeroing_norm: Any
-    scales: Any
-
-
-class QuerySample(NamedTuple):
-    """A clipped record, or a sum of some.
-
-    Attributes:
-      record: structure of the record, in float64: a sum in float32 would lose what one client sends
-        beside what many others do.
-      clients, clipped, zeroed: int32 (); how many records this is the sum of, how many of them were
-        clipped, and how many zeroed.
-    """
-
-    record: Any
-    clients: Any
-    clipped: Any
-    zeroed: Any
 
 
 class QueryState(NamedTuple):
@@ -70,57 +39,6 @@ class QueryState(NamedTuple):
     scaling: Any
     clip: Any
     records: Any
-
-
-def check_zeroing_norm(zeroing_norm: Any) -> float:
-    """The norm as a positive float; infinity for None, no limit."""
-    hint = (
-        "use a positive number such as 100, or None for no limit (a limit that adapts to the "
-        "updates would let one client's update "
-        "change another's, which the guarantee does not cover)"
-    )
-    return math.inf if zeroing_norm is None else checks.positive("zeroing_norm", zeroing_norm, hint)
-
-
-def _check_specs(record_specs: Any) -> Any:
-    """The specs as tf.TensorSpec, all of fully defined shape and of float dtype, with at least one
-    entry between them.
-    """
-    for leaf in tf.nest.flatten(record_specs):
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise TypeError(
-                f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or "
-                "anything with shape and dtype"
-            )
-    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs)
-    for leaf in tf.nest.flatten(specs):
-        if not leaf.shape.is_fully_defined() or leaf.dtype not in _RECORD_DTYPES:
-            raise TypeError(
-                f"record_specs has a leaf {leaf}: use float16, bfloat16, float32 or float64 "
-                "tensors of fully defined shape"
-            )
-    if not sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs)):
-        raise ValueError(
-            f"record_specs={record_specs!r} has no entries: there is nothing to add noise to"
-        )
-    return specs
-
-
-def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
-    """The leaf of a record as a tensor of the spec's dtype; half precision widens, and numbers that
-    are no tensor yet are converted.
-    """
-    if not tf.is_tensor(leaf) and np.asarray(leaf).dtype.kind in "fiub":
-        return tf.convert_to_tensor(leaf, spec.dtype)
-    leaf = tf.convert_to_tensor(leaf)
-    if leaf.dtype != spec.dtype and not (
-        leaf.dtype.is_floating and leaf.dtype.size < spec.dtype.size
-    ):
-        raise TypeError(
-            f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for "
-            f"{spec.dtype.name}: cast it, or make the query for that"
-        )
-    return tf.cast(leaf, spec.dtype)
 
 
 class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
@@ -195,8 +113,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
     ) -> None:
         check_plan(plan)
         self.plan = plan
-        self._specs = _check_specs(record_specs)
-        self._flat_specs = tf.nest.flatten(self._specs)
+        self._records = Records(record_specs)
+        self._flat_specs = self._records.flat_specs
         self._sizes = [leaf.shape.num_elements() for leaf in self._flat_specs]
         self._zeroing_norm = check_zeroing_norm(zeroing_norm)
         self.divisor = checks.positive(
@@ -216,12 +134,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "quantile_clipping needs the fixed number of records of a round, to know which "
                 "part of them is clipped: give it as divisor, or use a plan of one clip norm"
             )
-        least = _LEAST_CLIP_NORM if self._adaptive is None else _LEAST_CLIP_NORM * MOST_CHANGE
-        if plan.clip_norm < least:
-            raise ValueError(
-                f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's "
-                "range: rescale the updates, and `clip_norm` with them"
-            )
+        check_clip_norm(plan)
         self._clip_norm = plan.clip_norm
         self._scaling: Scaling | None = None
         self._seeds = RunSeeds(noise_seed)
@@ -269,7 +182,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         In a graph that is built once, all calls begin one run, unless noise_seed="os".
         """
         zero = tf.constant(0, tf.int32)
-        scaling = () if self._scaling is None else self._scaling.initial_state(self._flat_specs)
+        scaling = () if self._scaling is None else initial_scaling(self._flat_specs)
         clip = () if self._adaptive is None else initial_clip(self.plan.clip_norm)
         noise = self._noise.initial_state(self._seeds.next_key())
         return QueryState(noise, zero, zero, zero, scaling, clip, self._records_mark())
@@ -294,13 +207,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         Raises:
           ValueError: the template is of other shapes than record_specs.
         """
-        template = self._specs if template is None else template
-        self._check_shapes("template", template)
-        zeros = [tf.zeros(leaf.shape, tf.float64) for leaf in self._flat_specs]
-        zero = tf.constant(0, tf.int32)
-        return QuerySample(
-            tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero
-        )
+        return self._records.zero(template)
 
     @marks.clip
     def preprocess_record(self, params: SampleParams, record: Any) -> QuerySample:
@@ -312,21 +219,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
           ValueError: the record is of other shapes than record_specs.
           TypeError: it has a tensor of a dtype that does not fit into the leaf's without loss.
         """
-        self._check_shapes("record", record)
-        # A shape that is known only when the graph runs is checked there.
-        leaves = [
-            tf.ensure_shape(_in_dtype(leaf, spec), spec.shape)
-            for leaf, spec in zip(tf.nest.flatten(record), self._flat_specs, strict=True)
-        ]
-        clip_norm, zeroing_norm, scales = params
-        if scales:
-            # Half precision widens first: clipping comes after all rounding.
-            leaves = scaled([tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves], scales)
-        record = tf.nest.pack_sequence_as(record, leaves)
-        clipped = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
-        one = tf.constant(1, tf.int32)
-        wide = tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float64), clipped.record)
-        return QuerySample(wide, clients=one, clipped=clipped.clipped, zeroed=clipped.zeroed)
+        return self._records.clipped(params, record)
 
     @marks.noise
     def get_noised_result(
@@ -384,7 +277,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         scaling = global_state.scaling
         if self._scaling is not None:
             means = unscaled(means, scaling.scales)
-            scaling = self._scaling.after(scaling, means, t)
+            scaling = scaling_after(self._scaling, scaling, means, t)
         means = [
             tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
         ]
@@ -450,21 +343,6 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         check = tf.debugging.assert_equal(ours, True, message=message)
         with tf.control_dependencies([] if check is None else [check]):
             return tf.where(ours, row, float("nan"))
-
-    def _check_shapes(self, name: str, structure: Any) -> None:
-        leaves = tf.nest.flatten(structure)
-        shapes = [
-            tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf))
-            for leaf in leaves
-        ]
-        specs = self._flat_specs
-        if len(shapes) != len(specs) or not all(
-            shape.is_compatible_with(spec.shape) for shape, spec in zip(shapes, specs, strict=True)
-        ):
-            raise ValueError(
-                f"the {name} has leaves of shapes {shapes}, not those that the query was "
-                f"made for: {self._specs}"
-            )
 
 
 def _is_read_in_graph(value: Any) -> bool:

@@ -1,1 +1,0 @@
-"""Clipping, the DPQuery, and the aggregators made of it."""

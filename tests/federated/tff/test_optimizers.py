@@ -1,0 +1,108 @@
+"""Server optimizers: SGD with momentum and a schedule, and Adam with one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import fedmf
+from fedmf import federated
+from fedmf.federated.tff import optimizers as tff_optimizers
+from fedmf.federated.training import steps
+from tests.federated.run_small import config
+from tests.refusals import refusal
+
+
+def test_equals_the_workload_of_the_same_schedule():
+    # Multi-epoch paper, Sec. 4: SGD with momentum and learning rates is multiplication by the
+    # momentum workload.
+    rates = fedmf.WarmupCooldown(rounds=12, peak=0.7).learning_rates()
+    optimizer = federated.ScheduledSGDM(rates, momentum=0.9)
+    gradients = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    weights, state = tf.zeros([3]), optimizer.initialize(tf.TensorSpec([3]))
+    path = []
+    for gradient in gradients:
+        state, weights = optimizer.next(state, weights, tf.constant(gradient))
+        path.append(-weights.numpy())
+    A = fedmf.momentum_sgd(12, momentum=0.9, learning_rates=rates).matrix
+    np.testing.assert_allclose(path, A @ gradients, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rates", "momentum", "named"),
+    [
+        *((rates, 0.9, "learning_rates") for rates in ([], [0.1, np.nan], [0.1, 0.0], [[0.1]])),
+        *(([0.1], momentum, f"momentum={momentum}") for momentum in (-0.1, 1.0, np.nan)),
+    ],
+)
+def test_refusals(rates, momentum, named):
+    with refusal(named):
+        federated.ScheduledSGDM(rates, momentum=momentum)
+
+
+@pytest.mark.parametrize("schedule", [None, "3:0.5"])
+def test_adam_follows_the_schedule_and_its_own_formula(schedule):
+    """Adam of Kingma and Ba, Algorithm 1, with the rate of each round."""
+    settings = config(
+        server_optimizer="adam",
+        server_momentum=0.5,
+        server_epsilon=0.1,
+        server_learning_rate=2.0,
+        learning_rate_schedule=schedule,
+    )
+    optimizer, rates = (
+        steps.server_optimizer(settings),
+        settings.server_schedule().learning_rates(),
+    )
+    assert len(set(rates)) > 1
+    w = [np.array([1.0], np.float32)]
+    state = optimizer.initial(w)
+    m = v = 0.0
+    expected = 1.0
+    for t, rate in enumerate(rates):
+        gradient = float(t) - 1.5
+        state, w = optimizer.next(state, w, [np.array([gradient], np.float32)], float(rate))
+        m, v = 0.5 * m + 0.5 * gradient, 0.999 * v + 0.001 * gradient**2
+        step = rate * np.sqrt(1 - 0.999 ** (t + 1)) / (1 - 0.5 ** (t + 1))
+        expected -= step * m / (np.sqrt(v) + 0.1)
+    assert float(w[0][0]) == pytest.approx(expected, rel=1e-4)
+
+
+# TFF's 1 - beta_2^t is a difference in float32, off by 2^-24 / 0.001 in the first step, its root by
+# half of that: of steps of length 1 in all.
+TFF_ROUNDING = 3e-5
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("rule", ["sgd", "adam", "adagrad", "yogi"])
+class TestTheSameStepsAsTff:
+    """On arrays of the server and tensors of a client; TFF's own optimizers are the oracle."""
+
+    def test_of_a_server(self, rule, momentum):
+        settings = config(server_optimizer=rule, server_momentum=momentum, rounds=12)
+        ours, theirs = steps.server_optimizer(settings), tff_optimizers.server_optimizer(settings)
+        w = [np.array([1.0, -2.0, 0.0], np.float32)]
+        state = ours.initial(w)
+        tff_w = [tf.constant(w[0])]
+        tff_state = theirs.initialize([tf.TensorSpec([3])])
+        rates = settings.server_schedule().learning_rates()
+        for t, g in enumerate(gradients(12)):
+            state, w = ours.next(state, w, [g], float(rates[t]))
+            tff_state, tff_w = theirs.next(tff_state, tff_w, [tf.constant(g)])
+            np.testing.assert_allclose(w[0], tff_w[0], rtol=2e-6, atol=TFF_ROUNDING)
+            assert w[0].dtype == np.float32
+
+    @pytest.mark.parametrize("proximal", [0.0, 0.3])
+    def test_of_a_client(self, rule, momentum, proximal):
+        own = {"client_momentum": momentum} if rule == "sgd" else {}
+        settings = config(client_optimizer=rule, proximal_strength=proximal, **own)
+        ours, theirs = steps.client_optimizer(settings), tff_optimizers.client_optimizer(settings)
+        w = tff_w = [tf.constant([1.0, -2.0, 0.0])]
+        state, tff_state = ours.initial(w), theirs.initialize([tf.TensorSpec([3])])
+        for g in gradients(5):
+            state, w = ours.next(state, w, [tf.constant(g)], settings.client_learning_rate)
+            tff_state, tff_w = theirs.next(tff_state, tff_w, [tf.constant(g)])
+            np.testing.assert_allclose(w[0], tff_w[0], rtol=2e-6, atol=TFF_ROUNDING)
+
+
+def gradients(count):
+    return np.random.default_rng(3).normal(size=(count, 3)).astype(np.float32)

@@ -1,0 +1,33 @@
+"""The loop where TensorFlow Federated is not installed, as on Python 3.12 and later."""
+
+import subprocess
+import sys
+
+# Trains two rounds by the command line; every import of TFF and what comes with it alone fails.
+_PROGRAM = """
+import sys
+for name in ("tensorflow_federated", "tensorflow_privacy", "jax"):
+    sys.modules[name] = None
+from fedmf.cli import cli
+cli(sys.argv[1:])
+"""
+
+
+def without_tff(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *arguments], capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_run_trains_and_another_execution_says_what_it_needs(tmp_path):
+    run = (
+        f"train --out {tmp_path}/run --task regression --rounds 2 --cohort-size 4 --min-sep 2 "
+        "--epsilon 8 --noise-seed 1 --quiet --server-learning-rate 0.001"
+    )
+    done = without_tff(*run.split())
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "final_statement.md").exists()
+    other = without_tff(*run.replace("/run", "/other").split(), "--execution", "tff")
+    assert other.returncode != 0
+    assert "needs TensorFlow Federated 0.87 and TensorFlow Privacy" in other.stderr
+    assert "Traceback" not in other.stderr
