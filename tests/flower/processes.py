@@ -54,10 +54,6 @@ class Programs:
             )
         return self._programs[name]
 
-    def set(self, **variables):
-        """Environment of the programs to come."""
-        self._environment = self._environment | variables
-
     def log(self, name):
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
