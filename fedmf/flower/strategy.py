@@ -104,6 +104,7 @@ class MatrixFactorizationDP(Strategy):
         self._server: Server | None = None
         self._nodes: Nodes | None = None
         self._model: dict[str, np.ndarray] = {}  # of the round under way, by name
+        self._moved: ArrayRecord | None = None  # after the newest release
         self._asked: dict[int, int] | None = None  # node -> client
         self._patience = 3600.0
         self._said: set[str] = set()
@@ -157,7 +158,8 @@ class MatrixFactorizationDP(Strategy):
             if num_rounds is None
             else checks.integer("num_rounds", num_rounds, low=1, high=most, hint=hint)
         )
-        arrays = self._begin(initial_arrays)
+        self._begin(initial_arrays)
+        arrays = initial_arrays if self._moved is None else self._moved
         self._patience = timeout
         done = self.server.round
 
@@ -288,7 +290,8 @@ class MatrixFactorizationDP(Strategy):
         mean = server.release()
         self._asked = None
         self._log_round(t, came, dropped)
-        return self._step(t, mean), None
+        self._moved = self._step(t, mean)
+        return self._moved, None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -326,8 +329,8 @@ class MatrixFactorizationDP(Strategy):
         log.info("\t│\t└── %s", self._epsilons())
         self.strategy.summary()
 
-    def _begin(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Makes the server or opens it, once; the model to go on with."""
+    def _begin(self, arrays: ArrayRecord) -> None:
+        """Makes the server or opens it, once."""
         model = floats(arrays)
         if self._server is not None:
             if shapes_of(self._model) != shapes_of(model):
@@ -335,7 +338,7 @@ class MatrixFactorizationDP(Strategy):
                     f"arrays have the names and shapes {shapes_of(model)}, and the run's are "
                     f"{shapes_of(self._model)}: give a model of the same"
                 )
-            return arrays
+            return
         self._model, folder = model, self._folder
         shapes = list(shapes_of(model).values())
         if folder is None or not (folder / "server.json").exists():
@@ -347,13 +350,12 @@ class MatrixFactorizationDP(Strategy):
             try:
                 self._check_same(server.plan, folder, shapes)
                 if (folder / _MODEL).exists() or server.round:
-                    arrays = self._recover(server, folder / _MODEL)
+                    self._moved = self._recover(server, folder / _MODEL)
             except BaseException:
                 server.close()
                 raise
             log.info("fedmf: %s goes on with round %d", folder, server.round + 1)
         self._server, self._nodes = server, Nodes(server, self._settings["population"])
-        return arrays
 
     def _check_same(
         self, plan: Plan, folder: pathlib.Path, shapes: Sequence[tuple[int, ...]]

@@ -108,9 +108,8 @@ def test_real_processes_on_the_loopback_address(tmp_path, programs, monkeypatch)
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    superlink, supernode, run = (
-        line.replace("8000", str(link)).split() for line in pages.snippets("sh")[0].splitlines()
-    )
+    commands = pages.snippets("sh")[0].replace("\\\n", " ").replace("8000", str(link))
+    superlink, supernode, run = (line.split() for line in commands.splitlines())
     programs.start("superlink", *superlink)
     programs.wait_for("superlink", lambda log: answers(link), SECONDS)
     for i, port in enumerate(ports):

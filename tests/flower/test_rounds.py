@@ -329,16 +329,14 @@ def test_the_log_says_epsilon_and_what_is_dropped_once(caplog):
     assert any("Noise multiplier 0.7" in line for line in caplog.messages)
 
 
-def test_rounds_are_numbered_over_the_whole_run():
-    seen = []
-    strategy = wrapped()
-    strategy.start(Grid(NODES), initial(), 2)
+def test_a_second_start_goes_on_and_numbers_rounds_over_the_whole_run():
+    seen, grid, strategy = [], Grid(NODES), wrapped()
+    strategy.start(grid, initial(), 2)
     result = strategy.start(
-        Grid(NODES), initial(), 4, evaluate_fn=lambda number, arrays: seen.append(number)
+        grid, initial(), 4, evaluate_fn=lambda number, arrays: seen.append(number)
     )
     assert seen == [2, 3, 4]
-    assert strategy.server.round == 4
-    assert result.arrays is not None
+    np.testing.assert_array_equal(flat(result.arrays)[6:], expected(plan(), grid.asked)[-1]["bias"])
 
 
 def test_its_record_is_what_the_log_audit_reads(tmp_path):
