@@ -268,7 +268,7 @@ class MatrixFactorizationDP(Strategy):
                     update = update_of(reply.content, self._model)
                 except Exception as error:  # whatever a hostile client makes of its bytes
                     dropped["with other arrays"] += 1
-                    misfit = misfit or str(error)
+                    misfit = misfit or " ".join(str(error).split())
                     continue
                 server.add(update, client=asked.pop(node))
                 if any(record for record in reply.content.metric_records.values()):
