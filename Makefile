@@ -1,10 +1,10 @@
-# make demo | picture | test | test-core | test-all | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | picture | test | test-core | test-flower | test-all | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo picture test test-core test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup
+.PHONY: demo picture test test-core test-flower test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -38,6 +38,10 @@ test-core: $(CORES:%=.venv-core/%/.installed)
 	  echo "fedmf: the tests that need no TensorFlow, on Python $$core"; \
 	  .venv-core/$$core/bin/python -m pytest -q -n 2 --dist worksteal --doctest-ignore-import-errors -m "not tensorflow and not slow" || exit; \
 	done
+
+# Flower, beside which TensorFlow 2.14 would not install, in an environment of its own; nothing asks another machine.
+test-flower: .venv-flower/.installed
+	OPENBLAS_NUM_THREADS=1 .venv-flower/bin/python -m pytest -q --doctest-ignore-import-errors tests/flower
 
 bench-fit: setup
 	.venv/bin/python -m benchmarks.fit
@@ -112,6 +116,15 @@ endef
 	$(PIP) .venv-docs/bin/python $(INSTALL) -r requirements-docs.lock
 	@touch $@
 
+.venv-flower/.installed: requirements-flower.lock pyproject.toml
+	$(call check_python)
+	@echo "fedmf: creating .venv-flower (about 0.9 GB; once)"
+	rm -rf .venv-flower
+	$(PYTHON) -m venv --without-pip .venv-flower
+	$(PIP) .venv-flower/bin/python $(INSTALL) -r requirements-flower.lock
+	$(PIP) .venv-flower/bin/python install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 # TFF 0.87.0 asks for jaxlib 0.4.14, which is gone from the index; 0.4.13 imports and runs with jax 0.4.14.
 lock:
 	$(call check_python)
@@ -122,6 +135,8 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
 	.venv-lock/bin/uv pip compile pyproject.toml --extra dev --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-core.lock
+	.venv-lock/bin/uv pip compile pyproject.toml --extra flower --extra dev \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-flower.lock
 	printf 'ruff\nmypy\n' | .venv-lock/bin/uv pip compile - \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-lint.lock
 	grep -oE '^(dp-accounting|duckdb|matplotlib|msgspec|numpy|scipy)==[^ ]+' requirements.lock > .venv-lock/same.txt
@@ -129,4 +144,4 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-docs.lock
 
 clean:
-	rm -rf .venv .venv-lint .venv-core .venv-docs .venv-lock build *.egg-info
+	rm -rf .venv .venv-lint .venv-core .venv-docs .venv-flower .venv-lock build *.egg-info

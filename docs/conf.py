@@ -51,6 +51,7 @@ nb_render_markdown_format = "myst"
 
 # The reference is made without TensorFlow: see CONTRIBUTING.md, "The site".
 autodoc_mock_imports = [
+    "flwr",
     "grpc",
     "ray",
     "tensorflow",

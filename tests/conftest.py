@@ -25,9 +25,11 @@ os.environ["FEDMF_CACHE"] = ""
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `make test-core` runs where TensorFlow is not installed. These import it when they are collected.
+# TensorFlow and Flower do not go into one environment, and `make test-core` has neither. These
+# import them when they are collected.
+collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["flower/*"]
 if importlib.util.find_spec("tensorflow") is None:
-    collect_ignore_glob = ["federated/*"]
+    collect_ignore_glob.append("federated/*")
     collect_ignore = [
         "cli/test_stopped.py",
         "sweeps/test_cluster.py",

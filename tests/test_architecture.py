@@ -18,7 +18,7 @@ FLOORS = [
     {"audits"},
     {"cohorts"},
     {"server"},
-    {"runs"},
+    {"runs", "flower"},
     {"reports", "federated"},
     {"tasks"},
     {"sweeps"},

@@ -33,6 +33,7 @@ def test_no_page_with_snippets_is_forgotten():
     tested = {  # the tour by test_readme.py
         *PAGES,
         "adaptive",
+        "flower",  # by tests/flower
         "pipeline",
         "run_folder",
         "own_task",

@@ -9,7 +9,7 @@ import fedmf
 # Imported in a fresh interpreter in which every import of TensorFlow and its companions fails.
 _PROGRAM = """
 import importlib, sys
-for name in ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax"):
+for name in ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax", "flwr"):
     sys.modules[name] = None
 for name in sys.argv[1:]:
     importlib.import_module(name)
@@ -24,7 +24,9 @@ def modules_above_the_line() -> list[str]:
     return sorted(
         name
         for name in names
-        if not f"{name}.".startswith(("fedmf.federated.", "fedmf.cli.", "fedmf.__main__."))
+        if not f"{name}.".startswith(
+            ("fedmf.federated.", "fedmf.flower.", "fedmf.cli.", "fedmf.__main__.")
+        )
     )
 
 
@@ -48,6 +50,18 @@ def test_the_block_works():
     )
     assert result.returncode != 0
     assert "tensorflow" in result.stderr
+
+
+def test_the_strategy_for_flower_says_what_is_missing():
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, "fedmf.flower"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    last = result.stderr.splitlines()[-1]
+    assert "fedmf.flower needs Flower 1.42" in last
+    assert "pip install 'fedmf[flower]'" in last
 
 
 def test_the_tensorflow_half_says_what_is_missing():

@@ -18,10 +18,10 @@ from sphinx.ext.autodoc.mock import _MockObject, mock
 from sphinx.ext.napoleon import GoogleDocstring
 from sphinx.util.nodes import make_refnode
 
-PACKAGES = ("fedmf", "fedmf.federated")
+PACKAGES = ("fedmf", "fedmf.federated", "fedmf.flower")
 # Types of these are shown and not linked: their references are on other sites.
 _ELSEWHERE = (
-    "collections", "dp_accounting", "np", "numpy", "os", "pathlib", "tensorflow",
+    "collections", "dp_accounting", "flwr", "np", "numpy", "os", "pathlib", "tensorflow",
     "tensorflow_federated", "tensorflow_privacy", "tf", "tff",
     "tfp", "types", "typing",
 )  # fmt: skip

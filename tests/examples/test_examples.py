@@ -1,12 +1,16 @@
 """Every program of examples/ runs, and what it prints is what it is about."""
 
+import math
 import os
 import pathlib
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import scipy.optimize
+import scipy.stats
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 # Program -> words that it prints, and files that it writes.
@@ -20,6 +24,7 @@ SHOWN = {
     "cluster_sweep": ("identity", "cluster_sweep/results.csv"),
     "clients_for_epsilon": ("At epsilon 2", None),
     "choose_bands": ("epsilon 8", "choose_bands.png"),
+    "flower_accuracy": ("27 times less", "flower_accuracy.png"),
     "audit_own_log": ("observed: 15 rounds apart", "audit_statement.md"),
     "check_statement": ("The statement is true.", "statement.json"),
 }
@@ -70,6 +75,26 @@ def test_program(name, tmp_path):
     words, file = SHOWN[name]
     assert words in done.stdout
     assert file is None or (tmp_path / file).exists()
+
+
+def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_path):
+    """Root mean square of the running sum's error in clip norms: 200 rounds, epsilon 8, delta 1e-5.
+
+    With independent noise by hand: k participations need the noise multiplier of one (Balle and
+    Wang 2018, Thm. 8) times the root of k, and the variance of the sum grows by it each round.
+    """
+
+    def excess(mu, epsilon=8.0, delta=1e-5):
+        cdf = scipy.stats.norm.cdf
+        return cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * cdf(-mu / 2 - epsilon / mu) - delta
+
+    single = 1 / scipy.optimize.brentq(excess, 0.1, 10, xtol=1e-12)
+    by_hand = [f"{single * math.sqrt(k * 201 / 2):.2f}" for k in (200, 4)]
+    done = run("flower_accuracy", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", done.stdout, re.M)
+    assert found == [*by_hand, "3.38", "3.16"]
+    assert found[0] == "85.10"
 
 
 @pytest.mark.slow

@@ -1,0 +1,148 @@
+"""Which connected nodes take part in a round, and which client each is."""
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedmf.server.server import Server
+
+log = logging.getLogger("flwr")  # Flower's own, so that lines come in one order
+
+_PARTITION = "partition"
+# How long nodes have for their partition id, and how often waiting looks again, in seconds.
+_ANSWER_SECONDS, _LOOK_SECONDS = 60.0, 1.0
+
+
+def tell_partition(app: ClientApp) -> None:
+    """Lets the nodes of a ClientApp tell their partition id, which a `population` asks for.
+
+    Args:
+      app: gets a query function of the name "partition", which answers with what the node's
+        configuration says.
+
+    Raises:
+      ValueError: it has one of this name.
+    """
+
+    @app.query(_PARTITION)
+    def partition(message: Message, context: Context) -> Message:
+        said = ConfigRecord({"partition-id": context.node_config["partition-id"]})
+        return Message(RecordDict({_PARTITION: said}), reply_to=message)
+
+
+class PatientGrid:
+    """A grid that waits for a node, and ends the endless waiting of Flower's strategies."""
+
+    def __init__(self, grid: Grid, seconds: float) -> None:
+        self._grid, self._seconds, self._looks = grid, seconds, 0
+        self._deadline = time.monotonic() + seconds
+
+    def get_node_ids(self) -> list[int]:
+        """Those of the grid, one at least.
+
+        Raises:
+          TimeoutError: the limit is over, and there is none, or the strategy looks again and again.
+        """
+        self._looks += 1
+        while True:
+            nodes = list(self._grid.get_node_ids())
+            late = time.monotonic() >= self._deadline
+            # Flower's strategies look twice, to count the nodes and to draw of them.
+            if late and (not nodes or self._looks > 2):
+                raise TimeoutError(
+                    f"{len(nodes)} nodes were connected after {self._seconds:g} s, fewer than the "
+                    "wrapped strategy's min_available_nodes or min_train_nodes: connect more, or "
+                    "ask for fewer"
+                )
+            if nodes:
+                return nodes
+            log.info("fedmf: waiting for nodes: none is connected")
+            time.sleep(_LOOK_SECONDS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+
+class Nodes:
+    """Draws nodes for a server.
+
+    Args:
+      server: with what came before.
+      population: clients are the partition ids 0 .. population - 1; None for node ids.
+    """
+
+    def __init__(self, server: Server, population: int | None) -> None:
+        self._server, self._population = server, population
+        # With node ids, a run that goes on must know some of them again.
+        self._goes_on = server.round > 0
+        self._partitions: dict[int, int | None] = {}  # of each connected node that answered
+
+    def draw(self, grid: Grid, seconds: float) -> dict[int, int]:
+        """The nodes of this round, and the client that each is; waits until one of them is there.
+
+        Empty only where the plan's sampling draws nobody.
+
+        Raises:
+          TimeoutError: none was there in so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        drawn = None if self._population is None else set(map(int, self._server.cohort()))
+        while drawn is None or drawn:
+            nodes = sorted(grid.get_node_ids())
+            if drawn is None:
+                asked, why = self._by_node_id(nodes)
+            else:
+                self._ask_partitions(grid, nodes, seconds)
+                asked, why = self._by_partition(nodes, drawn)
+            if asked:
+                self._goes_on = False
+                return asked
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"round {self._server.round + 1} has waited for {seconds:g} s, and of "
+                    f"{len(nodes)} connected nodes none may come: {why}"
+                )
+            log.info("fedmf: waiting for nodes: %d connected, and %s", len(nodes), why)
+            time.sleep(_LOOK_SECONDS)
+        return {}
+
+    def _by_node_id(self, nodes: Sequence[int]) -> tuple[dict[int, int], str]:
+        if self._goes_on and not set(self._server.clients) & set(nodes):
+            return {}, (
+                "none of them took part before the run was interrupted, so that they may be the "
+                "same ones under new ids: give a population, or wait for those"
+            )
+        drawn = {int(node): int(node) for node in self._server.cohort(available=nodes)}
+        return drawn, "none of them may take part again yet"
+
+    def _by_partition(
+        self, nodes: Sequence[int], drawn: Collection[int]
+    ) -> tuple[dict[int, int], str]:
+        """Of nodes that tell the same partition, the one of the least id."""
+        named = {self._partitions.get(node): node for node in reversed(nodes)}
+        if set(named) <= {None}:
+            return {}, "none tells a partition id: call fedmf.flower.tell_partition on the app"
+        asked = {named[client]: client for client in sorted(drawn) if client in named}
+        return asked, "none of them has a partition that was drawn for this round"
+
+    def _ask_partitions(self, grid: Grid, nodes: Sequence[int], seconds: float) -> None:
+        """Asks the nodes that have not told their partition id."""
+        self._partitions = {n: p for n, p in self._partitions.items() if n in set(nodes)}
+        kind = f"{MessageType.QUERY}.{_PARTITION}"
+        messages = [
+            Message(RecordDict(), node, kind) for node in nodes if node not in self._partitions
+        ]
+        if not messages:
+            return
+        assert self._population is not None
+        for reply in grid.send_and_receive(messages, timeout=min(_ANSWER_SECONDS, seconds)):
+            if reply.has_content():
+                told = reply.content.config_records.get(_PARTITION, {}).get("partition-id")
+                whole = isinstance(told, int) and not isinstance(told, bool)
+                known = whole and 0 <= told < self._population
+                self._partitions[reply.metadata.src_node_id] = told if known else None

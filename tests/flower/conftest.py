@@ -1,0 +1,19 @@
+"""What tests of the strategy share."""
+
+import os
+
+import pytest
+from flwr.supercore.task_identity import TaskIdentity
+
+# Nothing asks another machine; subprocesses inherit this.
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_USAGE_STATS_ENABLED="0"
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are made by a ServerApp, whose process Flower gives these numbers."""
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)

@@ -1,0 +1,153 @@
+"""A made-up grid: nodes are functions of a message, and no process is started."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+import fedmf
+from fedmf.flower import MatrixFactorizationDP, tell_partition
+
+ROUNDS, APART, COHORT = 6, 3, 4
+MODEL = {"weights": (3, 2), "bias": (2,)}
+
+
+def plan(rounds=ROUNDS, min_sep=APART, noise_multiplier=0.7):
+    config = fedmf.PlanConfig(
+        rounds=rounds,
+        min_sep=min_sep,
+        family="banded",
+        bands=min_sep,
+        noise_multiplier=noise_multiplier,
+        delta=1e-5,
+    )
+    return config.plan()
+
+
+def record(arrays):
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def arrays_of(message):
+    [found] = message.content.array_records.values()
+    return {name: array.numpy() for name, array in found.items()}
+
+
+def initial(dtype=np.float32):
+    return record({name: np.ones(shape, dtype) for name, shape in MODEL.items()})
+
+
+def answer(message, arrays, **metrics):
+    """The reply with these arrays; by default of one example."""
+    said = MetricRecord({"num-examples": 1} | metrics)
+    return Message(RecordDict({"arrays": record(arrays), "metrics": said}), reply_to=message)
+
+
+def pull_of(node):
+    """What a node's data ask of the model: another vector for each."""
+    return np.random.default_rng([node, 5]).normal(size=8).astype(np.float32)
+
+
+def trained(node, arrays):
+    """The model after a node's training: a step towards its pull."""
+    flat = np.concatenate([array.ravel() for array in arrays.values()])
+    step = (0.3 * (pull_of(node) - flat)).astype(np.float32)
+    parts = np.split(step, np.cumsum([array.size for array in arrays.values()])[:-1])
+    return {
+        name: array + part.reshape(array.shape)
+        for (name, array), part in zip(arrays.items(), parts, strict=True)
+    }
+
+
+def honest(message):
+    return [answer(message, trained(message.metadata.dst_node_id, arrays_of(message)))]
+
+
+def failing(message):
+    return [Message(Error(1, "out of memory"), reply_to=message)]
+
+
+class Grid:
+    """What strategies ask of a grid.
+
+    Args:
+      nodes: ids, or a function that gives them.
+      behave: node -> function of a message that gives its replies; honest ones otherwise.
+      partition_of: node -> what it tells of itself; None where it knows no such query.
+    """
+
+    def __init__(self, nodes, behave=None, partition_of=None):
+        self._nodes, self._behave, self._partition_of = nodes, behave or {}, partition_of
+        self.asked = []  # the nodes of each training round
+        self.sent = []  # the arrays of each training round
+
+    def get_node_ids(self):
+        return list(self._nodes() if callable(self._nodes) else self._nodes)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        kind = messages[0].metadata.message_type if messages else None
+        if kind == "query.partition":
+            return [self._query(message) for message in messages]
+        if kind == "train":
+            self.asked.append(sorted(message.metadata.dst_node_id for message in messages))
+            self.sent.append(arrays_of(messages[0]))
+        return [
+            reply
+            for message in messages
+            for reply in self._behave.get(message.metadata.dst_node_id, honest)(message)
+        ]
+
+    def _query(self, message):
+        node = message.metadata.dst_node_id
+        if self._partition_of is None:
+            return failing(message)[0]
+        app = ClientApp()
+        tell_partition(app)
+        config = {"partition-id": self._partition_of(node)}
+        return app(message, Context(1, node, config, RecordDict(), {}))
+
+
+def wrapped(
+    folder=None, strategy=None, given=None, *, seed=7, clients_per_round=COHORT, population=None
+):
+    return MatrixFactorizationDP(
+        strategy or FedAvg(fraction_evaluate=0.0),
+        given or plan(),
+        clients_per_round=clients_per_round,
+        noise_seed=seed,
+        folder=folder,
+        population=population,
+        zeroing_norm=1e6,
+    )
+
+
+def flat(arrays):
+    return np.concatenate([array.numpy().ravel() for array in arrays.values()])
+
+
+def keeper(given=None, seed=7):
+    """The server that the strategy should be the same as, in memory."""
+    return fedmf.Server(
+        given or plan(),
+        shapes=list(MODEL.values()),
+        clients_per_round=COHORT,
+        noise_seed=seed,
+        zeroing_norm=1e6,
+    )
+
+
+def expected(given, asked, behave=trained, seed=7):
+    """The models after each round of FedAvg on the cohorts `asked`, from a Server alone."""
+    server = keeper(given, seed)
+    model = {name: np.ones(shape, np.float32) for name, shape in MODEL.items()}
+    models = []
+    for nodes in asked:
+        for node in nodes:
+            after = behave(node, model)
+            server.add([after[n].astype(np.float64) - model[n] for n in model], client=node)
+        model = {
+            name: model[name] + mean for name, mean in zip(model, server.release(), strict=True)
+        }
+        models.append(model)
+    return models

@@ -1,0 +1,25 @@
+"""The snippets of docs/flower.md, and the app that they are."""
+
+import pathlib
+import re
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+
+
+def snippets(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
+
+
+def app(**numbers):
+    """The page's app.py, with other numbers of the plan and the strategy."""
+    text = "\n".join(snippets("python"))
+    for name, value in {"noise_seed": 17, **numbers}.items():
+        text, found = re.subn(rf"\b{name}=[^,)\n]+", f"{name}={value}", text)
+        assert found == 1, name
+    return text
+
+
+def module(text):
+    names = {"__name__": "app"}
+    exec(compile(text, "docs/flower.md", "exec"), names)
+    return names

@@ -1,0 +1,91 @@
+"""Processes that a test starts, and their descendants, which end with it whatever happens."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+
+def children():
+    """Parent -> children, of all processes of this machine."""
+    found = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            found.setdefault(parent, set()).add(int(path.parent.name))
+    return found
+
+
+def descendants(*roots):
+    by_parent, found, todo = children(), set(), list(roots)
+    while todo:
+        fresh = by_parent.get(todo.pop(), set()) - found
+        found |= fresh
+        todo += fresh
+    return found
+
+
+def alive(pid):
+    """Whether it runs; not a zombie."""
+    with contextlib.suppress(OSError):
+        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        return text.rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+class Programs:
+    """Starts programs, with their output in files, and ends them with all that they started."""
+
+    def __init__(self, folder, environment):
+        self._folder, self._environment = folder, environment
+        self._programs, self._seen = {}, set()
+
+    def start(self, name, *command):
+        with open(self._folder / f"{name}.log", "ab") as log:
+            self._programs[name] = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return self._programs[name]
+
+    def log(self, name):
+        return (self._folder / f"{name}.log").read_text(errors="replace")
+
+    def wait_for(self, name, condition, seconds):
+        """Until the condition of the program's log holds."""
+        end = time.monotonic() + seconds
+        while not condition(self.log(name)):
+            self.look()
+            assert time.monotonic() < end, self.log(name)[-4000:]
+            code = self._programs[name].poll()
+            assert code is None or condition(self.log(name)), (code, self.log(name)[-4000:])
+            time.sleep(0.05)
+
+    def look(self):
+        """Notes whom the programs started: who loses its parent cannot be found later."""
+        self._seen |= descendants(*(program.pid for program in self._programs.values()))
+
+    def kill(self, name):
+        """kill -9 of the program alone."""
+        self.look()
+        self._programs[name].kill()
+        self._programs[name].wait()
+
+    def end(self):
+        self.look()
+        for pid in [*(program.pid for program in self._programs.values()), *self._seen]:
+            with contextlib.suppress(ProcessLookupError):
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+        for program in self._programs.values():
+            program.wait()
+        end = time.monotonic() + 20
+        while left := [pid for pid in self._seen if alive(pid)]:
+            assert time.monotonic() < end, left
+            time.sleep(0.05)

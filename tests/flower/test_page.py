@@ -1,0 +1,127 @@
+"""The page "fedmf in Flower" runs as printed: simulated, killed and gone on with, and with real
+processes of Flower on the loopback address. Its table is the example's.
+"""
+
+import itertools
+import os
+import pathlib
+import re
+import socket
+import sys
+
+import numpy as np
+import pytest
+
+import fedmf
+from tests.flower import pages
+from tests.flower.made_up import Grid
+from tests.flower.processes import Programs
+
+ROOT = pathlib.Path(__file__).parents[2]
+BIN = pathlib.Path(sys.executable).parent
+# How long a busy machine has for a round, and for the start of Ray.
+SECONDS = 400
+
+
+@pytest.fixture
+def programs(tmp_path):
+    environment = os.environ | {
+        "FLWR_HOME": str(tmp_path / "flower"),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+    }
+    started = Programs(tmp_path, environment)
+    yield started
+    started.end()
+
+
+def check_run(folder, text, nodes, monkeypatch, *, rounds, apart):
+    """Each client kept its distance, and the last release is that of an uninterrupted run on a
+    made-up grid: the same noise, the same models, momentum included.
+    """
+    with fedmf.Server.open(folder) as server:
+        cohorts = [server.ledger.cohort(t).tolist() for t in range(server.round)]
+        [last] = server.last_release
+        assert server.audit().epsilon <= server.plan.epsilon * (1 + 1e-9)
+    assert len(cohorts) == rounds
+    for client in range(nodes):
+        came = [t for t, cohort in enumerate(cohorts) if client in cohort]
+        assert all(later - t >= apart for t, later in itertools.pairwise(came))
+    app = pages.module(text)
+
+    def behave(message):
+        config = {"partition-id": message.metadata.dst_node_id}
+        return [app["train"](message, type("Context", (), {"node_config": config}))]
+
+    grid = Grid(range(nodes), dict.fromkeys(range(nodes), behave), partition_of=lambda node: node)
+    whole = folder.parent / "whole"
+    whole.mkdir()
+    monkeypatch.chdir(whole)
+    app["main"](grid, None)
+    assert grid.asked == [sorted(cohort) for cohort in cohorts]
+    path = pathlib.Path(re.search(r'folder="(.*)"', text)[1])
+    assert path.resolve() != folder.resolve()
+    with fedmf.Server.open(path) as server:
+        # Replies come in any order, of which the last bits of a sum depend.
+        np.testing.assert_allclose(last, server.last_release[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_simulation_that_is_killed_goes_on(tmp_path, programs, monkeypatch):
+    text = pages.app()
+    (tmp_path / "app.py").write_text(text)
+    programs.start("first", sys.executable, "app.py")
+    programs.wait_for("first", lambda log: "round 4 of 8 goes to" in log, SECONDS)
+    programs.kill("first")
+    assert "Privacy statement" not in programs.log("first")
+    programs.start("second", sys.executable, "app.py")
+    programs.wait_for("second", lambda log: "# Privacy statement" in log, SECONDS)
+    assert "goes on with round 4" in programs.log("second")
+    assert "round 3 of 8 goes to" not in programs.log("second")
+    check_run(tmp_path / "server", text, 20, monkeypatch, rounds=8, apart=4)
+
+
+def free_ports(number):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def answers(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_real_processes_on_the_loopback_address(tmp_path, programs, monkeypatch):
+    # Small: Flower starts a process of its own for every message to a client.
+    nodes, sizes = 3, {"rounds": 3, "min_sep": 3, "clients_per_round": 1, "population": 3}
+    text = pages.app(folder=f'"{tmp_path}/server"', **sizes).replace(
+        "prefix_sum(8)", "prefix_sum(3)"
+    )
+    project, config = pages.snippets("toml")
+    link, *ports = free_ports(1 + nodes)
+    for name, content in {
+        "flower/config.toml": config.replace("8000", str(link)),
+        "project/pyproject.toml": project,
+        "project/app.py": text,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    commands = pages.snippets("sh")[0].replace("\\\n", " ").replace("8000", str(link))
+    superlink, supernode, run = (line.split() for line in commands.splitlines())
+    programs.start("superlink", *superlink)
+    programs.wait_for("superlink", lambda log: answers(link), SECONDS)
+    for i, port in enumerate(ports):
+        own = {"9100": str(port), "partition-id=0": f"partition-id={i}"}
+        programs.start(f"supernode{i}", *(own.get(word, word) for word in supernode))
+    programs.start("run", *(word.replace(".", "project") if word == "." else word for word in run))
+    programs.wait_for("run", lambda log: "# Privacy statement" in log, SECONDS)
+    (tmp_path / "server").rename(tmp_path / "done")
+    check_run(tmp_path / "done", text, nodes, monkeypatch, rounds=3, apart=3)
+
+
+def test_the_page_has_no_other_snippets():
+    assert [len(pages.snippets(language)) for language in ("python", "toml", "sh")] == [3, 2, 1]
+    assert len(re.findall("^```", pages.PAGE, re.M)) == 2 * 6

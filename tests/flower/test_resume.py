@@ -1,0 +1,272 @@
+"""Runs that were interrupted, and who may come: in one process, on a made-up grid."""
+
+import itertools
+
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
+
+import fedmf
+from tests.flower.made_up import (
+    APART,
+    COHORT,
+    MODEL,
+    ROUNDS,
+    Grid,
+    flat,
+    initial,
+    plan,
+    record,
+    wrapped,
+)
+from tests.refusals import refusal
+
+NODES = list(range(101, 116))
+STRATEGIES = {
+    "FedAvg": lambda: FedAvg(fraction_evaluate=0.0),
+    "FedAvgM": lambda: FedAvgM(
+        fraction_evaluate=0.0, server_learning_rate=0.5, server_momentum=0.9
+    ),
+    "FedAdam": lambda: FedAdam(fraction_evaluate=0.0),
+    "FedYogi": lambda: FedYogi(fraction_evaluate=0.0),
+    "FedAdagrad": lambda: FedAdagrad(fraction_evaluate=0.0),
+}
+
+
+class Killed(Exception):
+    """The end of a process, as far as the disk sees it."""
+
+
+def run_until(strategy, grid, rounds, point):
+    """Dies in the round after so many, at a point of it."""
+    wrapped_strategy, asked = strategy.strategy, len(grid.asked)
+    send, aggregate = grid.send_and_receive, wrapped_strategy.aggregate_train
+
+    def dying_send(messages, *, timeout=None):
+        messages = list(messages)
+        if len(grid.asked) - asked == rounds and point == "sent":
+            raise Killed
+        replies = send(messages, timeout=timeout)
+        if len(grid.asked) - asked == rounds + 1 and point == "replied":
+            raise Killed
+        return replies
+
+    def dying_aggregate(number, replies):
+        if len(grid.asked) - asked == rounds + 1 and point == "released":
+            raise Killed
+        moved = aggregate(number, replies)
+        if len(grid.asked) - asked == rounds + 1 and point == "aggregated":
+            raise Killed
+        return moved
+
+    grid.send_and_receive, wrapped_strategy.aggregate_train = dying_send, dying_aggregate
+    try:
+        with pytest.raises(Killed):
+            strategy.start(grid, initial())
+    finally:
+        grid.send_and_receive = send
+        del wrapped_strategy.aggregate_train
+    strategy.server.close()
+
+
+@pytest.mark.parametrize("point", ["sent", "replied", "released", "aggregated"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_an_interrupted_run_ends_as_one_that_was_not(name, point, tmp_path):
+    whole = Grid(NODES)
+    uninterrupted = wrapped(strategy=STRATEGIES[name]()).start(whole, initial())
+    grid, folder = Grid(NODES), tmp_path / "server"
+    run_until(wrapped(folder, STRATEGIES[name]()), grid, 2, point)
+    again = wrapped(folder, STRATEGIES[name]())
+    result = again.start(grid, record({n: np.zeros(s, np.float32) for n, s in MODEL.items()}))
+    done_twice = [grid.asked[2]] if point == "replied" else []
+    assert grid.asked == [*whole.asked[:3], *done_twice, *whole.asked[3:]]
+    np.testing.assert_array_equal(flat(result.arrays), flat(uninterrupted.arrays))
+    assert again.server.round == ROUNDS
+
+
+def test_a_run_that_is_done_gives_its_model_again(tmp_path):
+    strategy = wrapped(tmp_path / "server")
+    done = strategy.start(Grid(NODES), initial())
+    strategy.server.close()
+    grid = Grid(NODES)
+    again = wrapped(tmp_path / "server").start(grid, initial())
+    assert grid.asked == []
+    np.testing.assert_array_equal(flat(again.arrays), flat(done.arrays))
+
+
+def test_a_server_whose_model_was_not_written_yet_begins_anew(tmp_path):
+    """A crash before the first message."""
+    strategy = wrapped(tmp_path / "server")
+    with refusal("0 nodes were connected", TimeoutError):
+        wrapped_start(strategy, Grid([]))
+    strategy.server.close()
+    assert not (tmp_path / "server" / "model.npz").exists()
+    assert wrapped(tmp_path / "server").start(Grid(NODES), initial()).arrays
+
+
+def wrapped_start(strategy, grid, seconds=0.0):
+    """Without any patience."""
+    strategy.strategy.min_available_nodes = strategy.strategy.min_train_nodes = 0
+    return strategy.start(grid, initial(), timeout=seconds)
+
+
+def begun(folder, **changes):
+    strategy = wrapped(folder, **changes)
+    strategy.start(Grid(NODES), initial(), 2)
+    strategy.server.close()
+    return folder
+
+
+def test_other_settings_than_the_folders_are_refused(tmp_path):
+    folder = begun(tmp_path / "server")
+    with refusal("begun with clients_per_round=4 and not 5"):
+        wrapped(folder, clients_per_round=5).start(Grid(NODES), initial())
+    with refusal("begun with population=None and not 20"):
+        wrapped(folder, population=20).start(Grid(NODES), initial())
+    with refusal("begun with shapes="):
+        wrapped(folder).start(Grid(NODES), record({"weights": np.ones(3)}))
+    with refusal("is of round 2 with the arrays .*'bias'"):
+        names = {"weights": np.ones((3, 2)), "other": np.ones(2)}
+        wrapped(folder).start(Grid(NODES), record(names))
+    for other in (plan(noise_multiplier=0.8), plan(min_sep=2), plan(rounds=7)):
+        with refusal("keeps another plan"):
+            wrapped(folder, given=other).start(Grid(NODES), initial())
+    assert wrapped(folder).start(Grid(NODES), initial()).arrays
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "old", "flipped"])
+def test_a_damaged_model_is_refused(how, tmp_path):
+    folder = begun(tmp_path / "server")
+    path = folder / "model.npz"
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "flipped":
+        at = len(content) // 2
+        path.write_bytes(content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :])
+    else:  # of two rounds before
+        strategy = wrapped(folder)
+        strategy.start(Grid(NODES), initial(), 4)
+        strategy.server.close()
+        path.write_bytes(content)
+    with refusal("put back its own newest file"):
+        wrapped(folder).start(Grid(NODES), initial())
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    strategy = wrapped(tmp_path / "server")
+    strategy.start(Grid(NODES), initial(), 1)
+    with refusal("in use by another server"):
+        wrapped(tmp_path / "server").start(Grid(NODES), initial())
+
+
+def test_nodes_under_new_ids_are_not_taken_for_new_clients(tmp_path):
+    """A simulation gives its nodes new ids, and so does a SuperNode without a registered key."""
+    folder = begun(tmp_path / "server")
+    with refusal("none of them took part before .*give a population", TimeoutError):
+        wrapped_start(wrapped(folder), Grid([node + 1000 for node in NODES]))
+    came = begun(tmp_path / "other")
+    grid = Grid([node + 1000 for node in NODES[1:]] + NODES)
+    wrapped(came).start(grid, initial(), 3)
+    assert len(grid.asked) == 1
+
+
+def test_where_no_node_may_come_it_waits_and_then_says_so():
+    strategy = wrapped()
+    words = "waited for 0 s, and of 4 connected nodes none .* may take part again yet"
+    with refusal(words, TimeoutError):
+        wrapped_start(strategy, Grid(NODES[:COHORT]))
+    assert strategy.server.round == 1
+    with refusal("0 nodes were connected", TimeoutError):
+        wrapped_start(wrapped(), Grid([]))
+
+
+def test_it_waits_until_a_node_comes(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: looks.append(seconds))
+    looks = []
+    grid = Grid(lambda: NODES[: COHORT + (len(looks) >= 5)])
+    strategy = wrapped()
+    strategy.strategy.min_available_nodes = strategy.strategy.min_train_nodes = 0
+    strategy.start(grid, initial(), 2)
+    assert len(looks) == 5
+    assert [len(nodes) for nodes in grid.asked] == [COHORT, 1]
+
+
+def test_the_wrapped_strategys_own_waiting_has_the_limit_too(monkeypatch):
+    strategy = wrapped(strategy=FedAvg(min_available_nodes=99, fraction_evaluate=0.0))
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
+    with refusal("15 nodes were connected after 0.05 s, fewer than .*min_available", TimeoutError):
+        strategy.start(Grid(NODES), initial(), timeout=0.05)
+
+
+class TestPopulation:
+    """Clients are partition ids, which nodes tell of themselves."""
+
+    def test_the_server_draws_partitions_under_whatever_ids(self, tmp_path):
+        asked = []
+        for shift in (0, 1000):
+            grid = Grid(
+                [node + shift for node in NODES], partition_of=lambda n, s=shift: n - 101 - s
+            )
+            strategy = wrapped(tmp_path / "server", population=15)
+            strategy.start(grid, initial(), 3 + 3 * (shift > 0))
+            asked += [[node - 101 - shift for node in nodes] for nodes in grid.asked]
+            ledger = strategy.server.ledger
+            strategy.server.close()
+        assert [len(nodes) for nodes in asked] == [COHORT] * ROUNDS
+        assert [sorted(ledger.cohort(t).tolist()) for t in range(ROUNDS)] == asked
+        for client in range(15):
+            came = [t for t, nodes in enumerate(asked) if client in nodes]
+            assert all(b - a >= APART for a, b in itertools.pairwise(came))
+
+    def test_partitions_that_are_not_connected_are_missing(self):
+        grid = Grid(NODES[:8], partition_of=lambda node: node - 101)
+        strategy = wrapped(population=15)
+        strategy.start(grid, initial(), 3)
+        drawn = [strategy.server.ledger.selected(t) for t in range(3)]
+        expected = [[101 + c for c in sorted(cohort) if c < 8] for cohort in drawn]
+        assert grid.asked == expected
+
+    def test_of_two_nodes_with_one_partition_one_comes(self):
+        grid = Grid([*NODES, 999], partition_of=lambda node: 3 if node == 999 else node - 101)
+        wrapped(population=15).start(grid, initial())
+        came = {node for nodes in grid.asked for node in nodes}
+        assert 104 in came
+        assert 999 not in came
+
+    @pytest.mark.parametrize("told", [15, -1, True, 0.5, "3"])
+    def test_what_is_no_partition_does_not_come(self, told):
+        grid = Grid(NODES, partition_of=lambda node: told if node == 104 else node - 101)
+        wrapped(population=15).start(grid, initial())
+        assert 104 not in {node for nodes in grid.asked for node in nodes}
+
+    def test_nodes_that_tell_nothing_are_said(self):
+        with refusal("none tells a partition id: call fedmf.flower.tell_partition", TimeoutError):
+            wrapped_start(wrapped(population=15), Grid(NODES))
+
+    def test_with_sampling_a_round_may_be_empty(self):
+        grid = Grid(NODES, partition_of=lambda node: node - 101)
+        strategy = wrapped(given=sampled(), population=15, clients_per_round=1)
+        strategy.start(grid, initial())
+        sizes = [len(strategy.server.ledger.cohort(t)) for t in range(ROUNDS)]
+        assert strategy.server.round == ROUNDS
+        assert 0 in sizes
+
+    def test_sampling_needs_a_population(self):
+        with refusal("population=None, but the plan is amplified"):
+            wrapped(given=sampled(), clients_per_round=1).start(Grid(NODES), initial())
+
+
+def sampled():
+    """The plan of clients that come by a toss of a coin each."""
+    return fedmf.PlanConfig(
+        rounds=ROUNDS,
+        family="identity",
+        sampling="poisson",
+        population=15,
+        cohort_size=1,
+        epsilon=8.0,
+        delta=1e-3,
+    ).plan()

@@ -1,0 +1,350 @@
+"""Rounds of the strategy on a made-up grid: what is released, who takes part, what is dropped."""
+
+import io
+import itertools
+import json
+import logging
+import re
+import zipfile
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.serverapp.strategy import FedAvg, FedProx
+
+import fedmf
+from fedmf.server.rows import HostNoise
+from tests.flower.made_up import (
+    APART,
+    COHORT,
+    MODEL,
+    ROUNDS,
+    Grid,
+    answer,
+    arrays_of,
+    expected,
+    failing,
+    flat,
+    honest,
+    initial,
+    plan,
+    record,
+    trained,
+    wrapped,
+)
+from tests.refusals import refusal
+
+NODES = [2**63 + 11, *range(101, 115)]
+
+
+def test_the_model_moves_by_the_noisy_mean_and_nothing_else():
+    grid, strategy = Grid(NODES), wrapped()
+    result = strategy.start(grid, initial(), ROUNDS)
+    models = expected(plan(), grid.asked)
+    for sent, model in zip([*grid.sent[1:], None], models, strict=True):
+        found = {n: a.numpy() for n, a in result.arrays.items()} if sent is None else sent
+        for name in MODEL:
+            np.testing.assert_array_equal(found[name], model[name])
+            assert found[name].dtype == np.float32
+
+
+def test_without_updates_the_model_moves_by_the_rows_of_the_plan():
+    """Clients that send the model back have the update zero."""
+    grid = Grid(NODES, dict.fromkeys(NODES, lambda m: [answer(m, arrays_of(m))]))
+    given = plan()
+    result = wrapped(given=given).start(grid, initial(np.float64))
+    noise = HostNoise(given, 8, noise_seed=7)
+    total = sum(noise.row(t).astype(np.float64) for t in range(ROUNDS)) * given.stddev
+    np.testing.assert_allclose(flat(result.arrays), 1 + total / COHORT, rtol=1e-6)
+
+
+def test_each_client_keeps_its_distance_and_the_server_says_so():
+    grid, strategy = Grid(NODES), wrapped()
+    strategy.start(grid, initial())
+    assert [len(nodes) for nodes in grid.asked] == [COHORT] * ROUNDS
+    for node in NODES:
+        came = [t for t, nodes in enumerate(grid.asked) if node in nodes]
+        assert all(later - t >= APART for t, later in itertools.pairwise(came))
+    assert strategy.server.round == ROUNDS
+    assert strategy.server.audit().epsilon <= strategy.plan.epsilon * (1 + 1e-9)
+    assert "# Privacy statement" in strategy.server.statement()
+
+
+def test_few_nodes_are_fewer_clients_and_the_divisor_stays():
+    grid, strategy = Grid(NODES[:5]), wrapped()
+    strategy.start(grid, initial(), 2)
+    assert [len(nodes) for nodes in grid.asked] == [4, 1]
+
+
+def test_all_updates_weigh_the_same():
+    """FedAvg weights by what clients say of themselves; here nobody's word counts."""
+    heavy = {
+        node: lambda m, n=node: [
+            answer(m, trained(n, arrays_of(m)), **{"num-examples": 10**9, "size": 1.0 * n})
+        ]
+        for node in NODES[::2]
+    }
+    grid = Grid(NODES, heavy)
+    result = wrapped(strategy=FedAvg(fraction_evaluate=0.0, weighted_by_key="size")).start(
+        grid, initial(), 2
+    )
+    model = expected(plan(), grid.asked)[-1]
+    for name in MODEL:
+        np.testing.assert_array_equal(result.arrays[name].numpy(), model[name])
+
+
+def changed(**changes):
+    """A reply with some arrays exchanged; None for one that is missing."""
+
+    def behave(message):
+        arrays = trained(1, arrays_of(message)) | changes
+        return [answer(message, {n: a for n, a in arrays.items() if a is not None})]
+
+    return behave
+
+
+def raw(data, shape=(2,), dtype="float32", stype="numpy.ndarray"):
+    """A reply whose array "bias" has other bytes than it claims."""
+
+    def behave(message):
+        [reply] = honest(message)
+        reply.content["arrays"]["bias"] = Array(dtype, shape, stype, data)
+        return [reply]
+
+    return behave
+
+
+def npy(header, data=b""):
+    text = (str(header) + " " * 64)[:117].encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+
+
+def archive():
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        file.writestr("a.npy", b"0" * 1000)
+    return out.getvalue()
+
+
+def of_another_round(message):
+    [reply] = honest(message)
+    reply.metadata.__dict__["_group_id"] = "0"
+    return [reply]
+
+
+def of_another_node(message):
+    [reply] = honest(message)
+    reply.metadata.__dict__["_src_node_id"] = 12345
+    return [reply]
+
+
+def two_records(message):
+    [reply] = honest(message)
+    reply.content["more"] = ArrayRecord({"a": Array(np.ones(1))})
+    return [reply]
+
+
+HUGE = {"descr": "<f4", "fortran_order": False, "shape": (2**40,)}
+PICKLE = {"descr": "|O", "fortran_order": False, "shape": (2,)}
+HOSTILE = {
+    "failing": (failing, "failed"),
+    "late": (of_another_round, "of another round"),
+    "stranger": (of_another_node, "of nodes that were not drawn"),
+    "missing array": (changed(bias=None), "with other arrays"),
+    "more arrays": (changed(extra=np.ones(2)), "with other arrays"),
+    "another shape": (changed(bias=np.ones(3)), "with other arrays"),
+    "broadcasts": (changed(bias=np.ones(())), "with other arrays"),
+    "integers": (changed(bias=np.ones(2, np.int64)), "with other arrays"),
+    "complex": (changed(bias=np.ones(2) * 1j), "with other arrays"),
+    "two records": (two_records, "with other arrays"),
+    "no records": (lambda m: [Message(RecordDict(), reply_to=m)], "with other arrays"),
+    "garbage": (raw(b"garbage"), "with other arrays"),
+    "empty": (raw(b""), "with other arrays"),
+    "another serializer": (raw(b"", stype="pickle"), "with other arrays"),
+    "a bomb": (raw(npy(HUGE)), "with other arrays"),
+    "a pickle": (raw(npy(PICKLE, b"cos\nsystem\n(S'true'\ntR.")), "with other arrays"),
+    "an archive": (raw(archive()), "with other arrays"),
+    "silent": (lambda m: [], "missing"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_reply_that_does_not_count_is_dropped_and_said(name, caplog):
+    behave, why = HOSTILE[name]
+    hostile = set(NODES[::3])
+    grid, strategy = Grid(NODES, dict.fromkeys(hostile, behave)), wrapped(seed=3)
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = strategy.start(grid, initial())
+    counted = [[node for node in nodes if node not in hostile] for nodes in grid.asked]
+    assert sum(map(len, counted)) < sum(map(len, grid.asked))
+    model = expected(plan(), counted, seed=3)[-1]
+    for key in MODEL:
+        np.testing.assert_array_equal(result.arrays[key].numpy(), model[key])
+    ours = [line for line in caplog.messages if re.match("fedmf: round .* updates", line)]
+    for line, nodes in zip(ours, grid.asked, strict=True):
+        number = len(hostile & set(nodes))
+        assert (f"{number} {why}" in line) == (number > 0), line
+
+
+def test_of_two_replies_the_first_counts(caplog):
+    def twice(message):
+        return [
+            *honest(message),
+            answer(message, {n: 9 * a for n, a in arrays_of(message).items()}),
+        ]
+
+    grid = Grid(NODES, dict.fromkeys(NODES[::2], twice))
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = wrapped().start(grid, initial())
+    model = expected(plan(), grid.asked)[-1]
+    for name in MODEL:
+        np.testing.assert_array_equal(result.arrays[name].numpy(), model[name])
+    assert "come twice" in caplog.text
+
+
+@pytest.mark.parametrize("size", [1e30, np.nan, np.inf, 3.0])
+def test_one_client_moves_a_release_by_the_clip_norm_at_most(size):
+    """The same seed with and without it."""
+    far = {name: np.full(shape, size, np.float32) for name, shape in MODEL.items()}
+    ends = []
+    for behave in (lambda m: [answer(m, far)], lambda m: [answer(m, arrays_of(m))]):
+        grid = Grid(NODES[:2], {NODES[0]: behave, NODES[1]: failing})
+        ends.append(flat(wrapped().start(grid, initial(np.float64), 1).arrays))
+    moved = np.linalg.norm(ends[0] - ends[1]) * COHORT
+    assert moved <= plan().clip_norm * (1 + 1e-6)
+    assert (moved > 0.9 * plan().clip_norm) == (size == 3.0)
+
+
+def test_where_no_reply_has_the_arrays_the_run_stops_and_may_go_on(tmp_path):
+    strategy = wrapped(tmp_path / "server")
+    grid = Grid(NODES, dict.fromkeys(NODES, changed(bias=np.ones(3))))
+    with refusal(r"no reply of round 1 has the arrays .*'bias' has shape \(3,\) and not \(2,\)"):
+        strategy.start(grid, initial())
+    assert strategy.server.round == 0
+    strategy.server.close()
+    good = Grid(NODES)
+    result = wrapped(tmp_path / "server").start(good, initial())
+    assert good.asked[0] == grid.asked[0]
+    np.testing.assert_array_equal(flat(result.arrays)[6:], expected(plan(), good.asked)[-1]["bias"])
+
+
+def test_where_nobody_replies_the_round_is_noise_alone(caplog):
+    grid = Grid(NODES, dict.fromkeys(NODES, failing))
+    result = wrapped().start(grid, initial(), 1)
+    np.testing.assert_array_equal(flat(result.arrays)[6:], expected(plan(), [[]])[-1]["bias"])
+    assert "moves by noise alone" in caplog.text
+
+
+def test_counters_are_refused_by_name():
+    model = record({"weights": np.ones(2), "bn.num_batches_tracked": np.array(3)})
+    grid = Grid(NODES)
+    with refusal(r"arrays\['bn.num_batches_tracked'\] holds int64 entries.*leave counters"):
+        wrapped().start(grid, model)
+    assert grid.asked == []
+
+
+def test_a_model_that_changes_its_shape_is_refused():
+    strategy, grid = wrapped(), Grid(NODES)
+    strategy.start(grid, initial(), 1)
+    with refusal("the run's are"):
+        strategy.configure_train(2, record({"weights": np.ones((2, 2))}), {}, grid)
+
+
+def test_a_round_has_a_beginning():
+    with refusal("no round is under way"):
+        wrapped().aggregate_train(1, [])
+    with refusal("has no server yet"):
+        wrapped().server  # noqa: B018
+
+
+def test_rounds_beyond_the_plan_are_refused():
+    for number in (ROUNDS + 1, 0):
+        with refusal(f"num_rounds={number} must be in 1..{ROUNDS}"):
+            wrapped().start(Grid(NODES), initial(), number)
+
+
+class PerNode(FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+        for i, message in enumerate(super().configure_train(server_round, arrays, config, grid)):
+            content = RecordDict({"arrays": arrays, "n": record({"n": np.array([1.0 * i])})})
+            yield Message(content, message.metadata.dst_node_id, MessageType.TRAIN)
+
+
+def test_a_strategy_that_cannot_be_kept_to_is_refused():
+    with refusal("strategy='fedavg' is no flwr", TypeError):
+        wrapped(strategy="fedavg")
+    with refusal("train_metrics_aggr_fn=.*does not cover"):
+        wrapped(strategy=FedAvg(train_metrics_aggr_fn=lambda records, key: None))
+    with refusal("strategy=FedAvg sends no message for training"):
+        wrapped(strategy=FedAvg(fraction_train=0.0)).start(Grid(NODES), initial())
+    with refusal("strategy=PerNode sends nodes messages of their own"):
+        wrapped(strategy=PerNode()).start(Grid(NODES), initial())
+    with refusal("clients_per_round=0 must be at least 1"):
+        wrapped(clients_per_round=0)
+    with refusal("population=0 must be at least 1"):
+        wrapped(population=0)
+
+
+def test_what_the_strategy_sends_along_arrives():
+    seen = []
+
+    def look(message):
+        [config] = message.content.config_records.values()
+        seen.append((config["server-round"], config["proximal-mu"]))
+        return honest(message)
+
+    grid = Grid(NODES, dict.fromkeys(NODES, look))
+    strategy = FedProx(fraction_evaluate=0.0, proximal_mu=0.25)
+    wrapped(strategy=strategy).start(grid, initial(), 2)
+    assert seen == [(1, 0.25)] * COHORT + [(2, 0.25)] * COHORT
+
+
+def test_the_log_says_epsilon_and_what_is_dropped_once(caplog):
+    def talks(message):
+        if message.metadata.message_type == "evaluate":
+            said = answer(message, {}, loss=1.0).content
+            del said["arrays"]
+            return [Message(said, reply_to=message)]
+        return [answer(message, trained(1, arrays_of(message)), loss=2.0)]
+
+    grid, strategy = Grid(NODES, dict.fromkeys(NODES, talks)), wrapped(strategy=FedAvg())
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = strategy.start(grid, initial())
+    assert result.train_metrics_clientapp == {}
+    assert [dict(said) for said in result.evaluate_metrics_clientapp.values()] == [
+        {"loss": pytest.approx(1.0)}
+    ] * ROUNDS
+    once = [line for line in caplog.messages if "exact functions of" in line]
+    assert len(once) == 2
+    whole = f"epsilon {strategy.plan.epsilon:.4g} in all {ROUNDS} rounds, delta 1e-05"
+    rounds = [line for line in caplog.messages if re.match("fedmf: round .* updates", line)]
+    assert len(rounds) == ROUNDS
+    assert all(line.endswith(whole) for line in rounds)
+    from fedmf.privacy.stopping import stopped_after
+
+    first = stopped_after(strategy.plan, 2).epsilon
+    assert first < strategy.plan.epsilon
+    assert f"epsilon {first:.4g} after 2 rounds" in rounds[1]
+    assert "after 6 rounds" not in rounds[-1]
+    assert any("Noise multiplier 0.7" in line for line in caplog.messages)
+
+
+def test_a_second_start_goes_on_and_numbers_rounds_over_the_whole_run():
+    seen, grid, strategy = [], Grid(NODES), wrapped()
+    strategy.start(grid, initial(), 2)
+    result = strategy.start(
+        grid, initial(), 4, evaluate_fn=lambda number, arrays: seen.append(number)
+    )
+    assert seen == [2, 3, 4]
+    np.testing.assert_array_equal(flat(result.arrays)[6:], expected(plan(), grid.asked)[-1]["bias"])
+
+
+def test_its_record_is_what_the_log_audit_reads(tmp_path):
+    strategy = wrapped(tmp_path / "server")
+    strategy.start(Grid(NODES), initial())
+    path = tmp_path / "server" / "participation.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) == ROUNDS * COHORT
+    assert {row["client"] for row in rows} <= set(NODES)
+    audit = fedmf.audit_log(path, strategy.plan)
+    assert audit.epsilon == strategy.server.audit().epsilon
