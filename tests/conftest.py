@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -36,6 +37,21 @@ if importlib.util.find_spec("tensorflow") is None:
     ]
 
 
+# So does `make test-modern` where TensorFlow Federated is not. Tests elsewhere that need it ask for
+# the fixture `tff`, or have it as a parameter.
+TFF = importlib.util.find_spec("tensorflow_federated") is not None
+if not TFF:
+    collect_ignore_glob = [*globals().get("collect_ignore_glob", ()), "federated/tff/*"]
+
+
+@pytest.fixture(scope="session")
+def tff() -> Any:
+    """TensorFlow Federated."""
+    from fedmf.federated.tff import tff
+
+    return tff
+
+
 # A file stays in one process: the last to begin must be short. First the files of minutes, with the
 # slow tests, and then those of more than 15 CPU seconds without them, longest first.
 LONG = (
@@ -65,8 +81,12 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the long files first, then what imports TensorFlow, so that no process begins it when
-    the others are done.
+    the others are done; leaves out what needs TFF where it is not installed.
     """
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if not TFF and ("tff" in item.fixturenames or "tff" in parameters):
+            item.add_marker(pytest.mark.skip(reason="TensorFlow Federated runs on Python 3.11"))
     place = {pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)}
     items.sort(
         key=lambda item: (

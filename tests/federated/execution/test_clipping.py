@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedmf.federated.execution import clipping
 from fedmf.federated.execution.clipping import ROUNDING_MARGIN, clip_dtype, zero_and_clip
-from fedmf.federated.tff import clipping
 
 TINY = float(np.finfo(np.float32).tiny)
 
