@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo picture test test-core test-modern test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup
+.PHONY: demo picture test test-core test-modern test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup modern
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -41,11 +41,13 @@ test-core: $(CORES:%=.venv-core/%/.installed)
 # What needs TensorFlow and no TensorFlow Federated, on Python 3.13.
 MODERN = $(call core_python,13)
 
-test-modern: $(if $(MODERN),.venv-modern/.installed)
+modern: $(if $(MODERN),.venv-modern/.installed)
+
+test-modern: modern
 ifeq ($(MODERN),)
 	@echo "fedmf: this machine has no Python 3.13: training there is not tested"
 else
-	OPENBLAS_NUM_THREADS=1 .venv-modern/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "tensorflow and not slow"
+	OPENBLAS_NUM_THREADS=1 .venv-modern/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --doctest-ignore-import-errors -m "tensorflow and not slow"
 endif
 
 bench-fit: setup

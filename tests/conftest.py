@@ -26,22 +26,23 @@ os.environ["FEDMF_CACHE"] = ""
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `make test-core` runs where TensorFlow is not installed. These import it when they are collected.
-if importlib.util.find_spec("tensorflow") is None:
-    collect_ignore_glob = ["federated/*"]
-    collect_ignore = [
-        "cli/test_stopped.py",
-        "sweeps/test_cluster.py",
-        "tasks/test_c_library.py",
-        "tasks/test_export.py",
-    ]
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
-# So does `make test-modern` where TensorFlow Federated is not. Tests elsewhere that need it ask for
-# the fixture `tff`, or have it as a parameter.
-TFF = importlib.util.find_spec("tensorflow_federated") is not None
+# `make test-core` runs where TensorFlow is not installed, and `make test-modern` where TensorFlow
+# Federated and Ray are not. These import it when they are collected. Other tests that need TFF ask
+# for the fixture `tff`, or have it as a parameter.
+TFF = _installed("tensorflow_federated")
+collect_ignore_glob, collect_ignore = [], []
 if not TFF:
-    collect_ignore_glob = [*globals().get("collect_ignore_glob", ()), "federated/tff/*"]
+    collect_ignore_glob += ["federated/tff/*"]
+if not _installed("ray"):
+    collect_ignore += ["federated/execution/test_cluster.py", "sweeps/test_cluster.py"]
+if not _installed("tensorflow"):
+    collect_ignore_glob += ["federated/*"]
+    collect_ignore += ["cli/test_stopped.py", "tasks/test_c_library.py", "tasks/test_export.py"]
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +86,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if not TFF and ("tff" in item.fixturenames or "tff" in parameters):
+        named = [p for p in parameters if isinstance(p, str)]  # arrays answer no `in`
+        if not TFF and "tff" in [*item.fixturenames, *named]:
             item.add_marker(pytest.mark.skip(reason="TensorFlow Federated runs on Python 3.11"))
     place = {pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)}
     items.sort(
