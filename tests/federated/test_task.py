@@ -149,7 +149,7 @@ def two_outputs():
         ({"y": LABELS.tolist()}, r"\(45, 6, 6, 1\) and \(\): .*lists are structures"),
         ({"x": np.array([b"a", b"b\0"], object)[LABELS % 2]}, "not all arrays of numbers or texts"),
         ({"x": np.where(OWNERS[:, None] == 7, np.inf, 1.0)}, "example 28, of client 7"),
-        ({"model": cnn()}, "model of task 'arrays' is <keras"),
+        ({"model": cnn()}, "model of task 'arrays' is <(tf_)?keras"),
         ({"model": lambda: 1 // 0}, "build_model of task 'arrays' raises ZeroDivisionError"),
         ({"metrics": ["accuracy"]}, r"metrics of task 'arrays' is \['accuracy'\]"),
         ({"metrics": lambda: ["accuracy"]}, "metrics of task 'arrays' gives 'accuracy'"),
