@@ -47,7 +47,8 @@ test-modern: modern
 ifeq ($(MODERN),)
 	@echo "fedmf: this machine has no Python 3.13: training there is not tested"
 else
-	OPENBLAS_NUM_THREADS=1 .venv-modern/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --doctest-ignore-import-errors -m "tensorflow and not slow"
+	OPENBLAS_NUM_THREADS=1 .venv-modern/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder \
+	  --ignore fedmf/federated/tff --doctest-ignore-import-errors -m "tensorflow and not slow"
 endif
 
 bench-fit: setup
