@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 
 import pytest
@@ -86,13 +87,16 @@ def test_plain_pip_installs_what_trains_on_a_python_without_tff(wheel, tmp_path)
         assert done.returncode == 0, done.stderr
         return done
 
-    run(python_3_13(), "-m", "venv", "environment")
-    binaries = tmp_path / "environment" / "bin"
-    run(binaries / "python", "-m", "pip", "install", "--quiet", f"{wheel.filename}[train]")
-    run(binaries / "python", "-m", "pip", "check")
-    words = "--task regression --rounds 2 --cohort-size 4 --min-sep 2 --epsilon 8 --noise-seed 1"
-    trained = run(binaries / "fedmf", "train", "--out", "run", "--quiet", *words.split())
+    words = (
+        "--task regression --rounds 2 --cohort-size 4 --min-sep 2 --epsilon 8 --noise-seed 1 "
+        "--server-learning-rate 0.001 --quiet"
+    )
+    with tempfile.TemporaryDirectory() as environment:
+        binaries = pathlib.Path(environment) / "bin"
+        run(python_3_13(), "-m", "venv", environment)
+        run(binaries / "python", "-m", "pip", "install", "--quiet", f"{wheel.filename}[train]")
+        run(binaries / "python", "-m", "pip", "check")
+        trained = run(binaries / "fedmf", "train", "--out", "run", *words.split())
     assert "achieved epsilon" in trained.stdout
     assert trained.stderr == ""
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
-    shutil.rmtree(binaries.parent)
