@@ -1,10 +1,10 @@
-# make demo | picture | test | test-core | test-flower | test-all | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | picture | test | test-core | test-modern | test-flower | test-all | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo picture test test-core test-flower test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup
+.PHONY: demo picture test test-core test-modern test-flower test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup modern
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -42,6 +42,19 @@ test-core: $(CORES:%=.venv-core/%/.installed)
 # Flower, beside which TensorFlow 2.14 would not install, in an environment of its own; nothing asks another machine.
 test-flower: .venv-flower/.installed
 	OPENBLAS_NUM_THREADS=1 .venv-flower/bin/python -m pytest -q --doctest-ignore-import-errors tests/flower
+
+# What needs TensorFlow and no TensorFlow Federated, on Python 3.13.
+MODERN = $(call core_python,13)
+
+modern: $(if $(MODERN),.venv-modern/.installed)
+
+test-modern: modern
+ifeq ($(MODERN),)
+	@echo "fedmf: this machine has no Python 3.13: training there is not tested"
+else
+	OPENBLAS_NUM_THREADS=1 .venv-modern/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder \
+	  --ignore fedmf/federated/tff --doctest-ignore-import-errors -m "tensorflow and not slow"
+endif
 
 bench-fit: setup
 	.venv/bin/python -m benchmarks.fit
@@ -102,6 +115,13 @@ endef
 	.venv-core/3.$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+.venv-modern/.installed: requirements-train.lock pyproject.toml
+	@echo "fedmf: creating .venv-modern (about 2 GB; once)"
+	$(MODERN) -m venv --clear .venv-modern
+	.venv-modern/bin/python -m pip --disable-pip-version-check $(INSTALL) -r requirements-train.lock
+	.venv-modern/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 .venv-lint/.installed: requirements-lint.lock
 	$(call check_python)
 	rm -rf .venv-lint
@@ -137,6 +157,8 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-core.lock
 	.venv-lock/bin/uv pip compile pyproject.toml --extra flower --extra dev \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-flower.lock
+	.venv-lock/bin/uv pip compile pyproject.toml --extra train --extra dev --universal \
+	  --python-version 3.12 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-train.lock
 	printf 'ruff\nmypy\n' | .venv-lock/bin/uv pip compile - \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-lint.lock
 	grep -oE '^(dp-accounting|duckdb|matplotlib|msgspec|numpy|scipy)==[^ ]+' requirements.lock > .venv-lock/same.txt
@@ -144,4 +166,4 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-docs.lock
 
 clean:
-	rm -rf .venv .venv-lint .venv-core .venv-docs .venv-flower .venv-lock build *.egg-info
+	rm -rf .venv .venv-lint .venv-core .venv-modern .venv-flower .venv-docs .venv-lock build *.egg-info

@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -25,17 +26,34 @@ os.environ["FEDMF_CACHE"] = ""
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# TensorFlow and Flower do not go into one environment, and `make test-core` has neither. These
-# import them when they are collected.
-collect_ignore_glob = [] if importlib.util.find_spec("flwr") else ["flower/*"]
-if importlib.util.find_spec("tensorflow") is None:
-    collect_ignore_glob.append("federated/*")
-    collect_ignore = [
-        "cli/test_stopped.py",
-        "sweeps/test_cluster.py",
-        "tasks/test_c_library.py",
-        "tasks/test_export.py",
-    ]
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+# `make test-core` runs where TensorFlow is not installed, and `make test-modern` where TensorFlow
+# Federated and Ray are not; Flower has an environment of its own. These import it when they are
+# collected. Other tests that need TFF ask
+# for the fixture `tff`, or have it as a parameter.
+TFF = _installed("tensorflow_federated")
+collect_ignore_glob, collect_ignore = [], []
+if not TFF:
+    collect_ignore_glob += ["federated/tff/*"]
+if not _installed("flwr"):
+    collect_ignore_glob += ["flower/*"]
+if not _installed("ray"):
+    collect_ignore += ["federated/execution/test_cluster.py", "sweeps/test_cluster.py"]
+if not _installed("tensorflow"):
+    collect_ignore_glob += ["federated/*"]
+    collect_ignore += ["cli/test_stopped.py", "tasks/test_c_library.py", "tasks/test_export.py"]
+
+
+@pytest.fixture(scope="session")
+def tff() -> Any:
+    """TensorFlow Federated."""
+    from fedmf.federated.tff import tff
+
+    return tff
 
 
 # A file stays in one process: the last to begin must be short. First the files of minutes, with the
@@ -67,8 +85,13 @@ LONG = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the long files first, then what imports TensorFlow, so that no process begins it when
-    the others are done.
+    the others are done; leaves out what needs TFF where it is not installed.
     """
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        named = [p for p in parameters if isinstance(p, str)]  # arrays answer no `in`
+        if not TFF and "tff" in [*item.fixturenames, *named]:
+            item.add_marker(pytest.mark.skip(reason="TensorFlow Federated runs on Python 3.11"))
     place = {pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)}
     items.sort(
         key=lambda item: (

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from fedmf.federated.task import Task
+from fedmf.federated.task import KERAS, Task
 
 # (labels, outputs) -> the loss of a batch, a float32 scalar.
 BatchLoss = Callable[[Any, Any], Any]
@@ -67,7 +67,7 @@ def is_mean(task: Task) -> bool:
     loss = task.loss
     if not isinstance(loss, tf.keras.losses.Loss):
         return True  # by the contract of `Task.loss`
-    own = not type(loss).__module__.startswith("keras.")
+    own = not type(loss).__module__.startswith(KERAS)
     return not own and loss.reduction != tf.keras.losses.Reduction.SUM
 
 

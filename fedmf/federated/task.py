@@ -17,6 +17,7 @@ from fedmf.federated.tff_models import TffModel, loop_model
 from fedmf.identifiers import check_clients, client_array
 
 SPLITS = ("validation", "test")
+KERAS = ("keras.", "tf_keras.")  # modules of Keras 2, in TensorFlow 2.14 and beside newer ones
 # A client's dataset of unknown length is read so far: 256 times the 256 examples that the papers
 # take of a client, and what fits into the memory of any machine that trains.
 MOST_EXAMPLES, MOST_BYTES = 256 * 256, 1 << 30
@@ -146,7 +147,7 @@ class Task:
         # A class, or a function of labels and outputs only.
         of_keras = isinstance(
             self.loss, type | types.FunctionType
-        ) and self.loss.__module__.startswith("keras.")
+        ) and self.loss.__module__.startswith(KERAS)
         if of_keras or not (self.loss is None or callable(self.loss)):
             raise TypeError(
                 f"loss of task {self.name!r} is {self.loss!r}: pass a tf.keras.losses.Loss, such "
@@ -333,7 +334,7 @@ class Task:
         """
         ids = client_array("client_ids", client_ids)
         examples = of_examples.checked(
-            (x, y), "x and y", lambda i: f"{i}, of client {[*ids.flat][i]!r}"
+            (x, y), "x and y", lambda i: f"{i}, of client {ids.ravel().tolist()[i]!r}"
         )
         if ids.shape != (of_examples.count(examples),):
             raise ValueError(

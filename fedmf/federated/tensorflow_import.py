@@ -5,11 +5,11 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fedmf.terminal import interrupts
 
-_PYTHON = (3, 11)  # the only one that TensorFlow Federated 0.87 runs on
+_TFF_PYTHON = (3, 11)  # the only one that TensorFlow Federated 0.87 runs on
 
 
 @contextlib.contextmanager
@@ -34,18 +34,20 @@ def _stderr_held_back() -> Iterator[None]:
 def import_tensorflow() -> None:
     """Imports TensorFlow once, with Keras 2, which comes with it or as tf-keras.
 
-    TensorFlow's C++ libraries report missing GPU drivers on import, some of it as errors; those
-    lines are dropped. From then on its information and warnings are off and its errors are shown.
-    An environment variable TF_CPP_MIN_LOG_LEVEL set by the user wins.
+    TensorFlow's C++ libraries report missing GPU drivers on import and where devices are looked
+    for, some of it as errors; those lines are dropped. From then on its information and warnings
+    are off and its errors are shown. An environment variable TF_CPP_MIN_LOG_LEVEL set by the user
+    wins.
 
     Raises:
       ImportError: saying how to install the missing packages.
     """
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # models here are those of Keras 2
-    with _quietly("tensorflow", "fedmf.federated needs TensorFlow"):
+    with _quietly("tensorflow", "fedmf.federated needs TensorFlow", _how_to_train):
         import tensorflow as tf
 
         _ = tf.keras.Model  # Keras is imported when it is used; without tf-keras that fails
+        tf.config.list_physical_devices()  # complains of a missing GPU; else training would
 
 
 @contextlib.contextmanager
@@ -55,12 +57,12 @@ def importing_tff() -> Iterator[None]:
     """
     import_tensorflow()
     need = "this needs TensorFlow Federated 0.87 and TensorFlow Privacy"
-    with _quietly("tensorflow_federated", need):
+    with _quietly("tensorflow_federated", need, _how_to_have_tff):
         yield
 
 
 @contextlib.contextmanager
-def _quietly(package: str, need: str) -> Iterator[None]:
+def _quietly(package: str, need: str, way_out: Callable[[], str]) -> Iterator[None]:
     chosen = "TF_CPP_MIN_LOG_LEVEL" in os.environ
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     quiet = contextlib.nullcontext() if chosen or package in sys.modules else _stderr_held_back()
@@ -70,15 +72,21 @@ def _quietly(package: str, need: str) -> Iterator[None]:
         interrupts.check()
     except ImportError as error:
         interrupts.check()
-        raise ImportError(f"{need} ({error}): {_how_to_install()}") from error
+        raise ImportError(f"{need} ({error}): {way_out()}") from error
 
 
-def _how_to_install() -> str:
+def _how_to_train() -> str:
+    if sys.version_info[:2] == _TFF_PYTHON:
+        return _how_to_have_tff()
+    return "install them with `pip install 'fedmf[train]'`, on Python 3.11 to 3.13"
+
+
+def _how_to_have_tff() -> str:
     """The list of versions that work lies in the package: a resolver finds none, because of a
     version that is gone from the index.
     """
     command = f"`pip install --no-deps -r {pathlib.Path(__file__).parents[1] / 'training.lock'}`"
-    if sys.version_info[:2] == _PYTHON:
+    if sys.version_info[:2] == _TFF_PYTHON:
         return f"install them with {command}"
     here = ".".join(map(str, sys.version_info[:2]))
     return (

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.program import fedmf, printed_by, refused
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("tff")]
 PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
 

@@ -5,10 +5,11 @@ import pathlib
 import pytest
 
 HERE = pathlib.Path(__file__).parent
+PACKAGE = HERE.parents[1] / "fedmf" / "federated"  # its doctests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that is here imports TensorFlow."""
+    """All that is here, and the doctests of the package, import TensorFlow."""
     for item in items:
-        if item.path.is_relative_to(HERE):
+        if any(item.path.is_relative_to(folder) for folder in (HERE, PACKAGE)):
             item.add_marker(pytest.mark.tensorflow)

@@ -14,10 +14,10 @@ import numpy as np
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.tff.worker import worker_processes
 from fedmf.tasks.stackoverflow.compiled import compiled_epoch
 from fedmf.tasks.stackoverflow.model import build_model, make_loss, make_metrics
 from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
+from tests.federated.run_small import worker_processes
 from tests.federated.small_runs import broken_off
 
 ROUNDS, MIN_SEP = 2052, 342

@@ -12,7 +12,6 @@ import sys
 import fedmf
 from fedmf import federated
 from fedmf.federated.execution import client_work, groups
-from fedmf.federated.tff.worker import worker_processes
 from tests.federated.small_task import small_task
 
 SEED = 0xFEED5EED5EED5EED  # of the runs on clusters, to be looked for in what is sent
@@ -29,6 +28,12 @@ def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
         "execution": execution, "seed": 3,
     }  # fmt: skip
     return fedmf.TrainConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def worker_processes() -> list[int]:
+    """TFF's; none where TFF was not imported, as where it is not installed."""
+    worker = sys.modules.get("fedmf.federated.tff.worker")
+    return worker.worker_processes() if worker else []
 
 
 def descendants(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ import sys
 
 import tensorflow as tf
 
-from fedmf.federated.tff.worker import worker_processes
+from tests.federated.run_small import worker_processes
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 

@@ -87,9 +87,7 @@ def test_writers_differ_and_do_not_depend_on_how_many_there_are(digits_file, tmp
 
 
 @TENSORFLOW
-def test_tff_reads_the_same(digits_file):
-    from fedmf.federated.tff import tff
-
+def test_tff_reads_the_same(digits_file, tff):
     loaded = tff.simulation.datasets.emnist.load_data(
         only_digits=True, cache_dir=str(digits_file.parent)
     )

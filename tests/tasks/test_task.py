@@ -10,7 +10,6 @@ from numpy.testing import assert_array_equal
 
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
-tff = pytest.importorskip("tensorflow_federated")
 
 from fedmf.tasks import example_proto  # noqa: E402
 from fedmf.tasks.stackoverflow import StackOverflowOptions, data  # noqa: E402
@@ -44,7 +43,7 @@ def plain_sentences(path, split):
     return result
 
 
-def test_tff_s_load_data_reads_the_corpus_from_a_cache_folder(corpus_file):
+def test_tff_s_load_data_reads_the_corpus_from_a_cache_folder(corpus_file, tff):
     loaded = tff.simulation.datasets.stackoverflow.load_data(cache_dir=str(corpus_file.parent))
     for split, clients in zip(data.SPLITS, loaded, strict=True):
         expected = plain_sentences(corpus_file, split)

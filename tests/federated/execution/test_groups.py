@@ -155,6 +155,7 @@ class InOneProcess:
 
 @pytest.mark.usefixtures("clients_in_turn")
 def test_a_round_takes_what_workers_return_and_no_more(monkeypatch):
+    pytest.importorskip("ray")
     for name, value in (GROUPS_OF_TWO | {"MOST_GROUPS": 2}).items():
         monkeypatch.setattr(groups, name, value)
     task, settings, factors = small_task(), config(), [1, 1]

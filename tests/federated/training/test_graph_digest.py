@@ -12,9 +12,13 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated.training.model_check import check_model
+from tests.conftest import TFF
 from tests.federated.run_small import config
 from tests.federated.small_task import CLASSES, LENGTH, small_task
-from tests.federated.training.test_tff_models import TASKS as TFF_TASKS
+
+TFF_TASKS = {}
+if TFF:
+    from tests.federated.tff.test_tff_models import TASKS as TFF_TASKS
 
 layers, losses = tf.keras.layers, tf.keras.losses
 

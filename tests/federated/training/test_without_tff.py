@@ -25,7 +25,8 @@ def test_a_run_trains_and_another_execution_says_what_it_needs(tmp_path):
         "--epsilon 8 --noise-seed 1 --quiet --server-learning-rate 0.001"
     )
     done = without_tff(*run.split())
-    assert done.returncode == 0, done.stderr
+    # TensorFlow's complaints of a missing GPU, on import or when training begins, are not shown.
+    assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "run" / "final_statement.md").exists()
     other = without_tff(*run.replace("/run", "/other").split(), "--execution", "tff")
     assert other.returncode != 0

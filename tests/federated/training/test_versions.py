@@ -1,0 +1,80 @@
+"""The same run on Python 3.11 with TensorFlow 2.14 and on Python 3.13 with the newest that the
+extra `train` allows, where `make` has both environments.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+import fedmf
+from tests.cli.program import fedmf as program
+from tests.federated.run_versions import TASKS
+
+pytestmark = pytest.mark.slow
+ROOT = pathlib.Path(__file__).parents[3]
+OLD, NEW = (ROOT / name / "bin" / "python" for name in (".venv", ".venv-modern"))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """What both leave of the runs, older first."""
+    for python in (OLD, NEW):
+        if not python.exists():
+            pytest.skip(f"{python.relative_to(ROOT)} is not there: make setup test-modern")
+    shared = tmp_path_factory.mktemp("shared")
+    # A fit by another scipy is another in its last digits.
+    program(f"fit --rounds 6 --min-sep 2 --family banded --out {shared}/mechanism.npz")
+    program(f"data synth --clients 20 --out {shared}/corpus.sqlite")
+    folders = []
+    for python in (OLD, NEW):
+        folders.append(tmp_path_factory.mktemp("runs"))
+        command = [python, "-m", "tests.federated.run_versions", folders[-1], shared]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
+    return folders
+
+
+@pytest.fixture(params=TASKS)
+def runs(request, folders):
+    return [fedmf.Run.load(folder / request.param) for folder in folders]
+
+
+def test_draws_agree_to_the_bit_and_rows_of_noise_to_float32_rounding(folders):
+    old, new = (np.load(folder / "noise.npz") for folder in folders)
+    np.testing.assert_array_equal(new["draws"], old["draws"])
+    # Products of matrices are summed in another order by another OpenBLAS.
+    np.testing.assert_allclose(new["rows"], old["rows"], rtol=0, atol=1e-6)
+    assert old["rows"].std() > 0.5
+
+
+def test_they_are_of_different_versions(runs):
+    old, new = (run.plan["versions"] for run in runs)
+    for name in ("python", "tensorflow", "numpy", "scipy"):
+        assert old[name] != new[name]
+
+
+def test_cohorts_and_initial_weights_agree_to_the_bit(runs):
+    old, new = runs
+    for name in ("participation.csv", "config.json"):
+        assert (new.path / name).read_bytes() == (old.path / name).read_bytes()
+    first, second = (json.loads((run.path / "private/identity.json").read_text()) for run in runs)
+    for name in ("initial_weights", "client_ids", "first_cohort"):
+        assert second["run"][name] == first["run"][name]
+    # Another TensorFlow traces other operations: a resume is refused.
+    assert second["run"]["model"] != first["run"]["model"]
+
+
+def test_models_and_metrics_agree_to_float32_rounding(runs):
+    old, new = runs
+    for weight, expected in zip(new.weights, old.weights, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
+    first, *_, last = (row["train_loss"] for row in new.metrics)
+    assert abs(last / first - 1) > 0.05  # what is compared depends on the training
+    for row, expected in zip(new.metrics, old.metrics, strict=True):
+        validation, wanted = row.pop("validation", {}), expected.pop("validation", {})
+        assert validation == pytest.approx(wanted, rel=1e-4)
+        assert row == pytest.approx(expected, rel=1e-4)
