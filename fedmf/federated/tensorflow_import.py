@@ -36,8 +36,8 @@ def import_tensorflow() -> None:
 
     TensorFlow's C++ libraries report missing GPU drivers on import and where devices are looked
     for, some of it as errors; those lines are dropped. From then on its information and warnings
-    are off and its errors are shown. An environment variable TF_CPP_MIN_LOG_LEVEL set by the user
-    wins.
+    are off and its errors are shown. With an environment variable TF_CPP_MIN_LOG_LEVEL of 0 or 1
+    all is shown; processes that this one starts have 2.
 
     Raises:
       ImportError: saying how to install the missing packages.
@@ -63,9 +63,8 @@ def importing_tff() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly(package: str, need: str, way_out: Callable[[], str]) -> Iterator[None]:
-    chosen = "TF_CPP_MIN_LOG_LEVEL" in os.environ
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    quiet = contextlib.nullcontext() if chosen or package in sys.modules else _stderr_held_back()
+    shown = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1")
+    quiet = contextlib.nullcontext() if shown or package in sys.modules else _stderr_held_back()
     try:
         with quiet:
             yield

@@ -167,7 +167,7 @@ def test_bad_arguments_leave_no_file(tmp_path, changes):
 
 
 @TENSORFLOW
-def test_the_published_network_is_tff_s_without_dropout():
+def test_the_published_network_is_tff_s_without_dropout(tff):
     """The same layers and, up to the softmax, the same outputs."""
     import tensorflow as tf
     from tensorflow_federated.python.simulation.baselines.emnist import emnist_models

@@ -63,7 +63,8 @@ def stateless_model(task: Task, seed: int) -> StatelessModel:
 
 # Operations of which tf.vectorized_map lays the clients end to end in one array, and an index or
 # axis of one client can reach the next one's part: segment sums (of a negative index, which alone
-# is dropped) and tf.roll (of a negative axis). Read in TensorFlow 2.14.
+# is dropped; newer releases drop it here too) and tf.roll (of a negative axis). Read in TensorFlow
+# 2.14 and 2.21.
 _MIXES_CLIENTS = re.compile(r"Roll|.*Segment")
 # A random constant of a layer, which is drawn once where the model is built, would be drawn anew in
 # each call of the graph.

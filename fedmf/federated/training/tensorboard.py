@@ -11,6 +11,9 @@ from fedmf.fields import flat
 from fedmf.files import make_folder
 
 _EVENTS = "events.out.tfevents.*"
+# What TensorBoard's own tf.summary.scalar writes; newer releases of TensorFlow come without it.
+_SCALAR = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
+_SCALAR.plugin_data.plugin_name = "scalars"
 Row = Mapping[str, Any]
 
 
@@ -36,7 +39,7 @@ def scalars(folder: pathlib.Path, rows: Sequence[Row]) -> Iterator[Callable[[Row
         step = numbers.pop("round")
         with writer.as_default():
             for name, value in numbers.items():
-                tf.summary.scalar(name, value, step=step)
+                tf.summary.write(name, tf.cast(value, tf.float32), step, _SCALAR)
         writer.flush()
         for file in folder.glob(_EVENTS):
             file.chmod(0o600)
