@@ -300,7 +300,7 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
 
 if TYPE_CHECKING:
     from fedmf.audits.noise import Finding
-    from fedmf.federated.tff.audit import MechanismAudit
+    from fedmf.server.audit import MechanismAudit
 
 
 @audit.command()
@@ -324,12 +324,19 @@ if TYPE_CHECKING:
     ),
     click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit."),
 )
+@click.option(
+    "--query",
+    is_flag=True,
+    help="Audit the query that dp_aggregator puts into a TFF process, in place of what training "
+    "and fedmf.Server run.",
+)
 @quiet_option
 @json_option
 def mechanism(
     mechanism_file: pathlib.Path,
     promise: dict[str, Any],
     trial: dict[str, Any],
+    query: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -345,8 +352,14 @@ def mechanism(
     """
     with arguments_checked():
         plan = plan_config(mechanism_file, promise).plan()
-    from fedmf.federated.tff.audit import audit_mechanism
+    from fedmf.server.audit import audit_mechanism
     from fedmf.terminal import progress_bar
+
+    subject: Any = None
+    if query:
+        from fedmf.federated.tff.audit import Query
+
+        subject = Query
 
     # Not drawn at once: arguments that are refused leave no bar behind.
     bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
@@ -356,7 +369,7 @@ def mechanism(
             bar.total = total
             bar.update(done - bar.n)
 
-        result = audit_mechanism(plan, progress=progress, **trial)
+        result = audit_mechanism(plan, progress=progress, subject=subject, **trial)
     if as_json:
         show(_values(result), as_json)
     else:

@@ -4,20 +4,18 @@ import dataclasses
 
 import pytest
 
+from fedmf.server import audit
 from tests.cli.program import fedmf, printed_by, refused
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("tff")]
 PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
 
-@pytest.mark.slow
 def test_honest_noise(identity):
     text = fedmf(f"audit mechanism {identity} {PLAN} --quiet --trials 20").stdout
     assert "consistent with the claim" in text
     assert "proved at 95%" in text
 
 
-@pytest.mark.slow
 def test_honest_noise_for_programs(identity):
     result = printed_by(f"audit mechanism {identity} {PLAN} --quiet --trials 1000")
     assert result["consistent"] is True
@@ -27,19 +25,33 @@ def test_honest_noise_for_programs(identity):
 
 
 def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
-    from fedmf.federated.tff import audit
+    honest = audit.NoisyMeans
 
-    honest = audit.mean_query
+    def weak(plan, **options):
+        weaker = dataclasses.replace(plan, noise_multiplier=0.9 * plan.noise_multiplier)
+        return honest(plan=weaker, **options)
 
-    def weak(plan, *args, **kwargs):
-        return honest(
-            dataclasses.replace(plan, noise_multiplier=0.9 * plan.noise_multiplier), *args, **kwargs
-        )
-
-    monkeypatch.setattr(audit, "mean_query", weak)
+    monkeypatch.setattr(audit, "NoisyMeans", weak)
     text = fedmf(f"audit mechanism {identity} {PLAN} --trials 0 --quiet", status=1).stdout
     assert "NOT WHAT THE PLAN CLAIMS" in text
     assert "CONTRADICTS THE CLAIM" in text
+
+
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("tff")
+def test_the_query_is_another_subject(identity, monkeypatch):
+    from fedmf.federated.tff import audit
+
+    honest, made = audit.mean_query, []
+
+    def told(plan, *args, **kwargs):
+        made.append(plan)
+        return honest(plan, *args, **kwargs)
+
+    monkeypatch.setattr(audit, "mean_query", told)
+    text = fedmf(f"audit mechanism {identity} {PLAN} --query --trials 0 --quiet").stdout
+    assert "consistent with the claim" in text
+    assert len(made) == 3  # two runs, one of them resumed
 
 
 @pytest.mark.parametrize("option", ["--coordinates", "--trials"])

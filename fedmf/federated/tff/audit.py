@@ -1,202 +1,19 @@
-"""Audit of what really runs: the query of an aggregator on a small model through all rounds,
-without clients or with the worst of them.
-
-`fedmf.audits.noise` judges the noise and `fedmf.audits.distinguishing` the game; here it is run.
-The audited code gives nothing but what it releases. The claim is the plan's stddev and its
-mechanism's noising(), in float64.
-"""
+"""The audit of TensorFlow Privacy's side: the query that `dp_aggregator` puts into a process."""
 
 import collections
-import dataclasses
 import math
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks
-from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_distinguishing, worst_case
-from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
 from fedmf.federated.tff.aggregator import mean_query
-from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
-from fedmf.server.state import check_plan
-
-# Entries of noise that show a scale off by 3% at one in a million false alarms, and a margin.
-_ENTRIES = 60_000
-_MIN_COORDINATES = 256
-# How far the worst case overshoots the clip norm, so that it is the clipping that bounds it.
-_OVERSHOOT = 3.0
-# The fixed divisor of plans that simulate no cohort.
-_DIVISOR = 10
-
-Progress = Callable[[int, int], None]
-# Round -> (coordinates along each of which one client sends an update, the updates' size).
-Clients = Callable[[int], tuple[np.ndarray, float]]
+from fedmf.privacy.plan import Plan, bit_stddev
+from fedmf.server.audit import divisor_of, model_of
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MechanismAudit:
-    """What `audit_mechanism` found.
-
-    Attributes:
-      verdict: all findings under one false-positive rate.
-      game: the distinguishing audit, or None if it was left out.
-      rounds, coordinates, trials: what was run.
-    """
-
-    verdict: NoiseAudit
-    game: Distinguishing | None
-    rounds: int
-    coordinates: int
-    trials: int
-
-
-def audit_mechanism(
-    plan: Plan,
-    *,
-    seed: int,
-    coordinates: int | None = None,
-    trials: int = 20_000,
-    false_positive_rate: float = FALSE_POSITIVE_RATE,
-    progress: Progress | None = None,
-) -> MechanismAudit:
-    """Runs the query of a plan and tests what it releases against what the plan claims.
-
-    Two runs with different seeds, the second stopped and resumed in the middle, on zero updates;
-    then the distinguishing game.
-
-    Args:
-      plan: with noise; of a sampled one the noise and the guarantee without
-        amplification are tested.
-      seed: non-negative; the noise seeds are derived from it, and the same seed gives
-        the same findings.
-      coordinates: entries of the model, each an independent sample of the noise; None for enough to
-        see a scale off by 3%.
-      trials: of the game; 0 for no game.
-      false_positive_rate: chance, at most, that an honest mechanism fails.
-      progress: called with (rounds done, rounds in all) after each round.
-
-    Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
-
-    Example:
-      >>> import fedmf
-      >>> once = fedmf.Participation(rounds=4, schema="single")
-      >>> plan = fedmf.calibrate(
-      ...     fedmf.fit(fedmf.prefix_sum(4), once, family="tree"), once, epsilon=2.0, delta=1e-6
-      ... )
-      >>> audit = audit_mechanism(plan, seed=1, coordinates=500, trials=0)
-      >>> audit.verdict.consistent, len(audit.verdict.findings) > 30
-      (True, True)
-    """
-    check_plan(plan)
-    seed = checks.integer(
-        "seed", seed, low=0, hint="choose a whole number; it is not a secret here"
-    )
-    checks.positive(
-        "false_positive_rate", false_positive_rate, "use a small number such as 1e-6", below=1
-    )
-    n = plan.mechanism.rounds
-    d = max(_MIN_COORDINATES, -(-_ENTRIES // n)) if coordinates is None else coordinates
-    leaves = [math.prod(shape) for shape in model_of(d).values()]
-    if trials != 0:
-        checks.integer("trials", trials, low=8, hint="play some thousand, or 0 for no game")
-    # The game's client takes part in rounds that are known.
-    plan = dataclasses.replace(plan, sampling=None)
-    # The game is of the updates' stream, which with quantile_clipping has more noise than the plan
-    # claims of both.
-    updates = dataclasses.replace(
-        plan, noise_multiplier=update_noise_multiplier(plan), quantile_clipping=None
-    )
-    case = worst_case(updates)
-    total, done = n * (3 if trials else 2), 0
-
-    def shown(rows: Iterator[np.ndarray]) -> np.ndarray:
-        nonlocal done
-        released = []
-        for row in rows:
-            released.append(row)
-            done += 1
-            if progress is not None:
-                progress(done, total)
-        return np.stack(released)
-
-    L, scale = causal_factor(plan.mechanism.noising()), plan.stddev / divisor_of(plan)
-    one = whiten(L, shown(released_rows(plan, d, noise_seed=16 * seed + 1)), scale)
-    rows = released_rows(plan, d, noise_seed=16 * seed + 2, resume_at=n // 2)
-    other = whiten(L, shown(rows), scale)
-    leaves += [1] * (plan.quantile_clipping is not None)
-    findings = audit_noise([one, other], leaves=leaves).findings
-    game = None
-    if trials:
-        clients, present = worst_clients(plan, case, trials, seed)
-        rows = released_rows(plan, trials, noise_seed=16 * seed + 3, clients=clients)
-        s = case.projection @ shown(rows)[:, :trials] / scale
-        game = audit_distinguishing(updates, case, s[present], s[~present])
-        findings += game.findings
-    verdict = NoiseAudit(findings=findings, false_positive_rate=false_positive_rate)
-    return MechanismAudit(verdict=verdict, game=game, rounds=n, coordinates=d, trials=trials)
-
-
-def worst_clients(
-    plan: Plan, case: WorstCase, trials: int, seed: int
-) -> tuple[Clients, np.ndarray]:
-    """The clients of a game, and in which trials they are present.
-
-    Client i sends along coordinate i, in the rounds of `case`.
-    """
-    present = np.random.default_rng([seed, 1]).permutation(trials) < trials // 2
-    places, size = np.flatnonzero(present), _OVERSHOOT * plan.clip_norm
-    return lambda t: (
-        places if case.contributions[t] else places[:0],
-        size * float(case.contributions[t]),
-    ), present
-
-
-def model_of(coordinates: int) -> "collections.OrderedDict[str, tuple[int, ...]]":
-    """Shapes of a small model's leaves, one of them a scalar, with so many entries in all."""
-    quarter = (
-        checks.integer("coordinates", coordinates, low=8, hint="use some hundred or more") - 1
-    ) // 4
-    return collections.OrderedDict(
-        embedding=(2, quarter), scale=(), kernel=(quarter,), bias=(coordinates - 1 - 3 * quarter,)
-    )
-
-
-def divisor_of(plan: Plan) -> int:
-    """What the sums of `released_rows` are divided by."""
-    return _DIVISOR if plan.simulation is None else plan.simulation.simulated
-
-
-def released_rows(
-    plan: Plan,
-    coordinates: int,
-    *,
-    noise_seed: int,
-    clients: Clients | None = None,
-    resume_at: int = 0,
-) -> Iterator[np.ndarray]:
-    """Yields what the query of an aggregator releases in each round of the plan,
-    flat: float64 (coordinates,).
-
-    Where the clip norm adapts, in units of plan.clip_norm, and behind it one entry: the noise of
-    the bits on the same scale. Without `clients` two of them send zeros. Before round `resume_at`,
-    unless it is 0, all is made anew but the state as numpy arrays.
-    """
-    nobody = np.zeros(2, np.int64), 0.0
-    query = _Query(plan, coordinates, noise_seed)
-    state = query.initial_state
-    for t in range(plan.mechanism.rounds):
-        if t and t == resume_at:
-            state = tf.nest.map_structure(np.array, state)
-            query = _Query(plan, coordinates, noise_seed)
-        state, row = query.release(state, *(clients(t) if clients else nobody))
-        yield row
-
-
-class _Query:
-    """The query that both executions of training run, traced once."""
+class Query:
+    """The query of an aggregator, traced once: `fedmf.server.audit.Subject`."""
 
     def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:
         shapes = model_of(coordinates)
@@ -247,6 +64,8 @@ class _Query:
         self._sums: dict[Any, Any] = {}
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
+        """See `fedmf.server.audit.Subject`."""
+        state = tf.nest.map_structure(np.array, state)  # as a checkpoint has it
         params = self._params(state)
         # A client knows the clip norm of the round
         size *= float(params.clip_norm) / self._clip_norm

@@ -11,8 +11,9 @@ from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import NoiseAudit, causal_factor
 from fedmf.federated.tff import query as queries
 from fedmf.federated.tff.aggregator import mean_query
-from fedmf.federated.tff.audit import audit_mechanism
+from fedmf.federated.tff.audit import Query
 from fedmf.privacy.plan import bit_stddev
+from fedmf.server.audit import audit_mechanism
 from fedmf.server.source import noise_key
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
@@ -144,7 +145,7 @@ def test_a_bit_that_is_not_centred_is_caught(monkeypatch):
 @pytest.mark.slow
 def test_the_audit_of_a_mechanism_sees_both_streams(monkeypatch):
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=QuantileClipping(every=1))
-    assert audit_mechanism(plan, seed=3, trials=4000).verdict.consistent
+    assert audit_mechanism(plan, seed=3, trials=4000, subject=Query).verdict.consistent
     # Negative control: the bits have the noise of an update's entry, and not their own.
     honest = queries.NoiseRows.next
 
@@ -153,7 +154,7 @@ def test_the_audit_of_a_mechanism_sees_both_streams(monkeypatch):
         return tf.concat([row[:-1], row[:1]], axis=0), state
 
     monkeypatch.setattr(queries.NoiseRows, "next", shared)
-    assert not audit_mechanism(plan, seed=3, trials=0).verdict.consistent
+    assert not audit_mechanism(plan, seed=3, trials=0, subject=Query).verdict.consistent
 
 
 def test_a_state_of_another_clipping_is_refused():

@@ -1,8 +1,7 @@
-"""The audit of what really runs: honest mechanisms pass, and mistakes in the code
-that runs are caught.
+"""The audit of the query: honest mechanisms pass, and mistakes in the code that runs are caught.
 
-The host's rows and TFF's process are held to the same rows exactly,
-in noise/test_host.py and aggregation/test_aggregator.py.
+The host's rows and TFF's process are held to the same rows exactly, in tests/server/test_rows.py
+and test_aggregator.py.
 """
 
 import collections
@@ -17,7 +16,7 @@ from fedmf.audits.distinguishing import audit_distinguishing, worst_case
 from fedmf.audits.noise import audit_noise, causal_factor, whiten
 from fedmf.federated.tff import audit as audits
 from fedmf.federated.tff import query as queries
-from fedmf.federated.tff.audit import (
+from fedmf.server.audit import (
     audit_mechanism,
     divisor_of,
     model_of,
@@ -48,7 +47,7 @@ def claim():
 
 
 def run(plan, seed=1, **options):
-    return released_rows(plan, COORDINATES, noise_seed=seed, **options)
+    return released_rows(plan, COORDINATES, noise_seed=seed, subject=audits.Query, **options)
 
 
 def judged(claim, *runs):
@@ -72,6 +71,7 @@ def test_an_audit_is_of_two_runs_and_a_game():
         coordinates=300,
         trials=20,
         progress=lambda done, total: progress.append((done, total)),
+        subject=audits.Query,
     )
     assert result.verdict.consistent
     assert (result.rounds, result.coordinates, result.trials) == (4, 300, 20)
@@ -105,7 +105,7 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
 
     The first is a control of audits.controls, of known power.
     """
-    honest, made = audits._Query.release, []
+    honest, made = audits.Query.release, []
 
     def forgetful(self, state, *clients):
         if self not in made:
@@ -124,7 +124,7 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
     mistakes = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))
     M = mistakes["noise not advanced by a resume"]
     assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed.threshold) <= MISS_RATE
-    monkeypatch.setattr(audits._Query, "release", forgetful)
+    monkeypatch.setattr(audits.Query, "release", forgetful)
     assert not judged(claim, run(claim, resume_at=5)).consistent
     assert len(made) == 2
 
@@ -132,12 +132,16 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
 # The game.
 
 
+def of_query(plan, trials, clients):
+    return released_rows(plan, trials, noise_seed=5, clients=clients, subject=audits.Query)
+
+
 def game(run_plan, claim, case, departure):
     """As many trials as see a signal-to-noise ratio `departure` times that of the case."""
     claimed = 1 / claim.noise_multiplier
     trials = trials_that_see(lambda trials: missed_by_game(trials, departure * case.snr, claimed))
     clients, present = worst_clients(claim, case, trials, seed=1)
-    rows = np.stack(list(released_rows(run_plan, trials, noise_seed=5, clients=clients)))
+    rows = np.stack(list(of_query(run_plan, trials, clients)))
     s = case.projection @ rows * divisor_of(claim) / claim.stddev
     return audit_distinguishing(
         claim, case, s[present], s[~present], confidence=1 - FALSE_POSITIVE_RATE
@@ -176,10 +180,3 @@ def test_a_simulated_cohort_has_the_noise_it_says(claim):
     assert judged(plan, run(plan)).consistent
     with refusal("guarantees nothing of what runs"):
         audit_mechanism(plan, seed=1)
-
-
-@pytest.mark.parametrize("change", [{"plan": 3}, {"seed": -1}, {"coordinates": 3}, {"trials": 5}])
-def test_refusals_name_the_argument(claim, change):
-    [(name, value)] = change.items()
-    with refusal(f"{name}={value}", (TypeError, ValueError)):
-        audit_mechanism(**{"plan": claim, "seed": 1} | change)

@@ -1,0 +1,143 @@
+"""The audit of what a server runs: honest mechanisms pass, and mistakes in the code that runs are
+caught.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf.audits.distinguishing import audit_distinguishing, worst_case
+from fedmf.audits.noise import audit_noise, causal_factor, whiten
+from fedmf.server import audit as audits
+from fedmf.server.audit import (
+    audit_mechanism,
+    divisor_of,
+    model_of,
+    released_rows,
+    worst_clients,
+)
+from fedmf.server.clipping import UpdateSum
+from fedmf.server.rows import HostNoise
+from tests.audits.controls import mistakes_over_rounds
+from tests.mechanisms.registry import MECHANISMS, every_form
+from tests.power import (
+    FALSE_POSITIVE_RATE,
+    MISS_RATE,
+    missed_by_game,
+    missed_by_noise_audit,
+    trials_that_see,
+)
+from tests.refusals import refusal
+from tests.server.plans import plan_of
+
+ROUNDS, COORDINATES = 10, 7_000
+LEAVES = [math.prod(shape) for shape in model_of(COORDINATES).values()]
+
+
+@pytest.fixture(scope="module")
+def claim():
+    return plan_of(MECHANISMS["banded"](ROUNDS))
+
+
+def run(plan, seed=1, **options):
+    return released_rows(plan, COORDINATES, noise_seed=seed, **options)
+
+
+def judged(claim, *runs):
+    L, scale = causal_factor(claim.mechanism.noising()), claim.stddev / divisor_of(claim)
+    return audit_noise([whiten(L, np.stack(list(rows)), scale) for rows in runs], leaves=LEAVES)
+
+
+@every_form
+def test_every_form_is_what_is_claimed(build):
+    plan = plan_of(build(ROUNDS))
+    assert judged(plan, run(plan, seed=99, resume_at=6)).contradictions == ()
+
+
+@pytest.fixture(scope="module")
+def resumed(claim):
+    return judged(claim, run(claim, resume_at=5))
+
+
+def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed):
+    honest, made = audits.ServerMeans.release, []
+
+    def forgetful(self, state, *clients):
+        if self not in made:
+            made.append(self)
+        t = int(state.next_round) - 5 * (len(made) == 2)
+        after, row = honest(self, state._replace(next_round=np.array(t)), *clients)
+        return after._replace(next_round=state.next_round + 1), row
+
+    assert resumed.consistent
+    mistakes = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))
+    M = mistakes["noise not advanced by a resume"]
+    assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed.threshold) <= MISS_RATE
+    monkeypatch.setattr(audits.ServerMeans, "release", forgetful)
+    assert not judged(claim, run(claim, resume_at=5)).consistent
+
+
+def game(run_plan, claim, case, departure):
+    """As many trials as see a signal-to-noise ratio `departure` times that of the case."""
+    claimed = 1 / claim.noise_multiplier
+    trials = trials_that_see(lambda trials: missed_by_game(trials, departure * case.snr, claimed))
+    clients, present = worst_clients(claim, case, trials, seed=1)
+    rows = np.stack(list(released_rows(run_plan, trials, noise_seed=5, clients=clients)))
+    s = case.projection @ rows * divisor_of(claim) / claim.stddev
+    return audit_distinguishing(
+        claim, case, s[present], s[~present], confidence=1 - FALSE_POSITIVE_RATE
+    )
+
+
+def test_the_worst_client_is_seen_as_well_as_claimed_and_no_better():
+    plan = plan_of(MECHANISMS["banded"](12))
+    case = worst_case(plan)
+    result = game(plan, plan, case, 1.5)
+    assert all(finding.p_value > FALSE_POSITIVE_RATE for finding in result.findings)
+    assert result.snr_lower <= case.snr <= result.snr_upper
+
+
+def test_games_that_break_the_claim_are_caught(monkeypatch):
+    claim = plan_of(MECHANISMS["banded"](12))
+    case = worst_case(claim)
+    less = dataclasses.replace(claim, noise_multiplier=claim.noise_multiplier * 2 / 3)
+    assert game(less, claim, case, 1.5).findings[2].p_value < FALSE_POSITIVE_RATE
+    honest = UpdateSum.add
+
+    def lenient(self, leaves, *, clip_norm, **norms):
+        honest(self, leaves, clip_norm=1.5 * clip_norm, **norms)
+
+    monkeypatch.setattr(UpdateSum, "add", lenient)
+    assert game(claim, claim, case, 1.5).findings[0].p_value < FALSE_POSITIVE_RATE
+
+
+def test_both_streams_of_an_adaptive_clip_norm_are_seen(monkeypatch):
+    clipping = fedmf.QuantileClipping(every=1)
+    plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping)
+    assert audit_mechanism(plan, seed=3, trials=400).verdict.consistent
+    # Negative control: the bits have the noise of an update's entry, and not their own.
+    honest = HostNoise.row
+
+    def shared(self, t):
+        row = honest(self, t)
+        return np.append(row[:-1], row[:1])
+
+    monkeypatch.setattr(HostNoise, "row", shared)
+    assert not audit_mechanism(plan, seed=3, trials=0).verdict.consistent
+
+
+def test_a_simulated_cohort_has_the_noise_it_says(claim):
+    plan = claim.simulating(simulated=5, claimed=50)
+    assert judged(plan, run(plan)).consistent
+    with refusal("guarantees nothing of what runs"):
+        audit_mechanism(plan, seed=1)
+
+
+@pytest.mark.parametrize("change", [{"plan": 3}, {"seed": -1}, {"coordinates": 3}, {"trials": 5}])
+def test_refusals_name_the_argument(claim, change):
+    [(name, value)] = change.items()
+    with refusal(f"{name}={value}", (TypeError, ValueError)):
+        audit_mechanism(**{"plan": claim, "seed": 1} | change)
