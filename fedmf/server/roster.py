@@ -53,7 +53,7 @@ class Roster:
                 f"{shown} is none of 0 .. {self._population - 1}: with a population clients are "
                 "these numbers"
             )
-        if isinstance(plain, int) and abs(plain) >= 2**63:
+        if isinstance(plain, int) and not -(2**63) <= plain < 2**64:
             raise ValueError(f"{shown} is beyond 64 bits: name the client by a text")
         if self.names and type(plain) is not type(self.names[0]):
             raise TypeError(
@@ -103,4 +103,4 @@ def _shown(client: Any) -> str:
     if isinstance(client, str):
         return identifiers.shown_client(str.__str__(client))
     number = int(client)
-    return str(number) if abs(number) < 2**63 else "an int of more than 64 bits"
+    return str(number) if abs(number) < 2**64 else "an int of more than 64 bits"

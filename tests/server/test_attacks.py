@@ -267,7 +267,7 @@ class TestClients:
             keeper.add(update(), client="x" * 10_000)
         assert len(str(caught.value)) < 300
         assert_refused(
-            lambda: server().add(update(), client=10**5000), ValueError, "beyond 64 bits"
+            lambda: server().add(update(), client=10**5000), ValueError, "of more than 64 bits"
         )
 
     def test_cannot_be_taken_off_the_ledger(self):
