@@ -40,7 +40,7 @@ collect_ignore_glob, collect_ignore = [], []
 if not TFF:
     collect_ignore_glob += ["federated/tff/*"]
 if not _installed("flwr"):
-    collect_ignore_glob += ["flower/*"]
+    collect_ignore += ["flower"]
 if not _installed("ray"):
     collect_ignore += ["federated/execution/test_cluster.py", "sweeps/test_cluster.py"]
 if not _installed("tensorflow"):

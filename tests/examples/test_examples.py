@@ -68,7 +68,13 @@ def test_the_table_says_who_needs_tensorflow():
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.cluster] * name.startswith("cluster"))
+        for name in SHOWN
+    ],
+)
 def test_program(name, tmp_path):
     done = run(name, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
