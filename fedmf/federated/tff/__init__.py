@@ -17,6 +17,3 @@ __all__ = [
     "tfp",
     "transformations",
 ]
-
-# TFF leaves its worker behind where a program ends, which then holds its output; this ends it.
-from fedmf.federated.tff import worker as _worker  # noqa: F401

@@ -6,6 +6,9 @@ from fedmf.federated.tff.cohort_source import CohortDataSource
 from fedmf.federated.tff.optimizers import ScheduledSGDM
 from fedmf.federated.tff.query import MatrixFactorizationQuery
 
+# TFF leaves its worker behind where a program ends, which then holds its output; this ends it.
+from fedmf.federated.tff.worker import end_workers as _end_workers  # noqa: F401
+
 __all__ = [
     "CohortDataSource",
     "MatrixFactorizationQuery",
