@@ -109,8 +109,10 @@ def _no_worker_is_left() -> Iterator[None]:
     yield
     import sys
 
-    if "fedmf.federated.tff.worker" in sys.modules:
-        sys.modules["fedmf.federated.tff.worker"].end_workers()
+    if "tensorflow_federated" in sys.modules:
+        from fedmf.federated.tff.worker import end_workers
+
+        end_workers()
 
 
 @pytest.fixture(scope="module")
