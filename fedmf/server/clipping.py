@@ -10,6 +10,7 @@ import numpy as np
 # Entries that are worked on together.
 _BLOCK = 32_768
 _UNIT = 2.0**-53
+_LARGEST_MARGIN = 1e-3
 
 
 def clip_margin(entries: int, clients: int) -> float:
@@ -26,10 +27,19 @@ def clip_margin(entries: int, clients: int) -> float:
     by twice as much. The rest of the constant is for terms of second order. What squares lose below
     2^-1022 is nothing beside a clip norm of 1e-20.
 
+    Raises:
+      ValueError: so many clients or entries that the margin would be no small one.
+
     >>> clip_margin(4_050_000, 1000) < 1e-9
     True
     """
-    return (entries / 2 + 2.0 * (clients + 1) ** 2 + 16) * _UNIT
+    margin = (entries / 2 + 2.0 * (clients + 1) ** 2 + 16) * _UNIT
+    if margin > _LARGEST_MARGIN:
+        raise ValueError(
+            f"clients_per_round={clients} updates of {entries} entries are too many for a sum in "
+            "float64: use at most two million clients a round"
+        )
+    return margin
 
 
 class UpdateSum:
@@ -53,8 +63,12 @@ class UpdateSum:
     def __init__(self, size: int, clients: int) -> None:
         self.total = np.zeros(size)
         self.clients = self.clipped = self.zeroed = 0
-        self._margin = clip_margin(size, clients)
+        self.expect(clients)
         self._own = np.empty(size, np.float32)
+
+    def expect(self, clients: int) -> None:
+        """Clips from now on for a round of so many updates at most."""
+        self._margin = clip_margin(len(self.total), clients)
 
     def clear(self) -> None:
         """Begins anew, in the same memory."""

@@ -46,7 +46,9 @@ def cohort_seed(noise_seed: int) -> int:
     """The seed of the cohorts' draws, as secret as the noise seed: amplification needs a sample
     that nobody knows.
     """
-    return int.from_bytes(hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16])
+    return int.from_bytes(
+        hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big"
+    )
 
 
 class Server:
@@ -161,9 +163,7 @@ class Server:
         self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private)
         self._state = self._means.initial()
         self._last: np.ndarray | None = None
-        # A sampling scheme may draw more than clients_per_round.
-        most = config.population if plan.sampling is not None and config.population else 0
-        self._sum = self._means.empty_sum(most)
+        self._sum = self._means.empty_sum()
         varies = plan.sampling is not None and plan.sampling.independent
         self._ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
         self._roster = Roster(self._budget or plan.participation, config.population)
@@ -288,6 +288,8 @@ class Server:
             # From here on the client counts, whatever interrupts this.
             to_clients = self.to_clients()
             scales = to_clients.scales
+            # A sampling scheme may draw more than clients_per_round.
+            self._sum.expect(max(self._config.clients_per_round, len(self._draw(self.round))))
             self._sum.add(
                 leaves,
                 clip_norm=to_clients.clip_norm,

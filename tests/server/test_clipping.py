@@ -77,6 +77,16 @@ def test_a_vector_over_blocks_and_leaves_is_clipped_as_one():
     assert math.fsum(np.square(total.total)) <= 4.0
 
 
+def test_a_sum_of_so_many_that_its_rounding_counts_is_refused():
+    """The margin of 10^8 clients would be twice the clip norm, and turn updates round."""
+    total = UpdateSum(3, 2_000_000)
+    total.add([np.full(3, 9.0)], clip_norm=1.0, zeroing_norm=math.inf)
+    assert 0.998 < np.linalg.norm(total.total) <= 1
+    for clients in (3_000_000, 10**8, 10**9):
+        with pytest.raises(ValueError, match=f"clients_per_round={clients} updates of 3 entries"):
+            UpdateSum(3, clients)
+
+
 def test_scales_come_before_zeroing_and_clipping():
     update, scales = [np.array([3.0, 400.0])], [np.array([1.0, 0.01], np.float32)]
     total = added(update, clip_norm=2.5, zeroing_norm=100.0, scales=scales)

@@ -4,7 +4,6 @@ the guarantee.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import pathlib
 import reprlib
@@ -34,6 +33,7 @@ from fedmf.privacy.stopping import rounds_within
 from fedmf.runs.audit import plan_record, pretraining, recorded_plan, scaling_values
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.server.server import cohort_seed
 from fedmf.server.source import check_noise_seed
 
 
@@ -209,9 +209,7 @@ def controller_of(
             )
         sampling = sampling.resized(population=sampling.population, cohort_size=config.cohort_size)
         participation = sampling.participation(config.rounds)
-        seed = int.from_bytes(
-            hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big"
-        )
+        seed = cohort_seed(noise_seed)
     return ParticipationController(
         participation,
         population=population,
