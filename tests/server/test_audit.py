@@ -3,21 +3,16 @@ caught.
 """
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 
 import fedmf
-from fedmf.audits.distinguishing import audit_distinguishing, worst_case
-from fedmf.audits.noise import audit_noise, causal_factor, whiten
+from fedmf.audits.distinguishing import worst_case
+from fedmf.audits.noise import causal_factor
 from fedmf.server import audit as audits
 from fedmf.server.audit import (
     audit_mechanism,
-    divisor_of,
-    model_of,
-    released_rows,
-    worst_clients,
 )
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.rows import HostNoise
@@ -26,29 +21,16 @@ from tests.mechanisms.registry import MECHANISMS, every_form
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
-    missed_by_game,
     missed_by_noise_audit,
-    trials_that_see,
 )
 from tests.refusals import refusal
+from tests.server.audited import COORDINATES, ROUNDS, game, judged, run
 from tests.server.plans import plan_of
-
-ROUNDS, COORDINATES = 10, 7_000
-LEAVES = [math.prod(shape) for shape in model_of(COORDINATES).values()]
 
 
 @pytest.fixture(scope="module")
 def claim():
     return plan_of(MECHANISMS["banded"](ROUNDS))
-
-
-def run(plan, seed=1, **options):
-    return released_rows(plan, COORDINATES, noise_seed=seed, **options)
-
-
-def judged(claim, *runs):
-    L, scale = causal_factor(claim.mechanism.noising()), claim.stddev / divisor_of(claim)
-    return audit_noise([whiten(L, np.stack(list(rows)), scale) for rows in runs], leaves=LEAVES)
 
 
 @every_form
@@ -78,18 +60,6 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed):
     assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed.threshold) <= MISS_RATE
     monkeypatch.setattr(audits.ServerMeans, "release", forgetful)
     assert not judged(claim, run(claim, resume_at=5)).consistent
-
-
-def game(run_plan, claim, case, departure):
-    """As many trials as see a signal-to-noise ratio `departure` times that of the case."""
-    claimed = 1 / claim.noise_multiplier
-    trials = trials_that_see(lambda trials: missed_by_game(trials, departure * case.snr, claimed))
-    clients, present = worst_clients(claim, case, trials, seed=1)
-    rows = np.stack(list(released_rows(run_plan, trials, noise_seed=5, clients=clients)))
-    s = case.projection @ rows * divisor_of(claim) / claim.stddev
-    return audit_distinguishing(
-        claim, case, s[present], s[~present], confidence=1 - FALSE_POSITIVE_RATE
-    )
 
 
 def test_the_worst_client_is_seen_as_well_as_claimed_and_no_better():

@@ -1,0 +1,34 @@
+"""What the audits of a server and of the query share: rows judged, and the game played."""
+
+import math
+
+import numpy as np
+
+from fedmf.audits.distinguishing import audit_distinguishing
+from fedmf.audits.noise import audit_noise, causal_factor, whiten
+from fedmf.server.audit import divisor_of, model_of, released_rows, worst_clients
+from tests.power import FALSE_POSITIVE_RATE, missed_by_game, trials_that_see
+
+ROUNDS, COORDINATES = 10, 7_000
+LEAVES = [math.prod(shape) for shape in model_of(COORDINATES).values()]
+
+
+def run(plan, seed=1, **options):
+    return released_rows(plan, COORDINATES, noise_seed=seed, **options)
+
+
+def judged(claim, *runs):
+    L, scale = causal_factor(claim.mechanism.noising()), claim.stddev / divisor_of(claim)
+    return audit_noise([whiten(L, np.stack(list(rows)), scale) for rows in runs], leaves=LEAVES)
+
+
+def game(run_plan, claim, case, departure, subject=None):
+    """As many trials as see a signal-to-noise ratio `departure` times that of the case."""
+    claimed = 1 / claim.noise_multiplier
+    trials = trials_that_see(lambda trials: missed_by_game(trials, departure * case.snr, claimed))
+    clients, present = worst_clients(claim, case, trials, seed=1)
+    rows = released_rows(run_plan, trials, noise_seed=5, clients=clients, subject=subject)
+    s = case.projection @ np.stack(list(rows)) * divisor_of(claim) / claim.stddev
+    return audit_distinguishing(
+        claim, case, s[present], s[~present], confidence=1 - FALSE_POSITIVE_RATE
+    )
