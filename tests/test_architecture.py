@@ -3,6 +3,7 @@ functions and for typing only.
 """
 
 import ast
+import functools
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -89,7 +90,12 @@ def sources():
 
 
 SOURCES = sources()
-IMPORTS = {name: imports_of(text) for name, text in SOURCES.items()}
+
+
+@functools.cache
+def imports():
+    """Module -> its imports. Not when the file is collected, as every process does."""
+    return {name: imports_of(text) for name, text in SOURCES.items()}
 
 
 def part_of(dotted):
@@ -142,8 +148,8 @@ def importing(unwanted):
     """Where modules import what `unwanted(part, target, inside a function)` says they must not."""
     return [
         f"{name}:{line} imports {target}"
-        for name, imports in IMPORTS.items()
-        for target, line, inside in imports
+        for name, found in imports().items()
+        for target, line, inside in found
         if unwanted(part_of(name), target, inside)
     ]
 
@@ -154,14 +160,14 @@ def test_every_part_has_a_floor():
 
 
 def test_imports_point_down():
-    assert [broken for name, imports in IMPORTS.items() for broken in upward(name, imports)] == []
+    assert [broken for name, found in imports().items() for broken in upward(name, found)] == []
 
 
 def test_no_circle_between_modules():
     graph = {}
-    for name, imports in IMPORTS.items():
+    for name, found in imports().items():
         targets = {
-            target if target in SOURCES else target.rpartition(".")[0] for target, _, _ in imports
+            target if target in SOURCES else target.rpartition(".")[0] for target, _, _ in found
         }
         # A package's public face imports what is inside, and those inside do not look at the face.
         graph[name] = targets & set(SOURCES) - {name, "fedmf"}

@@ -13,7 +13,7 @@ from fedmf.federated.training import loop, run_setup
 from fedmf.federated.training.run_setup import RunSetup
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.runs.folder import RunFolder
-from tests.cli.program import SECRET, TRAIN, fedmf, refused
+from tests.cli.program import SECRET, SEED, TRAIN, fedmf, refused
 
 pytestmark = pytest.mark.tensorflow
 # A table of numbers, for what is the same for every task.
@@ -31,8 +31,8 @@ def run(trained, tmp_path):
 
 
 @pytest.fixture
-def train(corpus, tmp_path):
-    return f"train --data {corpus} --out {tmp_path}/run {TRAIN}"
+def train(tmp_path):
+    return f"train --out {tmp_path}/run {TABLE} -o clients=12 --epsilon 8 {SEED}"
 
 
 def resume(run):
@@ -113,7 +113,7 @@ def test_what_is_refused_before_the_first_round_is_exit_status_2(train, tmp_path
 
 
 def test_the_same_error_in_a_round_is_a_failed_run_whose_rate_was_warned_of(
-    train, tmp_path, monkeypatch
+    corpus, tmp_path, monkeypatch
 ):
     from fedmf.tasks.stackoverflow import data
 
@@ -126,7 +126,8 @@ def test_the_same_error_in_a_round_is_a_failed_run_whose_rate_was_warned_of(
         return read(self, split, *arguments)
 
     monkeypatch.setattr(data.Corpus, "sentences", damaged)
-    said = fedmf(f"{train} --server-learning-rate 1000", status=1).stderr
+    train = f"train --data {corpus} --out {tmp_path}/run {TRAIN} --server-learning-rate 1000"
+    said = fedmf(train, status=1).stderr
     assert "fedmf: error: " in said
     assert "the data are damaged" in said
     warning = r"fedmf: warning: --server-learning-rate 1000 is \d+ times the 0\.\d+ that"

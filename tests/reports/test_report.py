@@ -132,7 +132,7 @@ def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path, undrawn):
     assert "no privacy" not in report([make_run("banded")], tmp_path / "banded").text
 
 
-def test_simulation_is_said_everywhere(make_run, tmp_path, figures):
+def test_simulation_is_said_everywhere(make_run, tmp_path, figures, undrawn):
     runs = [make_run(family, claimed_cohort=1000) for family in ("none", "identity", "banded")]
     page = report(runs, tmp_path)
     assert all(
@@ -199,7 +199,7 @@ def test_statement_becomes_lists(demo):
         assert mark not in statement
 
 
-def test_an_unfinished_run_is_reported_as_such(make_run, tmp_path):
+def test_an_unfinished_run_is_reported_as_such(make_run, tmp_path, undrawn):
     page = report([make_run("banded", stop=10), make_run("identity")], tmp_path)
     assert "1 of 2 runs is unfinished" in page.text
     assert page.text.count("unfinished after round 10 of 24") >= 3
@@ -228,7 +228,7 @@ def test_a_broken_promise_stands_out(make_run, tmp_path, undrawn):
 
 def test_same_runs_same_bytes_whatever_the_readers_matplotlib_settings(make_run, tmp_path):
     run, files = make_run("banded"), []
-    report([run, make_run("tree")], tmp_path, title="Old")
+    (tmp_path / "report.html").write_text("old")
     for size in (10, 30):
         with matplotlib.rc_context({"font.size": size, "axes.grid": False}):
             report([run], tmp_path)
@@ -289,7 +289,9 @@ def test_the_commands_are_those_of_the_command_line(make_run, tmp_path, undrawn)
         cli.commands[words[0]].make_context(words[0], words[1:], resilient_parsing=True)
 
 
-def test_training_and_clients_are_drawn_where_they_were_measured(make_run, tmp_path, figures):
+def test_training_and_clients_are_drawn_where_they_were_measured(
+    make_run, tmp_path, figures, undrawn
+):
     deciles = [0.1 + 0.02 * i for i in range(9)]
     seen = {"clients": 58, "clients_without_examples": 2, "mean": 0.2, "deciles": deciles}
     run = dataclasses.replace(make_run("banded"), clients=seen)

@@ -156,6 +156,7 @@ class Remembers(ByHand):
         return output._replace(loss=output.loss * (1 + self.seen[0]))
 
 
+@pytest.mark.usefixtures("clients_in_turn")
 def test_nothing_is_carried_from_client_to_client(tmp_path):
     """Without noise: a client's update is the same, whoever came before."""
     start = small_task().build_model(3).get_weights()
