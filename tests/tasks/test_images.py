@@ -40,6 +40,7 @@ def test_the_networks(task, options, size):
 
 
 @TENSORFLOW
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made_by", "options", "sizes", "epochs", "low"),
     [

@@ -162,6 +162,7 @@ def test_options_are_checked(options):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("clients_in_turn")
 def test_without_a_compiler_the_keras_model_trains(task):
     without = dataclasses.replace(task, compiled_epoch=lambda: None)
     settings = config()

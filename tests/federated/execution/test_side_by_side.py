@@ -64,7 +64,12 @@ def together_and_alone(sums_of):
 
 @pytest.mark.parametrize(
     ("layer", "side_by_side"),
-    [(lambda: layers.Dense(3), True), (Embedded, True), (Segments, False), (rolled, False)],
+    [
+        (lambda: layers.Dense(3), True),
+        (Embedded, True),
+        (Segments, False),
+        pytest.param(rolled, False, marks=pytest.mark.slow),
+    ],
 )
 def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
     layer, side_by_side, together_and_alone, vectorised
@@ -76,7 +81,7 @@ def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
 @pytest.mark.parametrize(
     "layer",
     [
-        rolled,
+        pytest.param(rolled, marks=pytest.mark.slow),
         pytest.param(
             Segments,
             marks=pytest.mark.skipif(

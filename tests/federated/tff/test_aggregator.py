@@ -105,14 +105,14 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
     factory = federated.dp_aggregator(PLAN, clients_per_round=1, noise_seed=2)
     copies = factory, factory.with_scaling(None), copy.copy(factory), copy.deepcopy(factory)
     one, *others = (each.create(TYPE) for each in (factory, *copies))
-    first, state = run(one, 2)
+    first, state = run(one, 1)
     # The process itself, initialised again, has noise of its own, each time.
-    noises = [first, *(run(process, 2)[0] for process in (*others, one, one))]
+    noises = [first, *(run(process, 1)[0] for process in (*others, one, one))]
     assert all(not np.isclose(a, b).any() for a, b in itertools.combinations(noises, 2))
     # Negative control: the first process of another factory has the noise of the seed.
-    np.testing.assert_array_equal(run(process_of(PLAN), 2)[0], first)
+    np.testing.assert_array_equal(run(process_of(PLAN), 1)[0], first)
     # A restored state goes on with its own key, in whatever process.
-    later, again = (run(process, 2, state=state)[0] for process in (others[0], one))
+    later, again = (run(process, 1, state=state)[0] for process in (others[0], one))
     np.testing.assert_array_equal(later, again)
 
 

@@ -84,6 +84,7 @@ def test_a_resume_from_other_weights_is_refused(keras_file, tmp_path):
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_trained_come_along(tmp_path):
     def build_model(seed, frozen=True):
         normal = tf.keras.initializers.RandomNormal(seed=seed)

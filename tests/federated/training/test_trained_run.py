@@ -84,6 +84,7 @@ def test_a_run_without_a_checkpoint_or_of_another_model_is_refused(run, tmp_path
         read(run.path, other).model()
 
 
+@pytest.mark.slow
 def test_export_replaces_a_file_and_refuses_a_full_folder(run, tmp_path):
     (tmp_path / "model.keras").write_text("old")
     (tmp_path / "empty").mkdir()
