@@ -60,8 +60,8 @@ class FFTMechanism(Mechanism):
     >>> (mechanism.noising() @ mechanism.encoder()).round(12) + 0.0
     array([[1., 0.],
            [0., 1.]])
-    >>> FFTMechanism(rounds=100_000).stream().width
-    47
+    >>> FFTMechanism(rounds=10_000).stream().width
+    37
     """
 
     family: ClassVar[str] = "fft"

@@ -78,6 +78,7 @@ def test_matrices_of_another_program(run, tmp_path):
     refused("fit --rounds 25 --min-sep 6 --matrices theirs.npz --out m.npz", "--rounds 25")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_best_so_far(tmp_path):
     fit = f"fit --out {tmp_path}/m.npz --rounds 700 --schema single --bands 350 --tolerance 1e-13"
     process = subprocess.Popen(

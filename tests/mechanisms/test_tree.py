@@ -78,6 +78,7 @@ def squared_sensitivity_of_large_separations(n, b, k):
     return best
 
 
+@pytest.mark.slow
 def test_banded_table_2_tree_under_min_sep():
     # Alg. 4 bounds the squared sensitivity by 119; exactly it is 118, as under (k = 6, b = 342):
     # columns (A) and (B) of the banded paper's Table 2 are the same for the tree, as printed.

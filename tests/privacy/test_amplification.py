@@ -109,7 +109,7 @@ def test_much_noise_has_a_small_epsilon_and_none_at_last(q, k, delta):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells and limits what is in use")
-@pytest.mark.parametrize("sigma", [0.5, 4.0])
+@pytest.mark.parametrize("sigma", [pytest.param(0.5, marks=pytest.mark.slow), 4.0])
 def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(sigma):
     # Ten clients of 50 million: it was asked for a grid of 1e-9, and 58 GiB.
     given = {"probability": 2e-7, "compositions": 2052}

@@ -160,6 +160,7 @@ def releases_again(folder):
     return work
 
 
+@pytest.mark.slow
 def test_killed_at_every_write_before_round_0(new, tmp_path, plan):
     for number in itertools.count():
         folder = tmp_path / f"server {number}"

@@ -235,6 +235,7 @@ def test_the_best_settings_over_what_was_compared(drawn):
     assert best_figure([run for run in runs if run.config.server_learning_rate == 1.0]) is None
 
 
+@pytest.mark.slow
 def test_where_cohorts_are_sampled_bands_are_chosen_for_each_epsilon(drawn):
     drawing = {"sampling": "poisson", "population": 60}
     accuracy = {(1.0, 1): 0.2, (1.0, 2): 0.3, (8.0, 2): 0.4, (8.0, 4): 0.5}

@@ -28,6 +28,7 @@ def test_a_resume_may_change_the_strategy(tmp_path, whole, before, after):
     assert_close(run.weights, whole, **ROUNDING)
 
 
+@pytest.mark.slow
 def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
     # The negative control: another seed is no rounding.
     quiet = train(tmp_path / "quiet", SETTINGS, progress=True, noise_seed=10)

@@ -31,7 +31,8 @@ def expected(run):
     )
 
 
-@pytest.mark.parametrize("before", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.slow
 def test_each_point_once_also_after_a_resume(tmp_path, before):
     settings = config(checkpoint_every=2)
     broken_off(tmp_path, 3, settings, tensorboard=before)

@@ -123,6 +123,7 @@ SCRIPT = (
 )
 
 
+@pytest.mark.slow
 def test_processes_at_once(tmp_path):
     command = [sys.executable, "-W", "error", "-c", SCRIPT, tmp_path]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
