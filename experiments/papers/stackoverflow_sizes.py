@@ -99,7 +99,8 @@ SIZES: dict[Any, Size] = {
         rounds=4, cohort=4, epoch=2, rounds_once=4, single=3, denisov=2, unnoised=(1, 2, 4),
         simulated=2, simulates_all=True, population=12,
         options={
-            "vocabulary_size": 40, "embedding_size": 4, "lstm_size": 4, "max_sentences": 4,
+            "vocabulary_size": 40, "embedding_size": 4, "lstm_size": 4, "sequence_length": 4,
+            "max_sentences": 4,
             "loss": "masked", "validation_sentences": 20, "test_sentences": 20,
         },
         client_rates=(1.0,), server_rates=(0.5,), momentums=(0.9,), momentum=0.9, noise=(0.341,),

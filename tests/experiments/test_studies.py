@@ -31,6 +31,7 @@ from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, SIZES
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.sweeps import job
+from fedmf.tasks.regression.data import RegressionOptions
 from tests.paper_figures import DENISOV_DECAY
 from tests.refusals import refusal
 
@@ -241,7 +242,19 @@ def test_cifars_trees_are_completed_as_in_table_1():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CIFARS_STAMPS)
 def test_cifars_stamps_are_those_of_least_error(kind):
-    assert cifar.best_stamps(kind, cifar.SIZES["full"]) == CIFARS_STAMPS[kind]
+    """Beside the next ones. The others, half of the work, are further off in the printed table."""
+    size = cifar.SIZES["full"]
+    if kind != cifar.HONAKER:  # whose losses the test above has computed
+        size = dataclasses.replace(size, stamps=(2, 5, 10))
+    assert cifar.best_stamps(kind, size) == CIFARS_STAMPS[kind]
+
+
+def test_cifars_stamps_are_those_of_least_printed_loss():
+    names = ("(Online) Honaker", "FFT Optimal Decoder", "FFT", "MF")
+    for kind, name in zip(CIFARS_STAMPS, names, strict=True):
+        rows = [row for row in printed.MULTI_EPOCH_TABLE_1 if row.name == name]
+        losses = {row.times: float(row.printed) for row in rows if row.participations in (None, 1)}
+        assert min(losses, key=losses.get) == CIFARS_STAMPS[kind]
 
 
 @pytest.mark.slow
@@ -305,6 +318,7 @@ def above_zero(rng, sets, shift, ends):
     return np.mean([ends(rng.normal(shift, 1, 6))[1] > 0 for _ in range(sets)])
 
 
+@pytest.mark.slow
 def test_an_order_is_seldom_shown_where_there_is_none():
     """Of 6 seeds without a difference 3.1% show one (measured in 60,000 sets).
 
@@ -439,13 +453,34 @@ def folder(tmp_path_factory):
 NO_TEST = ("denisov-table-4", "multi-epoch-figure-12", "multi-epoch-table-2")
 
 
+# These train the papers' models, one of each task; the others a logistic regression of as many
+# clients, with the same mechanisms, plans and cohorts. That all models can begin is tested at full
+# size (test_study_check.py).
+WITH_THEIR_MODELS = ("stackoverflow-centre", "cifar-stamps")
+
+
 @pytest.fixture(scope="module")
 def one_process():
     """One process trains the runs of all items, as it does those of one sweep: each would begin
     with TensorFlow's import and first trace.
     """
-    kept = job.Job(job.PROGRAM)
+    in_turn = "from fedmf.federated.execution import client_work; client_work.SMALL_MODEL = 0; "
+    *python, program = job.PROGRAM
+    kept = job.Job((*python, in_turn + program))
+    configs = study.Study.configs
+
+    def of_a_regression(self, *place):
+        clients = 20 if self.name.startswith("cifar") else 12
+        options = vars(RegressionOptions(kind="logistic", clients=clients, features=3))
+        for line, name, config in configs(self, *place):
+            if self.name not in WITH_THEIR_MODELS:
+                config = dataclasses.replace(
+                    config, task="regression", data=None, task_options=options
+                )
+            yield line, name, config
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study.Study, "configs", of_a_regression)
         patch.setattr(kept, "end", lambda: None)
         patch.setattr(job, "Job", lambda program: kept)
         yield
