@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 import fedmf
 from fedmf import federated
 
-ROUNDS, POPULATION, COHORT = 40, 400, 40
+ROUNDS, POPULATION, COHORT = 40, 200, 20
 rng = np.random.default_rng(0)
 truth = np.float32([[2.0], [-1.0]])
 

@@ -97,12 +97,6 @@ def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch):
             8.0,
             "0.65294",
         ),
-        pytest.param(
-            "--family tree --decoder full --min-sep 342 --claimed-cohort 1000",
-            1.0,
-            "4.22468",
-            marks=pytest.mark.slow,
-        ),
         # Of the whole run
         (
             "--family identity --schema every_round --claimed-cohort 342477",
@@ -124,8 +118,8 @@ def test_the_commands_of_the_start_run(tmp_path, monkeypatch):
     """With a model that a test can afford."""
     monkeypatch.chdir(tmp_path)
     small = (
-        " -o vocabulary-size=60 -o embedding-size=8 -o lstm-size=8 -o max-sentences=8 "
-        "-o validation-sentences=50 -o test-sentences=50"
+        " -o vocabulary-size=60 -o embedding-size=8 -o lstm-size=8 -o sequence-length=4 "
+        "-o max-sentences=8 -o validation-sentences=50 -o test-sentences=50"
     )
     for line in commands_of("start.md"):
         program(line + small * line.startswith("fedmf train "))

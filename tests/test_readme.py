@@ -27,8 +27,8 @@ def snippets(language):
 # Appended to what trains at full size
 AFFORDABLE = (
     "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 -o vocabulary-size=60 -o "
-    "embedding-size=8 -o lstm-size=8 -o max-sentences=8 -o validation-sentences=50 -o "
-    "test-sentences=50 --quiet"
+    "embedding-size=8 -o lstm-size=8 -o sequence-length=4 -o max-sentences=8 "
+    "-o validation-sentences=50 -o test-sentences=50 --quiet"
 )
 
 

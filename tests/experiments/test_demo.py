@@ -20,7 +20,7 @@ def tiny(monkeypatch):
     small = {
         "rounds": 4, "cohort_size": 4, "min_sep": 2, "evaluate_every": 2, "checkpoint_every": 2,
         "task_options": demo.TASK_OPTIONS
-        | {"lstm_size": 8, "embedding_size": 8, "max_sentences": 8}
+        | {"lstm_size": 8, "embedding_size": 8, "sequence_length": 4, "max_sentences": 8}
         | {"validation_sentences": 40, "test_sentences": 40},
     }  # fmt: skip
     monkeypatch.setattr(demo, "SETTINGS", demo.SETTINGS | small)

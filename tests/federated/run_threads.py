@@ -1,5 +1,5 @@
-"""One training process with a limit on threads: python -m tests.federated.run_threads FOLDER
-EXECUTION THREADS.
+"""A process with a limit on threads that trains in both executions: python -m
+tests.federated.run_threads FOLDER THREADS.
 
 The model is large enough that TensorFlow and the linear algebra would share out its operations.
 """
@@ -30,7 +30,8 @@ def build_model(seed: int) -> tf.keras.Model:
     )
 
 
-def main(folder: str, execution: str, threads: int) -> None:
+def trained(folder: str, execution: str, threads: int) -> dict[str, object]:
+    """What there is in round 0, and afterwards."""
     found: dict[str, object] = {}
 
     def look(t: int) -> None:
@@ -46,10 +47,10 @@ def main(folder: str, execution: str, threads: int) -> None:
                 found["worker environment"] = (process / "environ").read_text().split("\0")
 
     task = dataclasses.replace(small_task(), build_model=build_model)
-    train(folder, config(execution), task, threads=threads, on_round=look)
-    found["environment afterwards"] = [os.environ.get(name) for name in LIMITS]
-    print(json.dumps(found))
+    train(f"{folder}/{execution}", config(execution), task, threads=threads, on_round=look)
+    return found | {"environment afterwards": [os.environ.get(name) for name in LIMITS]}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    place, limit = sys.argv[1], int(sys.argv[2])
+    print(json.dumps({name: trained(place, name, limit) for name in ("fast", "tff")}))

@@ -253,8 +253,8 @@ def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
 COMMAND = (
     "sweep --vary family=none,identity --vary server-learning-rate=0.5,1 --epsilon 8 --rounds 4 "
     "--cohort-size 4 --min-sep 2 -o lstm-size=8 --noise-seed os "
-    "-o embedding-size=8 -o vocabulary-size=50 -o max-sentences=8 -o validation-sentences=40 -o "
-    "test-sentences=40 --quiet"
+    "-o embedding-size=8 -o vocabulary-size=50 -o sequence-length=4 -o max-sentences=8 "
+    "-o validation-sentences=40 -o test-sentences=40 --quiet"
 )
 
 

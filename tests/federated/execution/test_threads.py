@@ -52,24 +52,31 @@ def test_linear_algebra_and_the_environment_come_back(monkeypatch):
     assert dict(os.environ) == environment
 
 
-def trained(folder, execution):
-    """What processes with one and three threads print, and the runs that they leave."""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A function of an execution: what processes with one and three threads print, and the runs
+    that they leave.
+    """
+    printed = {}
     for threads in (1, 3):
-        command = [sys.executable, "-m", "tests.federated.run_threads"]
-        command += [folder / str(threads), execution, str(threads)]
+        folder = tmp_path_factory.mktemp("threads")
+        command = [sys.executable, "-m", "tests.federated.run_threads", folder, str(threads)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stderr
-        run = fedmf.Run.load(folder / str(threads))
-        yield threads, json.loads(done.stdout.splitlines()[-1]), run
+        printed[threads] = folder, json.loads(done.stdout.splitlines()[-1])
+    return lambda execution: (
+        (threads, found[execution], fedmf.Run.load(folder / execution))
+        for threads, (folder, found) in printed.items()
+    )
 
 
 @pytest.mark.slow
-def test_clients_of_the_fast_path_give_the_same_bits_with_any_number_of_threads(tmp_path):
+def test_clients_of_the_fast_path_give_the_same_bits_with_any_number_of_threads(trained):
     """With noise of six rounds; numpy's longer products round otherwise on other numbers
     of threads (docs/cluster.md).
     """
     runs = []
-    for threads, found, run in trained(tmp_path, "fast"):
+    for threads, found, run in trained("fast"):
         assert found["tensorflow"] == [threads, threads]
         assert found["environment"] == [str(threads)] * 2
         assert found["environment afterwards"] == [None, None]
@@ -78,9 +85,9 @@ def test_clients_of_the_fast_path_give_the_same_bits_with_any_number_of_threads(
 
 
 @pytest.mark.slow
-def test_the_worker_of_the_tff_path_is_limited_too(tmp_path):
+def test_the_worker_of_the_tff_path_is_limited_too(trained):
     weights = []
-    for threads, found, run in trained(tmp_path, "tff"):
+    for threads, found, run in trained("tff"):
         assert f"--max_concurrent_computation_calls={threads}" in found["worker command"]
         limits = {f"TF_NUM_INTRAOP_THREADS={threads}", f"TF_NUM_INTEROP_THREADS={threads}"}
         assert limits <= set(found["worker environment"])
