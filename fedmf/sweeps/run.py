@@ -181,7 +181,6 @@ class Training:
         check_address(self.cluster, "fast")
         options = ["--threads", str(self.threads or self.cpus_per_job), *more]
         with connected(self.cluster, None) as cluster:
-            assert cluster is not None
             yield ClusterRuns(cluster, out, options, self.cpus_per_job)
 
 
