@@ -17,8 +17,8 @@ from fedmf.federated.execution.client_work import Broadcast, ClientWork
 from fedmf.federated.execution.cluster import connected
 from fedmf.federated.execution.groups import checked, group_size, in_groups
 from fedmf.federated.execution.records import Records, SampleParams
+from fedmf.federated.execution.steps import scaling_of, server_optimizer
 from fedmf.federated.task import Task
-from fedmf.federated.training.steps import scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.means import NoisyMeans, ToClients, check_zeroing_norm, in_shapes

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, RunOptions
+from fedmf.federated.execution.steps import scaling_of
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
 from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
 from fedmf.federated.tff.aggregator import dp_aggregator
 from fedmf.federated.tff.optimizers import client_optimizer, server_optimizer
 from fedmf.federated.tff.worker import TffWorker
-from fedmf.federated.training.steps import scaling_of
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.rows import HostNoise

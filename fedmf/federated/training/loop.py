@@ -87,7 +87,7 @@ def train(
             with build_execution(
                 setup.task,
                 setup.plan,
-                config,
+                setup.config,
                 setup.noise_seed,
                 options=machine,
                 noise_folder=run_folder.path / "private",
