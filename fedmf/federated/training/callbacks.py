@@ -18,8 +18,8 @@ class Callback:
     `training.weights()`; it does not cover the row's losses, counts and metrics, which are exact
     functions of the clients' examples or of the evaluation data.
 
-    An exception of a callback stops the run like a crash: a resume goes on from the newest
-    checkpoint.
+    To end a run early call `training.stop()`, which the audit knows of. An exception stops the run
+    like a crash: a resume goes on from the newest checkpoint.
 
     Example:
       >>> class Losses(Callback):
@@ -52,7 +52,7 @@ class StopAfter(Callback):
     def on_start(self, training: Training) -> None:
         """See `Callback`."""
         if training.done >= self.rounds:
-            training.stopping = True
+            training.stop(by_data=False)
 
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""

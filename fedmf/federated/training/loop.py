@@ -112,7 +112,7 @@ def _run(training: Training, callbacks: Sequence[Callback]) -> None:
             for callback in callbacks:
                 callback.on_start(training)
                 ending.callback(callback.on_end, training)
-            while training.done < training.last and not training.stopping:
+            while training.done < training.last and not training.stops:
                 state, row = _round(training)
                 rows(row)
                 timings({"round": training.done, "seconds": round(training.seconds, 4)})
@@ -165,7 +165,7 @@ def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInt
     if isinstance(stop, WorkersLost):
         return WorkersLost(f"{stop}; {done} are saved in {folder.path}")
     if isinstance(stop, DivergedRun):
-        folder.mark_diverged(training.done)
+        folder.mark_stopped_by_data(training.done)
         return DivergedRun(
             f"{stop}; {done} are saved in {folder.path}, and go on with resume=True and without "
             "`stop_on_divergence`"

@@ -21,7 +21,7 @@ class Training:
       seconds: of the newest round, validation and all.
       cohort: indices of the newest round's clients, in the task's order.
       not_finite: how many of them have examples that are not finite.
-      stopping: the run stops before its next round, saved and without a result.
+      stops: it stops before its next round.
     """
 
     def __init__(self, setup: RunSetup, options: RunOptions, execution: Execution) -> None:
@@ -44,7 +44,7 @@ class Training:
             )
         self.evaluator = Evaluator(self.task, self.config)
         self.seconds, self.cohort, self.not_finite = 0.0, list[int](), 0
-        self.stopping = False
+        self.stops = False
         self._saved, self._digest = self.done, self.folder.digest()
         self.folder.truncate_rows(self.done)
         self.recorded = Run.load(self.folder.path)
@@ -52,6 +52,18 @@ class Training:
     def weights(self) -> list[np.ndarray]:
         """The model's trainable weights after `done` rounds."""
         return self.execution.weights(self.state)
+
+    def stop(self, *, by_data: bool = True) -> None:
+        """Stops the run before its next round, saved and without a result.
+
+        Args:
+          by_data: whether anything that the run showed decided that, such as a loss or a
+            validation. `fedmf audit` then counts the rounds that are left as much as the plan
+            allows, for the end is not that of a shorter plan.
+        """
+        self.stops = True
+        if by_data:
+            self.folder.mark_stopped_by_data(self.done)
 
     @property
     def saved(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import pytest
 
 import fedmf
+from fedmf import federated
 from fedmf.privacy.stopping import stopped_after
 from fedmf.reports import write_report
 from tests.federated.small_runs import assert_same_run, broken_off, config, train
@@ -64,6 +65,31 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     ledger.write_text("\n".join(ledger.read_text().splitlines()[:-1]) + "\n")
     with refusal("participation.csv changed after the run had finished"):
         fedmf.audit_run(run.path)
+
+
+class Early(federated.Callback):
+    """Stops a run after its second round."""
+
+    def __init__(self, **by_data):
+        self._by_data = by_data
+
+    def on_round(self, training, row):
+        if training.done == 2:
+            training.stop(**self._by_data)
+
+
+def test_an_end_that_a_callback_chose_by_data_is_not_that_of_a_shorter_plan(tmp_path):
+    plan = config().plan()
+    run = train(tmp_path / "data", callbacks=[Early()])
+    assert run.result is None
+    assert len(run.metrics) == run.saved_rounds() == 2
+    audit = fedmf.audit_run(run.path)
+    assert audit.epsilon == plan.epsilon
+    assert "what the run showed decided that it stopped before them" in audit.unrecorded
+    train(tmp_path / "clock", callbacks=[Early(by_data=False)])
+    assert fedmf.audit_run(tmp_path / "clock").epsilon < plan.epsilon
+    finished = fedmf.audit_run(train(run.path, resume=True).path)
+    assert (finished.epsilon, finished.unrecorded) == (plan.epsilon, None)
 
 
 @pytest.mark.slow
