@@ -63,12 +63,18 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
     length = min(claim.rounds, MOST_ROUNDS)
     runs = _Runs(make, claim, length if claim.correlated else claim.rounds)
     rows = np.empty((2, length, sum(claim.sizes)))
+    sent, raised = np.zeros(rows.shape[2], np.float32), ""
+    try:
+        runs.release([sent] * claim.clients)
+    except Exception as error:  # then updates that move nothing of note show the noise
+        sent += 1e-6 * claim.clip_norm / math.sqrt(len(sent))
+        raised = f"it raised {type(error).__name__}"
     for run in rows:
         runs.start()
         for t in range(length):
-            run[t] = runs.release([np.zeros(rows.shape[2], np.float32)] * claim.clients)
+            run[t] = runs.release([sent] * claim.clients)
     evidence = Evidence(claim)
-    noise = judge_noise(rows, evidence)
+    noise = judge_noise(rows, evidence, raised)
     if noise:
         _Movements(runs, evidence, noise).play()
     z = 0.0 if evidence.broken else evidence.most_noise / max(evidence.moves)

@@ -39,18 +39,19 @@ class Noise:
     spread: float
 
 
-def judge_noise(rows: np.ndarray, evidence: Evidence) -> Noise | None:
+def judge_noise(rows: np.ndarray, evidence: Evidence, raised: str) -> Noise | None:
     """Judges the releases of updates of zeros, in units: float64 (2 runs, rounds, entries).
 
-    None where they are no numbers: then nothing else can be judged.
+    None where they are no numbers: then nothing else can be judged. `raised` says what updates of
+    zeros did where the releases are of others, next to zero.
     """
     claim = evidence.claim
     _, length, d = rows.shape
     done = f"{2 * length} rounds of {claim.clients} updates of zeros"
     evidence.broken = not np.isfinite(rows).all()
-    facts = done, "not a number came out" if evidence.broken else "numbers came out", "noise"
-    mistake = "A clip factor clip_norm / norm, of norm 0, does this: use min(1, ...)."
-    evidence.say("zeros", float(not evidence.broken), facts, mistake)
+    seen = raised or ("not a number came out" if evidence.broken else "numbers came out")
+    mistake = "A clip factor clip_norm / norm, of norm 0, does this: use max(norm, 1e-12)."
+    evidence.say("zeros", float(not raised and not evidence.broken), (done, seen, "noise"), mistake)
     if evidence.broken:
         return None
     _size(rows, done, evidence)

@@ -162,6 +162,11 @@ def test_updates_of_zeros_that_become_nan():
     assert result.failed == ("zeros",)
     assert result.values()["epsilon_run"] is None
 
+    def raises(update):
+        return [array * min(1, 1 / aggregators.norm_of(update)) for array in update]
+
+    assert "zeros" in audit_aggregator(aggregator(raises), claim()).failed
+
 
 @pytest.mark.parametrize(
     ("change", "named"),
