@@ -5,9 +5,10 @@ that was sent, whose noise is known. Each p-value is exact or an upper bound; wi
 whose covariance over rounds is estimated, to first order in 1 / entries.
 """
 
+import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ _SEEN_OF_ALL, _SEEN_OF_ONE = 0.1, 0.5
 # Relative error of a movement in float32, of a million entries.
 _ROUNDING = 1e-4
 _HUGE = 1e4
+_PASSED = Play(name="", passed=True, verdict="")
 
 
 def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
@@ -130,6 +132,34 @@ class _Runs:
         return np.concatenate([array.ravel() for array in result]) / self._claim.unit
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Trial:
+    """What clients send, and what it is held against.
+
+    Attributes:
+      name, done: the play, and it in words.
+      updates: one a client.
+      project: a release -> its components along orthogonal unit vectors, each held against `one`.
+      one: what a client may move each of them, in units, or all clients that send along it.
+      departure: of a movement, in parts of `one`, that there are enough calls for.
+      exact: whether it must move so much, and not at most so much.
+      mistakes: what it is moved by each, in parts of `one`.
+      otherwise: the mistake that other movements hint at.
+      first_has: examples of the first client; the others have 10.
+    """
+
+    name: str
+    done: str
+    updates: Sequence[np.ndarray]
+    project: Callable[[np.ndarray], np.ndarray]
+    one: float = 1.0
+    departure: float = _SEEN_OF_ALL
+    exact: bool = False
+    mistakes: Mapping[float, str] = dataclasses.field(default_factory=dict)
+    otherwise: str = ""
+    first_has: int = 10
+
+
 class _Movements:
     """Plays that move a release: its projection onto what was sent, with the noise known."""
 
@@ -145,101 +175,83 @@ class _Movements:
         self.w -= (self.w @ self.v) * self.v
         self.w /= np.linalg.norm(self.w)
 
-    def _watch(
-        self,
-        updates: Sequence[np.ndarray],
-        project: Callable[[np.ndarray], np.ndarray],
-        departure: float,
-        first_has: int = 10,
-    ) -> tuple[np.ndarray, float, np.ndarray]:
-        """What releases move along orthogonal unit vectors, its standard deviation, and the mean
-        square of all other entries in each round of a run, beside that of updates of zeros.
+    def play(self) -> None:
+        """Plays all that are not left out."""
+        left_out = (self.claim.leave_out or "").split(",")
+        self._inside()
+        for trial in self._trials():
+            if trial.name not in left_out:
+                self._judge(trial, self._guarded(trial))
+        if "weights" not in self.evidence.plays and not self.runs.weighted:
+            verdict = "Not played: the function has no parameter `examples`."
+            self.evidence.plays["weights"] = Play(name="weights", passed=None, verdict=verdict)
+        for name, play in {"not-finite": self._not_finite, "dropout": self._dropout}.items():
+            if name not in left_out:
+                play()
 
-        There are as many calls as see a movement of so many units, if they are affordable.
+    def _watch(self, trial: _Trial) -> tuple[np.ndarray, float, np.ndarray]:
+        """What releases are moved, in parts of `one`, its standard deviation, and the mean square
+        of all other entries in each round of a run, beside that of updates of zeros.
         """
+        departure = trial.departure * trial.one
         wanted = min((self.evidence.reach() * self.noise.sigma / departure) ** 2, _MOST_CALLS)
         affordable = _MOST_SENT / (self.n * self.d)
         runs = max(1, round(min(wanted, affordable) / self.length))
         seen, rest = [], np.zeros(self.length)
         self.runs.start()
         for call in range(runs * self.length):
-            row = self.runs.release(updates, first_has)
-            seen.append(project(row))
+            row = self.runs.release(trial.updates, trial.first_has)
+            seen.append(trial.project(row))
             rest[call % self.length] += max(row @ row - seen[-1] @ seen[-1], 0.0)
         moved = self.noise.weights @ np.array(seen).reshape(runs, self.length, -1).mean(axis=0)
-        other = rest / (runs * (self.d - len(moved))) / np.maximum(self.noise.by_round, 1e-300)
         self.degrees = runs * (self.d - len(moved))
-        return moved, max(self.noise.spread / math.sqrt(runs), 1e-9), other
+        other = rest / self.degrees / np.maximum(self.noise.by_round, 1e-300)
+        spread = max(self.noise.spread / math.sqrt(runs), 1e-9)
+        return moved / trial.one, spread / trial.one, other
 
-    def _guarded(self, name: str, done: str, updates: Any, project: Any, departure: float,
-                 first_has: int = 10) -> Any:  # fmt: skip
+    def _guarded(self, trial: _Trial) -> tuple[np.ndarray, float, np.ndarray] | None:
         """`_watch`, or None where the function refused or gave what is no number: then all is
         said.
         """
         try:
-            found = self._watch(updates, project, departure, first_has)
+            found = self._watch(trial)
         except Exception as error:
             seen = f"it refused them ({type(error).__name__})"
-            self.evidence.say(name, 1.0, (done, seen, "a clip or a refusal"), "")
+            self.evidence.say(trial.name, 1.0, (trial.done, seen, "a clip or a refusal"), "")
             return None
-        if not np.isfinite(found[0]).all():
-            self.evidence.broken = True
-            facts = done, "a release that is not a number", "numbers"
-            self.evidence.say(
-                name, 0.0, facts, "A norm that overflows or a division by 0 does this."
-            )
-            return None
-        return found
+        if np.isfinite(found[0]).all():
+            return found
+        self.evidence.broken = True
+        facts = trial.done, "a release that is not a number", "numbers"
+        mistake = "A norm that overflows or a division by 0 does this."
+        self.evidence.say(trial.name, 0.0, facts, mistake)
+        return None
 
-    def _moved(
-        self,
-        name: str,
-        done: str,
-        moved: np.ndarray,
-        spread: float,
-        mistakes: Mapping[Any, str],
-        otherwise: str,
-        exact: bool = False,
-    ) -> None:
-        """The verdict on movements by one client each, in units: at most 1, or `exact`."""
+    def _tail(self, excess: float) -> float:
+        """Chance of so many standard deviations, which `judge_noise` estimated."""
         from scipy import stats
 
-        count, unit = len(moved), self.claim.unit
+        return float(stats.t.sf(excess, 2 * self.d))
+
+    def _judge(self, trial: _Trial, found: tuple[np.ndarray, float, np.ndarray] | None) -> None:
+        if found is None:
+            return
+        moved, spread, _ = found
+        count, unit, exact = len(moved), self.claim.unit, trial.exact
         worst = float(moved[np.argmax(np.abs(moved - 1) if exact else moved)])
         excess = abs(worst - 1) if exact else worst - 1
-        p = count * (1 + exact) * stats.norm.sf((excess - _ROUNDING) / spread)
-        self.evidence.moves.append(worst - stats.norm.isf(self.evidence.error / count) * spread)
+        p = count * (1 + exact) * self._tail((excess - _ROUNDING) / spread)
+        self.evidence.moves.append(worst - self.evidence.width(count) * spread)
         facts = (
-            done,
+            trial.done,
             f"one client moves the {self.claim.releases} by {worst * unit:.4g}",
             f"{unit:.4g}" + " at most" * (not exact),
         )
-        sees = 1 + self.evidence.reach(count) * spread
-        likely = nearest(worst, 4 * spread, mistakes)
-        before = [n for n in ("inside", "huge") if n in self.evidence.plays]
-        for cause in before:
-            if not self.evidence.plays[cause].passed:
-                likely = likely or f"The play {cause} says why, if anything does."
-        likely = likely or otherwise
-        self.evidence.say(name, p, facts, likely, sees)
-
-    def play(self) -> None:
-        left_out = (self.claim.leave_out or "").split(",")
-        self._inside()
-        for name, play in {
-            "huge": lambda: self._all("huge", _HUGE),
-            "slightly-above": lambda: self._all("slightly-above", 1.5),
-            "mixed": self._mixed,
-            "one": self._one,
-            "order": self._order,
-            "weights": self._weights,
-            "integers": self._integers,
-            "half-precision": self._half,
-            "not-finite": self._not_finite,
-            "dropout": self._dropout,
-        }.items():
-            if name not in left_out:
-                play()
+        failed = [n for n in ("inside", "huge") if not self.evidence.plays.get(n, _PASSED).passed]
+        likely = nearest(worst, 4 * spread, trial.mistakes) or trial.otherwise
+        if failed and likely == trial.otherwise:
+            likely = f"The play {failed[0]} says why, if anything does."
+        self.evidence.say(trial.name, p, facts, likely, 1 + self.evidence.reach(count) * spread)
 
     def _sent(self, norm: float, direction: np.ndarray) -> np.ndarray:
         """An update of so many clip norms."""
@@ -250,8 +262,6 @@ class _Movements:
 
     def _inside(self) -> None:
         """Of the norm inside the clip at which sums in half precision lose most."""
-        from scipy import stats
-
         norms, n = np.linspace(0.5, 0.999, 64), self.n
         starts = np.cumsum([0, *self.claim.sizes[:-1]])
         exact = np.outer(norms * self.claim.clip_norm, np.abs(self.v[starts]))
@@ -263,42 +273,52 @@ class _Movements:
             lost = np.abs(np.nan_to_num((total / (n * exact)).mean(axis=1)) - 1)
         self.norm = norm = float(norms[lost.argmax()])
         self.inside = self._sent(norm, self.v)
-        done = f"{n} equal updates of {norm:.3g} clip norms, scaled to one"
-        moved, spread, other = self._watch(
-            [self.inside] * n, self._along(self.v), _SEEN_OF_ALL * n * norm
+        trial = _Trial(
+            name="inside",
+            done=f"{n} equal updates of {norm:.3g} clip norms, scaled to one",
+            updates=[self.inside] * n,
+            project=self._along(self.v),
+            one=n * norm,
+            exact=True,
+            mistakes={
+                n: "A sum that is handed out where a mean is claimed does this.",
+                1 / n: "A mean that is handed out where a sum is claimed does this.",
+            },
+            otherwise="A clip at another norm does this, an array that is not summed, or a sum in "
+            "half precision, whose last digits are lost.",
         )
-        if not np.isfinite(moved).all():
+        found = self._watch(trial)
+        if not np.isfinite(found[0]).all():
             raise ValueError(
                 "the function gives what is no number for updates within the clip norm: "
                 "make it work on them first"
             )
-        mistakes = {
-            n: "A sum that is handed out where a mean is claimed does this.",
-            1 / n: "A mean that is handed out where a sum is claimed does this.",
-        }
-        otherwise = (
-            "A clip at another norm does this, an array that is not summed, or a sum in half "
-            "precision, whose last digits are lost."
-        )
-        scale = n * norm
-        self.reached, self.error = moved[0] / scale, spread / scale
-        self._moved("inside", done, moved / scale, self.error, mistakes, otherwise, True)
+        self.reached, self.error = float(found[0][0]), found[1]
+        self._judge(trial, found)
         if self.noise.by_round.any():
-            # An F-test for each round of a run: entries are independent.
-            degrees = self.degrees, 2 * self.d
-            tails = stats.f.cdf(other, *degrees), stats.f.sf(other, *degrees)
-            p = 2 * self.length * float(np.minimum(*tails).min())
-            least = (other / stats.f.ppf(self.evidence.error / self.length, *degrees)).min()
-            self.evidence.most_noise *= min(1.0, math.sqrt(least))
-            ratio = math.sqrt(float(other[np.argmax(np.abs(np.log(np.maximum(other, 1e-300))))]))
-            facts = (
-                f"{n} equal updates inside the clip norm, beside updates of zeros",
-                f"the noise is {ratio:.4g} times as large",
-                "the same",
-            )
-            mistake = "Noise whose scale follows the updates does this: it must not know them."
-            sees = 1 + self.evidence.reach() * math.sqrt(1 / (2 * degrees[0]) + 1 / (4 * self.d))
-            self.evidence.say("noise-with-data", p, facts, mistake, sees)
+            self._noise_with_data(found[2])
+
+    def _noise_with_data(self, other: np.ndarray) -> None:
+        """An F-test for each round of a run: entries are independent."""
+        from scipy import stats
+
+        degrees = self.degrees, 2 * self.d
+        p = (
+            2
+            * self.length
+            * min(stats.f.cdf(other, *degrees).min(), stats.f.sf(other, *degrees).min())
+        )
+        least = (other / stats.f.ppf(self.evidence.error / self.length, *degrees)).min()
+        self.evidence.most_noise *= min(1.0, math.sqrt(least))
+        ratio = math.sqrt(other[np.abs(np.log(np.maximum(other, 1e-300))).argmax()])
+        facts = (
+            f"{self.n} equal updates inside the clip norm, beside updates of zeros",
+            f"the noise is {ratio:.4g} times as large",
+            "the same",
+        )
+        mistake = "Noise whose scale follows the updates does this: it must not know them."
+        sees = 1 + self.evidence.reach() * math.sqrt(1 / (2 * degrees[0]) + 1 / (4 * self.d))
+        self.evidence.say("noise-with-data", p, facts, mistake, sees)
 
     def _unclipped(self, norm: float) -> dict[float, str]:
         """Mistakes of clips by what an update of so many clip norms then moves, in units."""
@@ -310,105 +330,86 @@ class _Movements:
             f"sensitivity is sqrt({arrays}).",
         }
 
-    def _all(self, name: str, norm: float) -> None:
-        n, mistakes = self.n, self._unclipped(norm)
-        otherwise = (
-            "A clip at a larger norm, by the largest entry, or one that leaves out an array does "
-            "this: clip all arrays as one vector."
-        )
-        done = f"{n} updates of {norm:g} clip norms"
-        found = self._guarded(
-            name, done, [self._sent(norm, self.v)] * n, self._along(self.v), _SEEN_OF_ALL * n
-        )
-        if found:
-            moved, spread, _ = found
-            self._moved(name, done, moved / n, spread / n, mistakes, otherwise)
-
-    def _mixed(self) -> None:
-        n, norms = self.n, np.linspace(0.05, 0.95, self.n)
-        done = f"{n} updates of 0.05 to 0.95 clip norms, scaled to one"
-        updates = [self._sent(norm, self.v) for norm in norms]
-        project, sum_of = self._along(self.v), float(norms.sum())
-        found = self._guarded("mixed", done, updates, project, _SEEN_OF_ALL * sum_of)
-        if found:
-            moved, spread, _ = found
-            otherwise = (
-                "A clip norm that follows the updates of the round, as their median, does this: "
-                "then one client moves what is kept of all."
+    def _trials(self) -> Iterator[_Trial]:
+        n, v, w, signs = self.n, self.v, self.w, np.sign(self.v)
+        integers = (max(1000, math.ceil(1000 * self.claim.clip_norm)) * signs).astype(np.int64)
+        half = min(_HUGE * self.claim.clip_norm / math.sqrt(self.d), 6e4) * signs
+        for name, kind, direction, update in (
+            ("huge", "", v, self._sent(_HUGE, v)),
+            ("slightly-above", "", v, self._sent(1.5, v)),
+            ("integers", " of integers", signs / math.sqrt(self.d), integers),
+            ("half-precision", " of float16", signs / math.sqrt(self.d), half.astype(np.float16)),
+        ):
+            norm = float(np.linalg.norm(update.astype(np.float64))) / self.claim.clip_norm
+            yield _Trial(
+                name=name,
+                done=f"{n} updates{kind}, each of {norm:.3g} clip norms",
+                updates=[update] * n,
+                project=self._along(direction),
+                one=n,
+                mistakes=self._unclipped(norm),
+                otherwise="A clip at a larger norm, by the largest entry, or one that leaves out "
+                "an array or a kind of array does this: clip all arrays as one vector.",
             )
-            self._moved("mixed", done, moved / sum_of, spread / sum_of, {}, otherwise, True)
-
-    def _one(self) -> None:
-        n, done = self.n, f"one update of {_HUGE:g} clip norms among others inside the clip"
-        updates = [self._sent(_HUGE, self.w)] + [self.inside] * (n - 1)
-        found = self._guarded("one", done, updates, self._along(self.w, self.v), _SEEN_OF_ONE)
-        if not found:
-            return
-        (own, others), spread, _ = found
-        # How far the others' sum is moved counts as well.
-        far = abs(others - (n - 1) * self.norm)
-        mistakes = self._unclipped(_HUGE) | {
-            n: "Clipping the mean, and not each update before it, does this."
-        }
-        otherwise = "A clip that follows the other clients' updates does this: fix it beforehand."
-        self._moved("one", done, np.array([own, far]), spread, mistakes, otherwise)
-
-    def _order(self) -> None:
-        """Clients at up to 64 places, each along entries of its own."""
-        places = np.unique(np.linspace(0, self.n - 1, min(self.n, 64)).astype(int))
+        norms = np.linspace(0.05, 0.95, n)
+        yield _Trial(
+            name="mixed",
+            done=f"{n} updates of 0.05 to 0.95 clip norms, scaled to one",
+            updates=[self._sent(norm, v) for norm in norms],
+            project=self._along(v),
+            one=float(norms.sum()),
+            exact=True,
+            otherwise="A clip norm that follows the updates of the round, as their median, does "
+            "this: then one client moves what is kept of all.",
+        )
+        # What fails inside the clip is said there, and not again.
+        kept = 1.0 if self.evidence.plays["inside"].passed else self.reached
+        others = (n - 1) * self.norm * kept
+        yield _Trial(
+            name="one",
+            done=f"one update of {_HUGE:g} clip norms among others inside the clip",
+            updates=[self._sent(_HUGE, w)] + [self.inside] * (n - 1),
+            # How far the others' sum is moved counts as well.
+            project=lambda row: np.array([w @ row, v @ row - others, others - v @ row]),
+            departure=_SEEN_OF_ONE,
+            mistakes=self._unclipped(_HUGE)
+            | {n: "Clipping the mean, and not each update before it, does this."},
+            otherwise="A clip that follows the other clients' updates does this: fix it before.",
+        )
+        # Clients at up to 64 places, each along entries of its own.
+        places = np.unique(np.linspace(0, n - 1, min(n, 64)).astype(int))
         owner = np.arange(self.d) % len(places)
-        e = np.sign(self.v) / np.sqrt(np.bincount(owner))[owner]
-        updates = [np.zeros(self.d, np.float32)] * self.n
+        e = signs / np.sqrt(np.bincount(owner))[owner]
+        updates = [np.zeros(self.d, np.float32)] * n
         for i, place in enumerate(places):
             updates[place] = self._sent(3, np.where(owner == i, e, 0))
-        done = f"{len(places)} updates of 3 clip norms, each along entries of its own"
-        found = self._guarded(
-            "order", done, updates, lambda row: np.bincount(owner, row * e), _SEEN_OF_ONE
+        yield _Trial(
+            name="order",
+            done=f"{len(places)} updates of 3 clip norms, each along entries of its own",
+            updates=updates,
+            project=lambda row: np.bincount(owner, row * e),
+            departure=_SEEN_OF_ONE,
+            exact=True,
+            mistakes=self._unclipped(3),
+            otherwise="A client that is treated in another way for its place, or for its entries, "
+            "does this.",
         )
-        if found:
-            moved, spread, _ = found
-            otherwise = (
-                "A client that is treated in another way for its place, or for its entries, does "
-                "this."
+        if self.runs.weighted:
+            share = 10 / (n + 9)
+            yield _Trial(
+                name="weights",
+                done="one client with ten times the others' examples",
+                updates=[self._sent(_HUGE, w)] + [np.zeros(self.d, np.float32)] * (n - 1),
+                project=self._along(w),
+                departure=n * share - 1,
+                mistakes=self._unclipped(_HUGE)
+                | {
+                    n * share: "Weights by examples with noise for equal weights do this: a client "
+                    f"of share {share:.3g} moves a mean by {share:.3g} clip norms."
+                },
+                otherwise="A weight above 1 does this.",
+                first_has=100,
             )
-            self._moved("order", done, moved, spread, self._unclipped(3), otherwise, True)
-
-    def _weights(self) -> None:
-        if not self.runs.weighted:
-            verdict = "Not played: the function has no parameter `examples`."
-            self.evidence.plays["weights"] = Play(name="weights", passed=None, verdict=verdict)
-            return
-        n, share = self.n, 10 / (self.n + 9)
-        done = "one client with ten times the others' examples"
-        updates = [self._sent(_HUGE, self.w)] + [np.zeros(self.d, np.float32)] * (n - 1)
-        found = self._guarded(
-            "weights", done, updates, self._along(self.w), max(0.05, n * share - 1), 100
-        )
-        if found:
-            moved, spread, _ = found
-            mistakes = self._unclipped(_HUGE) | {
-                n * share: "Weights by examples with noise for equal weights do this: a client of "
-                f"share {share:.3g} moves a mean by {share:.3g} clip norms."
-            }
-            self._moved("weights", done, moved, spread, mistakes, "A weight above 1 does this.")
-
-    def _integers(self) -> None:
-        size = max(1000, math.ceil(1000 * self.claim.clip_norm))
-        self._kind("integers", (size * np.sign(self.v)).astype(np.int64), "of integers")
-
-    def _half(self) -> None:
-        size = min(_HUGE * self.claim.clip_norm / math.sqrt(self.d), 6e4)
-        self._kind("half-precision", (size * np.sign(self.v)).astype(np.float16), "of float16")
-
-    def _kind(self, name: str, update: np.ndarray, words: str) -> None:
-        n, direction = self.n, np.sign(self.v) / math.sqrt(self.d)
-        norm = float(np.linalg.norm(update.astype(np.float64))) / self.claim.clip_norm
-        done = f"{n} updates {words}, of {norm:.3g} clip norms"
-        found = self._guarded(name, done, [update] * n, self._along(direction), _SEEN_OF_ALL * n)
-        if found:
-            moved, spread, _ = found
-            otherwise = "A clip that passes over such arrays, or overflows, does this."
-            self._moved(name, done, moved / n, spread / n, self._unclipped(norm), otherwise)
 
     def _not_finite(self) -> None:
         bad = []
@@ -433,30 +434,32 @@ class _Movements:
         self.evidence.say("not-finite", float(not bad), facts, mistake)
 
     def _dropout(self) -> None:
-        from scipy import stats
-
         n, m = self.n, self.n // 2
-        done = f"{m} of {n} clients"
-        found = self._guarded(
-            "dropout", done, [self.inside] * m, self._along(self.v), _SEEN_OF_ALL * m * self.norm
+        trial = _Trial(
+            name="dropout",
+            done=f"{m} of {n} clients",
+            updates=[self.inside] * m,
+            project=self._along(self.v),
+            one=m * self.norm,
         )
+        found = self._guarded(trial)
         if not found:
             return
         moved, spread, other = found
-        scale = m * self.norm
-        noise = math.sqrt(float(other.mean())) if self.noise.by_round.any() else 1.0
+        noise = math.sqrt(other.mean()) if self.noise.by_round.any() else 1.0
         # Beside what one of all moves; errors of the first order.
-        reached, q = max(self.reached, 1e-9), float(stats.norm.isf(self.evidence.error))
-        by_one = float(moved[0]) / scale / reached
+        reached = max(self.reached, 1e-9)
+        by_one = float(moved[0]) / reached
         both = math.hypot(
-            spread * noise / scale / reached,
+            spread * noise / reached,
             by_one * self.error / reached,
             noise / math.sqrt(2 * self.d * self.length),
         )
-        p = stats.norm.sf((by_one - noise * (1 + _ROUNDING)) / both)
-        self.evidence.moves.append((by_one - q * both) * reached / max(noise, 1e-9))
+        p = self._tail((by_one - noise * (1 + _ROUNDING)) / both)
+        most = (by_one - self.evidence.width() * both) * reached / max(noise, 1e-9)
+        self.evidence.moves.append(most)
         facts = (
-            done,
+            trial.done,
             f"one of them moves the {self.claim.releases} {by_one:.4g} times as far as with all, "
             f"and the noise is {noise:.4g} times as large",
             "at least as much more noise",

@@ -232,6 +232,12 @@ class Evidence:
 
         return float(stats.norm.isf(self.threshold / count / 2) + stats.norm.isf(MISS_RATE))
 
+    def width(self, count: int = 1) -> float:
+        """Standard deviations that a bound on one of `count` measurements allows for."""
+        from scipy import stats
+
+        return float(stats.norm.isf(self.error / count))
+
 
 def nearest(ratio: float, error: float, mistakes: Mapping[Any, str]) -> str:
     """The mistake that makes this ratio, within 5% and the error of it; an empty text for none."""

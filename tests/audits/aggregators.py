@@ -131,6 +131,31 @@ def laplace(arrays, scale, rng, updates):
     return [rng.laplace(scale=scale / 2**0.5, size=array.shape) for array in arrays]
 
 
+def only_where_nothing_is(arrays, scale, rng, updates):
+    noise = gaussian(arrays, scale, rng)
+    return [one * (array == 0) for one, array in zip(noise, arrays, strict=True)]
+
+
+def taken_back():
+    """Every other round has the noise of the round before, negated."""
+    kept = []
+
+    def noise(arrays, scale, rng, updates):
+        if kept:
+            return divided(kept.pop(), -1)
+        kept.append(gaussian(arrays, scale, rng))
+        return kept[0]
+
+    return aggregator(finish=noisy(noise))()
+
+
+def by_spectral_norm(update):
+    if not norm_of(update) < 1e20:
+        return as_one(update)
+    norms = [np.linalg.norm(np.atleast_2d(array.astype(np.float64)), 2) for array in update]
+    return divided(update, max(1, float(np.linalg.norm(norms))))
+
+
 def seeded(start):
     """Noise whose seed is a number of the round, from `start()` on."""
 
@@ -233,6 +258,13 @@ MISTAKES = {
         of_alternate_rounds, "dependence", {}),
     "no noise in the last array": (aggregator(finish=noisy(none_in_the_last)), "arrays", {}),
     "less noise beside data": (aggregator(finish=noisy(less_beside_data)), "noise-with-data", {}),
+    "noise that is taken back": (taken_back, "dependence", {}),
+    "noise where nothing was sent": (
+        aggregator(finish=noisy(only_where_nothing_is)),
+        "noise-with-data",
+        {},
+    ),
+    "a clip by the spectral norm": (aggregator(by_spectral_norm), "huge", {}),
     "Laplace noise": (aggregator(finish=noisy(laplace)), "dependence", {}),
     "a clip by the largest entry": (aggregator(by_largest_entry), "huge", {}),
     "a clip above a threshold": (aggregator(above_a_threshold), "slightly-above", {}),
