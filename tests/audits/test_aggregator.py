@@ -127,7 +127,11 @@ def planned(family, min_sep, multiplier):
 
 @pytest.mark.parametrize(
     ("family", "min_sep", "noise"),
-    [("identity", 8, "independent"), ("banded", 4, "correlated"), ("tree", 2, "correlated")],
+    [
+        ("identity", 8, "independent"),
+        ("banded", 4, "correlated"),
+        pytest.param("tree", 2, "correlated", marks=pytest.mark.slow),
+    ],
 )
 def test_a_server_passes(family, min_sep, noise):
     settings = claim(
