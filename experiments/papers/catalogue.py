@@ -52,7 +52,7 @@ multi-epoch-figure-7 | Figure 7 | 200
 multi-epoch-figure-8 | Figure 8 | 400
     Accuracy rises as the epochs that a factorisation is made for come near those trained.
 multi-epoch-figure-9 | Figure 9 | 600
-    Figure 1, with the plain FFT between its optimal decoder and Honaker's tree.
+    Figure 1, larger.
 multi-epoch-figure-10 | Figure 10 | 400
     Without noise more clients a round and a larger rate help.
 multi-epoch-figure-11 | Figure 11 | 900

@@ -261,8 +261,8 @@ def divergence(size: Size) -> Study:
 @sized(SIZES)
 def unnoised(size: Size) -> Study:
     """Multi-epoch Fig. 10: without noise, by clients a round; the most train six epochs, the others
-    at most one. Beside private runs, whose settings are those of Fig. 3: those of Fig. 10 are only
-    in the picture.
+    at most one. At the paper's size beside private runs, whose settings are those of Fig. 3: those
+    of Fig. 10 are only in the picture.
     """
     once: Fields = {"rounds": size.rounds_once, "schema": "single", "min_sep": None}
     parts: list[tuple[str, Fields]] = [
@@ -278,7 +278,7 @@ def unnoised(size: Size) -> Study:
     private |= {"epsilon": size.epsilons, "server_learning_rate": size.rates, "cooldown": 0.25}
     inside = _file(f"momentum-{size.momentum:g}{COOLDOWN}-epochs")
     lines: dict[str, Fields] = {MF_6_6: inside, f"{MF_6_6}, prefix": _file("prefix-epochs")}
-    for line, fields in lines.items():
+    for line, fields in lines.items() if size.whole else ():
         parts.append((line, private | fields))
     return _study("unnoised", size, parts, server_momentum=size.momentum, family="none")
 

@@ -115,16 +115,14 @@ CIFARS_STAMPS = {cifar.HONAKER: 10, cifar.FFT: 5, cifar.PLAIN_FFT: 5, cifar.ONE:
 def test_cifars_lines_are_those_of_figures_8_and_9(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(cifar, "best_stamps", lambda kind, size: CIFARS_STAMPS[kind])
-        full, optima = (lines.__wrapped__(grid) for grid in (cifar.multi_epoch, cifar.optima))
-    assert list(full) == list(lines(cifar.multi_epoch, "small"))[:2] + [
-        "MF(k=20)", "Honaker x10", "FFT x5", "MF(k=1) x2", "FFT, plain x5",
-    ]  # fmt: skip
+        full, optima = (lines.__wrapped__(grid) for grid in (cifar.with_plain, cifar.optima))
+    assert "FFT, plain x5" in full
     assert list(optima) == [
         "MF(k=20)", "MF(k=10) x2", "MF(k=5) x4", "MF(k=1) x2", "MF(k=1) x1",
     ]  # fmt: skip
-    assert list(lines(cifar.optima, "small")) == [
-        "MF(k=28)", "MF(k=14) x2", "MF(k=7) x4", "MF(k=1) x5", "MF(k=1) x1",
-    ]  # fmt: skip
+    small = cifar.with_plain("small")
+    assert not [line for line, _ in small.parts if "plain" in line]
+    assert small.name == cifar.multi_epoch("small").name  # they share their runs
     size = dataclasses.replace(cifar.SIZES["tiny"], epochs=4)  # of four steps
     assert list(cifar.some_epochs(size)) == ["MF(k=2) x2"]
     mechanism = cifar.for_some_epochs(size, 2)
@@ -257,7 +255,10 @@ def test_a_smaller_size_has_the_same_lines(name):
         for scale in ("tiny", "small", "full")
     )
     # Those that decide no order are at full scale, and tried out at the tiny one.
-    besides = {grids.DECAY_AFTER, grids.M_DECAY} if name == "schedules" else set()
+    besides = {
+        "schedules": {grids.DECAY_AFTER, grids.M_DECAY},
+        "unnoised": {grids.MF_6_6, f"{grids.MF_6_6}, prefix"},
+    }.get(name, set())
     assert besides <= full & tiny
     assert not besides & small
     assert len(small) == len(full - besides)
@@ -389,14 +390,26 @@ def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
     if sign == 1:  # Their search takes most of the time; the slow half of this test has it.
         monkeypatch.setattr(cifar, "best_bands", lambda size, epsilon: (4, True))
         monkeypatch.setattr(grids, "best_bands", lambda size, epsilon: 4)
-    drawn, draw = [], results.draw
-    monkeypatch.setattr(results, "draw", lambda panels, note: drawn.extend(panels) or draw(panels))
     result = results.run(ITEMS[name], Request(folder=tmp_path / name, scale="small"))
     assert result["holds"] == (sign == 1), result["verdict"]
     assert (tmp_path / name / "figure.png").read_bytes().startswith(b"\x89PNG")
-    table = list(csv.DictReader((tmp_path / name / "numbers.csv").open()))
-    if "settings tried" in table[0]:  # every row is a point of the picture
-        assert sum(len(line.x) for panel in drawn for line in panel.series.values()) == len(table)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["denisov-figure-3", "multi-epoch-figure-8", "multi-epoch-figure-9", "multi-epoch-figure-10"],
+)
+def test_lines_of_scale_full_alone_are_judged_and_drawn(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "_trained", trained(1))
+    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
+    grid, judge = ITEMS[name].make.args
+    whole = dataclasses.replace(grid.sizes["small"], whole=True)
+    request = Request(folder=tmp_path / name, scale="small")
+    found = study.judged(study.Grid(grid.make, {"small": whole}), judge, request)
+    assert found.holds, found.verdict
+    assert len({row[0] for row in found.rows}) > len({line for line, _ in grid("small").parts})
+    # Every row of the table is a point of the picture.
+    assert sum(len(line.x) for p in found.figure for line in p.series.values()) == len(found.rows)
 
 
 def finished(made, request):

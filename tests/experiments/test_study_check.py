@@ -232,7 +232,9 @@ def test_the_table_in_the_docs_is_that_of_the_grids(tmp_path, monkeypatch):
             image = grid.fixed.get("task") == "cifar10"
             kept = docs / "papers" / f"{name}.json"
             result = json.loads(kept.read_text()) if kept.exists() else {}
-            small, full = (len({line for line, _ in item.study(s).parts}) for s in ("small", "full"))
+            small, full = (
+                len({line for line, _ in item.study(s).parts}) for s in ("small", "full")
+            )
             fewer = f", {small} of {full} lines" if small < full else ""
             found[name] = [
                 f"{len(cost.tuning)} + {len(cost.repeats)}",
