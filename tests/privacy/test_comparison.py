@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 
 import pytest
 
@@ -19,6 +20,21 @@ PUBLISHED = {
     "blt": (0.00530, 0.00280, 0.00150, 0.00082),
     "banded": (0.00498, 0.00263, 0.00141, 0.00077),
 }
+
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs/mechanisms.md"
+
+
+def test_the_docs_have_these_check_ins():
+    page = PAGE.read_text()
+    found = check_ins("every:3days", rounds=2000, population=3_000_000, cohort_size=6500)
+    for words in (
+        f"{found['rounds_a_day']:.1f} rounds a day",
+        f"after {found['min_sep']} rounds",
+        f"take {found['days']:.0f} days",
+    ):
+        assert words in page
+    assert check_ins("20000", rounds=2000, population=3_000_000, cohort_size=6500)["min_sep"] == 450
 
 
 def compared(families, epsilons, schemes=(), population=3_000_000, **promise):
@@ -40,6 +56,8 @@ def compared(families, epsilons, schemes=(), population=3_000_000, **promise):
 )
 def test_the_errors_of_three_million_clients(family):
     rows = compared([family], (1.0, 2.0, 4.0, 8.0), rounds=2000, min_sep=400, cohort_size=6500)
+    cells = " | ".join(f"{row.effective_rmse:.5f}" for row in rows)
+    assert f"| {family} | {cells} |" in PAGE.read_text()
     # One in the last printed digit: fits are not those of the program that printed them.
     for row, printed in zip(rows, PUBLISHED[family], strict=True):
         assert abs(row.effective_rmse - printed) <= 1.01e-5
