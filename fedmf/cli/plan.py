@@ -177,6 +177,7 @@ def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json
         --sampling poisson --population 100000
     """
     from fedmf.privacy import learning_rate as rule
+    from fedmf.privacy.attack_risk import attack_risk
 
     with arguments_checked():
         if promise["noise_multiplier"] == 0:
@@ -197,6 +198,7 @@ def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json
             "noise_multiplier": planned.noise_multiplier,
             "epsilon": planned.epsilon,
             "delta": planned.delta,
+            "attack_risk": attack_risk(planned).values(),
             "effective_rmse": error,
             "predicted_rate": rate,
             "learning_rate": rule.on_grid(rate),

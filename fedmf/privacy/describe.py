@@ -7,12 +7,13 @@ from typing import Any
 
 from fedmf.mechanisms.budget import most_rounds
 from fedmf.privacy import statement as _statement
-from fedmf.privacy.attack_risk import attack_risk, claimed_alone, picture
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, picture
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.flat_config import OF_THE_FIT
 from fedmf.privacy.plan import (
     Plan,
     bit_stddev,
+    cohort_scale,
     per_query_noise_multiplier,
     rdp_epsilon,
     unamplified_epsilon,
@@ -92,10 +93,15 @@ def guarantee_values(plan: Plan) -> dict[str, Any]:
 
 
 def risk_values(plan: Plan) -> dict[str, Any]:
-    """`fedmf.attack_risk` in plain JSON types, with sampling also without amplification."""
-    risk = attack_risk(plan)
-    plainly = {"unamplified": dataclasses.replace(risk, pairs=(), failure=0.0).values()}
-    return risk.values() | (plainly if plan.sampling is not None else {})
+    """`fedmf.attack_risk` in plain JSON types, with sampling also without amplification; of a
+    simulation also that of the model trained here, if its clients keep to the participation.
+    """
+    risk, values = attack_risk(plan), attack_risk(plan).values()
+    if plan.sampling is not None:
+        values["unamplified"] = AttackRisk(mu=risk.mu).values()
+    if plan.simulation is not None:
+        values["trained_here"] = AttackRisk(mu=risk.mu / cohort_scale(plan)).values()
+    return values
 
 
 def attack_values(plan: Plan) -> dict[str, Any]:

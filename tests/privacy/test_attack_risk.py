@@ -433,6 +433,8 @@ def test_a_simulation_says_that_its_model_is_easier_to_attack():
     made = plan(TWICE).simulating(simulated=7, claimed=90)
     assert attack_risk(made) == attack_risk(plan(TWICE))
     assert "an attacker can learn more" in statement(made).replace("\n", " ")
+    trained = summary(made)["attack_risk"]["trained_here"]
+    assert trained["mu"] == pytest.approx(90 / 7 / made.noise_multiplier)
 
 
 def test_the_achieved_guarantee_has_its_risk():
