@@ -26,7 +26,7 @@ def main(clients: int, canaries: int, rounds: int) -> None:
     """Prints seconds and shares."""
     import fedmf
     from fedmf.federated.execution.choice import build_execution
-    from fedmf.federated.training.loop import client_epochs
+    from fedmf.federated.execution.client_data import client_epochs
 
     task = random_sentences("full", clients)
     config = fedmf.TrainConfig(

@@ -88,21 +88,21 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
         sys.stdin.readline()
         began[:] = time.perf_counter(), cpu_seconds(_family()), cpu_seconds([os.getpid()])
 
-    def on_round(t: int) -> None:
-        seconds, cpu = time.perf_counter() - began[0], cpu_seconds(_family()) - began[1]
-        row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-        own = cpu_seconds([os.getpid()]) - began[2]
-        if kind == "cluster":
-            _pin_workers(threads or os.cpu_count() or 1)
-        answer(
-            {
-                "seconds": seconds,
-                "cpu": cpu,
-                "own": own,
-                "peak": memory_bytes(_family()),
-                "loss": row["train_loss"],
-            }
-        )
+    class Measure(federated.Callback):
+        def on_round(self, training: Any, row: dict[str, Any]) -> None:
+            seconds, cpu = time.perf_counter() - began[0], cpu_seconds(_family()) - began[1]
+            own = cpu_seconds([os.getpid()]) - began[2]
+            if kind == "cluster":
+                _pin_workers(threads or os.cpu_count() or 1)
+            answer(
+                {
+                    "seconds": seconds,
+                    "cpu": cpu,
+                    "own": own,
+                    "peak": memory_bytes(_family()),
+                    "loss": row["train_loss"],
+                }
+            )
 
     config = fedmf.TrainConfig(
         rounds=rounds, cohort_size=clients, family="blt", schema="every_round",
@@ -117,15 +117,11 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
     )
     began = [0.0, 0.0, 0.0]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary) / "run"
         answer({})
-        options: dict[str, Any] = {
-            "threads": threads,
-            "cluster": "local" if kind == "cluster" else None,
-        }
         federated.train(
-            task, config, folder=folder, noise_seed=1, progress=False, on_round=on_round, **options
-        )
+            task, config, folder=pathlib.Path(temporary) / "run", noise_seed=1, progress=False,
+            callbacks=[Measure()], threads=threads, cluster="local" if kind == "cluster" else None,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -272,7 +272,8 @@ class _Numbers(click.ParamType[list[float]]):
     ) -> list[float]:
         if isinstance(value, list):
             return value
-        return [click.FLOAT.convert(text, param, ctx) for text in value.split(",")]
+        number = click.types.convert_type(float)
+        return [number.convert(text, param, ctx) for text in value.split(",")]
 
 
 @click.command(cls=Command)

@@ -68,11 +68,6 @@ from fedmf.cli.stopped import training
         "--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume."
     ),
     click.option(
-        "--stop-at-epsilon",
-        type=float,
-        help="End before the round with which the plan's epsilon would pass this.",
-    ),
-    click.option(
         "--no-test",
         is_flag=True,
         help="Leave out the test split, as for tuning; `fedmf evaluate` reads it later.",
@@ -127,6 +122,9 @@ def train(
             )
         stored = RunFolder.open(out).path / "config.json" if resume else None
         how["progress"], how["test"] = not how.pop("quiet"), not how.pop("no_test")
+        stop_after, stop_on_divergence, tensorboard = (
+            how.pop(name) for name in ("stop_after", "stop_on_divergence", "tensorboard")
+        )
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(promise))
         noisy = any(values.get(name) for name in TARGETS)
@@ -148,6 +146,15 @@ def train(
     from fedmf import federated
 
     with _dry_rounds_counted(), training(out, resume=resume) as begin:
+
+        class Begins(federated.Callback):
+            def on_start(self, training: Any) -> None:
+                begin()
+
+        callbacks: list[federated.Callback] = [Begins()]
+        callbacks += [federated.TensorBoard()] if tensorboard else []
+        callbacks += [federated.StopAfter(stop_after)] if stop_after else []
+        callbacks += [federated.StopOnDivergence()] if stop_on_divergence else []
         try:
             task = tasks.task_from_config(config, progress=how["progress"])
             if how["progress"]:
@@ -158,7 +165,7 @@ def train(
                 folder=out,
                 noise_seed=noise_seed,
                 resume=resume,
-                on_start=begin,
+                callbacks=callbacks,
                 **how,
             )
         except federated.DivergedRun as stop:

@@ -11,8 +11,10 @@ import_tensorflow()
 from fedmf.federated.execution.base import RunOptions  # noqa: E402
 from fedmf.federated.execution.cluster import WorkersLost  # noqa: E402
 from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
-from fedmf.federated.training.divergence import DivergedRun  # noqa: E402
+from fedmf.federated.training.callbacks import Callback, StopAfter  # noqa: E402
+from fedmf.federated.training.divergence import DivergedRun, StopOnDivergence  # noqa: E402
 from fedmf.federated.training.loop import InterruptedRun, train  # noqa: E402
+from fedmf.federated.training.tensorboard import TensorBoard  # noqa: E402
 from fedmf.federated.training.trained_run import TrainedRun  # noqa: E402
 from fedmf.server.following import Scaling  # noqa: E402
 from fedmf.server.rows import HostNoise  # noqa: E402
@@ -39,6 +41,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Callback",
     "CohortDataSource",
     "CompiledEpoch",
     "DivergedRun",
@@ -48,7 +51,10 @@ __all__ = [
     "RunOptions",
     "Scaling",
     "ScheduledSGDM",
+    "StopAfter",
+    "StopOnDivergence",
     "Task",
+    "TensorBoard",
     "TrainedRun",
     "WorkersLost",
     "check_process",

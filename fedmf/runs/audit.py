@@ -72,8 +72,8 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     }
     unrecorded = sorted(beyond.union(range(len(ledger), saved)))
     # An end that the data decided is not that of a shorter plan
-    if run.result is None and files.has_diverged():
-        hint = "training losses decided that the run stopped before them"
+    if run.result is None and files.was_stopped_by_data():
+        hint = "what the run showed decided that it stopped before them"
         return audit_ledger(
             ledger, plan, unrecorded=range(len(ledger), plan.participation.rounds), hint=hint
         )

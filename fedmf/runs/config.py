@@ -134,6 +134,9 @@ class TrainConfig(PlanConfig):
         "Warm start from a FILE.keras, or from the model of a run's folder. The guarantee "
         "does not cover its data.",
     )
+    stop_at_epsilon: float | None = fields.real(
+        None, "End before the round with which the plan's epsilon would pass this."
+    )
     evaluate_every: int = fields.whole(20, "Rounds between validations.")
     checkpoint_every: int = fields.whole(20, "Rounds between checkpoints.")
     execution: str = fields.choice(
@@ -156,6 +159,11 @@ class TrainConfig(PlanConfig):
             raise ValueError(
                 f"canaries={self.canaries} audit what is released, and "
                 f"{wrong}: leave one of them out"
+            )
+        if self.canaries and self.stop_at_epsilon is not None:
+            raise ValueError(
+                f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.canaries}, "
+                "which audit all rounds of a plan: leave one of them out"
             )
         availability_from_text(self.availability)
         for name in ("warmup", "cooldown"):

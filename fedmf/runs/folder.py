@@ -17,8 +17,8 @@ run/
                        mode 0600
   tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
-  diverged             where stop_on_divergence stopped the run: its training losses decided after
-                       how many rounds
+  stopped_by_data      where what the run showed decided that it stopped, such as training losses
+                       or a validation: after how many rounds
   rounds_done          after a crash: how many rounds were done before it, also those that the
                        resumed run does again
   private/noise_seed   secret; do not publish
@@ -64,7 +64,7 @@ _BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed")
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl "
     "participation.csv selected.csv result.json model.npz initial_model.npz clients.json "
-    "tensorboard final_statement.md final_statement.json diverged rounds_done"
+    "tensorboard final_statement.md final_statement.json stopped_by_data rounds_done"
 ).split()
 
 
@@ -259,13 +259,13 @@ class RunFolder:
             )
         return checkpoint
 
-    def mark_diverged(self, rounds_done: int) -> None:
-        """Keeps that training losses decided to stop after so many rounds."""
-        write_atomically(self.path / "diverged", f"{rounds_done}\n", mode=0o600)
+    def mark_stopped_by_data(self, rounds_done: int) -> None:
+        """Keeps that what the run showed decided to stop it after so many rounds."""
+        write_atomically(self.path / "stopped_by_data", f"{rounds_done}\n", mode=0o600)
 
-    def has_diverged(self) -> bool:
-        """Whether training losses ever decided to stop the run."""
-        return (self.path / "diverged").exists()
+    def was_stopped_by_data(self) -> bool:
+        """Whether what the run showed ever decided to stop it."""
+        return (self.path / "stopped_by_data").exists()
 
     def rounds_ever_done(self) -> int:
         """Rounds whose results somebody may have seen: of the checkpoints, of the metrics, and of

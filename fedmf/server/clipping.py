@@ -3,7 +3,7 @@ blocks that fit the cache.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -97,11 +97,11 @@ class UpdateSum:
           scales: arrays of the leaves' shapes that they are multiplied by first; empty for none.
         """
         self.clients += 1
-        flat = self._copied(leaves)
         by = [np.ravel(scale) for scale in scales]
         target = clip_norm * (1 - self._margin)
         with np.errstate(over="ignore", invalid="ignore"):
-            norm, unit = _norm(flat, by, 1.0), 1.0
+            flat = self._room(leaves)
+            norm, unit = _norm(_blocks(leaves, by, 1.0, flat)), 1.0
             # No entry is larger than the norm, so that most updates need not be searched for one.
             if not (norm < math.inf and norm <= zeroing_norm / 2):
                 largest = _largest(flat, by)
@@ -109,7 +109,7 @@ class UpdateSum:
                     self.zeroed += 1
                     return
                 if not math.isfinite(norm):  # squares overflow
-                    norm, unit = _norm(flat, by, largest), largest
+                    norm, unit = _norm(_blocks(flat, by, largest)), largest
             clipped = norm * unit > target
             self.clipped += clipped
             for place, block in _blocks(flat, by, unit if clipped else 1.0):
@@ -117,18 +117,14 @@ class UpdateSum:
                     block *= target / norm
                 self.total[place : place + len(block)] += block
 
-    def _copied(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The leaves as vectors that nobody else writes to, in float32 or float64."""
-        copies, place = [], 0
-        for leaf in leaves:
-            if leaf.dtype == np.float64:
-                copies.append(np.array(leaf, order="C").reshape(-1))
-            else:
-                own = self._own[place : place + leaf.size]
-                np.copyto(own.reshape(leaf.shape), leaf, casting="unsafe")
-                copies.append(own)
-            place += leaf.size
-        return copies
+    def _room(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Vectors for copies of the leaves, which nobody else writes to, of float32 or float64."""
+        ends = np.cumsum([leaf.size for leaf in leaves])
+        parts = np.split(self._own, ends[:-1])
+        return [
+            np.empty(leaf.size) if leaf.dtype == np.float64 else part
+            for leaf, part in zip(leaves, parts, strict=True)
+        ]
 
     def add_clipped(
         self, leaves: Sequence[np.ndarray], clients: int, clipped: int, zeroed: int
@@ -144,15 +140,24 @@ class UpdateSum:
 
 
 def _blocks(
-    leaves: Sequence[np.ndarray], scales: Sequence[np.ndarray], unit: float
+    leaves: Sequence[np.ndarray],
+    scales: Sequence[np.ndarray],
+    unit: float,
+    copies: Sequence[np.ndarray] = (),
 ) -> Iterator[tuple[int, np.ndarray]]:
     """The entries times their scales, divided by `unit`: float64 blocks in one array that is used
     again, and the place of each in the sum.
+
+    With `copies` each entry is read once, into them.
     """
     array, place = np.empty(_BLOCK), 0
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(map(np.ravel, leaves)):
         for start in range(0, len(leaf), _BLOCK):
             part = leaf[start : start + _BLOCK]
+            if copies:
+                own = copies[i][start : start + _BLOCK]
+                np.copyto(own, part, casting="unsafe")
+                part = own
             block = array[: len(part)]
             np.copyto(block, part, casting="unsafe")
             if scales:
@@ -163,8 +168,8 @@ def _blocks(
             place += len(part)
 
 
-def _norm(leaves: Sequence[np.ndarray], scales: Sequence[np.ndarray], unit: float) -> float:
-    return math.sqrt(sum(float(np.dot(block, block)) for _, block in _blocks(leaves, scales, unit)))
+def _norm(blocks: Iterable[tuple[int, np.ndarray]]) -> float:
+    return math.sqrt(sum(float(np.dot(block, block)) for _, block in blocks))
 
 
 def _largest(leaves: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> float:

@@ -139,7 +139,7 @@ class NoisyMeans:
         Args:
           state: before.
           total: of the round's updates, each clipped with `to_clients(state)`.
-          row: of the round, from `HostNoise` of the plan.
+          row: of the round, from `HostNoise` of the plan; the release takes its memory.
         """
         t, clip, scaling = int(state.next_round), state.clip, state.scaling
         stddev = np.float32(self.plan.stddev)
@@ -159,14 +159,14 @@ class NoisyMeans:
                 t,
             )
             row = row[:-1]
-        mean = np.empty(self.size, np.float32)
-        noise, noisy = np.empty(_BLOCK, np.float32), np.empty(_BLOCK)
+        mean, noisy = row, np.empty(_BLOCK)
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
+            mean[block] *= stddev
             out = noisy[: len(mean[block])]
-            np.multiply(row[block], stddev, out=noise[: len(out)])
-            np.add(total.total[block], noise[: len(out)], out=out)
-            np.divide(out, self.clients_per_round, out=mean[block], casting="same_kind")
+            np.add(total.total[block], mean[block], out=out)
+            out /= self.clients_per_round
+            mean[block] = out
         if scaling:
             assert self.scaling is not None
             mean /= scaling.scales

@@ -181,7 +181,6 @@ class Training:
         check_address(self.cluster, "fast")
         options = ["--threads", str(self.threads or self.cpus_per_job), *more]
         with connected(self.cluster, None) as cluster:
-            assert cluster is not None
             yield ClusterRuns(cluster, out, options, self.cpus_per_job)
 
 
@@ -293,7 +292,11 @@ def train_all(
             for rung in sorted({rung for one in configs.values() for rung in results.rungs(one)}):
                 due = [name for name in going_on if done(name) < rung]
                 train(due, "--stop-after", str(rung))
-                going_on = {name: configs[name] for name in results.kept(out, going_on, rung)}
+                kept = results.kept(out, going_on, rung)
+                for name in filter(done, going_on.keys() - set(kept)):
+                    # Validations decided on its end, which is not that of a shorter plan.
+                    RunFolder(run_folder(out, name)).mark_stopped_by_data(done(name))
+                going_on = {name: configs[name] for name in kept}
         train(name for name in going_on if state(out, name) != "finished" and name not in failures)
     return failures
 

@@ -83,13 +83,13 @@ def test_ctrl_c_before_the_first_round_says_how_to_go_on(train, tmp_path, monkey
         raise KeyboardInterrupt
 
     again = "fedmf: interrupted: the run had not begun: give the same command again"
-    for place, early in ((loop, "check_model"), (run_setup, "rmse")):
+    for place, early in ((loop, "check_model"), (loop, "build_execution"), (run_setup, "rmse")):
         with monkeypatch.context() as patch:
             patch.setattr(place, early, pressed)
             assert fedmf(train, status=130).stderr.strip() == again
     refused(resume(tmp_path / "run"), "holds no run yet")
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "build_execution", pressed)
+        patch.setattr(loop, "Training", pressed)
         said = fedmf(train, status=130).stderr
         assert f"no round of the run is saved in {tmp_path}/run: go on with --resume" in said
         # Of another run nothing is said.

@@ -8,6 +8,7 @@ import pytest
 import fedmf
 from fedmf.cli import main
 from fedmf.experiments import demo
+from tests.federated.small_runs import Calls
 from tests.refusals import refusal
 
 pytestmark = pytest.mark.tensorflow
@@ -37,7 +38,7 @@ def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, c
             if t == 2:
                 raise KeyboardInterrupt
 
-        return train(*arguments, **options, on_round=stop)
+        return train(*arguments, **options, callbacks=[Calls(stop)])
 
     seeds = ["--seed", "1", "--seed", "2"]
     monkeypatch.chdir(tmp_path)

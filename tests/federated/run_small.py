@@ -58,18 +58,19 @@ def main(folder: str, execution: str, kill_after: int) -> None:
     else:
         client_work.SMALL_MODEL = 0  # as the fixture `clients_in_turn`
 
-    def kill(t: int) -> None:
-        if t + 1 == kill_after:
-            print(
-                "workers",
-                *(worker_processes() if cluster is None else descendants(os.getpid())),
-                flush=True,
-            )
-            os.kill(os.getpid(), signal.SIGKILL)
+    class Kill(federated.Callback):
+        def on_round(self, training: object, row: dict[str, object]) -> None:
+            if row["round"] + 1 == kill_after:
+                print(
+                    "workers",
+                    *(worker_processes() if cluster is None else descendants(os.getpid())),
+                    flush=True,
+                )
+                os.kill(os.getpid(), signal.SIGKILL)
 
     federated.train(
         small_task(), settings or config(execution), folder=folder,
-        noise_seed=SEED if cluster else 9, progress=False, on_round=kill, cluster=cluster,
+        noise_seed=SEED if cluster else 9, progress=False, callbacks=[Kill()], cluster=cluster,
     )  # fmt: skip
 
 

@@ -12,9 +12,31 @@ class Crash(Exception):
     """Ends a run from outside of the loop."""
 
 
+class Calls(federated.Callback):
+    """Calls functions: before the first round, and with t after round t."""
+
+    def __init__(self, on_round=lambda t: None, on_start=lambda: None):
+        self._on_round, self._on_start = on_round, on_start
+
+    def on_start(self, training):
+        self._on_start()
+
+    def on_round(self, training, row):
+        assert row["round"] == training.done - 1
+        self._on_round(row["round"])
+
+
 def train(folder, settings=None, task=None, **options):
-    """Without a bar; with a noise seed, unless it goes on."""
+    """Without a bar; with a noise seed, unless it goes on.
+
+    Options may be those of `Calls`, and stop_after.
+    """
     options = {"noise_seed": None if options.get("resume") else 9, "progress": False} | options
+    callbacks = [*options.pop("callbacks", ())]
+    if "stop_after" in options:
+        callbacks.append(federated.StopAfter(options.pop("stop_after")))
+    callbacks.append(Calls(**{n: options.pop(n) for n in ("on_round", "on_start") if n in options}))
+    options["callbacks"] = callbacks
     return federated.train(task or small_task(), settings or config(), folder=folder, **options)
 
 

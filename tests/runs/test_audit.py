@@ -299,13 +299,9 @@ KINDS = {
 @pytest.fixture
 def small():
     """The settings of a small run, and what trains it."""
-    from fedmf import federated
-    from tests.federated.run_small import config
-    from tests.federated.small_task import small_task
+    from tests.federated.small_runs import config, train
 
-    return config, lambda settings, **options: federated.train(
-        small_task(), settings, progress=False, **options
-    )
+    return config, lambda settings, **options: train(settings=settings, **options)
 
 
 @pytest.mark.tensorflow
@@ -322,7 +318,7 @@ class TestRunsThatWereTrained:
                 raise Crash
 
         with pytest.raises(Crash):
-            train(settings, folder=tmp_path / "run", noise_seed=9, on_round=crash)
+            train(settings, folder=tmp_path / "run", on_round=crash)
         audit = audit_run(tmp_path / "run")
         assert audit.contradictions == ()
         if json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[4])["clients"]:
@@ -343,7 +339,7 @@ class TestRunsThatWereTrained:
     def test_with_a_plan_of_their_own(self, tmp_path, small):
         config, train = small
         plan = dataclasses.replace(config().plan(), noise_multiplier=2.5, delta=1e-5)
-        run = train(config(), folder=tmp_path / "run", noise_seed=9, plan=plan)
+        run = train(config(), folder=tmp_path / "run", plan=plan)
         audit = audit_run(run)
         assert (audit.contradictions, audit.planned.noise_multiplier) == ((), 2.5)
         # What was added is what the plan says, to the rounding of float32.

@@ -22,8 +22,9 @@ def test_they_are_their_owner_s(tmp_path):
     try:
         folder = tmp_path / "new" / "sweep" / "runs" / "first"
         federated.train(
-            small_task(), settings, folder=folder, noise_seed="os", progress=False, tensorboard=True
-        )
+            small_task(), settings, folder=folder, noise_seed="os", progress=False,
+            callbacks=[federated.TensorBoard()],
+        )  # fmt: skip
         answer = sweep.run_sweep(
             folder.parents[1], {"first": settings}, sweep.Training(noise_seed="os")
         )

@@ -1,18 +1,21 @@
 """`Execution`, a pure state machine over rounds, and `RunOptions`, how this machine runs it."""
 
 import abc
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
 from fedmf import fields
+from fedmf.federated.examples import Epochs
+from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.task import Task
+from fedmf.runs.config import TrainConfig
 from fedmf.server.rows import HostNoise
-
-CLIENT_WORK = ("compiled", "autodiff")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,22 +34,9 @@ class RunOptions(fields.Checked):
       worker_task: makes the run's task on a worker of the cluster, which then reads its clients'
         examples itself; None to send them. Pure, as the task's functions are: a lost worker's
         clients are read again by another.
-      client_work: with execution="fast", "compiled" trains clients by the task's `compiled_epoch`,
-        "autodiff" by its Keras model; None takes the former where there is one.
       test: evaluate on the test split at the end; without it result.json has no test metrics, as
         befits runs that tune.
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
-      tensorboard: write the metrics of every round to RUN/tensorboard, for TensorBoard.
-      stop_after: rounds after which the run stops, checkpointed and without a result, to go on with
-        at a resume; None for all.
-      stop_at_epsilon: the run ends, with a result, before the round with which the plan's epsilon
-        would pass this; it follows from the plan alone, before training. The folder keeps it: a
-        resume may repeat it or leave it out, and is refused with another.
-      stop_on_divergence: the run stops with `DivergedRun`, checkpointed and without a result, where
-        it would warn of a divergence. Training losses decide that, which the guarantee does not
-        cover; its rounds have the guarantee of all rounds of the plan.
-      on_start: called before the first round of this process; errors before that are of the inputs.
-      on_round: called with t after round t; an exception it raises stops the run like a crash.
     """
 
     noise_strategy: str | None = None
@@ -54,28 +44,45 @@ class RunOptions(fields.Checked):
     threads: int | None = fields.whole(None, "")
     cluster: str | None = None
     worker_task: Callable[[], Task] | None = None
-    client_work: str | None = fields.choice(None, "", lambda: CLIENT_WORK)
     test: bool = True
     progress: bool = True
-    tensorboard: bool = False
-    stop_after: int | None = fields.whole(None, "")
-    stop_at_epsilon: float | None = fields.real(None, "")
-    stop_on_divergence: bool = False
-    on_start: Callable[[], None] | None = None
-    on_round: Callable[[int], None] | None = None
 
 
 class Execution(abc.ABC):
     """init / next over an opaque state; `leaves` and `from_leaves` carry it through a checkpoint
     bit for bit.
 
-    The noise is made by the host and handed into the state. Any round may be asked for; rounds in
-    order are fast.
+    A context manager, which ends what it has started, a worker or a cluster. The noise is made by
+    the host and handed into the state. Any round may be asked for; rounds in order are fast.
+
+    Args:
+      task, config: of the run.
+      make_noise: called when the first row is needed.
     """
 
-    noise: HostNoise
     errors: tuple[type[Exception], ...] = ()  # beside TensorFlow's: what a client's examples raise
     slow = ""  # a sentence for the terminal: why rounds take longer than they might
+
+    def __init__(
+        self, task: Task, config: TrainConfig, make_noise: Callable[[], HostNoise]
+    ) -> None:
+        self.task, self.config, self._make_noise = task, config, make_noise
+        self._started = contextlib.ExitStack()
+
+    @functools.cached_property
+    def noise(self) -> HostNoise:
+        """The rows of the run's noise."""
+        return self._make_noise()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._started.close()
+
+    def client(self, t: int, client: int) -> Epochs | ClientRound:
+        """What `next` takes for a client, by its index, in round t."""
+        return client_epochs(self.task, self.config, t, client)
 
     @abc.abstractmethod
     def init(self) -> Any:
@@ -85,10 +92,8 @@ class Execution(abc.ABC):
     def next(
         self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()
     ) -> tuple[Any, dict[str, float]]:
-        """One round on the epochs of the cohort's clients, and with those of the run's canaries
-        that take part.
-
-        Where a cluster's workers read the examples, clients are `ClientRound`.
+        """One round on what `client` gives for the cohort's clients, and with those of the run's
+        canaries that take part.
 
         Returns:
           The new state and {"examples", "train_loss", "not_finite"} with the query's

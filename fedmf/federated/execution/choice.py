@@ -6,21 +6,17 @@ fast   our loop: client work outside TFF's executor, in this process or on a clu
 tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
 """
 
+import functools
 import pathlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedmf.federated.execution.base import Execution, RunOptions
-from fedmf.federated.execution.cluster import Cluster
 from fedmf.federated.execution.in_process import FastExecution
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.rows import HostNoise
-
-if TYPE_CHECKING:
-    from fedmf.federated.tff.worker import TffWorker
 
 
 def parameters(task: Task, config: TrainConfig) -> int:
@@ -35,7 +31,6 @@ def build_execution(
     noise_seed: int,
     *,
     options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
-    place: "Cluster | TffWorker | None" = None,
     noise_folder: str | pathlib.Path | None = None,
 ) -> Execution:
     """The execution that `config.execution` names.
@@ -43,12 +38,11 @@ def build_execution(
     Args:
       task, plan, config, noise_seed: of the run.
       options: how this machine runs it.
-      place: where clients train: with "fast" a connected cluster, None for this process; with "tff"
-        a worker, None for one that ends with the execution.
       noise_folder: private folder for a memory map of noise; None for one that ends
         with the execution.
     """
-    noise = HostNoise(
+    make_noise = functools.partial(
+        HostNoise,
         plan,
         parameters(task, config),
         noise_seed=noise_seed,
@@ -57,10 +51,7 @@ def build_execution(
         folder=noise_folder,
     )
     if config.execution == "fast":
-        cluster = place if isinstance(place, Cluster) else None
-        return FastExecution(task, plan, config, noise, noise_seed, options, cluster)
+        return FastExecution(task, config, plan, make_noise, noise_seed, options)
     from fedmf.federated.tff.execution import TffExecution
-    from fedmf.federated.tff.worker import TffWorker
 
-    worker = place if isinstance(place, TffWorker) else TffWorker(options.threads)
-    return TffExecution(task, plan, config, noise, noise_seed, worker)
+    return TffExecution(task, config, plan, make_noise, noise_seed, options)

@@ -13,8 +13,8 @@ from fedmf.federated.task import CompiledEpoch, Task
 from fedmf.runs.config import TrainConfig
 
 _NOT_COMPILED = (
-    "client_work='compiled': task {!r} has no compiled epoch that runs here (it needs a C "
-    "compiler, and one epoch of plain SGD): use client_work='autodiff'"
+    "task {!r} has no compiled epoch that runs on this machine, as it does where the run was "
+    "begun: install a C compiler here too, or train the task without its `compiled_epoch`"
 )
 _SLOW = (
     "the compiled epoch of {} does not run here, so its Keras model trains, about half as fast: "
@@ -63,18 +63,13 @@ def compiled_epoch(task: Task, config: TrainConfig) -> CompiledEpoch | None:
     return task.compiled_epoch() if task.compiled_epoch is not None and _is_plain(config) else None
 
 
-def client_kind(task: Task, config: TrainConfig, wanted: str | None) -> tuple[str, str]:
-    """The kind of client work: the compiled one where it runs, unless another is wanted; and why it
-    is slow, a sentence or nothing.
-
-    Raises:
-      ValueError: "compiled" is wanted and does not run here.
+def client_kind(task: Task, config: TrainConfig) -> tuple[str, str]:
+    """The kind of client work: "compiled" where that runs, else "autodiff"; and why it is slow, a
+    sentence or nothing.
     """
-    if wanted != "autodiff" and compiled_epoch(task, config) is not None:
+    if compiled_epoch(task, config) is not None:
         return "compiled", ""
-    if wanted == "compiled":
-        raise ValueError(_NOT_COMPILED.format(task.name))
-    slow = wanted is None and task.compiled_epoch is not None and _is_plain(config)
+    slow = task.compiled_epoch is not None and _is_plain(config)
     return "autodiff", _SLOW.format(task.name) if slow else ""
 
 

@@ -20,9 +20,9 @@ from fedmf.federated.execution.client_data import Steps, batches, end_to_end, st
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.records import QuerySample, Records, SampleParams
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
+from fedmf.federated.execution.steps import client_optimizer, scaling_of
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.task import CompiledEpoch, Task
-from fedmf.federated.training.steps import client_optimizer, scaling_of
 from fedmf.runs.config import TrainConfig
 from fedmf.terminal import interrupts
 

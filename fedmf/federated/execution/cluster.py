@@ -86,8 +86,8 @@ def check_address(address: Any, execution: str) -> None:
 
 
 @contextlib.contextmanager
-def connected(address: str | None, cpus: int | None) -> Iterator["Cluster | None"]:
-    """The cluster at an address for the block; None for no address.
+def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
+    """The cluster at an address for the block.
 
     Args:
       address: "local" for one on this machine that ends with the block, "auto" for the one that
@@ -99,9 +99,6 @@ def connected(address: str | None, cpus: int | None) -> Iterator["Cluster | None
       ValueError: the noise seed stands on the command line.
       WorkersLost: nothing answers there, or it has no processors.
     """
-    if address is None:
-        yield None
-        return
     if _SEED.search(" ".join(sys.orig_argv)):
         raise ValueError(
             f"cluster={address!r}: the noise seed stands on the command line, which Ray tells the "

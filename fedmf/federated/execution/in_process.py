@@ -2,8 +2,8 @@
 server's step in numpy.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -11,55 +11,49 @@ import tensorflow as tf
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, RunOptions
 from fedmf.federated.execution.canaries import Canaries
+from fedmf.federated.execution.client_data import ClientRound
 from fedmf.federated.execution.client_setup import ClientSetup, client_kind
-from fedmf.federated.execution.client_work import Broadcast
+from fedmf.federated.execution.client_work import Broadcast, ClientWork
+from fedmf.federated.execution.cluster import connected
 from fedmf.federated.execution.groups import checked, group_size, in_groups
 from fedmf.federated.execution.records import Records, SampleParams
+from fedmf.federated.execution.steps import scaling_of, server_optimizer
 from fedmf.federated.task import Task
-from fedmf.federated.training.steps import scaling_of, server_optimizer
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.means import NoisyMeans, ToClients, check_zeroing_norm, in_shapes
 from fedmf.server.rows import HostNoise
-
-if TYPE_CHECKING:
-    from fedmf.federated.execution.cluster import Cluster
 
 
 class FastExecution(Execution):
     """Keeps nothing of the clients but the sum of their clipped updates.
 
     Args:
-      task, plan, config: of the run.
-      noise: made with the same plan and noise_seed.
+      task, config, plan: of the run.
+      make_noise: makes the noise of the same plan and noise_seed.
       noise_seed: non-negative int.
-      options: its `client_work` and `threads`; the latter change no bit.
-      cluster: connected, to train the clients there; None to train them here. It changes no bit.
-
-    Raises:
-      ValueError: client_work="compiled" for a task whose compiled epoch does not run here.
+      options: its threads and its cluster, to which the execution connects when it is entered. They
+        change no bit.
     """
 
     def __init__(
         self,
         task: Task,
-        plan: Plan,
         config: TrainConfig,
-        noise: HostNoise,
+        plan: Plan,
+        make_noise: Callable[[], HostNoise],
         noise_seed: int,
         options: RunOptions,
-        cluster: "Cluster | None" = None,
     ) -> None:
-        self.noise = noise
+        super().__init__(task, config, make_noise)
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
-        self._shapes, size = [w.shape for w in self._initial], noise.size_of_model
-        self.client_work, self.slow = client_kind(task, config, options.client_work)
-        setup = ClientSetup(task=task, config=config, kind=self.client_work)
-        self._clients = (
-            setup.work(options.threads)
-            if cluster is None
-            else cluster.clients(setup, options.worker_task)
-        )
+        self._shapes, size = [w.shape for w in self._initial], sum(w.size for w in self._initial)
+        self.client_work, self.slow = client_kind(task, config)
+        self._setup = ClientSetup(task=task, config=config, kind=self.client_work)
+        self._options = options
+        self._clients: ClientWork
+        if options.cluster is None:
+            self._clients = self._setup.work(options.threads)
         self._group_size = group_size(config.cohort_size, task.batch_size, size)
         self._means = NoisyMeans(
             plan=plan,
@@ -75,6 +69,17 @@ class FastExecution(Execution):
             Canaries(config.canaries, plan, size, noise_seed) if config.canaries else None
         )
 
+    def __enter__(self) -> Self:
+        if (address := self._options.cluster) is not None:
+            cluster = self._started.enter_context(connected(address, self._options.threads))
+            self._clients = cluster.clients(self._setup, self._options.worker_task)
+        return self
+
+    def client(self, t: int, client: int) -> Epochs | ClientRound:
+        """See `Execution.client`. Workers with a task of their own read the examples themselves."""
+        by_workers = self._options.cluster is not None and self._options.worker_task is not None
+        return ClientRound(t, client) if by_workers else super().client(t, client)
+
     def init(self) -> Any:
         """Weights, optimiser state, state of the means; with canaries the releases so far along
         their directions, float64 (rounds, canaries).
@@ -85,7 +90,7 @@ class FastExecution(Execution):
         return *state, np.zeros((len(self._rates), len(self._canaries.included)))
 
     def next(
-        self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()
+        self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()
     ) -> tuple[Any, dict[str, float]]:
         """See `Execution.next`."""
         weights, optimizer_state, means, *releases = state

@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -10,27 +10,27 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.base import Execution
+from fedmf.federated.execution.base import Execution, RunOptions
+from fedmf.federated.execution.steps import scaling_of
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
 from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
 from fedmf.federated.tff.aggregator import dp_aggregator
 from fedmf.federated.tff.optimizers import client_optimizer, server_optimizer
 from fedmf.federated.tff.worker import TffWorker
-from fedmf.federated.training.steps import scaling_of
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.rows import HostNoise
 
 
 class TffExecution(Execution):
-    """TFF's own federated averaging on a worker.
+    """TFF's own federated averaging on a worker of its own.
 
     Args:
-      task, plan, config: of the run.
-      noise: made with the same plan and noise_seed.
+      task, config, plan: of the run.
+      make_noise: makes the noise of the same plan and noise_seed.
       noise_seed: non-negative int.
-      worker: the caller closes it.
+      options: its threads.
     """
 
     errors = (grpc.RpcError,)
@@ -38,13 +38,15 @@ class TffExecution(Execution):
     def __init__(
         self,
         task: Task,
-        plan: Plan,
         config: TrainConfig,
-        noise: HostNoise,
+        plan: Plan,
+        make_noise: Callable[[], HostNoise],
         noise_seed: int,
-        worker: TffWorker,
+        options: RunOptions,
     ) -> None:
-        self._task, self.noise, self._worker = task, noise, worker
+        super().__init__(task, config, make_noise)
+        self._worker = TffWorker(options.threads)
+        self._started.callback(self._worker.close)
         self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
         aggregator = dp_aggregator(
             plan,
@@ -90,11 +92,11 @@ class TffExecution(Execution):
 
     def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
         none = tf.nest.map_structure(
-            lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), self._task.spec
+            lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), self.task.spec
         )
         leaves = (tuple(tf.nest.flatten(epoch)) for epoch in epochs or [none])
         batches = (
-            tf.data.Dataset.from_tensor_slices(epoch).batch(self._task.batch_size)
+            tf.data.Dataset.from_tensor_slices(epoch).batch(self.task.batch_size)
             for epoch in leaves
         )
         return functools.reduce(tf.data.Dataset.concatenate, batches)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -150,16 +150,6 @@ class TffWorker:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
-
-
-@contextlib.contextmanager
-def tff_worker(threads: int | None) -> Iterator[TffWorker]:
-    """A worker for the block."""
-    worker = TffWorker(threads)
-    try:
-        yield worker
-    finally:
-        worker.close()
 
 
 def worker_processes() -> list[int]:

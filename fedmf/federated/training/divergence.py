@@ -3,7 +3,10 @@ that its noise allows.
 """
 
 import math
+import warnings
 
+from fedmf.federated.training.callbacks import Callback, Row
+from fedmf.federated.training.under_way import Training
 from fedmf.privacy.learning_rate import on_grid, predicted_learning_rate
 from fedmf.privacy.plan import Plan, update_noise_multiplier
 from fedmf.runs.config import TrainConfig
@@ -74,6 +77,45 @@ class DivergenceWatch:
             f"{what}: start again with a smaller {other}`server_learning_rate` than "
             f"{self.server_learning_rate:g}{hint}"
         )
+
+
+class Divergence(Callback):
+    """Warns of a run that diverges, and before round 0 of a rate that the noise hardly allows."""
+
+    stops = False
+
+    def on_start(self, training: Training) -> None:
+        """See `Callback`."""
+        config = training.config
+        rate = rate_for_noise(training.plan, config, training.recorded.plan["rmse"])
+        if not training.done and (sentence := rate_warning(rate, config)):
+            warnings.warn(sentence, stacklevel=4)
+        self._watch = DivergenceWatch(
+            server_learning_rate=config.server_learning_rate, rate_for_noise=rate
+        )
+        for row in training.recorded.metrics:
+            said = self._watch.observe(row["round"], row["train_loss"], row["examples"])
+            if said and self.stops:
+                raise DivergedRun(said)
+
+    def on_round(self, training: Training, row: Row) -> None:
+        """See `Callback`."""
+        said = self._watch.observe(row["round"], row["train_loss"], row["examples"])
+        if said and self.stops:
+            raise DivergedRun(said)
+        if said:
+            warnings.warn(said, stacklevel=4)
+
+
+class StopOnDivergence(Divergence):
+    """Stops the run with `DivergedRun`, checkpointed and without a result, where it would warn of a
+    divergence.
+
+    Training losses decide that, which the guarantee does not cover; the run's rounds have the
+    guarantee of all rounds of the plan.
+    """
+
+    stops = True
 
 
 def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None:

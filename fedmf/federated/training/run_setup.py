@@ -43,7 +43,6 @@ class RunSetup:
 
     Attributes:
       plan_given: the plan is the caller's and not the config's.
-      stop_at_epsilon: that of `RunOptions`, as it was when the run was begun.
       identity: of the task, when the run was begun; see `task_identity`.
     """
 
@@ -53,7 +52,6 @@ class RunSetup:
     noise_seed: int
     folder: RunFolder
     plan_given: bool
-    stop_at_epsilon: float | None
     identity: Mapping[str, Any]
 
     def controller(self) -> ParticipationController:
@@ -61,20 +59,15 @@ class RunSetup:
         return controller_of(self.task, self.config, self.plan, self.noise_seed)
 
     def rounds(self) -> int:
-        """Rounds after which the run is finished: all, or those within `stop_at_epsilon`.
+        """Rounds after which the run is finished: all, or those within `config.stop_at_epsilon`.
 
         Raises:
           ValueError: an epsilon that the first round passes already, or whose rounds do not follow
-            from the plan; with canaries.
+            from the plan.
         """
-        if self.stop_at_epsilon is None:
+        if self.config.stop_at_epsilon is None:
             return self.config.rounds
-        if self.config.canaries:
-            raise ValueError(
-                f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.config.canaries}, "
-                "which audit all rounds of a plan: leave one of them out"
-            )
-        return rounds_within(self.plan, self.stop_at_epsilon, argument="stop_at_epsilon")
+        return rounds_within(self.plan, self.config.stop_at_epsilon, argument="stop_at_epsilon")
 
     def check(self, options: RunOptions) -> None:
         """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no
@@ -138,7 +131,7 @@ class RunSetup:
             ),
         )
         write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)
-        folder.begin(self.config, {**self.identity, "stop_at_epsilon": self.stop_at_epsilon})
+        folder.begin(self.config, self.identity)
 
 
 def new_run(
@@ -175,7 +168,6 @@ def new_run(
         noise_seed=seed,
         folder=RunFolder(folder),
         plan_given=plan_given,
-        stop_at_epsilon=options.stop_at_epsilon,
         identity={},
     )
     setup.check(options)
@@ -268,7 +260,6 @@ def reopen_run(
     folder: RunFolder,
     plan: Plan | None,
     model: Mapping[str, str],
-    stop_at_epsilon: float | None,
 ) -> RunSetup:
     """The setup with which a run goes on.
 
@@ -278,10 +269,9 @@ def reopen_run(
     Args:
       task, config, folder, plan: of the run.
       model: what `check_model` gives.
-      stop_at_epsilon: None for that of the run.
 
     Raises:
-      ValueError: the run was begun with another config, plan, mechanism, model or end,
+      ValueError: the run was begun with another config, plan, mechanism or model,
         or on other data.
     """
     run = Run.load(folder.path)
@@ -334,14 +324,6 @@ def reopen_run(
             f"{changes}; start a new folder for that"
         )
     seed = _stored_seed(folder.path / "private" / "noise_seed")
-    kept = folder.identity()
-    declared = kept.get("stop_at_epsilon")
-    if stop_at_epsilon not in (None, declared):
-        raise ValueError(
-            f"{cannot} with stop_at_epsilon={stop_at_epsilon}, which was {declared} when the run "
-            "was begun: when to end must not depend on "
-            "what was released; leave it out, or start a new folder"
-        )
     setup = RunSetup(
         task=task,
         config=config,
@@ -349,8 +331,7 @@ def reopen_run(
         noise_seed=seed,
         folder=folder,
         plan_given=plan_given,
-        stop_at_epsilon=declared,
-        identity=kept,
+        identity=folder.identity(),
     )
     _check_task(setup, model)
     return setup

@@ -2,6 +2,7 @@
 a worker that is wrong is named.
 """
 
+import contextlib
 import functools
 import pickle
 
@@ -165,10 +166,15 @@ def test_a_round_takes_what_workers_return_and_no_more(monkeypatch):
         record = [factors[number] * leaf for leaf in part.total.record]
         return part._replace(total=part.total._replace(record=record))
 
-    monkeypatch.setattr("fedmf.federated.execution.choice.Cluster", InOneProcess)
+    monkeypatch.setattr(
+        "fedmf.federated.execution.in_process.connected",
+        lambda address, cpus: contextlib.nullcontext(InOneProcess(damage)),
+    )
     alone, spread = (
-        build_execution(task, settings.plan(), settings, 9, options=RunOptions(), place=place)
-        for place in (None, InOneProcess(damage))
+        build_execution(
+            task, settings.plan(), settings, 9, options=RunOptions(cluster=cluster)
+        ).__enter__()
+        for cluster in (None, "local")
     )
     rows = [each.next(each.init(), epochs)[1] for each in (alone, spread)]
     assert rows[0] == rows[1]

@@ -32,8 +32,8 @@ def begin(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
     return RunFolder.open(folder)
 
 
-def go_on(folder, task=VERSIONED, settings=SETTINGS, stop_at_epsilon=None, plan=None):
-    return reopen_run(task, settings, folder, plan, check_model(task, settings), stop_at_epsilon)
+def go_on(folder, task=VERSIONED, settings=SETTINGS, plan=None):
+    return reopen_run(task, settings, folder, plan, check_model(task, settings))
 
 
 def examples_with(client, change):
@@ -221,10 +221,13 @@ def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
 
 def test_the_end_is_declared_before_the_first_round(tmp_path):
     target = SETTINGS.plan().epsilon / 2
-    folder = begin(tmp_path / "run", stop_at_epsilon=target)
-    assert (
-        go_on(folder).rounds() == go_on(folder, stop_at_epsilon=target).rounds() < SETTINGS.rounds
-    )
-    for begun, asked in ((folder, target / 2), (begin(tmp_path / "other"), target)):
-        with refusal(f"stop_at_epsilon={asked}, which was"):
-            go_on(begun, stop_at_epsilon=asked)
+    ended = dataclasses.replace(SETTINGS, stop_at_epsilon=target)
+    folder = begin(tmp_path / "run", settings=ended)
+    assert go_on(folder, settings=ended).rounds() < SETTINGS.rounds
+    for begun, asked in (
+        (folder, dataclasses.replace(SETTINGS, stop_at_epsilon=target / 2)),
+        (folder, SETTINGS),
+        (begin(tmp_path / "other"), ended),
+    ):
+        with refusal("with another config: stop_at_epsilon="):
+            go_on(begun, settings=asked)

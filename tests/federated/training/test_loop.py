@@ -274,7 +274,7 @@ def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
 def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     """Saved, without a result, and at every resume again, until that is without the option."""
     with pytest.raises(federated.DivergedRun, match="`server_learning_rate` than 0.5") as stop:
-        train(tmp_path, DIVERGING, stop_on_divergence=True)
+        train(tmp_path, DIVERGING, callbacks=[federated.StopOnDivergence()])
     rounds = len(fedmf.Run.load(tmp_path).metrics)
     assert 0 < rounds < 40
     assert f"{rounds} of 40 rounds are saved in {tmp_path}" in str(stop.value)
@@ -283,9 +283,9 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     audit = fedmf.audit_run(tmp_path)
     assert audit.epsilon == audit.planned.epsilon == DIVERGING.plan().epsilon
     assert f"rounds {rounds} to 39 are not in the record" in audit.unrecorded
-    assert "training losses decided that the run stopped before them" in audit.unrecorded
+    assert "what the run showed decided that it stopped before them" in audit.unrecorded
     with pytest.raises(federated.DivergedRun, match=f"; {rounds} of 40 rounds are saved"):
-        train(tmp_path, DIVERGING, resume=True, stop_on_divergence=True)
+        train(tmp_path, DIVERGING, resume=True, callbacks=[federated.StopOnDivergence()])
     assert len(train(tmp_path, DIVERGING, resume=True).metrics) == 40
 
 

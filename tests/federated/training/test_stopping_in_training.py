@@ -6,6 +6,7 @@ import json
 import pytest
 
 import fedmf
+from fedmf import federated
 from fedmf.privacy.stopping import stopped_after
 from fedmf.reports import write_report
 from tests.federated.small_runs import assert_same_run, broken_off, config, train
@@ -23,7 +24,8 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     rounds = next(r for r in range(2, settings.rounds) if epsilons[r - 1] < epsilons[r])
     target = (epsilons[rounds - 1] + epsilons[rounds]) / 2
 
-    run = train(tmp_path / "run", stop_at_epsilon=target)
+    ending = dataclasses.replace(settings, stop_at_epsilon=target)
+    run = train(tmp_path / "run", ending)
     assert run.ended_after == rounds == run.saved_rounds() == len(run.metrics)
     assert "validation" in run.metrics[-1]
     assert run.result["achieved"]["epsilon"] <= target
@@ -38,18 +40,19 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     assert f"ended after {rounds} of {settings.rounds} rounds" in page
     # In two parts it is the same run, and then it has ended.
     parts = tmp_path / "parts"
-    train(parts, stop_after=rounds - 1, stop_at_epsilon=target)
-    assert_same_run(run, train(parts, resume=True))
-    longer = dataclasses.replace(settings, rounds=settings.rounds + 2)
-    audited = dataclasses.replace(settings, canaries=2)
-    for folder, made, options, words in (
-        (parts, settings, {"resume": True}, f"has ended after {rounds} rounds"),
-        (parts, longer, {"resume": True}, rf"the run has {settings.rounds}\).* for all rounds"),
-        (tmp_path / "none", audited, {"stop_at_epsilon": target}, "with canaries=2"),
-        (tmp_path / "none", settings, {"stop_at_epsilon": 1e-3}, "is passed in round 0"),
+    train(parts, ending, stop_after=rounds - 1)
+    assert_same_run(run, train(parts, ending, resume=True))
+    longer = dataclasses.replace(ending, rounds=settings.rounds + 2)
+    at_once = dataclasses.replace(settings, stop_at_epsilon=1e-3)
+    for folder, made, resume, words in (
+        (parts, ending, True, f"has ended after {rounds} rounds"),
+        (parts, longer, True, rf"the run has {settings.rounds}\).* for all rounds"),
+        (tmp_path / "none", at_once, False, "is passed in round 0"),
     ):
         with refusal(words):
-            train(folder, made, **options)
+            train(folder, made, resume=resume)
+    with refusal("with canaries=2"):
+        dataclasses.replace(ending, canaries=2)
     assert not (tmp_path / "none" / "config.json").exists()
     # What was released beyond a smaller number of rounds is not forgotten; and the record is that
     # of a finished run.
@@ -62,6 +65,31 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     ledger.write_text("\n".join(ledger.read_text().splitlines()[:-1]) + "\n")
     with refusal("participation.csv changed after the run had finished"):
         fedmf.audit_run(run.path)
+
+
+class Early(federated.Callback):
+    """Stops a run after its second round."""
+
+    def __init__(self, **by_data):
+        self._by_data = by_data
+
+    def on_round(self, training, row):
+        if training.done == 2:
+            training.stop(**self._by_data)
+
+
+def test_an_end_that_a_callback_chose_by_data_is_not_that_of_a_shorter_plan(tmp_path):
+    plan = config().plan()
+    run = train(tmp_path / "data", callbacks=[Early()])
+    assert run.result is None
+    assert len(run.metrics) == run.saved_rounds() == 2
+    audit = fedmf.audit_run(run.path)
+    assert audit.epsilon == plan.epsilon
+    assert "what the run showed decided that it stopped before them" in audit.unrecorded
+    train(tmp_path / "clock", callbacks=[Early(by_data=False)])
+    assert fedmf.audit_run(tmp_path / "clock").epsilon < plan.epsilon
+    finished = fedmf.audit_run(train(run.path, resume=True).path)
+    assert (finished.epsilon, finished.unrecorded) == (plan.epsilon, None)
 
 
 @pytest.mark.slow

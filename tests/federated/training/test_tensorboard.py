@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+from fedmf.federated import TensorBoard
 from fedmf.fields import flat
 from tests.federated.small_runs import broken_off, config, train
 
@@ -34,10 +35,10 @@ def expected(run):
 @pytest.mark.parametrize("before", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_point_once_also_after_a_resume(tmp_path, before):
     settings = config(checkpoint_every=2)
-    broken_off(tmp_path, 3, settings, tensorboard=before)
+    broken_off(tmp_path, 3, settings, callbacks=[TensorBoard()] * before)
     assert {t for t, _, _ in points(tmp_path)} == ({0, 1, 2} if before else set())
     assert (tmp_path / "tensorboard").exists() == before
-    run = train(tmp_path, settings, resume=True, tensorboard=True)
+    run = train(tmp_path, settings, resume=True, callbacks=[TensorBoard()])
     *found, values = zip(*points(tmp_path), strict=True)
     *wanted, exact = zip(*expected(run), strict=True)
     assert found == wanted

@@ -1,0 +1,101 @@
+"""`Callback`, what follows a run from round to round; the bar, the checkpoints, an earlier end."""
+
+from typing import Any
+
+import tqdm
+
+from fedmf import checks
+from fedmf.federated.training.under_way import Training
+from fedmf.terminal import progress_bar
+
+Row = dict[str, Any]
+
+
+class Callback:
+    """Follows a run from round to round; its methods do nothing here.
+
+    A round's row is in metrics.jsonl when a callback sees it. The guarantee of the run covers
+    `training.weights()`; it does not cover the row's losses, counts and metrics, which are exact
+    functions of the clients' examples or of the evaluation data.
+
+    To end a run early call `training.stop()`, which the audit knows of. An exception stops the run
+    like a crash: a resume goes on from the newest checkpoint.
+
+    Example:
+      >>> class Losses(Callback):
+      ...     def on_round(self, training, row):
+      ...         print(row["round"], row["train_loss"])
+    """
+
+    def on_start(self, training: Training) -> None:
+        """Called before the first round of this process; `training.recorded` is the run so far."""
+
+    def on_round(self, training: Training, row: Row) -> None:
+        """Called after a round, `training.done - 1`, with its row of metrics.jsonl."""
+
+    def on_end(self, training: Training) -> None:
+        """Called after the last round of this process, also where an error or Ctrl-C ended it."""
+
+
+class StopAfter(Callback):
+    """Stops the run after so many rounds, saved and without a result, to go on at a resume.
+
+    Raises:
+      TypeError, ValueError: rounds is no whole number from 1 on.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = checks.integer(
+            "stop_after", rounds, low=1, hint="it is the number of rounds after which the run stops"
+        )
+
+    def on_start(self, training: Training) -> None:
+        """See `Callback`."""
+        if training.done >= self.rounds:
+            training.stop(by_data=False)
+
+    def on_round(self, training: Training, row: Row) -> None:
+        """See `Callback`."""
+        self.on_start(training)
+
+
+class Checkpoints(Callback):
+    """Saves the run every `checkpoint_every` rounds, and after the last."""
+
+    def on_round(self, training: Training, row: Row) -> None:
+        """See `Callback`."""
+        done = training.done
+        if done % training.config.checkpoint_every == 0 or done == training.last:
+            training.save()
+
+
+class Bar(Callback):
+    """The progress bar: rounds, clients/s, time left, the loss, the newest validation."""
+
+    def on_start(self, training: Training) -> None:
+        """See `Callback`."""
+        self._validation = ""
+        self._bar: tqdm.tqdm[Any] = progress_bar.bar(
+            total=training.config.rounds,
+            initial=training.done,
+            unit="round",
+            desc=training.config.family,
+        )
+
+    def on_round(self, training: Training, row: Row) -> None:
+        """See `Callback`."""
+        headline = training.task.headline
+        if "validation" in row:
+            self._validation = f"{row['validation'][headline]:.4f}"
+        latest = {
+            "clients/s": f"{row['clients'] / training.seconds:.1f}",
+            "loss": f"{row['train_loss']:.3f}",
+        }
+        if self._validation:
+            latest[headline] = self._validation
+        self._bar.set_postfix(latest, refresh=False)
+        self._bar.update()
+
+    def on_end(self, training: Training) -> None:
+        """See `Callback`."""
+        self._bar.close()
