@@ -17,6 +17,7 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk
 from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.config import PlanConfig
@@ -39,6 +40,7 @@ from fedmf.server.server import Server
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 
 __all__ = [
+    "AttackRisk",
     "Audit",
     "BallsInBins",
     "Budget",
@@ -62,6 +64,7 @@ __all__ = [
     "TrainConfig",
     "WarmupCooldown",
     "Workload",
+    "attack_risk",
     "audit_ledger",
     "audit_log",
     "audit_run",

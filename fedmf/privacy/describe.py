@@ -7,6 +7,7 @@ from typing import Any
 
 from fedmf.mechanisms.budget import most_rounds
 from fedmf.privacy import statement as _statement
+from fedmf.privacy.attack_risk import attack_risk, claimed_alone, picture
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.flat_config import OF_THE_FIT
 from fedmf.privacy.plan import (
@@ -44,6 +45,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "epsilon": finite(plan.epsilon),
         "delta": plan.delta,
         "rho": finite(plan.rho),
+        "attack_risk": risk_values(plan),
         "neighbouring_relation": "zero-out",
         "simulated_cohort": None if cohorts is None else cohorts.simulated,
         "claimed_cohort": None if cohorts is None else cohorts.claimed,
@@ -72,7 +74,7 @@ def _sampling_facts(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def guarantee_values(plan: Plan) -> dict[str, Any]:
-    """Epsilon, delta and rho, and what they were computed from, in plain JSON types.
+    """Epsilon, delta, rho and attack risk, and what they were computed from, in plain JSON types.
 
     An infinite epsilon is null.
     """
@@ -81,11 +83,26 @@ def guarantee_values(plan: Plan) -> dict[str, Any]:
         "delta": plan.delta,
         "rho": finite(plan.rho),
         "unamplified_epsilon": finite(unamplified_epsilon(plan)),
+        "attack_risk": risk_values(plan),
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity": plan.sensitivity.value,
         "sensitivity_exact": plan.sensitivity.exact,
         "sensitivity_method": plan.sensitivity.method,
     }
+
+
+def risk_values(plan: Plan) -> dict[str, Any]:
+    """`fedmf.attack_risk` in plain JSON types, with sampling also without amplification."""
+    risk = attack_risk(plan)
+    plainly = {"unamplified": dataclasses.replace(risk, pairs=(), failure=0.0).values()}
+    return risk.values() | (plainly if plan.sampling is not None else {})
+
+
+def attack_values(plan: Plan) -> dict[str, Any]:
+    """What a statement says of attacks, in plain JSON types: beside epsilon alone, and drawn."""
+    risk, alone = attack_risk(plan), claimed_alone(plan.epsilon, plan.delta)
+    drawn = {"epsilon_alone": alone.values(), "picture": picture(risk, alone)}
+    return risk_values(plan) | {"epsilon": finite(plan.epsilon)} | drawn
 
 
 def group_values(plan: Plan) -> list[dict[str, Any]]:
@@ -99,6 +116,7 @@ def group_values(plan: Plan) -> list[dict[str, Any]]:
             "epsilon": finite(plan.group_epsilon(g)),
             "delta": plan.delta,
             "rho": finite(g * g * plan.rho),
+            "attack_risk": attack_risk(plan, g).values(),
         }
         for g in _DEVICES
     ]
@@ -178,6 +196,7 @@ def statement_values(
         "clip_norm": plan.clip_norm,
         "stddev": plan.stddev,
         "guarantee": guarantee,
+        "attack": attack_values(plan),
         "group_privacy": group_values(plan),
         "not_covered": list(_statement.NOT_COVERED),
         "commands": [calibrate_command(plan, rdp=rdp)] if commands is None else list(commands),

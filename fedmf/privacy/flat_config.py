@@ -11,6 +11,8 @@ from fedmf.mechanisms.family import families_with, fitted_families
 OPTIONS_WITH_FIELDS = ("bands", "decoder")
 # The fields that say how a mechanism is made. A command that is given its file has none of them.
 OF_THE_FIT = ("family", "mechanism", "mechanism_options", *OPTIONS_WITH_FIELDS)
+# The fields that say how much noise: one of them is given.
+TARGETS = ("epsilon", "noise_multiplier", "advantage", "true_positive_rate")
 TASK_OPTION = "task_option."
 
 
@@ -23,9 +25,16 @@ def families_taking(name: str) -> tuple[str, ...]:
     """The families that a field, or an option of a mechanism, is for."""
     if name == "mechanism":
         return ("file",)
-    if name in ("epsilon", "noise_multiplier", "delta"):
+    if name in (*TARGETS, "delta"):
         return families()[1:]
     return families_with(name) or families()
+
+
+def named_options(name: str, value: Any) -> dict[str, Any]:
+    """The check of options and their values, by name."""
+    if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
+        raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
+    return dict(value)
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,6 +119,7 @@ def markdown(values: dict[str, Any]) -> str:
             "offenders",
             "server_optimizer",
             "quantile_clipping",
+            "attack",
         )
     )
     text = _template().render(optional | values)
