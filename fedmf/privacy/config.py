@@ -156,8 +156,21 @@ class PlanConfig:
         1.0, "With clip_quantile: a change is by a factor of at most its exp."
     )
 
+    private_metrics: float = fields.real(
+        0.0,
+        "Part of the budget, rho, that counts, losses and accuracies of the rounds are released "
+        "for, such as 0.02.",
+        zero=True,
+        below=1,
+    )
+
     def __post_init__(self) -> None:
         fields.check_fields(self)
+        if self.private_metrics and not self.adds_noise:
+            raise ValueError(
+                f"private_metrics={self.private_metrics} without noise, which makes nothing "
+                "private: give a privacy target, such as epsilon, or leave it out"
+            )
         # What the plan would refuse is refused here, before the minutes that fitting takes.
         check_delta(self.delta)
         if self.epsilon is not None:
@@ -398,6 +411,7 @@ class PlanConfig:
             delta=self.delta,
             sampling=scheme,
             quantile_clipping=self.quantile_clipping(),
+            private_metrics=self.private_metrics,
         )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
@@ -420,13 +434,13 @@ class PlanConfig:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
         # What the plan decides: at its default, unless the plan says otherwise.
         decided = {*OF_THE_FIT, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
-        decided |= {"schema", "max_participations"}
+        decided |= {"schema", "max_participations", "private_metrics"}
         decided |= {name for name in values if name.startswith("clip_")}
         for name in decided - {"cohort_size"}:
             del values[name]
         values |= {"family": "file", "mechanism": mechanism, "rounds": p.rounds}
         values |= {"noise_multiplier": plan.noise_multiplier, "delta": plan.delta}
-        values["clip_norm"] = plan.clip_norm
+        values |= {"clip_norm": plan.clip_norm, "private_metrics": plan.private_metrics}
         if scheme is not None:
             values |= scheme.settings()
         else:

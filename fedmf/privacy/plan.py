@@ -26,6 +26,7 @@ from fedmf.privacy.sampling import Sampling
 if TYPE_CHECKING:
     import dp_accounting
 
+_SHARE_HINT = "use a small part of the budget, such as 0.02, or 0 for no metrics"
 # dp_accounting takes most of a second to import, so that `fedmf --help` waits for it nowhere:
 # functions import it.
 
@@ -77,6 +78,8 @@ class Plan:
       simulation: set by `simulating`; None for a run that is what it claims.
       quantile_clipping: how the clip norm follows the updates, of which noise_multiplier covers
         both streams; None for one clip norm.
+      private_metrics: part of rho that metrics of a round spend, a stream of their own, in [0, 1);
+        noise_multiplier covers all streams together.
       longer: set only by `fedmf.privacy.stopping.stopped_after`: the plan of all rounds that the
         noise is for; else None.
 
@@ -104,6 +107,7 @@ class Plan:
     sampling: Sampling | None = None
     simulation: Simulation | None = None
     quantile_clipping: QuantileClipping | None = None
+    private_metrics: float = 0.0
     longer: "Plan | None" = None
 
     def __post_init__(self) -> None:
@@ -143,6 +147,9 @@ class Plan:
             ),
             "clip_norm": checks.positive("clip_norm", self.clip_norm, clip_hint),
             "delta": check_delta(self.delta),
+            "private_metrics": checks.positive(
+                "private_metrics", self.private_metrics, _SHARE_HINT, zero=True, below=1
+            ),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -155,6 +162,11 @@ class Plan:
             raise TypeError(
                 f"quantile_clipping={self.quantile_clipping!r} must be a fedmf.QuantileClipping, "
                 "or None for one clip norm"
+            )
+        if self.private_metrics and not self.noise_multiplier:
+            raise ValueError(
+                f"private_metrics={self.private_metrics} with noise_multiplier=0, which makes "
+                "nothing private: add noise, or leave it out"
             )
         if not isinstance(self.longer, Plan | None):
             raise TypeError(
@@ -189,7 +201,7 @@ class Plan:
         longer = self.longer
         if longer is None:
             return
-        kept = ("clip_norm", "simulation", "quantile_clipping")
+        kept = ("clip_norm", "simulation", "quantile_clipping", "private_metrics")
         changed = [name for name in kept if getattr(self, name) != getattr(longer, name)]
         if not math.isclose(unit_noise(self), unit_noise(longer), rel_tol=1e-9):
             changed.append("noise_multiplier")
@@ -230,6 +242,10 @@ class Plan:
             # The sum of bits has its own noise, in clients.
             check_float32_holds(
                 bit_stddev(self) / self.sensitivity.value, self.sensitivity.value, 1.0, 1.0
+            )
+        if self.private_metrics:
+            check_float32_holds(
+                metric_noise_multiplier(self), self.sensitivity.value, 1.0, cohort_scale(self)
             )
         return math.prod(scales)
 
@@ -305,10 +321,35 @@ def cohort_scale(plan: Plan) -> float:
     return 1.0 if cohorts is None else cohorts.simulated / cohorts.claimed
 
 
+def noise_multiplier_without_metrics(plan: Plan) -> float:
+    """z / sqrt(1 - s), of the streams beside the private metrics', which spend the part s of rho.
+
+    Divided by the noise multipliers of their streams, the parts of one client in all of them are
+    one vector of norm at most 1 / z: its square is (1 - s) / z^2 of these and s / z^2 of the
+    metrics. So the streams together are the Gaussian mechanism with noise multiplier z.
+    """
+    return plan.noise_multiplier / math.sqrt(1 - plan.private_metrics)
+
+
 def update_noise_multiplier(plan: Plan) -> float:
-    """Noise multiplier of the sums of updates alone; above the plan's with quantile_clipping."""
-    adaptive, z = plan.quantile_clipping, plan.noise_multiplier
+    """Noise multiplier of the sums of updates alone; above the plan's with quantile_clipping or
+    private_metrics.
+    """
+    adaptive, z = plan.quantile_clipping, noise_multiplier_without_metrics(plan)
     return z if adaptive is None else adaptive.update_noise_multiplier(z)
+
+
+def metric_noise_multiplier(plan: Plan) -> float:
+    """Noise multiplier of the sums of private metrics, z / sqrt(s); 0 without any."""
+    share = plan.private_metrics
+    return plan.noise_multiplier / math.sqrt(share) if share else 0.0
+
+
+def metric_stddev(plan: Plan) -> float:
+    """Standard deviation of every entry of Z of the private metrics' stream, in which a client has
+    a vector of norm at most 1.
+    """
+    return metric_noise_multiplier(plan) * plan.sensitivity.value * cohort_scale(plan)
 
 
 def bit_stddev(plan: Plan) -> float:
@@ -316,8 +357,8 @@ def bit_stddev(plan: Plan) -> float:
 
     0 without quantile_clipping.
     """
-    adaptive = plan.quantile_clipping
-    multiplier = 0.0 if adaptive is None else adaptive.bit_noise_multiplier(plan.noise_multiplier)
+    adaptive, z = plan.quantile_clipping, noise_multiplier_without_metrics(plan)
+    multiplier = 0.0 if adaptive is None else adaptive.bit_noise_multiplier(z)
     return multiplier * plan.sensitivity.value * cohort_scale(plan)
 
 
