@@ -33,6 +33,7 @@ from fedmf.privacy.flat_config import (
 )
 from fedmf.privacy.gaussian import check_delta, check_epsilon
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
 from fedmf.privacy.sampling.base import SETTINGS
@@ -163,14 +164,12 @@ class PlanConfig:
         zero=True,
         below=1,
     )
+    largest_loss: float = fields.real(
+        10.0, "With private_metrics: a client's mean loss above counts as this."
+    )
 
     def __post_init__(self) -> None:
         fields.check_fields(self)
-        if self.private_metrics and not self.adds_noise:
-            raise ValueError(
-                f"private_metrics={self.private_metrics} without noise, which makes nothing "
-                "private: give a privacy target, such as epsilon, or leave it out"
-            )
         # What the plan would refuse is refused here, before the minutes that fitting takes.
         check_delta(self.delta)
         if self.epsilon is not None:
@@ -187,6 +186,8 @@ class PlanConfig:
                 f"{self.cohort_size}, which stands for it: leave `claimed_cohort` out to train the "
                 "cohort itself"
             )
+        there = self.private_metrics > 0
+        fields.belongs(self, "largest_loss", to="`private_metrics`", there=there)
         self._check_sampling()
         if self.budget is None or self.min_sep is not None:
             self.participation()
@@ -403,6 +404,8 @@ class PlanConfig:
         else:
             participation = budget.participation
             check_pays_for_each_round(participation, column_norm(mechanism))
+        share = self.private_metrics
+        metrics = PrivateMetrics(share=share, largest_loss=self.largest_loss) if share else None
         plan = Plan(
             mechanism=mechanism,
             participation=participation,  # type: ignore[arg-type]
@@ -411,7 +414,7 @@ class PlanConfig:
             delta=self.delta,
             sampling=scheme,
             quantile_clipping=self.quantile_clipping(),
-            private_metrics=self.private_metrics,
+            private_metrics=metrics,
         )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
@@ -434,13 +437,15 @@ class PlanConfig:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
         # What the plan decides: at its default, unless the plan says otherwise.
         decided = {*OF_THE_FIT, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
-        decided |= {"schema", "max_participations", "private_metrics"}
+        decided |= {"schema", "max_participations", "private_metrics", "largest_loss"}
         decided |= {name for name in values if name.startswith("clip_")}
         for name in decided - {"cohort_size"}:
             del values[name]
         values |= {"family": "file", "mechanism": mechanism, "rounds": p.rounds}
         values |= {"noise_multiplier": plan.noise_multiplier, "delta": plan.delta}
-        values |= {"clip_norm": plan.clip_norm, "private_metrics": plan.private_metrics}
+        values["clip_norm"] = plan.clip_norm
+        if (metrics := plan.private_metrics) is not None:
+            values |= {"private_metrics": metrics.share, "largest_loss": metrics.largest_loss}
         if scheme is not None:
             values |= scheme.settings()
         else:

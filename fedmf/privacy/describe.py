@@ -13,7 +13,6 @@ from fedmf.privacy.flat_config import OF_THE_FIT
 from fedmf.privacy.plan import (
     Plan,
     bit_stddev,
-    metric_noise_multiplier,
     metric_stddev,
     noise_multiplier_without_metrics,
     per_query_noise_multiplier,
@@ -73,12 +72,12 @@ def _clipping_facts(plan: Plan) -> dict[str, Any]:
 
 def _metrics_facts(plan: Plan) -> dict[str, Any]:
     """What a summary and a statement say of private_metrics; nothing without them."""
-    if not plan.private_metrics:
+    metrics = plan.private_metrics
+    if metrics is None:
         return {}
-    facts = {
-        "share": plan.private_metrics,
+    facts = dataclasses.asdict(metrics) | {
         "update_noise_multiplier": update_noise_multiplier(plan),
-        "noise_multiplier": metric_noise_multiplier(plan),
+        "noise_multiplier": metrics.noise_multiplier(plan.noise_multiplier),
         "stddev": metric_stddev(plan),
     }
     return {"private_metrics": facts}
@@ -216,7 +215,7 @@ def statement_values(
         "guarantee": guarantee,
         "attack": attack_values(plan),
         "group_privacy": group_values(plan),
-        "not_covered": _statement.not_covered(private_metrics=plan.private_metrics > 0),
+        "not_covered": _statement.not_covered(private_metrics=plan.private_metrics is not None),
         "commands": [calibrate_command(plan, rdp=rdp)] if commands is None else list(commands),
         "versions": _statement.installed_versions(),
     } | (_clipping_facts(plan) | _metrics_facts(plan))

@@ -20,13 +20,13 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import group_epsilon
 from fedmf.privacy.amplification import rdp_epsilon as _rdp_epsilon
 from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_epsilon
+from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
 from fedmf.privacy.sampling import Sampling
 
 if TYPE_CHECKING:
     import dp_accounting
 
-_SHARE_HINT = "use a small part of the budget, such as 0.02, or 0 for no metrics"
 # dp_accounting takes most of a second to import, so that `fedmf --help` waits for it nowhere:
 # functions import it.
 
@@ -78,8 +78,8 @@ class Plan:
       simulation: set by `simulating`; None for a run that is what it claims.
       quantile_clipping: how the clip norm follows the updates, of which noise_multiplier covers
         both streams; None for one clip norm.
-      private_metrics: part of rho that metrics of a round spend, a stream of their own, in [0, 1);
-        noise_multiplier covers all streams together.
+      private_metrics: metrics of the rounds that are released as well, of which noise_multiplier
+        covers both streams; None for none.
       longer: set only by `fedmf.privacy.stopping.stopped_after`: the plan of all rounds that the
         noise is for; else None.
 
@@ -107,7 +107,7 @@ class Plan:
     sampling: Sampling | None = None
     simulation: Simulation | None = None
     quantile_clipping: QuantileClipping | None = None
-    private_metrics: float = 0.0
+    private_metrics: PrivateMetrics | None = None
     longer: "Plan | None" = None
 
     def __post_init__(self) -> None:
@@ -147,9 +147,6 @@ class Plan:
             ),
             "clip_norm": checks.positive("clip_norm", self.clip_norm, clip_hint),
             "delta": check_delta(self.delta),
-            "private_metrics": checks.positive(
-                "private_metrics", self.private_metrics, _SHARE_HINT, zero=True, below=1
-            ),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -163,9 +160,14 @@ class Plan:
                 f"quantile_clipping={self.quantile_clipping!r} must be a fedmf.QuantileClipping, "
                 "or None for one clip norm"
             )
-        if self.private_metrics and not self.noise_multiplier:
+        if not isinstance(self.private_metrics, PrivateMetrics | None):
+            raise TypeError(
+                f"private_metrics={self.private_metrics!r} must be a fedmf.PrivateMetrics, or None "
+                "for none"
+            )
+        if self.private_metrics is not None and not self.noise_multiplier:
             raise ValueError(
-                f"private_metrics={self.private_metrics} with noise_multiplier=0, which makes "
+                f"private_metrics={self.private_metrics.share} with noise_multiplier=0, which makes "
                 "nothing private: add noise, or leave it out"
             )
         if not isinstance(self.longer, Plan | None):
@@ -243,25 +245,10 @@ class Plan:
             check_float32_holds(
                 bit_stddev(self) / self.sensitivity.value, self.sensitivity.value, 1.0, 1.0
             )
-        if self.private_metrics:
-            check_float32_holds(
-                metric_noise_multiplier(self), self.sensitivity.value, 1.0, cohort_scale(self)
-            )
+        if self.private_metrics is not None:
+            multiplier = self.private_metrics.noise_multiplier(self.noise_multiplier)
+            check_float32_holds(multiplier, self.sensitivity.value, 1.0, scales[3])
         return math.prod(scales)
-
-    @property
-    def event(self) -> "dp_accounting.DpEvent":
-        """The whole run as one event: that of the sampling scheme where dp_accounting has it, else
-        the unamplified Gaussian.
-        """
-        import dp_accounting
-
-        if self.noise_multiplier == 0:
-            return dp_accounting.NonPrivateDpEvent()
-        sampled = (
-            None if self.sampling is None else self.sampling.event(self.mechanism, unit_noise(self))
-        )
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier) if sampled is None else sampled
 
     @property
     def epsilon(self) -> float:
@@ -315,6 +302,19 @@ class Plan:
         return dataclasses.replace(self, simulation=simulation)
 
 
+def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
+    """The whole run as one event: that of the sampling scheme where dp_accounting has it, else the
+    unamplified Gaussian.
+    """
+    import dp_accounting
+
+    if plan.noise_multiplier == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    scheme = plan.sampling
+    sampled = None if scheme is None else scheme.event(plan.mechanism, unit_noise(plan))
+    return dp_accounting.GaussianDpEvent(plan.noise_multiplier) if sampled is None else sampled
+
+
 def cohort_scale(plan: Plan) -> float:
     """simulated / claimed cohort; 1 for a run that is what it claims."""
     cohorts = plan.simulation
@@ -322,13 +322,9 @@ def cohort_scale(plan: Plan) -> float:
 
 
 def noise_multiplier_without_metrics(plan: Plan) -> float:
-    """z / sqrt(1 - s), of the streams beside the private metrics', which spend the part s of rho.
-
-    Divided by the noise multipliers of their streams, the parts of one client in all of them are
-    one vector of norm at most 1 / z: its square is (1 - s) / z^2 of these and s / z^2 of the
-    metrics. So the streams together are the Gaussian mechanism with noise multiplier z.
-    """
-    return plan.noise_multiplier / math.sqrt(1 - plan.private_metrics)
+    """Of the streams beside the private metrics'; the plan's without them."""
+    metrics, z = plan.private_metrics, plan.noise_multiplier
+    return z if metrics is None else metrics.other_noise_multiplier(z)
 
 
 def update_noise_multiplier(plan: Plan) -> float:
@@ -339,17 +335,13 @@ def update_noise_multiplier(plan: Plan) -> float:
     return z if adaptive is None else adaptive.update_noise_multiplier(z)
 
 
-def metric_noise_multiplier(plan: Plan) -> float:
-    """Noise multiplier of the sums of private metrics, z / sqrt(s); 0 without any."""
-    share = plan.private_metrics
-    return plan.noise_multiplier / math.sqrt(share) if share else 0.0
-
-
 def metric_stddev(plan: Plan) -> float:
     """Standard deviation of every entry of Z of the private metrics' stream, in which a client has
-    a vector of norm at most 1.
+    a vector of norm at most 1; 0 without them.
     """
-    return metric_noise_multiplier(plan) * plan.sensitivity.value * cohort_scale(plan)
+    metrics = plan.private_metrics
+    multiplier = 0.0 if metrics is None else metrics.noise_multiplier(plan.noise_multiplier)
+    return multiplier * plan.sensitivity.value * cohort_scale(plan)
 
 
 def bit_stddev(plan: Plan) -> float:
@@ -401,7 +393,7 @@ def rdp_epsilon(plan: Plan) -> float:
     """
     if plan.noise_multiplier > 1e100:  # whose square overflows in dp_accounting
         return rdp_epsilon(dataclasses.replace(plan, noise_multiplier=1e100))
-    unamplified = _rdp_epsilon(dataclasses.replace(plan, sampling=None).event, plan.delta)
+    unamplified = _rdp_epsilon(dp_event(dataclasses.replace(plan, sampling=None)), plan.delta)
     if plan.sampling is None or plan.noise_multiplier == 0:
         return unamplified
     sampled = plan.sampling.rdp_epsilon(plan.mechanism, unit_noise(plan), plan.delta)

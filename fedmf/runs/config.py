@@ -77,10 +77,6 @@ class TrainConfig(PlanConfig):
         100.0, "Updates with a larger entry count as zero; none for no limit."
     )
 
-    largest_loss: float = fields.real(
-        10.0, "With private_metrics: a client's mean loss above counts as this."
-    )
-
     canaries: int = fields.whole(
         0,
         "Synthetic clients that `fedmf audit canaries` tells in or out of the "
@@ -169,8 +165,6 @@ class TrainConfig(PlanConfig):
                 f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.canaries}, "
                 "which audit all rounds of a plan: leave one of them out"
             )
-        there = self.private_metrics > 0
-        fields.belongs(self, "largest_loss", to="`private_metrics`", there=there)
         availability_from_text(self.availability)
         for name in ("warmup", "cooldown"):
             there = self.learning_rate_schedule is None or not getattr(self, name)

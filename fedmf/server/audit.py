@@ -131,7 +131,7 @@ def audit_mechanism(
         plan,
         noise_multiplier=update_noise_multiplier(plan),
         quantile_clipping=None,
-        private_metrics=0.0,
+        private_metrics=None,
     )
     case = worst_case(updates)
     total, done = n * (3 if trials else 2), 0

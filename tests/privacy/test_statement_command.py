@@ -117,7 +117,7 @@ def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
     # A new one needs a field of `PlanConfig`, or the command leaves it out.
     assert {field.name for field in dataclasses.fields(Plan)} == {
         *("mechanism", "participation", "noise_multiplier", "clip_norm", "delta", "sampling"),
-        *("simulation", "quantile_clipping", "longer"),
+        *("simulation", "quantile_clipping", "private_metrics", "longer"),
     }
     assert {field.name for kind in SCHEMES.values() for field in dataclasses.fields(kind)} == {
         *("population", "cohort_size", "partitions", "bins", "min_sep"),

@@ -9,26 +9,22 @@ from fedmf.federated.examples import NotFinite, count
 from fedmf.federated.task import Task
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.privacy.plan import Plan
-from fedmf.runs.config import TrainConfig
-from fedmf.server.private_metrics import PrivateMetrics
+from fedmf.server.metrics_stream import MetricsStream
 
 
 class RoundMetrics:
-    """Loss and headline metric of each client, as `PrivateMetrics` releases them.
+    """Loss and headline metric of each client, as `MetricsStream` releases them.
 
     A client without examples, or with some that are not finite, adds nothing: it is not counted.
 
     Args:
-      task, config, plan, noise_seed: of the run.
+      task, plan, noise_seed: of the run; the task's headline metric stands for the accuracy.
       evaluator: of the run.
     """
 
-    def __init__(
-        self, task: Task, config: TrainConfig, plan: Plan, noise_seed: int, evaluator: Evaluator
-    ) -> None:
+    def __init__(self, task: Task, plan: Plan, noise_seed: int, evaluator: Evaluator) -> None:
         self._task, self._evaluator = task, evaluator
-        ranges = {task.headline: (0.0, 1.0), "loss": (0.0, config.largest_loss)}
-        self._metrics = PrivateMetrics(plan, ranges, noise_seed=noise_seed)
+        self._metrics = MetricsStream(plan, noise_seed=noise_seed)
 
     def of_round(self, t: int, weights: list[np.ndarray], cohort: Sequence[int]) -> dict[str, Any]:
         """What is released of round t.
@@ -46,6 +42,6 @@ class RoundMetrics:
                 continue
             if count(examples):
                 found = self._evaluator.on(weights, examples)
-                values = {name: found[name] for name in self._metrics.ranges}
+                values = {"accuracy": found[self._task.headline], "loss": found["loss"]}
                 total += self._metrics.contribution(values, clients=len(cohort))
         return self._metrics.values(range(t, t + 1), self._metrics.release(t, total))

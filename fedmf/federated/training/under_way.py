@@ -45,8 +45,8 @@ class Training:
             )
         self.evaluator = Evaluator(self.task, self.config)
         self.round_metrics = (
-            RoundMetrics(self.task, self.config, self.plan, setup.noise_seed, self.evaluator)
-            if self.plan.private_metrics
+            RoundMetrics(self.task, self.plan, setup.noise_seed, self.evaluator)
+            if self.plan.private_metrics is not None
             else None
         )
         self.seconds, self.cohort, self.not_finite = 0.0, list[int](), 0

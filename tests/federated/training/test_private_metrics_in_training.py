@@ -1,4 +1,4 @@
-"""Private metrics of a run: those that `PrivateMetrics` would release, in every execution, the same
+"""Private metrics of a run: those that `MetricsStream` would release, in every execution, the same
 after a resume, and paid for by the plan.
 """
 
@@ -8,7 +8,7 @@ import pytest
 import fedmf
 from fedmf import federated
 from fedmf.federated.training.evaluation import Evaluator
-from fedmf.server.private_metrics import PrivateMetrics
+from fedmf.server.metrics_stream import MetricsStream
 from tests.federated.small_runs import assert_same_run, broken_off, config, train
 from tests.federated.small_task import small_task
 from tests.refusals import refusal
@@ -35,9 +35,7 @@ def test_rows_are_the_sums_of_the_clients_with_the_noise_of_their_own_stream(tmp
     settings = config(execution, private_metrics=0.1, largest_loss=4.0)
     run = train(tmp_path, settings, task, callbacks=[kept])
     evaluator = Evaluator(task, settings)
-    metrics = PrivateMetrics(
-        settings.plan(), {"accuracy": (0.0, 1.0), "loss": (0.0, 4.0)}, noise_seed=9
-    )
+    metrics = MetricsStream(settings.plan(), noise_seed=9)
     for t, row in enumerate(run.metrics):
         total = np.zeros(3)
         for client in kept.cohorts[t]:
@@ -64,8 +62,8 @@ def test_a_resume_releases_the_same(tmp_path):
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
-    with refusal("private_metrics=0.1 without noise"):
-        config(private_metrics=0.1, noise_multiplier=0.0)
+    with refusal("with noise_multiplier=0"):
+        config(private_metrics=0.1, noise_multiplier=0.0).plan()
     with refusal("largest_loss"):
         config(largest_loss=3.0)
     with refusal("private_metrics=0.1 are computed where the run is"):
