@@ -194,7 +194,8 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     if scheme is None or not z or g > _MOST_DEVICES:
         return AttackRisk(mu=mu, devices=g)
     pairs = scheme.curve(plan.mechanism, unit_noise(plan))
-    return AttackRisk(mu=mu, pairs=pairs, devices=g, failure=scheme.curve_failure if pairs else 0.0)
+    failure = scheme.curve_failure(plan.mechanism) if pairs else 0.0
+    return AttackRisk(mu=mu, pairs=pairs, devices=g, failure=failure)
 
 
 def claimed_alone(epsilon: float, delta: float) -> AttackRisk:
@@ -210,7 +211,7 @@ def picture(risk: AttackRisk, alone: AttackRisk, *, wide: int = 48, high: int = 
     """Lines of text: hits over false alarms, from 1 in 10,000 on a logarithmic axis.
 
     Args:
-      risk: drawn as *.
+      risk: drawn as o.
       alone: what one epsilon and delta allow, drawn as -.
       wide, high: of the axes, in letters.
     """
@@ -218,7 +219,7 @@ def picture(risk: AttackRisk, alone: AttackRisk, *, wide: int = 48, high: int = 
     curves: Sequence[tuple[str, Callable[[float], float]]] = (
         ("-", alone.true_positive_rate),
         (".", lambda rate: rate),
-        ("*", risk.true_positive_rate),
+        ("o", risk.true_positive_rate),
     )
     for letter, curve in curves:
         for x in range(wide + 1):
@@ -233,5 +234,5 @@ def picture(risk: AttackRisk, alone: AttackRisk, *, wide: int = 48, high: int = 
         f"+{'-' * (wide + 1)}+",
         ticks,
         "Clients accused, of those that are not there",
-        "* at most, by the noise   - what epsilon alone allows   . by guessing",
+        "o at most, by the noise   - what epsilon alone allows   . by guessing",
     ]

@@ -65,7 +65,6 @@ class Sampling(fields.Checked, abc.ABC):
       min_delta: the least delta at which `epsilon` is finite.
       simulated: `epsilon` is simulated, which takes minutes and fails with a stated probability;
         `expected_epsilon` takes seconds.
-      curve_failure: the chance, over our own coins, that a pair of `curve` is too small.
     """
 
     name: ClassVar[str] = ""
@@ -73,7 +72,6 @@ class Sampling(fields.Checked, abc.ABC):
     needs_bands: ClassVar[bool] = True
     min_delta: ClassVar[float] = MIN_COMPOSED_DELTA
     simulated: ClassVar[bool] = False
-    curve_failure: ClassVar[float] = 0.0
 
     if TYPE_CHECKING:  # at run time fields or properties
 
@@ -163,6 +161,10 @@ class Sampling(fields.Checked, abc.ABC):
         """
         pairs = ((self.epsilon(mechanism, noise, d), d) for d in _DELTAS if d >= self.min_delta)
         return tuple(pair for pair in pairs if math.isfinite(pair[0]))
+
+    def curve_failure(self, mechanism: Mechanism) -> float:
+        """The chance, over our own coins, that a pair of `curve` is too small."""
+        return 0.0
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """What a search for the noise asks in place of `epsilon`, where that takes long; the

@@ -47,7 +47,6 @@ class Simulated(Sampling):
     independent: ClassVar[bool] = True
     simulated: ClassVar[bool] = True
     min_delta: ClassVar[float] = MIN_DELTA
-    curve_failure: ClassVar[float] = FAILURE
 
     @abc.abstractmethod
     def losses(self, mechanism: Mechanism, noise: float) -> Losses:
@@ -79,6 +78,10 @@ class Simulated(Sampling):
         """By simulation."""
         epsilons = tuple(epsilons_of_curve(self._multiplier(mechanism, noise)))
         return simulated_curve(self.losses(mechanism, noise), epsilons, search=search)
+
+    def curve_failure(self, mechanism: Mechanism) -> float:
+        """Of all points together."""
+        return FAILURE
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
         """Sentences: how many samples, both the bound and the estimate, and the chance that the
@@ -259,6 +262,10 @@ class BallsInBins(Simulated):
         if norm is None:
             return super().curve(mechanism, noise, search=search)
         return random_allocation_curve(noise / norm, positions=self.bins)
+
+    def curve_failure(self, mechanism: Mechanism) -> float:
+        """None where the bins are orthogonal."""
+        return 0.0 if self._orthogonal_norm(mechanism) else super().curve_failure(mechanism)
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
         """Nothing where epsilon is not simulated."""
