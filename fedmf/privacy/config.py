@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -24,9 +23,9 @@ from fedmf.privacy.flat_config import (
     OF_THE_FIT,
     OPTIONS_WITH_FIELDS,
     TARGETS,
-    TASK_OPTION,
     families,
     families_taking,
+    flags_of,
     flat,
     named_options,
     nested,
@@ -158,15 +157,9 @@ class PlanConfig:
     )
 
     private_metrics: float = fields.real(
-        0.0,
-        "Part of the budget, rho, that counts, losses and accuracies of the rounds are released "
-        "for, such as 0.02.",
-        zero=True,
-        below=1,
+        0.0, "Part of rho that pays for metrics of the rounds, such as 0.02.", zero=True, below=1
     )
-    largest_loss: float = fields.real(
-        10.0, "With private_metrics: a client's mean loss above counts as this."
-    )
+    largest_loss: float = fields.real(10.0, "With private_metrics: larger losses count as this.")
 
     def __post_init__(self) -> None:
         fields.check_fields(self)
@@ -471,19 +464,7 @@ class PlanConfig:
     def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
         """Command-line options of what is not at its default, and of what is `always` said."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        flags = []
-        for name, value in self.flat().items():
-            option = f"--{name.replace('_', '-')}"
-            if name in leave_out or (value == defaults.get(name) and name not in always):
-                continue
-            if name.startswith(TASK_OPTION):
-                setting = f"{name.removeprefix(TASK_OPTION)}={value}"
-                flags.append(f"--task-option {shlex.quote(setting)}")
-            elif isinstance(value, bool):
-                flags.append(option if value else f"--no-{option[2:]}")
-            else:
-                flags.append(f"{option} {shlex.quote('none' if value is None else str(value))}")
-        return flags
+        return flags_of(self.flat(), defaults, leave_out=leave_out, always=always)
 
     def to_json(self) -> str:
         """The fields as indented JSON, the form in which a run folder keeps them."""

@@ -167,8 +167,8 @@ class Plan:
             )
         if self.private_metrics is not None and not self.noise_multiplier:
             raise ValueError(
-                f"private_metrics={self.private_metrics.share} with noise_multiplier=0, which makes "
-                "nothing private: add noise, or leave it out"
+                f"private_metrics={self.private_metrics.share} with noise_multiplier=0, which "
+                "makes nothing private: add noise, or leave it out"
             )
         if not isinstance(self.longer, Plan | None):
             raise TypeError(

@@ -13,6 +13,7 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import calibrate_command, statement, statement_values, summary
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, takes
 from fedmf.privacy.stopping import stopped_after
@@ -97,6 +98,12 @@ def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
 def test_a_clip_norm_that_follows_a_quantile(folder, simulated):
     made = plan(quantile_clipping=QuantileClipping(quantile=0.3, share=0.1, every=7))
     check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
+
+
+@pytest.mark.parametrize("clipping", [None, QuantileClipping(quantile=0.3, share=0.1)])
+def test_private_metrics(folder, clipping):
+    metrics = PrivateMetrics(share=0.03, largest_loss=4.0)
+    check(plan(private_metrics=metrics, quantile_clipping=clipping), folder)
 
 
 def test_of_a_run_that_ends_early(folder):

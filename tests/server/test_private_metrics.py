@@ -72,9 +72,8 @@ def test_a_share_of_a_fiftieth_costs_the_updates_one_percent(epsilon, deviation)
     assert plan.epsilon == pytest.approx(epsilon, rel=1e-4)
     assert update_noise_multiplier(plan) / plan.noise_multiplier == pytest.approx(1.0102, abs=5e-5)
     if epsilon == 4:
-        assert plan.private_metrics.noise_multiplier(plan.noise_multiplier) == pytest.approx(
-            8.439, abs=5e-4
-        )
+        z_m = plan.private_metrics.noise_multiplier(plan.noise_multiplier)
+        assert z_m == pytest.approx(8.439, abs=5e-4)
     assert metric_stddev(plan) / 1000 == pytest.approx(deviation, abs=5e-5)
 
 
@@ -118,7 +117,7 @@ def test_all_streams_together_cost_what_the_plan_says(share, clip):
     assert found <= budget * (1 + 1e-9)
     assert found == pytest.approx(budget, rel=1e-6)  # nothing is left over
     # Metrics beside updates that do not pay for them
-    free = dataclasses.replace(plan, private_metrics=0.0)
+    free = dataclasses.replace(plan, private_metrics=None)
     streams[0] = (free.stddev / plan.clip_norm, 1.0)
     assert largest_shift(plan, streams, seed=1) > budget * (1 + share / 4)
 
