@@ -4,7 +4,7 @@ differences of the same seeds.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -99,11 +99,9 @@ def verdict(orders: Sequence[Order]) -> dict[str, Any]:
     return {"verdict": text, "holds": shown == len(orders)}
 
 
-def compared(
-    *pairs: tuple[str, str], draw: Callable[[Sequence[Score]], list[Lines]] | None = None
-) -> Judge:
-    """Judges (better, worse) pairs of lines, and draws them: by default over epsilon."""
-    return lambda scores, size: ordered(scores, [order(scores, *pair) for pair in pairs], draw)
+def compared(*pairs: tuple[str, str]) -> Judge:
+    """Judges (better, worse) pairs of lines, and draws them over epsilon."""
+    return lambda scores, size: ordered(scores, [order(scores, *pair) for pair in pairs])
 
 
 def matched(line: str, best: str, worst: str) -> Judge:
@@ -125,15 +123,11 @@ def matched(line: str, best: str, worst: str) -> Judge:
     return judge
 
 
-def ordered(
-    scores: Sequence[Score],
-    orders: Sequence[Order],
-    draw: Callable[[Sequence[Score]], list[Lines]] | None = None,
-) -> Outcome:
+def ordered(scores: Sequence[Score], orders: Sequence[Order]) -> Outcome:
     """The scores, and whether they are in these orders."""
     table = [row(score) for score in scores]
     return Outcome(
-        (draw or over_epsilon)(scores),
+        over_epsilon(scores),
         columns=list(table[0]),
         rows=[list(one.values()) for one in table],
         **verdict(orders),

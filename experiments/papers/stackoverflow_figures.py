@@ -27,7 +27,6 @@ trained(grids.schedules, "denisov-figure-3")(
         (grids.M_INSIDE, grids.AFTER),
         (grids.AFTER, grids.CONSTANT),
         (grids.M_MORE, grids.M_INSIDE),
-        draw=accuracy.levels,
     )
 )
 _epochs = accuracy.compared(
@@ -232,12 +231,12 @@ def multi_epoch_table_2(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(grids.unnoised, "multi-epoch-figure-10")
 def multi_epoch_10(scores: Sequence[Score], size: Size) -> Outcome:
-    """Accuracy without noise by clients per round."""
+    """Accuracy without noise by clients per round, beside private runs."""
     falling = sorted(
         (s.best.cohort_size, s.line) for s in scores if s.best.cooldown and s.target is None
     )
     pairs = [(more, fewer) for (_, fewer), (_, more) in itertools.pairwise(falling)]
-    return accuracy.compared(*pairs, draw=accuracy.levels)(scores, size)
+    return accuracy.compared(*pairs)(scores, size)
 
 
 trained(grids.nu_noise, "slides-nu-dp-ftrl-on-stackoverflow")(

@@ -38,7 +38,8 @@ class Size:
       repeats, repeats_denisov: seeds.
       corpus: options of the synthetic corpus, besides its clients, the population.
       differs: what is not only smaller than in the paper.
-      whole: whether lines are trained that decide no order, as those whose rates fall in a step.
+      whole: whether lines are trained that decide no order, as those whose rates fall in a step,
+        and constant rates have the settings of Denisov's Table 4.
     """
 
     rounds: int = 2052

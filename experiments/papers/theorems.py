@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import fedmf
 
-# Source | number | what it says. What only serves a proof is left to the papers.
+# Source | number | what it says.
 _STATEMENTS = """
 denisov | Prop. 2.1 | Without delta, a guarantee for fixed inputs holds for adaptive ones.
 denisov | Thm. 2.1 | With Gaussian noise it does with delta too, for a lower-triangular query.
 denisov | Prop. 2.2 | Every factorisation has a lower-triangular one of the same mechanism.
+denisov | Def. 3.1 | Neighbouring data: one row differs, by a bounded norm.
 denisov | Thm. 3.1 | rho-zCDP of C G + Z from the largest column norm of C.
 denisov | Thm. 3.2 | The optimum for one epoch is the fixed point of phi.
 denisov | Thm. 3.3 | phi is a contraction near its fixed point.
@@ -28,6 +29,15 @@ denisov | Prop. 4.2 | Momentum and learning rates are a lower-triangular matrix 
 denisov | Prop. C.1 | Honaker's full estimator is the best decoder of the tree.
 denisov | Prop. D.1 | A mechanism that is private for fixed inputs ...
 denisov | Prop. D.2 | ... and not for adaptive ones.
+denisov | Claim D.1 | Gaussian noise on a stream is as private for adaptive inputs as for fixed.
+denisov | Prop. E.1 | Bounds of the fixed point by those of Q.
+denisov | Prop. E.2 | A square to first order (proof of Theorem E.1).
+denisov | Prop. E.3 | The matrix square root as an integral (the same proof).
+denisov | Prop. E.4 | An inverse to first order (the same proof).
+denisov | Prop. E.5 | The least eigenvalue of an elementwise product (the same proof).
+denisov | Lemma E.1 | The derivative of phi as an integral (the same proof).
+denisov | Lemma E.2 | Its entries (the same proof).
+denisov | Lemma E.3 | It is selfadjoint in a weighted norm, in which it is below 1 (the same proof).
 denisov | Thm. E.1 | The derivative of phi is a contraction (proof of Theorem 3.3).
 denisov | Alg. 3 | Noise of bands and low rank, a row at a time.
 denisov | Def. J.1 | Replace-with-zero differential privacy.
@@ -57,6 +67,7 @@ banded | Def. 1 | b-min-sep participation.
 banded | Thm. 2 | Sensitivity of b bands under b-min-sep: exact, from the column norms.
 banded | Thm. 3 | A bound for any matrix under b-min-sep.
 banded | Prop. 4.1 | A banded X has a banded lower-triangular C.
+banded | Problem 1 | The best encoder whose sensitivity is at most one.
 banded | Problem 2 | The best banded encoder with columns of norm one.
 banded | Alg. 1 | DP-SGD and MF-DP-FTRL.
 banded | Alg. 2 | Sampling of fixed size from parts.
@@ -70,6 +81,9 @@ banded | Alg. 6 | Sampling from parts.
 banded | Alg. 7 | The queries that bound its privacy.
 banded | Cor. F.1 | Poisson sampling from parts, by an accountant.
 banded | Cor. F.2 | Shuffled batches.
+banded | Example F.1 | Poisson sampling of a batch from parts, as an event of dp_accounting.
+banded | Example F.2 | What sampling gains in Renyi privacy.
+banded | Example F.3 | What shuffling gains.
 banded | Alg. 8 | Multiplication by a banded matrix, a row at a time.
 banded | Alg. 9 | Multiplication by its inverse, a row at a time.
 """
@@ -89,7 +103,7 @@ _KINDS = {
     "Prob.": "Problem",
     "Lem.": "Lemma",
 }
-_KIND = "|".join(map(re.escape, [*_KINDS, *_KINDS.values(), "Lemma", "Claim"]))
+_KIND = "|".join(map(re.escape, [*_KINDS, *_KINDS.values(), "Lemma", "Claim", "Example"]))
 _NUMBER = re.compile(
     rf"(?P<kind>{_KIND}) (?P<number>[A-Z]?\.?\d+(?:\.\d+)?)"
     r"(?P<paper>[^.;(]{0,12}? of (?:the )?\w[\w-]+)?"

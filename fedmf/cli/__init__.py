@@ -8,6 +8,7 @@ import traceback
 
 import click
 
+from fedmf.cli import aggregator  # noqa: F401  (a command of audit)
 from fedmf.cli.audit import audit
 from fedmf.cli.calibrate import calibrate
 from fedmf.cli.completion import completion

@@ -236,16 +236,18 @@ def options_of(
     Their values are one argument of the command's function, `promise`, for `chosen_options`.
 
     Args:
-      config: "PlanConfig" or "TrainConfig".
+      config: "PlanConfig", "TrainConfig" or "AggregatorClaim".
       names: of the fields; none for all.
       leave_out: names that are no options of this command.
       required: names without which the command does not run.
       defaults: whether a command is given the defaults of what is not on its command line.
     """
-    from fedmf.privacy import config as promise
-    from fedmf.runs import config as runs
+    from fedmf.audits.aggregator_claim import AggregatorClaim
+    from fedmf.privacy.config import PlanConfig
+    from fedmf.runs.config import TrainConfig
 
-    kind = promise.PlanConfig if config == "PlanConfig" else runs.TrainConfig
+    kinds: dict[str, Any] = {k.__name__: k for k in (PlanConfig, TrainConfig, AggregatorClaim)}
+    kind = kinds[config]
     section, declared = "", []
     for field in dataclasses.fields(kind):
         section = CONFIG_SECTIONS.get(field.name, section)

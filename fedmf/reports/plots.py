@@ -180,6 +180,46 @@ def training_plot(groups: Sequence[Group]) -> Plot | None:
     )
 
 
+# What a run with private metrics has in a row under "private".
+_PRIVATE = {"loss": "private loss", "accuracy": "private accuracy"}
+
+
+def private_plot(groups: Sequence[Group]) -> Plot | None:
+    """Private metrics over rounds with two standard deviations of their noise, of each group's
+    first run that has some; None where no run has.
+    """
+    shown = [
+        (group, next(run for run in group.runs if run.config.private_metrics))
+        for group in groups
+        if any(run.config.private_metrics for run in group.runs)
+    ]
+    if not shown:
+        return None
+    note, last = simulation_note([run for _, run in shown]), []
+    with canvas(2.8, note) as (figure, png):
+        for ax, name in zip(figure.subplots(1, len(_PRIVATE)), _PRIVATE, strict=True):
+            for group, run in shown:
+                rows = [row for row in run.metrics if "private" in row]
+                rounds = np.array([row["round"] + 1 for row in rows])
+                values = np.array([row["private"][name] for row in rows], np.float64)
+                spread = np.array([row["private"]["stddev"][name] for row in rows], np.float64)
+                ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
+                low, high = values - 2 * spread, values + 2 * spread
+                ax.fill_between(rounds, low, high, color=group.color, alpha=0.2, linewidth=0)
+                last.append(f"{group.label} {_PRIVATE[name]} {values[-1] if len(rows) else 0:.4g}")
+            ax.set(title=_PRIVATE[name].capitalize(), xlabel="rounds completed")
+            ax.xaxis.set_major_locator(whole_steps(5))
+            if name == "accuracy":
+                in_percent(ax)
+    return Plot(
+        png=png.getvalue(),
+        caption="Means over the clients of each round, of the model that it began with, released "
+        "with noise: the guarantee covers them. Bands are two standard deviations of the noise.",
+        note=note,
+        alt=f"Line plots with bands. Last values: {'; '.join(last)}.",
+    )
+
+
 def _mean_over_runs(group: Group, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Rounds completed and the mean of a column, of the rounds that every run of the group has."""
     columns = [

@@ -308,10 +308,22 @@ def _score(out: pathlib.Path, name: str, rung: int) -> float:
     if not (folder / "config.json").exists():
         return -math.inf
     run = Run.load(folder)
-    rounds, values = validation_curve(run)
-    at_rung = values[rounds == rung]
-    if not len(at_rung) or not math.isfinite(at_rung[-1]):
+    if run.config.private_metrics:
+        value = _private_score(run, rung)
+    else:
+        rounds, values = validation_curve(run)
+        value = next(iter(values[rounds == rung][::-1]), math.nan)
+    if not math.isfinite(value):
         return -math.inf
-    return float(
-        -at_rung[-1] if smaller_is_better(run.plan["task"]["headline_metric"]) else at_rung[-1]
-    )
+    return float(-value if smaller_is_better(run.plan["task"]["headline_metric"]) else value)
+
+
+def _private_score(run: Run, rung: int) -> float:
+    """The private mean of the headline metric over the clients of the rounds since the validation
+    before.
+    """
+    since = range(rung - run.config.evaluate_every, rung)
+    rows = [row["private"] for row in run.metrics if row["round"] in since]
+    counted = sum(row["clients"] for row in rows)
+    total = sum(row["clients"] * row["accuracy"] for row in rows)
+    return float(total / counted) if counted >= 1 else math.nan

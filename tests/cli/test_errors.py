@@ -98,6 +98,7 @@ WRONG_CALLS = {
     "export . --out model.keras": "holds no run",
     f"audit log absent.csv {PLAN} --epsilon 8": "absent.csv",
     f"audit log absent.csv {PLAN} --epsilon 8 --statement x.txt": "x.txt",
+    "audit aggregator nowhere:function --noise-multiplier 1": "nowhere:function",
     f"audit mechanism {PLAN}": "--epsilon (not given)",
 }
 

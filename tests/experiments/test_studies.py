@@ -115,12 +115,14 @@ CIFARS_STAMPS = {cifar.HONAKER: 10, cifar.FFT: 5, cifar.PLAIN_FFT: 5, cifar.ONE:
 def test_cifars_lines_are_those_of_figures_8_and_9(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(cifar, "best_stamps", lambda kind, size: CIFARS_STAMPS[kind])
-        full, optima = (lines.__wrapped__(grid) for grid in (cifar.multi_epoch, cifar.optima))
+        full, optima = (lines.__wrapped__(grid) for grid in (cifar.with_plain, cifar.optima))
     assert "FFT, plain x5" in full
     assert list(optima) == [
         "MF(k=20)", "MF(k=10) x2", "MF(k=5) x4", "MF(k=1) x2", "MF(k=1) x1",
     ]  # fmt: skip
-    assert not [line for line in lines(cifar.multi_epoch, "small") if "plain" in line]
+    small = cifar.with_plain("small")
+    assert not [line for line, _ in small.parts if "plain" in line]
+    assert small.name == cifar.multi_epoch("small").name  # they share their runs
     size = dataclasses.replace(cifar.SIZES["tiny"], epochs=4)  # of four steps
     assert list(cifar.some_epochs(size)) == ["MF(k=2) x2"]
     mechanism = cifar.for_some_epochs(size, 2)
@@ -331,7 +333,10 @@ def quality(config):
         size = cifar.stamps.sizes["small"] if config.rounds == 140 else cifar.SIZES["small"]
         base = 0.55 - cifar.losses(stem.rpartition("-x")[0], size)[stamps] / 100
     elif config.family in ("file", "dense"):
-        base = {"FFT": 0.61, "MF(k": 0.55 + stamps / 100}.get(stem[:4].rstrip("-"), 0.7)
+        base = {"FFT": 0.61, "FFT,": 0.5, "MF(k": 0.55 + stamps / 100}.get(
+            stem[:4].rstrip("-"), 0.7
+        )
+        base += 0.1 * stem.endswith(" x2") + 0.08 * stem.endswith(" x4")
         base += 0.1 * ("momentum" in stem) + 0.02 * ("cooldown" in stem)
         base += 0.05 * (config.schema != "single") + 0.05 * stem.endswith("epochs")
     else:
@@ -388,6 +393,23 @@ def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
     result = results.run(ITEMS[name], Request(folder=tmp_path / name, scale="small"))
     assert result["holds"] == (sign == 1), result["verdict"]
     assert (tmp_path / name / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["denisov-figure-3", "multi-epoch-figure-8", "multi-epoch-figure-9", "multi-epoch-figure-10"],
+)
+def test_lines_of_scale_full_alone_are_judged_and_drawn(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "_trained", trained(1))
+    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
+    grid, judge = ITEMS[name].make.args
+    whole = dataclasses.replace(grid.sizes["small"], whole=True)
+    request = Request(folder=tmp_path / name, scale="small")
+    found = study.judged(study.Grid(grid.make, {"small": whole}), judge, request)
+    assert found.holds, found.verdict
+    assert len({row[0] for row in found.rows}) > len({line for line, _ in grid("small").parts})
+    # Every row of the table is a point of the picture.
+    assert sum(len(line.x) for p in found.figure for line in p.series.values()) == len(found.rows)
 
 
 def finished(made, request):

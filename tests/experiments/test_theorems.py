@@ -13,6 +13,7 @@ def test_citations_are_found():
         "# Multi-epoch paper, App. J,\n    # Corollary J.1": ("multi-epoch", "Cor. J.1"),
         "(Denisov et al. 2022, Theorem 2.1)": ("denisov", "Thm. 2.1"),
         "Choquette-Choo et al. 2023, Corollary F.2": ("banded", "Cor. F.2"),
+        "# banded paper, Example F.1": ("banded", "Example F.1"),
     }.items():
         assert [citation[:2] for citation in cited_in(text)] == [found]
 

@@ -218,7 +218,7 @@ def test_the_plan_guarantees_what_the_scheme_keeps_to():
 
 
 def test_event_is_that_of_example_f1():
-    """Banded paper, Cor. F.1: ceil(n / b) Poisson samples at the largest column norm."""
+    """Banded paper, Cor. F.1, Example F.1: ceil(n / b) samples at the largest column norm."""
     import dp_accounting
 
     plan = sampled(banded(4, uneven=0.3), CyclicPoisson(population=1000, cohort_size=20))

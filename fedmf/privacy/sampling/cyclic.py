@@ -186,7 +186,7 @@ class CyclicPoisson(_RoundByRound):
 
     @property
     def probability(self) -> float:
-        """q = cohort_size * partitions / population (Example F.1, where n and m are swapped).
+        """q = cohort_size * partitions / population (banded paper, Example F.1, swaps n and m).
 
         The same for all clients, whatever the sizes of parts that cannot be equal: the guarantee
         asks for no more.

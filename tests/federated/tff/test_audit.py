@@ -11,10 +11,13 @@ import functools
 import pytest
 import tensorflow as tf
 
+from fedmf.audits.aggregator import audit_aggregator
+from fedmf.audits.aggregator_claim import AggregatorClaim
 from fedmf.audits.distinguishing import worst_case
 from fedmf.audits.noise import causal_factor
 from fedmf.federated.tff import audit as audits
 from fedmf.federated.tff import query as queries
+from fedmf.federated.tff.aggregator import mean_query
 from fedmf.server.audit import (
     audit_mechanism,
 )
@@ -148,3 +151,56 @@ def test_a_simulated_cohort_has_the_noise_it_says(claim):
     assert judged(plan, of_query(plan)).consistent
     with refusal("guarantees nothing of what runs"):
         audit_mechanism(plan, seed=1)
+
+
+REFEREE = {"clients": 6, "rounds": 8, "noise_multiplier": 0.2, "shapes": "30x20,20"}
+
+
+def summed(query, state, updates):
+    """What a query makes of the updates, and the state after it."""
+    params = query.derive_sample_params(state)
+    records = [[tf.constant(array) for array in update] for update in updates]
+    sample = query.initial_sample_state(records[0])
+    for record in records:
+        sample = query.accumulate_record(params, sample, record)
+    return query.get_noised_result(sample, state)[:2]
+
+
+@pytest.mark.slow
+def test_the_referee_passes_the_mean_of_dp_aggregator():
+    claim = AggregatorClaim(**REFEREE, noise="correlated", min_sep=3)
+    plan = plan_of(MECHANISMS["banded"](8), noise_multiplier=0.2, clip_norm=1.0, delta=1e-4)
+    specs = [tf.TensorSpec(shape) for shape in claim.arrays]
+
+    def make():
+        query = mean_query(plan, specs, clients_per_round=claim.clients, noise_seed="os")
+        state = query.initial_global_state()
+
+        def aggregate(updates):
+            nonlocal state
+            result, state = summed(query, state, updates)
+            return result
+
+        return aggregate
+
+    result = audit_aggregator(make, claim)
+    assert result.failed == ()
+    assert result.noise_multiplier_most >= 0.2
+
+
+def test_the_referee_passes_tf_privacys_sum_but_for_what_is_no_number():
+    """`tf.clip_by_global_norm` makes an update of NaN of one whose norm is not finite: TFF zeroes
+    such updates before.
+    """
+    import tensorflow_privacy as tfp
+
+    def make():
+        query = tfp.GaussianSumQuery(1.0, 0.2)
+        return lambda updates: summed(query, query.initial_global_state(), updates)[0]
+
+    result = audit_aggregator(make, AggregatorClaim(**REFEREE, releases="sum"))
+    assert result.failed == ("not-finite",)
+    claim = AggregatorClaim(**REFEREE, releases="sum", leave_out="not-finite")
+    result = audit_aggregator(make, claim)
+    assert result.failed == ()
+    assert 0.2 <= result.noise_multiplier_most <= 0.22

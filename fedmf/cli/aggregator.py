@@ -1,0 +1,97 @@
+"""fedmf audit aggregator: what a function of updates guarantees at most."""
+
+import functools
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedmf.cli.audit import audit
+from fedmf.cli.errors import arguments_checked, in_option_names
+from fedmf.cli.options import json_option, options_of, show
+
+if TYPE_CHECKING:
+    from fedmf.audits.aggregator_claim import AggregatorAudit, AggregatorClaim
+
+
+@audit.command()
+@click.argument("function", metavar="MODULE:FUNCTION")
+@options_of("AggregatorClaim")
+@json_option
+def aggregator(function: str, promise: dict[str, Any], as_json: bool) -> None:
+    """Is my DP right? Plays with any function of updates.
+
+    It says what the function guarantees at most.
+
+    FUNCTION takes the updates of a round, a list of lists of numpy arrays, and gives their noisy
+    aggregate, a list of arrays. If it has a parameter `examples`, it is told how many examples each
+    client has. One without parameters is called at the start of each run, and gives such a
+    function. The module is imported anew for each run. Exit status 1 if a play fails.
+
+    \b
+    Example:
+      fedmf audit aggregator mine:aggregate --clients 100 --clip-norm 1 --noise-multiplier 1.1
+      fedmf audit aggregator mine:start --clients 50 --rounds 200 --epsilon 8 --delta 1e-5
+    """
+    from fedmf.audits.aggregator import audit_aggregator
+    from fedmf.audits.aggregator_claim import AggregatorClaim
+
+    with arguments_checked():
+        chosen = {name: value for name, value in promise.items() if value is not None}
+        claim = AggregatorClaim(**chosen)
+        result = audit_aggregator(_maker(function), claim)
+    if as_json:
+        show(result.values(), as_json)
+    else:
+        click.echo(_text(result, claim))
+    if not result.passed:
+        sys.exit(1)
+
+
+def _maker(target: str) -> Callable[[], Callable[..., Any]]:
+    """What imports the module anew and gives its function."""
+    module, _, name = target.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.loader is None or not name:
+        raise ValueError(f"there is no {target!r} here: name a function as package.module:function")
+    run = spec.loader.exec_module
+
+    def make() -> Callable[..., Any]:
+        sys.modules[module] = fresh = importlib.util.module_from_spec(spec)
+        run(fresh)
+        found: Any = functools.reduce(getattr, name.split("."), fresh)
+        return found if inspect.signature(found).parameters else found()
+
+    return make
+
+
+def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
+    marks = {True: "ok", False: click.style("FAILED", fg="red"), None: "-"}
+    lines = []
+    for play in result.plays:
+        sees = "" if play.sees is None else f" Sees a factor of {play.sees:.3g}."
+        verdict = in_option_names(play.verdict)
+        lines.append(f"{marks[play.passed]:<6}  {play.name}: {verdict}{sees}")
+    of_run = f", {result.epsilon_run:.4g} in {claim.rounds} rounds" * (not claim.correlated)
+    scope = "a run" if claim.correlated else "a round"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"noise multiplier  claimed {result.noise_multiplier:.4g}, at most "
+            f"{result.noise_multiplier_most:.4g} (confidence {result.confidence:g})",
+            f"epsilon           at least {result.epsilon_round:.4g} {scope}{of_run} "
+            f"(delta {claim.delta:g})",
+            f"plays failed      {', '.join(result.failed) or 'none'}; an honest function fails any "
+            f"with chance {result.false_positive_rate:g} at most ({result.calls:,} calls)",
+        ]
+    )

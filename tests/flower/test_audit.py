@@ -1,0 +1,44 @@
+"""The referee on Flower's own wrapper with fixed clipping."""
+
+import numpy as np
+from flwr.app import ConfigRecord
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+from fedmf.audits.aggregator import audit_aggregator
+from fedmf.audits.aggregator_claim import AggregatorClaim
+from tests.flower.made_up import Grid, answer, record
+
+CLIENTS, MULTIPLIER = 20, 0.4
+
+
+def test_the_wrapper_with_equal_weights_keeps_what_it_claims_of_all_clients(caplog):
+    """But an update of zeros raises an error, a NaN passes, and a mean of fewer clients has the
+    noise for all of them.
+    """
+    caplog.set_level("ERROR")
+    claim = AggregatorClaim(
+        clients=CLIENTS, rounds=8, noise_multiplier=MULTIPLIER, shapes="30x20,20"
+    )
+
+    def make():
+        def aggregate(updates):
+            strategy = DifferentialPrivacyServerSideFixedClipping(
+                FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1),
+                MULTIPLIER,
+                1.0,
+                CLIENTS,
+            )
+            zeros = {str(i): np.zeros(shape, np.float32) for i, shape in enumerate(claim.arrays)}
+            grid = Grid(range(len(updates)))
+            sent = list(strategy.configure_train(1, record(zeros), ConfigRecord(), grid))
+            replies = [
+                answer(message, {str(i): array for i, array in enumerate(update)})
+                for message, update in zip(sent, updates, strict=True)
+            ]
+            arrays, _ = strategy.aggregate_train(1, replies)
+            return [arrays[str(i)].numpy() for i in range(len(zeros))]
+
+        return aggregate
+
+    result = audit_aggregator(make, claim)
+    assert result.failed == ("zeros", "not-finite", "dropout")
