@@ -33,6 +33,7 @@ from fedmf.reports.groups import (
     distinct_mechanisms,
     distinct_noise,
     mean_curve,
+    private_curve,
     simulation_note,
     unfinished,
     validation_curve,
@@ -199,22 +200,24 @@ def private_plot(groups: Sequence[Group]) -> Plot | None:
     with canvas(2.8, note) as (figure, png):
         for ax, name in zip(figure.subplots(1, len(_PRIVATE)), _PRIVATE, strict=True):
             for group, run in shown:
-                rows = [row for row in run.metrics if "private" in row]
-                rounds = np.array([row["round"] + 1 for row in rows])
-                values = np.array([row["private"][name] for row in rows], np.float64)
-                spread = np.array([row["private"]["stddev"][name] for row in rows], np.float64)
+                rounds, values, spread = private_curve(run, name)
                 ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
                 low, high = values - 2 * spread, values + 2 * spread
                 ax.fill_between(rounds, low, high, color=group.color, alpha=0.2, linewidth=0)
-                last.append(f"{group.label} {_PRIVATE[name]} {values[-1] if len(rows) else 0:.4g}")
+                last.append(
+                    f"{group.label} {_PRIVATE[name]} {values[-1] if len(values) else 0:.4g}"
+                )
+                top = run.config.largest_loss if name == "loss" else 1.0
             ax.set(title=_PRIVATE[name].capitalize(), xlabel="rounds completed")
             ax.xaxis.set_major_locator(whole_steps(5))
+            ax.set_ylim(-0.03 * top, 1.03 * top)
             if name == "accuracy":
                 in_percent(ax)
     return Plot(
         png=png.getvalue(),
-        caption="Means over the clients of each round, of the model that it began with, released "
-        "with noise: the guarantee covers them. Bands are two standard deviations of the noise.",
+        caption="Means over the clients of the rounds between validations, of the models that these "
+        "rounds began with, released with noise: the guarantee covers them. Bands are two standard "
+        "deviations of the noise.",
         note=note,
         alt=f"Line plots with bands. Last values: {'; '.join(last)}.",
     )

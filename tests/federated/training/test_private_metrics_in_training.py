@@ -8,7 +8,10 @@ import pytest
 import fedmf
 from fedmf import federated
 from fedmf.federated.training.evaluation import Evaluator
+from fedmf.reports import write_report
+from fedmf.reports.groups import private_curve
 from fedmf.server.metrics_stream import MetricsStream
+from fedmf.sweeps import results
 from tests.federated.small_runs import assert_same_run, broken_off, config, train
 from tests.federated.small_task import small_task
 from tests.refusals import refusal
@@ -78,3 +81,27 @@ def test_a_server_optimizer_s_noise_grows_by_the_share():
     assert shared.epsilon == plain.epsilon
     assert shared.stddev == pytest.approx(plain.stddev / np.sqrt(0.9))
     assert isinstance(shared, fedmf.Plan)
+
+
+def test_a_report_draws_them_over_windows_and_halving_goes_by_them(tmp_path):
+    """The mean over a window from the rows is that of the sums, with the deviation of the sum."""
+    settings = config(private_metrics=0.9, largest_loss=4.0, noise_multiplier=0.01)
+    run = train(tmp_path / "runs" / "one", settings)
+    stream = MetricsStream(settings.plan(), noise_seed=9)
+    for name, half in (("accuracy", 0.5), ("loss", 2.0)):
+        rounds, means, spreads = private_curve(run, name)
+        assert rounds.tolist() == [2, 4, 6]
+        for end, mean, spread in zip(rounds, means, spreads, strict=True):
+            rows = [row["private"] for row in run.metrics[end - 2 : end]]
+            released = np.zeros(3)
+            released[0] = sum(row["clients"] for row in rows)
+            place = 1 if name == "accuracy" else 2
+            released[place] = sum(row["clients"] * (row[name] / half - 1) for row in rows)
+            found = stream.values(range(end - 2, end), released / np.sqrt(3))
+            assert found[name] == pytest.approx(mean)
+            assert found["stddev"][name] == pytest.approx(spread)
+    score = results._score(tmp_path, "one", 4)
+    assert score == private_curve(run, "accuracy")[1][1] != run.metrics[3]["validation"]["accuracy"]
+    page = write_report([run], tmp_path / "report", title="private").read_text()
+    assert "the guarantee covers them" in page
+    assert (tmp_path / "report" / "plots" / "private_metrics.png").exists()
