@@ -24,6 +24,7 @@ from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement
 from fedmf.privacy.learning_rate import effective_rmse, predicted_learning_rate
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import (
     BallsInBins,
@@ -57,6 +58,7 @@ __all__ = [
     "Plan",
     "PlanConfig",
     "PoolRanDryWarning",
+    "PrivateMetrics",
     "QuantileClipping",
     "Run",
     "Sensitivity",

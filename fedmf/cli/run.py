@@ -75,7 +75,8 @@ from fedmf.cli.stopped import training
     click.option(
         "--stop-on-divergence",
         is_flag=True,
-        help="Stop, saved and with exit status 1, where the training loss diverges.",
+        help="Stop, saved and with exit status 1, where the loss diverges: the private one with "
+        "--private-metrics, else the exact one, which no guarantee covers.",
     ),
     click.option(
         "--tensorboard",

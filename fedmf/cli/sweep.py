@@ -60,7 +60,8 @@ from fedmf.cli.options import (
     click.option(
         "--halving",
         is_flag=True,
-        help="Stop the worse half of the rates after a quarter and half of the rounds.",
+        help="Stop the worse half of the rates after a quarter and half of the rounds, by private "
+        "metrics where runs have them, else by validation, which no guarantee covers.",
     ),
     click.option(
         "--cluster",

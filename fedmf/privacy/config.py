@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -24,15 +23,16 @@ from fedmf.privacy.flat_config import (
     OF_THE_FIT,
     OPTIONS_WITH_FIELDS,
     TARGETS,
-    TASK_OPTION,
     families,
     families_taking,
+    flags_of,
     flat,
     named_options,
     nested,
 )
 from fedmf.privacy.gaussian import check_delta, check_epsilon
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
 from fedmf.privacy.sampling.base import SETTINGS
@@ -156,6 +156,11 @@ class PlanConfig:
         1.0, "With clip_quantile: a change is by a factor of at most its exp."
     )
 
+    private_metrics: float = fields.real(
+        0.0, "Part of rho that pays for metrics of the rounds, such as 0.02.", zero=True, below=1
+    )
+    largest_loss: float = fields.real(10.0, "With private_metrics: larger losses count as this.")
+
     def __post_init__(self) -> None:
         fields.check_fields(self)
         # What the plan would refuse is refused here, before the minutes that fitting takes.
@@ -174,6 +179,8 @@ class PlanConfig:
                 f"{self.cohort_size}, which stands for it: leave `claimed_cohort` out to train the "
                 "cohort itself"
             )
+        there = self.private_metrics > 0
+        fields.belongs(self, "largest_loss", to="`private_metrics`", there=there)
         self._check_sampling()
         if self.budget is None or self.min_sep is not None:
             self.participation()
@@ -390,6 +397,8 @@ class PlanConfig:
         else:
             participation = budget.participation
             check_pays_for_each_round(participation, column_norm(mechanism))
+        share = self.private_metrics
+        metrics = PrivateMetrics(share=share, largest_loss=self.largest_loss) if share else None
         plan = Plan(
             mechanism=mechanism,
             participation=participation,  # type: ignore[arg-type]
@@ -398,6 +407,7 @@ class PlanConfig:
             delta=self.delta,
             sampling=scheme,
             quantile_clipping=self.quantile_clipping(),
+            private_metrics=metrics,
         )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
@@ -420,13 +430,15 @@ class PlanConfig:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
         # What the plan decides: at its default, unless the plan says otherwise.
         decided = {*OF_THE_FIT, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
-        decided |= {"schema", "max_participations"}
+        decided |= {"schema", "max_participations", "private_metrics", "largest_loss"}
         decided |= {name for name in values if name.startswith("clip_")}
         for name in decided - {"cohort_size"}:
             del values[name]
         values |= {"family": "file", "mechanism": mechanism, "rounds": p.rounds}
         values |= {"noise_multiplier": plan.noise_multiplier, "delta": plan.delta}
         values["clip_norm"] = plan.clip_norm
+        if (metrics := plan.private_metrics) is not None:
+            values |= {"private_metrics": metrics.share, "largest_loss": metrics.largest_loss}
         if scheme is not None:
             values |= scheme.settings()
         else:
@@ -452,19 +464,7 @@ class PlanConfig:
     def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
         """Command-line options of what is not at its default, and of what is `always` said."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        flags = []
-        for name, value in self.flat().items():
-            option = f"--{name.replace('_', '-')}"
-            if name in leave_out or (value == defaults.get(name) and name not in always):
-                continue
-            if name.startswith(TASK_OPTION):
-                setting = f"{name.removeprefix(TASK_OPTION)}={value}"
-                flags.append(f"--task-option {shlex.quote(setting)}")
-            elif isinstance(value, bool):
-                flags.append(option if value else f"--no-{option[2:]}")
-            else:
-                flags.append(f"{option} {shlex.quote('none' if value is None else str(value))}")
-        return flags
+        return flags_of(self.flat(), defaults, leave_out=leave_out, always=always)
 
     def to_json(self) -> str:
         """The fields as indented JSON, the form in which a run folder keeps them."""

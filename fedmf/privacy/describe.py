@@ -14,6 +14,8 @@ from fedmf.privacy.plan import (
     Plan,
     bit_stddev,
     cohort_scale,
+    metric_stddev,
+    noise_multiplier_without_metrics,
     per_query_noise_multiplier,
     rdp_epsilon,
     unamplified_epsilon,
@@ -51,7 +53,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "simulated_cohort": None if cohorts is None else cohorts.simulated,
         "claimed_cohort": None if cohorts is None else cohorts.claimed,
         "certificate": dataclasses.asdict(certificate) if certificate else None,
-    } | _clipping_facts(plan)
+    } | (_clipping_facts(plan) | _metrics_facts(plan))
 
 
 def _clipping_facts(plan: Plan) -> dict[str, Any]:
@@ -61,10 +63,25 @@ def _clipping_facts(plan: Plan) -> dict[str, Any]:
         return {}
     facts = dataclasses.asdict(adaptive) | {
         "update_noise_multiplier": update_noise_multiplier(plan),
-        "bit_noise_multiplier": adaptive.bit_noise_multiplier(plan.noise_multiplier),
+        "bit_noise_multiplier": adaptive.bit_noise_multiplier(
+            noise_multiplier_without_metrics(plan)
+        ),
         "bit_stddev": bit_stddev(plan),
     }
     return {"quantile_clipping": facts}
+
+
+def _metrics_facts(plan: Plan) -> dict[str, Any]:
+    """What a summary and a statement say of private_metrics; nothing without them."""
+    metrics = plan.private_metrics
+    if metrics is None:
+        return {}
+    facts = dataclasses.asdict(metrics) | {
+        "update_noise_multiplier": update_noise_multiplier(plan),
+        "noise_multiplier": metrics.noise_multiplier(plan.noise_multiplier),
+        "stddev": metric_stddev(plan),
+    }
+    return {"private_metrics": facts}
 
 
 def _sampling_facts(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -204,10 +221,10 @@ def statement_values(
         "guarantee": guarantee,
         "attack": attack_values(plan),
         "group_privacy": group_values(plan),
-        "not_covered": list(_statement.NOT_COVERED),
+        "not_covered": _statement.not_covered(private_metrics=plan.private_metrics is not None),
         "commands": [calibrate_command(plan, rdp=rdp)] if commands is None else list(commands),
         "versions": _statement.installed_versions(),
-    } | _clipping_facts(plan)
+    } | (_clipping_facts(plan) | _metrics_facts(plan))
     if plan.longer is not None:
         longer = dataclasses.replace(plan.longer, delta=plan.delta)
         values["longer"] = guarantee_values(longer) | {"rounds": longer.mechanism.rounds}

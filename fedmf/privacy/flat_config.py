@@ -2,6 +2,7 @@
 stand beside the fields.
 """
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,3 +94,28 @@ def differences(
     names = [name for name in {**new, **old} if name not in leave_out]
     pairs = [(name, new.get(name), old.get(name)) for name in names]
     return ", ".join(f"{name}={a!r} ({was} {b!r})" for name, a, b in pairs if a != b)
+
+
+def flags_of(
+    values: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    *,
+    leave_out: tuple[str, ...],
+    always: tuple[str, ...],
+) -> list[str]:
+    """Command-line options of flat values that are not at their default, and of what is `always`
+    said.
+    """
+    flags = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if name in leave_out or (value == defaults.get(name) and name not in always):
+            continue
+        if name.startswith(TASK_OPTION):
+            setting = f"{name.removeprefix(TASK_OPTION)}={value}"
+            flags.append(f"--task-option {shlex.quote(setting)}")
+        elif isinstance(value, bool):
+            flags.append(option if value else f"--no-{option[2:]}")
+        else:
+            flags.append(f"{option} {shlex.quote('none' if value is None else str(value))}")
+    return flags

@@ -54,6 +54,7 @@ def write_report(
     drawn = {
         "validation": plots.accuracy_plot(groups),
         "training": plots.training_plot(groups),
+        "private_metrics": plots.private_plot(groups),
         "clients": plots.clients_plot(groups),
         "noise_matrices": plots.matrices_plot(groups),
         "noise_levels": plots.levels_plot(groups),
