@@ -17,12 +17,14 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk
 from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement
 from fedmf.privacy.learning_rate import effective_rmse, predicted_learning_rate
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import (
     BallsInBins,
@@ -39,6 +41,7 @@ from fedmf.server.server import Server
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
 
 __all__ = [
+    "AttackRisk",
     "Audit",
     "BallsInBins",
     "Budget",
@@ -55,6 +58,7 @@ __all__ = [
     "Plan",
     "PlanConfig",
     "PoolRanDryWarning",
+    "PrivateMetrics",
     "QuantileClipping",
     "Run",
     "Sensitivity",
@@ -62,6 +66,7 @@ __all__ = [
     "TrainConfig",
     "WarmupCooldown",
     "Workload",
+    "attack_risk",
     "audit_ledger",
     "audit_log",
     "audit_run",

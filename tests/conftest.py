@@ -143,12 +143,14 @@ def clients_in_turn() -> Iterator[None]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Simulations of privacy losses that take a second: bounds are as valid, and wider."""
-    from fedmf.privacy import monte_carlo
+    from fedmf.privacy import curves, monte_carlo
 
     for name, value in (("_SEARCH_WORK", 1e6), ("_PROOF_WORK", 1e7), ("_MIN_SIZE", 2**14)):
         monkeypatch.setattr(monte_carlo, name, value)
-    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search):
+    for name in ("_SEARCH_WORK", "_WORK"):
+        monkeypatch.setattr(curves, name, 1e6)
+    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search, curves.simulated_curve):
         cached.cache_clear()
     yield
-    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search):
+    for cached in (monte_carlo.simulated_epsilon, monte_carlo._search, curves.simulated_curve):
         cached.cache_clear()

@@ -15,7 +15,7 @@ from tests.cli.program import fedmf as program
 from tests.test_architecture import FLOORS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-PAGES = ("audit", "budget", "index", "participation", "server")
+PAGES = ("audit", "budget", "index", "participation", "server", "statement")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -21,7 +21,13 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.describe import group_values, guarantee_values, statement_values
+from fedmf.privacy.attack_risk import AttackRisk
+from fedmf.privacy.describe import (
+    attack_values,
+    group_values,
+    guarantee_values,
+    statement_values,
+)
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.sampling.base import off_multiples
@@ -129,6 +135,9 @@ class Audit:
             values["group_privacy"] = (
                 [] if self.planned.simulation else group_values(self.achieved.plan)
             )
+            values["attack"] = (
+                None if self.planned.simulation else attack_values(self.achieved.plan)
+            )
         if self.unrecorded is not None:
             values["unrecorded"] = self.unrecorded
         varies = sampling is not None and sampling.independent
@@ -189,7 +198,8 @@ class Audit:
         achieved = self._achieved_values() or {}
         simulates, everyone = self.planned.simulation is not None, self.everyone
         if not simulates and self.achieved is None:
-            achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0}
+            nothing = AttackRisk(mu=0.0).values()
+            achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0, "attack_risk": nothing}
         of_all = None if everyone is None or simulates else finite(everyone.epsilon)
         observed = self.observed
         values = {
@@ -203,7 +213,7 @@ class Audit:
                 f"{name}_observed": getattr(observed, name),
             }
         values |= self.spending()
-        for name in ("sensitivity", "epsilon", "rho"):
+        for name in ("sensitivity", "epsilon", "rho", "attack_risk"):
             values |= {f"{name}_planned": planned[name], f"{name}_achieved": achieved.get(name)}
         return values | {
             "delta": self.planned.delta,

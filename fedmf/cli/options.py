@@ -433,7 +433,8 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, values))
     for name, value in values.items():
         if value is None:  # in JSON an infinite epsilon is null
-            value = "infinite" if "epsilon" in name or "rho" in name else "none"
+            unbounded = "epsilon" in name or "rho" in name or name.endswith(".mu")
+            value = "infinite" if unbounded else "none"
         click.echo(f"{name:<{width}}  {_text(value)}")
 
 

@@ -11,6 +11,8 @@ from fedmf.cli.options import (
     EXISTING_FILE,
     Gigabytes,
     OutputFile,
+    chosen_options,
+    in_one,
     json_option,
     options_of,
     plan_config,
@@ -175,6 +177,7 @@ def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json
         --sampling poisson --population 100000
     """
     from fedmf.privacy import learning_rate as rule
+    from fedmf.privacy.attack_risk import attack_risk
 
     with arguments_checked():
         if promise["noise_multiplier"] == 0:
@@ -195,6 +198,7 @@ def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json
             "noise_multiplier": planned.noise_multiplier,
             "epsilon": planned.epsilon,
             "delta": planned.delta,
+            "attack_risk": attack_risk(planned).values(),
             "effective_rmse": error,
             "predicted_rate": rate,
             "learning_rate": rule.on_grid(rate),
@@ -251,5 +255,137 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     )
 
 
-for command in (participation, bands, learning_rate, noise):
+class _Words(click.ParamType[list[str]]):
+    name = "name,name,..."
+
+    def convert(
+        self, value: str | list[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[str]:
+        return value.split(",") if isinstance(value, str) else value
+
+
+class _Numbers(click.ParamType[list[float]]):
+    name = "number number ..."
+
+    def convert(
+        self, value: str | list[float], param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[float]:
+        if isinstance(value, list):
+            return value
+        number = click.types.convert_type(float)
+        return [number.convert(text, param, ctx) for text in value.split(",")]
+
+
+@click.command(cls=Command)
+@options_of(
+    "PlanConfig",
+    names=(
+        *("rounds", "cohort_size", "population", "schema", "min_sep", "max_participations"),
+        *("bands", "delta", "workload", "workload_momentum"),
+    ),
+    required=("rounds", "cohort_size", "population"),
+)
+@in_one(
+    "asked",
+    click.option("--epsilon", type=_Numbers(), required=True, help="Targets, as in 1 2 4 8."),
+    click.argument("more", nargs=-1, type=_Numbers(), metavar=""),
+    click.option("--family", type=_Words(), help="Families.  [default: identity,tree,blt,banded]"),
+    click.option(
+        "--sampling", type=_Words(), default="", help="Schemes, each with its best banded encoder."
+    ),
+    click.option(
+        "--availability",
+        help="How often devices check in, for min_sep: every:3days, or how many in a round.",
+    ),
+    click.option("--parameters", type=COUNT, default=4_050_748, help="Size of the model."),
+)
+@click.option("--out", type=OutputFile(".png"), help="Draw the errors into this PNG file.")
+@json_option
+def compare(
+    promise: dict[str, Any], asked: dict[str, Any], out: pathlib.Path | None, as_json: bool
+) -> None:
+    """Families against epsilon: noise, error, risk and cost.
+
+    \b
+    Example:
+      fedmf plan compare --rounds 2000 --min-sep 400 --population 3000000 --cohort-size 6500 \\
+        --epsilon 1 2 4 8 --out compare.png
+      fedmf plan compare --rounds 512 --population 64000 --cohort-size 500 \\
+        --availability every:3days --family blt,banded --epsilon 1 2 4 8
+    """
+    from fedmf.files import write_atomically
+    from fedmf.privacy.comparison import Comparison, check_ins
+
+    progress = status_line() or (lambda phrase: None)
+    with arguments_checked():
+        chosen = chosen_options(promise)
+        population = chosen.pop("population")
+        devices: dict[str, Any] = {}
+        if asked["availability"] is not None:
+            sizes = {name: chosen[name] for name in ("rounds", "cohort_size")}
+            devices = check_ins(asked["availability"], population=population, **sizes)
+            most = devices["min_sep"]
+            given = chosen.setdefault("min_sep", most)
+            if given > most:
+                raise ValueError(
+                    f"min_sep={given} is more than the {most} that availability="
+                    f"{asked['availability']} allows: lower it, or leave it out"
+                )
+        comparison = Comparison.of(
+            chosen,
+            population=population,
+            families=asked["family"],
+            schemes=[name for name in asked["sampling"] if name],
+            epsilons=sorted({x for given in (asked["epsilon"], *asked["more"]) for x in given}),
+            parameters=asked["parameters"],
+        )
+        rows = []
+        progress("fitting")
+        for row in comparison.rows():
+            progress(f"{row.name} at epsilon {row.epsilon:g}: {row.effective_rmse:.4g}")
+            rows.append(row)
+    progress("")
+    summary = comparison.summary(rows) | {"check_ins": devices or None}
+    if out is not None:
+        from fedmf.reports.pictures import comparison_picture
+
+        write_atomically(out, comparison_picture(summary))
+    if as_json:
+        show(summary | ({"picture": str(out)} if out else {}), as_json)
+        return
+    if devices:
+        show(devices, as_json)
+        click.echo()
+    click.echo("\n".join(_compared(summary)) + (f"\nPicture: {out}" if out else ""))
+
+
+def _compared(summary: dict[str, Any]) -> list[str]:
+    from fedmf.privacy.rounding import up
+    from fedmf.reports.text import aligned
+
+    names = ("epsilon", "noise", "rmse", "per client", "advantage", "found at 1%", "s", "MB")
+    table = [["family", "bands", *names]]
+    for row in summary["rows"]:
+        numbers = ("epsilon", "noise_multiplier", "rmse", "effective_rmse")
+        table.append(
+            [row["name"], str(row["bands"]), *(f"{row[name]:.4g}" for name in numbers)]
+            + [up(row[name], 3) for name in ("advantage", "true_positive_rate")]
+            + [f"{row['noise_seconds']:.2g}", f"{row['noise_bytes'] / 1e6:.4g}"]
+        )
+    least = "" if summary["min_sep"] is None else f", {summary['min_sep']} or more apart"
+    return [
+        *aligned(table),
+        f"delta {summary['delta']:g}; {summary['rounds']} rounds; cohorts of "
+        f"{summary['cohort_size']:,} out of {summary['population']:,} clients; without sampling",
+        f"a client takes part up to {summary['max_participations']} times{least}. noise: noise "
+        "multiplier of the run; rmse: of a round's",
+        "running query of sums at noise multiplier 1 and clip norm 1; per client: noise * rmse / "
+        "cohort. advantage, found at",
+        "1%: at most, of an attacker (fedmf.attack_risk). s, MB: of making a round's noise for "
+        f"{summary['parameters']:,}",
+        "parameters on one thread, about. A tree has the full decoder.",
+    ]
+
+
+for command in (participation, bands, learning_rate, noise, compare):
     plan.add_command(command)

@@ -75,7 +75,8 @@ from fedmf.cli.stopped import training
     click.option(
         "--stop-on-divergence",
         is_flag=True,
-        help="Stop, saved and with exit status 1, where the training loss diverges.",
+        help="Stop, saved and with exit status 1, where the loss diverges: the private one with "
+        "--private-metrics, else the exact one, which no guarantee covers.",
     ),
     click.option(
         "--tensorboard",
@@ -110,6 +111,7 @@ def train(
         --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
+    from fedmf.privacy.flat_config import TARGETS
     from fedmf.runs.config import TrainConfig, read_config_file
     from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
@@ -126,7 +128,7 @@ def train(
         )
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(promise))
-        noisy = values.get("epsilon") is not None or values.get("noise_multiplier")
+        noisy = any(values.get(name) for name in TARGETS)
         if not resume and noise_seed is None and noisy:
             raise ValueError(
                 "`noise_seed` is missing: give a secret whole number, or os to draw one"

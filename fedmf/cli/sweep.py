@@ -60,7 +60,8 @@ from fedmf.cli.options import (
     click.option(
         "--halving",
         is_flag=True,
-        help="Stop the worse half of the rates after a quarter and half of the rounds.",
+        help="Stop the worse half of the rates after a quarter and half of the rounds, by private "
+        "metrics where runs have them, else by validation, which no guarantee covers.",
     ),
     click.option(
         "--cluster",
@@ -98,7 +99,7 @@ def sweep(
         --min-sep 10 -o loss=masked -o vocabulary-size=500 -o lstm-size=32 -o max-sentences=16 \\
         --noise-seed os --jobs 2
     """
-    from fedmf.privacy.flat_config import flat
+    from fedmf.privacy.flat_config import TARGETS, flat
     from fedmf.sweeps import grid
     from fedmf.sweeps import run as driver
 
@@ -116,9 +117,8 @@ def sweep(
         single = flat(chosen_options(promise))
         lists = {name: values for name, values in lists.items() if name not in single} | from_vary
         fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
-        multipliers = lists.get("noise_multiplier", [fixed.get("noise_multiplier")])
         if how["noise_seed"] is None:
-            if not dry_run and ("epsilon" in fixed or "epsilon" in lists or any(multipliers)):
+            if not dry_run and any(any(lists.get(n, [fixed.get(n)])) for n in TARGETS):
                 raise ValueError(
                     "`noise_seed` is missing: give a secret whole number, or os to "
                     "draw one for every run"

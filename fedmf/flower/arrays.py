@@ -43,6 +43,19 @@ def floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
     return model
 
 
+def metrics_of(content: RecordDict) -> dict[str, float] | None:
+    """A client's "accuracy" and "loss", of the first record that has both as numbers; None without.
+
+    Raises:
+      Exception: as of `update_of`.
+    """
+    for record in content.metric_records.values():
+        said = {name: record.get(name) for name in ("accuracy", "loss")}
+        if all(isinstance(value, int | float) for value in said.values()):
+            return {name: float(value) for name, value in said.items()}
+    return None
+
+
 def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:
     """Reply minus model, float64, in the model's order.
 

@@ -14,7 +14,15 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fedmf import checks
-from fedmf.flower.arrays import as_record, floats, read_model, shapes_of, update_of, write_model
+from fedmf.flower.arrays import (
+    as_record,
+    floats,
+    metrics_of,
+    read_model,
+    shapes_of,
+    update_of,
+    write_model,
+)
 from fedmf.flower.nodes import Nodes, PatientGrid, log
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.stopping import stopped_after
@@ -242,7 +250,8 @@ class MatrixFactorizationDP(Strategy):
           replies: of the nodes, in any order.
 
         Returns:
-          The model, and None for the clients' metrics, which are dropped.
+          The model; and with a plan that pays for private_metrics those of the round, which the
+          guarantee covers. The clients' own are dropped.
 
         Raises:
           ValueError: no reply has the arrays that were sent; no round is under way.
@@ -266,12 +275,13 @@ class MatrixFactorizationDP(Strategy):
             else:
                 try:
                     update = update_of(reply.content, self._model)
+                    metrics = metrics_of(reply.content) if self.plan.private_metrics else None
                 except Exception as error:  # whatever a hostile client makes of its bytes
                     dropped["with other arrays"] += 1
                     misfit = misfit or " ".join(str(error).split())
                     continue
-                server.add(update, client=asked.pop(node))
-                if any(record for record in reply.content.metric_records.values()):
+                server.add(update, client=asked.pop(node), metrics=metrics)
+                if metrics is None and any(map(len, reply.content.metric_records.values())):
                     self._say(
                         "metrics that clients send with their updates are dropped: they are exact "
                         "functions of the clients' data, which the guarantee does not cover"
@@ -291,7 +301,7 @@ class MatrixFactorizationDP(Strategy):
         self._asked = None
         self._log_round(t, came, dropped)
         self._moved = self._step(t, mean)
-        return self._moved, None
+        return self._moved, _record_of(server.metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -437,3 +447,12 @@ class MatrixFactorizationDP(Strategy):
         if text not in self._said:
             self._said.add(text)
             log.warning("fedmf: %s", text)
+
+
+def _record_of(metrics: dict[str, Any] | None) -> MetricRecord | None:
+    """Private metrics as Flower has them: numbers, the deviation of "loss" as "loss_stddev"."""
+    if metrics is None:
+        return None
+    deviations = {f"{name}_stddev": value for name, value in metrics["stddev"].items()}
+    said = metrics | deviations
+    return MetricRecord({name: said[name] for name in said if isinstance(said[name], float)})

@@ -81,6 +81,10 @@ class NoiseStrategy:
         """Whether it can be used here."""
         return math.isfinite(self.cost)
 
+    def seconds(self, size: int) -> float:
+        """Of a round of `size` parameters on average, on one thread, about."""
+        return self.cost * size * _DRAW_SECONDS
+
     def summary(self) -> dict[str, Any]:
         """All but the form, as JSON takes it."""
         fields = {

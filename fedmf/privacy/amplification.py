@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedmf import checks
+from fedmf.privacy.curves import epsilons_of_curve
 from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import (
     MAX_EPSILON,
@@ -117,6 +118,43 @@ def sampled_gaussian_epsilon(
         interval = 2.0 ** math.floor(math.log2(wanted))
 
 
+@functools.lru_cache(maxsize=256)
+def sampled_gaussian_curve(
+    noise_multiplier: float, *, probability: float, compositions: int
+) -> tuple[tuple[float, float], ...]:
+    """(epsilon, delta) of `compositions` Gaussian releases, each on a Poisson sample: upper bounds.
+
+    Args:
+      noise_multiplier, probability, compositions: as of `sampled_gaussian_epsilon`, q below 1.
+
+    Returns:
+      Pairs of growing epsilon; none where the accountant has no answer.
+
+    >>> curve = sampled_gaussian_curve(1.0, probability=0.1, compositions=1)
+    >>> round(curve[0][1], 4)  # 0.1 (2 Phi(1/2) - 1)
+    0.0383
+    """
+    sigma, q, k = noise_multiplier, probability, compositions
+    if q == 1 or sigma == 0 or loss_scale(sigma) > MAX_EPSILON or sigma > _MOST_NOISE:
+        return ()
+    error = max(_COMPOSITION_ERROR, _ERROR_OF_A_COMPOSITION * k)
+    least = min(1.0, _total_variation_bound(sigma, q, k))
+    if least < 1e3 * error:
+        return ((0.0, least),)
+    epsilons = epsilons_of_curve(sigma / math.sqrt(k))
+    interval, best = 2.0 ** math.floor(math.log2(1e-3 * loss_scale(sigma))), [1.0] * len(epsilons)
+    for _ in range(6):
+        # Coarse grids only overstate; a finer one is tried until it gives no more.
+        accountant, before = _sampled_accountant(sigma, q, k, interval), best[0]
+        found = [float(delta) + error for delta in accountant.get_delta(epsilons)]
+        best = [min(pair) for pair in zip(best, found, strict=True)]
+        if best[0] > 0.998 * before or interval < 1e-11 * sigma:
+            break
+        interval /= 4
+    best[0] = min(best[0], least)
+    return tuple(zip(epsilons, best, strict=True))
+
+
 def _total_variation_bound(noise_multiplier: float, q: float, k: int) -> float:
     """A bound on delta at epsilon 0.
 
@@ -165,10 +203,16 @@ def sampled_gaussian_noise_multiplier(
 
 
 def least_noise_multiplier(
-    epsilon_of: Callable[[float], float], epsilon: float, *, relative: float = 1e-5
+    epsilon_of: Callable[[float], float],
+    epsilon: float,
+    *,
+    relative: float = 1e-5,
+    name: str = "epsilon",
 ) -> float:
     """The least noise multiplier, to `relative`, that a decreasing `epsilon_of` maps to at most
     `epsilon`. Never too small.
+
+    `name` is what errors call it: of a risk, no noise is claimed to be enough.
 
     >>> round(least_noise_multiplier(lambda sigma: 3 / sigma, 2.0), 3)
     1.5
@@ -181,11 +225,17 @@ def least_noise_multiplier(
         upper *= 2
         if upper > 1e6:
             raise ValueError(
-                f"epsilon={epsilon} cannot be reached with noise multipliers below 1e6: ask for a "
-                "larger epsilon or delta"
+                f"{name}={epsilon} cannot be reached with noise multipliers below 1e6: ask for a "
+                f"larger {name}{' or delta' * (name == 'epsilon')}"
             )
     lower = upper / 2
     while (reached := epsilon_of(lower)) <= epsilon:
+        if lower < 0.1 and name != "epsilon":
+            raise ValueError(
+                f"{name}={epsilon} is reached with hardly any noise, because a given client is "
+                "hardly ever drawn, and those that are have no protection: ask for an epsilon, or "
+                f"for a smaller {name}"
+            )
         if lower < 0.1 and reached == 0:
             raise ValueError(
                 "delta is at least the probability that a given client is ever drawn, and no noise "

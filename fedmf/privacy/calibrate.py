@@ -1,42 +1,170 @@
 """From a privacy target to the plan with the least noise that meets it."""
 
 import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
 
+from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.budget import check_pays_for_each_round
 from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import least_noise_multiplier
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk
 from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
 from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
 
 
+class Target(TypedDict, total=False):
+    """What a plan is to guarantee: one of them.
+
+    Attributes:
+      epsilon: at the plan's delta; positive and below 5000.
+      advantage: of every attack on one client, in (0, 1); see `fedmf.AttackRisk`.
+      true_positive_rate: (false-positive rate, the most of the clients that an attack finds at
+        it), both in (0, 1), the second the larger.
+    """
+
+    epsilon: float | None
+    advantage: float | None
+    true_positive_rate: tuple[float, float] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Limit:
+    """A target that was checked.
+
+    Attributes:
+      name, limit: of what is at most what.
+      enough: the noise multiplier that gives it without sampling.
+      reached: what a risk comes to; None of an epsilon.
+    """
+
+    name: str
+    limit: float
+    enough: float
+    reached: Callable[[AttackRisk], float] | None = None
+
+    def of(self, plan: Plan) -> float:
+        return plan.epsilon if self.reached is None else self.reached(attack_risk(plan))
+
+    def expected(self, plan: Plan) -> float:
+        """`of`, for a search."""
+        scheme, noise = plan.sampling, unit_noise(plan)
+        assert scheme is not None
+        if self.reached is None:
+            return scheme.expected_epsilon(plan.mechanism, noise, plan.delta)
+        pairs = scheme.curve(plan.mechanism, noise, search=True)
+        return self.reached(AttackRisk(mu=1 / plan.noise_multiplier, pairs=pairs))
+
+
+def enough_noise(delta: float, target: Target) -> float:
+    """The least noise multiplier that gives a target without sampling.
+
+    Raises:
+      TypeError, ValueError: not one target, or one out of range.
+
+    >>> round(enough_noise(1e-6, {"epsilon": 4.0}), 5)
+    1.19352
+    >>> round(enough_noise(1e-6, {"advantage": 0.1}), 4)
+    3.979
+    """
+    return _limit(delta, target).enough
+
+
+def rates_of(text: str) -> tuple[float, float]:
+    """(false-positive rate, true-positive rate) of a text such as 0.05@0.01, the second first.
+
+    >>> rates_of("0.05@0.01")
+    (0.01, 0.05)
+    """
+    try:
+        true, false = map(float, text.split("@"))
+    except (ValueError, AttributeError):
+        raise ValueError(
+            f"true_positive_rate={text!r} is no rate at another: write 0.05@0.01, at most 5% hits "
+            "where 1% are false alarms"
+        ) from None
+    return false, true
+
+
+def rates_text(name: str, text: str) -> str:
+    """The text of `rates_of`, where it is a target that can be met."""
+    enough_noise(0.5, {"true_positive_rate": rates_of(text)})
+    return text
+
+
+def _limit(delta: float, target: Target) -> _Limit:
+    from scipy import special
+
+    given: dict[str, Any] = {name: x for name, x in target.items() if x is not None}
+    unknown = sorted(given.keys() - Target.__annotations__.keys())
+    if unknown or len(given) != 1:
+        what = (
+            f"{unknown[0]} is unknown" if unknown else f"{sorted(given)} are {len(given)} targets"
+        )
+        kind = TypeError if unknown else ValueError
+        raise kind(f"{what}: give one of `epsilon`, `advantage` and `true_positive_rate`")
+    ((name, value),) = given.items()
+    if name == "epsilon":
+        epsilon = check_epsilon(value)
+        return _Limit(name=name, limit=epsilon, enough=gaussian_noise_multiplier(epsilon, delta))
+    if name == "advantage":
+        limit = checks.positive(name, value, "use a share such as 0.1", below=1.0)
+        mu = math.sqrt(8) * float(special.erfinv(limit))
+        return _with_enough(name, limit, mu, lambda risk: risk.advantage)
+    hint = "use (0.01, 0.05): of 1% false alarms at most 5% hits"
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError(f"{name}={value!r} must be two shares: {hint}")
+    rate, limit = (checks.positive(name, share, hint, below=1.0) for share in value)
+    if not rate < limit:
+        raise ValueError(
+            f"{name}={value!r} asks for no more hits than guessing gives, {rate:g}: {hint}"
+        )
+    mu = float(special.ndtri(limit) - special.ndtri(rate))
+    return _with_enough(name, limit, mu, lambda risk: risk.true_positive_rate(rate))
+
+
+def _with_enough(
+    name: str, limit: float, mu: float, reached: Callable[[AttackRisk], float]
+) -> _Limit:
+    """The limit with noise that is no less than for mu, up to the rounding of the risk."""
+    z, step = 1 / mu if mu else math.inf, 1e-9
+    while reached(AttackRisk(mu=1 / z)) > limit:
+        z, step = z * (1 + step), 2 * step
+        if z > 1e12:
+            raise ValueError(f"{name}={limit} cannot be told from guessing: ask for more")
+    return _Limit(name=name, limit=limit, enough=z, reached=reached)
+
+
 def calibrate(
     mechanism: Mechanism,
     participation: Participation | None,
     *,
-    epsilon: float,
     delta: float,
     clip_norm: float = 1.0,
     sampling: Sampling | None = None,
+    **target: Unpack[Target],
 ) -> Plan:
-    """The least noise that gives (epsilon, delta) for the whole run, never weaker than
-    asked; see `Plan.epsilon`.
+    """The least noise that meets a target for the whole run, never weaker than asked; see
+    `Plan.epsilon` and `fedmf.attack_risk`.
 
     Args:
       mechanism: from `fit` or `load_mechanism`.
       participation: what every client keeps to. With sampling the plan's is what the scheme keeps
         to, and this may be None.
-      epsilon: target, positive and below 5000.
-      delta: target, in [1e-15, 1).
+      delta: in [1e-15, 1).
       clip_norm: L2 bound on one client's update in one round.
       sampling: how clients are drawn, where that amplifies the guarantee; None for what holds
         however they are drawn.
+      target: epsilon=, advantage= or true_positive_rate=(false positives, true positives): one of
+        `fedmf.privacy.calibrate.Target`.
 
     Returns:
-      The plan, in which epsilon is at most the target.
+      The plan, in which what was asked for is at most the target.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -53,11 +181,12 @@ def calibrate(
         raise TypeError(
             f"participation={participation!r} must be a fedmf.Participation, or None with sampling"
         )
+    limit = _limit(delta, target)
     # The multiplier that is enough without amplification.
     plan = Plan(
         mechanism=mechanism,
         participation=participation if sampling is None else None,  # type: ignore[arg-type]
-        noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
+        noise_multiplier=limit.enough,
         clip_norm=clip_norm,
         delta=delta,
         sampling=sampling,
@@ -67,23 +196,26 @@ def calibrate(
         check_pays_for_each_round(plan.participation, column_norm(mechanism))
     if scheme is None:
         return plan
-    enough, target = unit_noise(plan), check_epsilon(epsilon)
+    enough, sensitivity = unit_noise(plan), plan.sensitivity.value
 
-    def epsilon_of(noise: float) -> float:
-        return target / 2 if noise >= enough else scheme.expected_epsilon(mechanism, noise, delta)
+    def reached(noise: float) -> float:
+        if noise >= enough:
+            return limit.limit / 2
+        return limit.expected(dataclasses.replace(plan, noise_multiplier=noise / sensitivity))
 
     # In units of the largest column norm, in which the search knows what is little.
     unit = column_norm(mechanism)
     relative, step = (1e-4, 2e-3) if scheme.simulated else (1e-5, 1e-7)
     noise = unit * least_noise_multiplier(
-        lambda sigma: epsilon_of(unit * sigma), target, relative=relative
+        lambda sigma: reached(unit * sigma), limit.limit, relative=relative, name=limit.name
     )
-    plan = dataclasses.replace(plan, noise_multiplier=min(enough, noise) / plan.sensitivity.value)
+    calibrated = dataclasses.replace(plan, noise_multiplier=min(enough, noise) / sensitivity)
     # The rounding of that quotient; or random numbers that the search has not seen, whose chance to
     # fail is that of all attempts together.
     for _ in range(MAX_ATTEMPTS - 1):
-        if plan.epsilon <= target:
-            return plan
-        plan = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * (1 + step))
+        if limit.of(calibrated) <= limit.limit:
+            return calibrated
+        multiplier = min(calibrated.noise_multiplier * (1 + step), limit.enough)
+        calibrated = dataclasses.replace(calibrated, noise_multiplier=multiplier)
         step *= 2
-    return dataclasses.replace(plan, noise_multiplier=gaussian_noise_multiplier(epsilon, delta))
+    return plan

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -19,29 +18,25 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import SCHEMAS, Participation
-from fedmf.privacy.calibrate import calibrate
+from fedmf.privacy.calibrate import Target, calibrate, enough_noise, rates_of, rates_text
 from fedmf.privacy.flat_config import (
     OF_THE_FIT,
     OPTIONS_WITH_FIELDS,
-    TASK_OPTION,
+    TARGETS,
     families,
     families_taking,
+    flags_of,
     flat,
+    named_options,
     nested,
 )
-from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.gaussian import check_delta, check_epsilon
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
 from fedmf.privacy.sampling.base import SETTINGS
 from fedmf.schedule import GivenSchedule, schedule_text
-
-
-def named_options(name: str, value: Any) -> dict[str, Any]:
-    """The check of options and their values, by name."""
-    if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
-        raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
-    return dict(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,6 +132,12 @@ class PlanConfig:
     noise_multiplier: float | None = fields.real(
         None, "Noise multiplier of the whole run; or give epsilon.", zero=True
     )
+    advantage: float | None = fields.real(
+        None, "Or the most by which an attack on a client beats guessing, such as 0.1.", below=1
+    )
+    true_positive_rate: str | None = fields.option(
+        None, "Or the most hits of an attack at a rate of false alarms: 0.05@0.01.", rates_text
+    )
     delta: float = fields.real(1e-6, "Failure probability.")
     clip_norm: float = fields.real(1.0, "L2 bound on a client's update.")
     clip_quantile: float | None = fields.real(
@@ -154,6 +155,11 @@ class PlanConfig:
     clip_learning_rate: float = fields.real(
         1.0, "With clip_quantile: a change is by a factor of at most its exp."
     )
+
+    private_metrics: float = fields.real(
+        0.0, "Part of rho that pays for metrics of the rounds, such as 0.02.", zero=True, below=1
+    )
+    largest_loss: float = fields.real(10.0, "With private_metrics: larger losses count as this.")
 
     def __post_init__(self) -> None:
         fields.check_fields(self)
@@ -173,6 +179,8 @@ class PlanConfig:
                 f"{self.cohort_size}, which stands for it: leave `claimed_cohort` out to train the "
                 "cohort itself"
             )
+        there = self.private_metrics > 0
+        fields.belongs(self, "largest_loss", to="`private_metrics`", there=there)
         self._check_sampling()
         if self.budget is None or self.min_sep is not None:
             self.participation()
@@ -211,20 +219,18 @@ class PlanConfig:
         fields.set_fields(self, {"mechanism_options": chosen})
 
     def _check_target(self) -> None:
-        if self.epsilon is not None and self.noise_multiplier is not None:
+        given = [name for name in TARGETS if getattr(self, name) is not None]
+        if len(given) > 1:
+            values = " and ".join(f"{name}={getattr(self, name)}" for name in given[:2])
+            raise ValueError(f"{values} are both given: give one, the other follows")
+        if self.family == "none" and self.adds_noise:
             raise ValueError(
-                f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier} are both "
-                "given: give one, the other follows"
+                f"family=none adds no noise: leave out `{given[0]}`, or choose another family"
             )
-        if self.family == "none" and (self.epsilon is not None or self.noise_multiplier):
-            raise ValueError(
-                "family=none adds no noise: leave out `epsilon` and `noise_multiplier`, or choose "
-                "another family"
-            )
-        if self.family != "none" and self.epsilon is None and self.noise_multiplier is None:
+        if self.family != "none" and not given:
             raise ValueError(
                 "epsilon=None and noise_multiplier=None, but noise needs a privacy target: give "
-                "`epsilon` (such as 8) or `noise_multiplier`"
+                "`epsilon` (such as 8), `advantage` (such as 0.1) or `noise_multiplier`"
             )
 
     def _check_sampling(self) -> None:
@@ -255,7 +261,14 @@ class PlanConfig:
     @property
     def adds_noise(self) -> bool:
         """Whether the run needs a noise seed."""
-        return self.epsilon is not None or bool(self.noise_multiplier)
+        return any(getattr(self, name) for name in TARGETS)
+
+    def target(self) -> Target:
+        """What the noise is to give; nothing where it is given itself."""
+        if (rates := self.true_positive_rate) is not None:
+            return {"true_positive_rate": rates_of(rates)}
+        target: Target = {"epsilon": self.epsilon, "advantage": self.advantage}
+        return target if any(target.values()) else {}
 
     def scheme(self) -> Sampling | None:
         """How clients of the claimed run are drawn. What it takes from the mechanism is open."""
@@ -360,19 +373,18 @@ class PlanConfig:
           TypeError, ValueError: what does not go together, before a calibration that takes minutes.
         """
         mechanism = self.fit() if mechanism is None else mechanism
-        if self.epsilon is None:
+        if not (target := self.target()):
             return self.plan_with(mechanism, self.noise_multiplier or 0.0)
-        enough = gaussian_noise_multiplier(self.epsilon, self.delta)
-        plan = self.plan_with(mechanism, enough)
+        plan = self.plan_with(mechanism, enough_noise(self.delta, target))
         if plan.sampling is None:
             return plan
         calibrated = calibrate(
             mechanism,
             None,
-            epsilon=self.epsilon,
             delta=self.delta,
             clip_norm=self.clip_norm,
             sampling=plan.sampling,
+            **target,
         )
         return self.plan_with(mechanism, calibrated.noise_multiplier)
 
@@ -385,6 +397,8 @@ class PlanConfig:
         else:
             participation = budget.participation
             check_pays_for_each_round(participation, column_norm(mechanism))
+        share = self.private_metrics
+        metrics = PrivateMetrics(share=share, largest_loss=self.largest_loss) if share else None
         plan = Plan(
             mechanism=mechanism,
             participation=participation,  # type: ignore[arg-type]
@@ -393,6 +407,7 @@ class PlanConfig:
             delta=self.delta,
             sampling=scheme,
             quantile_clipping=self.quantile_clipping(),
+            private_metrics=metrics,
         )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
@@ -414,14 +429,16 @@ class PlanConfig:
         p, scheme, adaptive = plan.participation, plan.sampling, plan.quantile_clipping
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
         # What the plan decides: at its default, unless the plan says otherwise.
-        decided = {*OF_THE_FIT, *SETTINGS, "sampling", "claimed_cohort", "epsilon", "budget"}
-        decided |= {"schema", "max_participations"}
+        decided = {*OF_THE_FIT, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
+        decided |= {"schema", "max_participations", "private_metrics", "largest_loss"}
         decided |= {name for name in values if name.startswith("clip_")}
         for name in decided - {"cohort_size"}:
             del values[name]
         values |= {"family": "file", "mechanism": mechanism, "rounds": p.rounds}
         values |= {"noise_multiplier": plan.noise_multiplier, "delta": plan.delta}
         values["clip_norm"] = plan.clip_norm
+        if (metrics := plan.private_metrics) is not None:
+            values |= {"private_metrics": metrics.share, "largest_loss": metrics.largest_loss}
         if scheme is not None:
             values |= scheme.settings()
         else:
@@ -447,19 +464,7 @@ class PlanConfig:
     def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
         """Command-line options of what is not at its default, and of what is `always` said."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        flags = []
-        for name, value in self.flat().items():
-            option = f"--{name.replace('_', '-')}"
-            if name in leave_out or (value == defaults.get(name) and name not in always):
-                continue
-            if name.startswith(TASK_OPTION):
-                setting = f"{name.removeprefix(TASK_OPTION)}={value}"
-                flags.append(f"--task-option {shlex.quote(setting)}")
-            elif isinstance(value, bool):
-                flags.append(option if value else f"--no-{option[2:]}")
-            else:
-                flags.append(f"{option} {shlex.quote('none' if value is None else str(value))}")
-        return flags
+        return flags_of(self.flat(), defaults, leave_out=leave_out, always=always)
 
     def to_json(self) -> str:
         """The fields as indented JSON, the form in which a run folder keeps them."""

@@ -7,11 +7,15 @@ from typing import Any
 
 from fedmf.mechanisms.budget import most_rounds
 from fedmf.privacy import statement as _statement
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, picture
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.flat_config import OF_THE_FIT
 from fedmf.privacy.plan import (
     Plan,
     bit_stddev,
+    cohort_scale,
+    metric_stddev,
+    noise_multiplier_without_metrics,
     per_query_noise_multiplier,
     rdp_epsilon,
     unamplified_epsilon,
@@ -44,11 +48,12 @@ def summary(plan: Plan) -> dict[str, Any]:
         "epsilon": finite(plan.epsilon),
         "delta": plan.delta,
         "rho": finite(plan.rho),
+        "attack_risk": risk_values(plan),
         "neighbouring_relation": "zero-out",
         "simulated_cohort": None if cohorts is None else cohorts.simulated,
         "claimed_cohort": None if cohorts is None else cohorts.claimed,
         "certificate": dataclasses.asdict(certificate) if certificate else None,
-    } | _clipping_facts(plan)
+    } | (_clipping_facts(plan) | _metrics_facts(plan))
 
 
 def _clipping_facts(plan: Plan) -> dict[str, Any]:
@@ -58,10 +63,25 @@ def _clipping_facts(plan: Plan) -> dict[str, Any]:
         return {}
     facts = dataclasses.asdict(adaptive) | {
         "update_noise_multiplier": update_noise_multiplier(plan),
-        "bit_noise_multiplier": adaptive.bit_noise_multiplier(plan.noise_multiplier),
+        "bit_noise_multiplier": adaptive.bit_noise_multiplier(
+            noise_multiplier_without_metrics(plan)
+        ),
         "bit_stddev": bit_stddev(plan),
     }
     return {"quantile_clipping": facts}
+
+
+def _metrics_facts(plan: Plan) -> dict[str, Any]:
+    """What a summary and a statement say of private_metrics; nothing without them."""
+    metrics = plan.private_metrics
+    if metrics is None:
+        return {}
+    facts = dataclasses.asdict(metrics) | {
+        "update_noise_multiplier": update_noise_multiplier(plan),
+        "noise_multiplier": metrics.noise_multiplier(plan.noise_multiplier),
+        "stddev": metric_stddev(plan),
+    }
+    return {"private_metrics": facts}
 
 
 def _sampling_facts(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -72,7 +92,7 @@ def _sampling_facts(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def guarantee_values(plan: Plan) -> dict[str, Any]:
-    """Epsilon, delta and rho, and what they were computed from, in plain JSON types.
+    """Epsilon, delta, rho and attack risk, and what they were computed from, in plain JSON types.
 
     An infinite epsilon is null.
     """
@@ -81,11 +101,31 @@ def guarantee_values(plan: Plan) -> dict[str, Any]:
         "delta": plan.delta,
         "rho": finite(plan.rho),
         "unamplified_epsilon": finite(unamplified_epsilon(plan)),
+        "attack_risk": risk_values(plan),
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity": plan.sensitivity.value,
         "sensitivity_exact": plan.sensitivity.exact,
         "sensitivity_method": plan.sensitivity.method,
     }
+
+
+def risk_values(plan: Plan) -> dict[str, Any]:
+    """`fedmf.attack_risk` in plain JSON types, with sampling also without amplification; of a
+    simulation also that of the model trained here, if its clients keep to the participation.
+    """
+    risk, values = attack_risk(plan), attack_risk(plan).values()
+    if plan.sampling is not None:
+        values["unamplified"] = AttackRisk(mu=risk.mu).values()
+    if plan.simulation is not None:
+        values["trained_here"] = AttackRisk(mu=risk.mu / cohort_scale(plan)).values()
+    return values
+
+
+def attack_values(plan: Plan) -> dict[str, Any]:
+    """What a statement says of attacks, in plain JSON types: beside epsilon alone, and drawn."""
+    risk, alone = attack_risk(plan), claimed_alone(plan.epsilon, plan.delta)
+    drawn = {"epsilon_alone": alone.values(), "picture": picture(risk, alone)}
+    return risk_values(plan) | {"epsilon": finite(plan.epsilon)} | drawn
 
 
 def group_values(plan: Plan) -> list[dict[str, Any]]:
@@ -99,6 +139,7 @@ def group_values(plan: Plan) -> list[dict[str, Any]]:
             "epsilon": finite(plan.group_epsilon(g)),
             "delta": plan.delta,
             "rho": finite(g * g * plan.rho),
+            "attack_risk": attack_risk(plan, g).values(),
         }
         for g in _DEVICES
     ]
@@ -178,11 +219,12 @@ def statement_values(
         "clip_norm": plan.clip_norm,
         "stddev": plan.stddev,
         "guarantee": guarantee,
+        "attack": attack_values(plan),
         "group_privacy": group_values(plan),
-        "not_covered": list(_statement.NOT_COVERED),
+        "not_covered": _statement.not_covered(private_metrics=plan.private_metrics is not None),
         "commands": [calibrate_command(plan, rdp=rdp)] if commands is None else list(commands),
         "versions": _statement.installed_versions(),
-    } | _clipping_facts(plan)
+    } | (_clipping_facts(plan) | _metrics_facts(plan))
     if plan.longer is not None:
         longer = dataclasses.replace(plan.longer, delta=plan.delta)
         values["longer"] = guarantee_values(longer) | {"rounds": longer.mechanism.rounds}

@@ -2,6 +2,7 @@
 stand beside the fields.
 """
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from fedmf.mechanisms.family import families_with, fitted_families
 OPTIONS_WITH_FIELDS = ("bands", "decoder")
 # The fields that say how a mechanism is made. A command that is given its file has none of them.
 OF_THE_FIT = ("family", "mechanism", "mechanism_options", *OPTIONS_WITH_FIELDS)
+# The fields that say how much noise: one of them is given.
+TARGETS = ("epsilon", "noise_multiplier", "advantage", "true_positive_rate")
 TASK_OPTION = "task_option."
 
 
@@ -23,9 +26,16 @@ def families_taking(name: str) -> tuple[str, ...]:
     """The families that a field, or an option of a mechanism, is for."""
     if name == "mechanism":
         return ("file",)
-    if name in ("epsilon", "noise_multiplier", "delta"):
+    if name in (*TARGETS, "delta"):
         return families()[1:]
     return families_with(name) or families()
+
+
+def named_options(name: str, value: Any) -> dict[str, Any]:
+    """The check of options and their values, by name."""
+    if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
+        raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
+    return dict(value)
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,3 +94,28 @@ def differences(
     names = [name for name in {**new, **old} if name not in leave_out]
     pairs = [(name, new.get(name), old.get(name)) for name in names]
     return ", ".join(f"{name}={a!r} ({was} {b!r})" for name, a, b in pairs if a != b)
+
+
+def flags_of(
+    values: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    *,
+    leave_out: tuple[str, ...],
+    always: tuple[str, ...],
+) -> list[str]:
+    """Command-line options of flat values that are not at their default, and of what is `always`
+    said.
+    """
+    flags = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if name in leave_out or (value == defaults.get(name) and name not in always):
+            continue
+        if name.startswith(TASK_OPTION):
+            setting = f"{name.removeprefix(TASK_OPTION)}={value}"
+            flags.append(f"--task-option {shlex.quote(setting)}")
+        elif isinstance(value, bool):
+            flags.append(option if value else f"--no-{option[2:]}")
+        else:
+            flags.append(f"{option} {shlex.quote('none' if value is None else str(value))}")
+    return flags

@@ -20,6 +20,7 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import group_epsilon
 from fedmf.privacy.amplification import rdp_epsilon as _rdp_epsilon
 from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_epsilon
+from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
 from fedmf.privacy.sampling import Sampling
 
@@ -77,6 +78,8 @@ class Plan:
       simulation: set by `simulating`; None for a run that is what it claims.
       quantile_clipping: how the clip norm follows the updates, of which noise_multiplier covers
         both streams; None for one clip norm.
+      private_metrics: metrics of the rounds that are released as well, of which noise_multiplier
+        covers both streams; None for none.
       longer: set only by `fedmf.privacy.stopping.stopped_after`: the plan of all rounds that the
         noise is for; else None.
 
@@ -104,6 +107,7 @@ class Plan:
     sampling: Sampling | None = None
     simulation: Simulation | None = None
     quantile_clipping: QuantileClipping | None = None
+    private_metrics: PrivateMetrics | None = None
     longer: "Plan | None" = None
 
     def __post_init__(self) -> None:
@@ -156,6 +160,16 @@ class Plan:
                 f"quantile_clipping={self.quantile_clipping!r} must be a fedmf.QuantileClipping, "
                 "or None for one clip norm"
             )
+        if not isinstance(self.private_metrics, PrivateMetrics | None):
+            raise TypeError(
+                f"private_metrics={self.private_metrics!r} must be a fedmf.PrivateMetrics, or None "
+                "for none"
+            )
+        if self.private_metrics is not None and not self.noise_multiplier:
+            raise ValueError(
+                f"private_metrics={self.private_metrics.share} with noise_multiplier=0, which "
+                "makes nothing private: add noise, or leave it out"
+            )
         if not isinstance(self.longer, Plan | None):
             raise TypeError(
                 f"longer={self.longer!r} must be None: fedmf.privacy.stopping.stopped_after sets "
@@ -189,7 +203,7 @@ class Plan:
         longer = self.longer
         if longer is None:
             return
-        kept = ("clip_norm", "simulation", "quantile_clipping")
+        kept = ("clip_norm", "simulation", "quantile_clipping", "private_metrics")
         changed = [name for name in kept if getattr(self, name) != getattr(longer, name)]
         if not math.isclose(unit_noise(self), unit_noise(longer), rel_tol=1e-9):
             changed.append("noise_multiplier")
@@ -231,21 +245,10 @@ class Plan:
             check_float32_holds(
                 bit_stddev(self) / self.sensitivity.value, self.sensitivity.value, 1.0, 1.0
             )
+        if self.private_metrics is not None:
+            multiplier = self.private_metrics.noise_multiplier(self.noise_multiplier)
+            check_float32_holds(multiplier, self.sensitivity.value, 1.0, scales[3])
         return math.prod(scales)
-
-    @property
-    def event(self) -> "dp_accounting.DpEvent":
-        """The whole run as one event: that of the sampling scheme where dp_accounting has it, else
-        the unamplified Gaussian.
-        """
-        import dp_accounting
-
-        if self.noise_multiplier == 0:
-            return dp_accounting.NonPrivateDpEvent()
-        sampled = (
-            None if self.sampling is None else self.sampling.event(self.mechanism, unit_noise(self))
-        )
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier) if sampled is None else sampled
 
     @property
     def epsilon(self) -> float:
@@ -299,16 +302,46 @@ class Plan:
         return dataclasses.replace(self, simulation=simulation)
 
 
+def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
+    """The whole run as one event: that of the sampling scheme where dp_accounting has it, else the
+    unamplified Gaussian.
+    """
+    import dp_accounting
+
+    if plan.noise_multiplier == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    scheme = plan.sampling
+    sampled = None if scheme is None else scheme.event(plan.mechanism, unit_noise(plan))
+    return dp_accounting.GaussianDpEvent(plan.noise_multiplier) if sampled is None else sampled
+
+
 def cohort_scale(plan: Plan) -> float:
     """simulated / claimed cohort; 1 for a run that is what it claims."""
     cohorts = plan.simulation
     return 1.0 if cohorts is None else cohorts.simulated / cohorts.claimed
 
 
+def noise_multiplier_without_metrics(plan: Plan) -> float:
+    """Of the streams beside the private metrics'; the plan's without them."""
+    metrics, z = plan.private_metrics, plan.noise_multiplier
+    return z if metrics is None else metrics.other_noise_multiplier(z)
+
+
 def update_noise_multiplier(plan: Plan) -> float:
-    """Noise multiplier of the sums of updates alone; above the plan's with quantile_clipping."""
-    adaptive, z = plan.quantile_clipping, plan.noise_multiplier
+    """Noise multiplier of the sums of updates alone; above the plan's with quantile_clipping or
+    private_metrics.
+    """
+    adaptive, z = plan.quantile_clipping, noise_multiplier_without_metrics(plan)
     return z if adaptive is None else adaptive.update_noise_multiplier(z)
+
+
+def metric_stddev(plan: Plan) -> float:
+    """Standard deviation of every entry of Z of the private metrics' stream, in which a client has
+    a vector of norm at most 1; 0 without them.
+    """
+    metrics = plan.private_metrics
+    multiplier = 0.0 if metrics is None else metrics.noise_multiplier(plan.noise_multiplier)
+    return multiplier * plan.sensitivity.value * cohort_scale(plan)
 
 
 def bit_stddev(plan: Plan) -> float:
@@ -316,8 +349,8 @@ def bit_stddev(plan: Plan) -> float:
 
     0 without quantile_clipping.
     """
-    adaptive = plan.quantile_clipping
-    multiplier = 0.0 if adaptive is None else adaptive.bit_noise_multiplier(plan.noise_multiplier)
+    adaptive, z = plan.quantile_clipping, noise_multiplier_without_metrics(plan)
+    multiplier = 0.0 if adaptive is None else adaptive.bit_noise_multiplier(z)
     return multiplier * plan.sensitivity.value * cohort_scale(plan)
 
 
@@ -360,7 +393,7 @@ def rdp_epsilon(plan: Plan) -> float:
     """
     if plan.noise_multiplier > 1e100:  # whose square overflows in dp_accounting
         return rdp_epsilon(dataclasses.replace(plan, noise_multiplier=1e100))
-    unamplified = _rdp_epsilon(dataclasses.replace(plan, sampling=None).event, plan.delta)
+    unamplified = _rdp_epsilon(dp_event(dataclasses.replace(plan, sampling=None)), plan.delta)
     if plan.sampling is None or plan.noise_multiplier == 0:
         return unamplified
     sampled = plan.sampling.rdp_epsilon(plan.mechanism, unit_noise(plan), plan.delta)

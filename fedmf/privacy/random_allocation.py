@@ -38,7 +38,13 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.privacy.gaussian import check_delta, gaussian_delta, gaussian_epsilon, loss_scale
+from fedmf.privacy.curves import epsilons_of_curve
+from fedmf.privacy.gaussian import (
+    check_delta,
+    gaussian_delta,
+    gaussian_epsilon,
+    loss_scale,
+)
 
 # Mass beyond the ends of a grid, which becomes 0 and infinity:
 # nothing beside the least delta, 1e-15.
@@ -254,16 +260,42 @@ def random_allocation_epsilon(
     E = checks.integer("epochs", epochs, low=1, hint="count the passes over the population")
     delta = check_delta(delta)
     together = noise_multiplier / math.sqrt(E)
-    # From one end of a release's grid to the other it is some 22 deviations of the loss.
-    s = 1 / noise_multiplier if noise_multiplier else math.inf
-    one = s * s + 22 * s
-    if t == 1 or one > _LARGEST_LOSS or loss_scale(together) + 10 / together > _LARGEST_LOSS:
+    if t == 1 or not _in_float64(noise_multiplier, together):
         return gaussian_epsilon(together, delta)
     epsilon = _epsilon(allocation_law(noise_multiplier, t, E), delta * (1 - _ROUNDING * t * E))
     if gaussian_delta(together, epsilon) >= delta:
         return epsilon
     # Next to no amplification, and the grid costs more than that.
     return min(epsilon, gaussian_epsilon(together, delta))
+
+
+def random_allocation_curve(
+    noise_multiplier: float, *, positions: int, epochs: int = 1
+) -> tuple[tuple[float, float], ...]:
+    """(epsilon, delta) of `epochs` epochs: upper bounds.
+
+    Args:
+      noise_multiplier, positions, epochs: as of `random_allocation_epsilon`.
+
+    Returns:
+      Pairs of growing epsilon; none where there is no amplification to speak of.
+
+    >>> len(random_allocation_curve(1.0, positions=8))
+    101
+    """
+    t, together = min(positions, _MOST_POSITIONS), noise_multiplier / math.sqrt(epochs)
+    if t == 1 or not _in_float64(noise_multiplier, together):
+        return ()
+    law, more = allocation_law(noise_multiplier, t, epochs), 1 + _ROUNDING * t * epochs
+    epsilons = epsilons_of_curve(together)
+    return tuple((e, min(1.0, max(law.deltas(e)) * more)) for e in epsilons)
+
+
+def _in_float64(noise_multiplier: float, together: float) -> bool:
+    """Whether the ratios of one release, and of all epochs together, do not leave float64."""
+    # From one end of a release's grid to the other it is some 22 deviations of the loss.
+    s = 1 / noise_multiplier if noise_multiplier else math.inf
+    return s * s + 22 * s <= _LARGEST_LOSS and loss_scale(together) + 10 / together <= _LARGEST_LOSS
 
 
 def _epsilon(law: RatioLaw, delta: float) -> float:

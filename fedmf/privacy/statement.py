@@ -40,6 +40,10 @@ NOT_COVERED = (
     "(AES-256; Philox inside TensorFlow graphs), "
     "and attacks on rounding, on the generator or on timing are out of scope.",
 )
+_COVERED_METRICS = (
+    " A choice by the private metrics of the run is covered.",
+    " The private metrics are covered.",
+)
 _PACKAGES = (
     "fedmf",
     "numpy",
@@ -52,6 +56,13 @@ _PACKAGES = (
 _WIDTH = 110
 # What a line of the template begins with that is not the rest of the line before.
 _MARKER = re.compile(r" *(?:\d+\. |- |> )|(?=[|#]|    \S)")
+
+
+def not_covered(*, private_metrics: bool) -> list[str]:
+    """The points of what is not covered, of a run with private metrics or without."""
+    _, choice, metrics, *_ = NOT_COVERED
+    said = dict(zip((choice, metrics), _COVERED_METRICS, strict=True)) if private_metrics else {}
+    return [point + said.get(point, "") for point in NOT_COVERED]
 
 
 def installed_versions() -> dict[str, str]:
@@ -119,6 +130,8 @@ def markdown(values: dict[str, Any]) -> str:
             "offenders",
             "server_optimizer",
             "quantile_clipping",
+            "private_metrics",
+            "attack",
         )
     )
     text = _template().render(optional | values)

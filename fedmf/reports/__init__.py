@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 
 from fedmf.files import make_folder, write_atomically
+from fedmf.privacy.rounding import up
 from fedmf.reports import plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
 from fedmf.reports.text import join, metric_name, metric_value, plain, significant, statement_html
@@ -53,6 +54,7 @@ def write_report(
     drawn = {
         "validation": plots.accuracy_plot(groups),
         "training": plots.training_plot(groups),
+        "private_metrics": plots.private_plot(groups),
         "clients": plots.clients_plot(groups),
         "noise_matrices": plots.matrices_plot(groups),
         "noise_levels": plots.levels_plot(groups),
@@ -176,6 +178,8 @@ def _cards(groups: list[Group]) -> list[dict[str, str]]:
             if value is not None
         ]
         epsilon, delta = group.plan["epsilon"], group.plan["delta"]
+        risk = group.plan.get("attack_risk")  # not in older runs
+        advantage = f", attacker's advantage {up(risk['advantage'], 3)}" if risk else ""
         metric = group.plan["task"]["headline_metric"]
         cards.append(
             {
@@ -184,7 +188,7 @@ def _cards(groups: list[Group]) -> list[dict[str, str]]:
                 "value": metric_value(metric, sum(values) / len(values) if values else None),
                 "privacy": "no privacy"
                 if epsilon is None
-                else f"ε = {significant(epsilon)}, δ = {plain(delta)}",
+                else f"ε = {significant(epsilon)}, δ = {plain(delta)}{advantage}",
                 "unfinished": "unfinished" * any(map(unfinished, group.runs)),
             }
         )

@@ -7,6 +7,7 @@ And how groups of runs are told apart: their names, colours and line styles.
 import collections
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,35 @@ def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     rows = [row for row in run.metrics if metric in row.get("validation", {})]
     rounds = np.array([row["round"] + 1 for row in rows], dtype=np.int64)
     return rounds, np.array([row["validation"][metric] for row in rows], dtype=np.float64)
+
+
+def private_curve(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rounds completed; the private mean of "accuracy" or "loss" over the clients of all rounds
+    since the last such point, evaluate_every at most; its standard deviation by the noise.
+
+    Correlated noise cancels in sums over rounds. NaN where no client is seen, and for a deviation
+    that is not known.
+    """
+    rows = [row["private"] for row in run.metrics if "private" in row]
+    half = run.config.largest_loss / 2 if name == "loss" else 0.5
+    every, points = run.config.evaluate_every, []
+    for start in range(0, len(rows), every):
+        window = range(start, min(start + every, len(rows)))
+        clients = sum(rows[t]["clients"] for t in window)
+        centred = sum(rows[t]["clients"] * (rows[t][name] / half - 1) for t in window)
+        one = rows[start]["stddev"]["clients"]
+        if clients < 1:
+            points.append((window.stop, math.nan, math.nan))
+            continue
+        mean = half * (1 + centred / clients)
+        spread = math.nan
+        if one is not None:  # N is written out
+            N = run.noising
+            spread = one * np.linalg.norm(N[window].sum(axis=0)) / np.linalg.norm(N[start])
+            spread *= half * math.hypot(1, centred / clients) / clients
+        points.append((window.stop, mean, spread))
+    rounds, means, spreads = zip(*points, strict=True) if points else ((), (), ())
+    return np.array(rounds, np.int64), np.array(means), np.array(spreads)
 
 
 def mean_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ from matplotlib.ticker import (
 from fedmf.reports.canvas import (
     BLUE,
     DASHED,
+    INK,
     RED,
     SOFT,
     canvas,
@@ -26,10 +27,12 @@ from fedmf.reports.canvas import (
     whole_steps,
     without_specks,
 )
+from fedmf.reports.groups import family_color
 
 _MAX_SEPARATE_BARS = 24
 _MAX_LABELLED_BARS = 10
 _TITLE_LETTERS = 74  # that fit the width
+_SHADES = ("#7a3e9d", "#b8860b", "#2f7d32", "#b0305c", "#555555")  # of sampling schemes
 
 
 def participation_picture(forecast: dict[str, Any]) -> bytes:
@@ -220,4 +223,46 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
         ax.legend(loc="best")
+    return png.getvalue()
+
+
+def comparison_picture(summary: dict[str, Any]) -> bytes:
+    """A PNG with two panels over epsilon: the error per client, and an attacker's advantage.
+
+    Without sampling the advantage is that of epsilon, whatever the family: one line.
+
+    Args:
+      summary: of `fedmf.privacy.comparison.Comparison`.
+    """
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in summary["rows"]:
+        by_name.setdefault(row["name"], []).append(row)
+    with canvas(4.3, "") as (figure, png):
+        (errors, risks), shades = figure.subplots(1, 2), dict[str, str]()
+        for name, rows in by_name.items():
+            line: dict[str, Any] = {"color": family_color(rows[0]["family"]), "marker": "o"}
+            line |= {"markersize": 4, "linewidth": 1.6}
+            if rows[0]["sampling"] is not None:
+                shade = shades.setdefault(name, _SHADES[len(shades) % len(_SHADES)])
+                line |= {"color": shade, "linestyle": DASHED, "marker": "s"}
+            epsilons = [row["epsilon"] for row in rows]
+            errors.plot(epsilons, [row["effective_rmse"] for row in rows], label=name, **line)
+            if rows[0]["sampling"] is None:
+                line, name = line | {"color": INK}, "without sampling"
+            if name not in risks.get_legend_handles_labels()[1]:
+                risks.plot(epsilons, [row["advantage"] for row in rows], label=name, **line)
+        for ax in (errors, risks):
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(sorted({row["epsilon"] for row in summary["rows"]}))
+            ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.set_xlabel(f"epsilon at delta {summary['delta']:g}")
+        errors.set(title="Error of a round's mean", ylabel="rmse of its query, in clip norms")
+        errors.set_yscale("log")
+        errors.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        errors.yaxis.set_minor_locator(NullLocator())
+        errors.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        figure.legend(*errors.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        risks.legend(loc="best")
+        risks.set(title="Attacker's advantage", ylabel="at most", ylim=(0, 1))
     return png.getvalue()

@@ -33,6 +33,7 @@ from fedmf.reports.groups import (
     distinct_mechanisms,
     distinct_noise,
     mean_curve,
+    private_curve,
     simulation_note,
     unfinished,
     validation_curve,
@@ -177,6 +178,47 @@ def training_plot(groups: Sequence[Group]) -> Plot | None:
         caption=caption,
         note=note,
         alt=f"Line plots. Last values: {'; '.join(last)}.",
+    )
+
+
+# What a run with private metrics has in a row under "private".
+_PRIVATE = {"loss": "private loss", "accuracy": "private accuracy"}
+
+
+def private_plot(groups: Sequence[Group]) -> Plot | None:
+    """Private metrics over rounds with two standard deviations of their noise, of each group's
+    first run that has some; None where no run has.
+    """
+    shown = [
+        (group, next(run for run in group.runs if run.config.private_metrics))
+        for group in groups
+        if any(run.config.private_metrics for run in group.runs)
+    ]
+    if not shown:
+        return None
+    note, last = simulation_note([run for _, run in shown]), []
+    with canvas(2.8, note) as (figure, png):
+        for ax, name in zip(figure.subplots(1, len(_PRIVATE)), _PRIVATE, strict=True):
+            for group, run in shown:
+                rounds, values, spread = private_curve(run, name)
+                ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
+                low, high = values - 2 * spread, values + 2 * spread
+                ax.fill_between(rounds, low, high, color=group.color, alpha=0.2, linewidth=0)
+                newest = f"{values[-1]:.4g}" if len(values) else "none"
+                last.append(f"{group.label} {_PRIVATE[name]} {newest}")
+                top = run.config.largest_loss if name == "loss" else 1.0
+            ax.set(title=_PRIVATE[name].capitalize(), xlabel="rounds completed")
+            ax.xaxis.set_major_locator(whole_steps(5))
+            ax.set_ylim(-0.03 * top, 1.03 * top)
+            if name == "accuracy":
+                in_percent(ax)
+    return Plot(
+        png=png.getvalue(),
+        caption="Means over the clients of the rounds between validations, of the models that "
+        "these rounds began with, released with noise: the guarantee covers them. Bands are two "
+        "standard deviations of the noise.",
+        note=note,
+        alt=f"Line plots with bands. Last values: {'; '.join(last)}.",
     )
 
 

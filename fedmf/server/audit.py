@@ -128,7 +128,10 @@ def audit_mechanism(
     # The game is of the updates' stream, which with quantile_clipping has more noise than the plan
     # claims of both.
     updates = dataclasses.replace(
-        plan, noise_multiplier=update_noise_multiplier(plan), quantile_clipping=None
+        plan,
+        noise_multiplier=update_noise_multiplier(plan),
+        quantile_clipping=None,
+        private_metrics=None,
     )
     case = worst_case(updates)
     total, done = n * (3 if trials else 2), 0

@@ -35,6 +35,7 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.server.following import ClipState, ScalingState
 from fedmf.server.means import MeansState, check_zeroing_norm
+from fedmf.server.metrics_stream import SIZE
 
 _FORMAT = "fedmf server 1"
 _WARNING = (
@@ -236,7 +237,8 @@ class ServerFolder:
                 raise ValueError("it is no whole number")
             seed = int(text)
         with self._undamaged("release.npz"):
-            mean, state = self._release(config.size)
+            metrics = 0 if plan.private_metrics is None else SIZE
+            mean, state = self._release(config.size, metrics)
         with self._undamaged("participation.jsonl"):
             clients = self._clients()
         return config, plan, seed, Released(mean, state, clients)
@@ -286,6 +288,7 @@ class ServerFolder:
             out.flush()
             os.fsync(out.fileno())
         arrays = {"mean": mean} | _entries(state.clip) | _entries(state.scaling)
+        arrays |= {"metrics": np.asarray(state.metrics)} if len(state.metrics) else {}
         self._write_release(ours, arrays)
         # Before anybody sees it: a rename that a power failure takes back would make the round one
         # that was never released.
@@ -320,7 +323,7 @@ class ServerFolder:
         with np.load(self.path / "release.npz", allow_pickle=False) as arrays:
             return json.loads(arrays["header"].item())
 
-    def _release(self, size: int) -> tuple[np.ndarray | None, MeansState | None]:
+    def _release(self, size: int, count: int) -> tuple[np.ndarray | None, MeansState | None]:
         """The newest release and the state after it."""
         check_archive(self.path / "release.npz")
         rounds, _, _, bound = self._header()
@@ -330,11 +333,13 @@ class ServerFolder:
             clip = _entered(ClipState, arrays)
             scaling = _entered(ScalingState, arrays)
             mean = arrays["mean"]
-        if mean.shape != (size,) or mean.dtype != np.float32:
-            raise ValueError(f"its release is {mean.dtype} of shape {mean.shape}")
+            metrics = arrays["metrics"] if count else np.zeros(0, np.float32)
+        for array, entries in ((mean, size), (metrics, count)):
+            if array.shape != (entries,) or array.dtype != np.float32:
+                raise ValueError(f"its release is {array.dtype} of shape {array.shape}")
         if bound != self._bound():
             raise ValueError(f"it was written with other files {', '.join(_BOUND)}")
-        return mean, MeansState(np.array(rounds), clip, scaling)
+        return mean, MeansState(np.array(rounds), clip, scaling, metrics if len(metrics) else ())
 
     def _clients(self) -> list[list[int | str]]:
         """The clients of each round that was released."""

@@ -70,11 +70,13 @@ class MeansState(NamedTuple):
       next_round: int64 ().
       clip: with quantile_clipping, else ().
       scaling: with a `Scaling`, else ().
+      metrics: with private metrics their newest release, else ().
     """
 
     next_round: np.ndarray
     clip: ClipState | tuple[()]
     scaling: ScalingState | tuple[()]
+    metrics: np.ndarray | tuple[()] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,6 +1,7 @@
 """The clients of a server: what they are called, and in which rounds they took part."""
 
 import collections
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,19 @@ class Roster:
             if any("\ud800" <= character <= "\udfff" for character in plain):
                 raise ValueError(f"{shown} holds half of a character: give a whole text")
         return plain
+
+    def by_look(self, name: str, clients: Any, *, twice: bool = True) -> dict[str, Client]:
+        """Plain clients of an argument of this name, of which one may be there `twice` or not."""
+        hint = "give a list of clients, ints or texts"
+        if isinstance(clients, str) or not isinstance(clients, Iterable):
+            raise TypeError(f"`{name}` is a {type(clients).__name__}: {hint}")
+        plain = [self.plain(client) for client in clients]
+        if len(set(map(type, plain))) > 1:
+            raise TypeError(f"`{name}` has ints and texts: name all clients by one of them")
+        named = {self.look(client): client for client in plain}
+        if not twice and len(named) < len(plain):
+            raise ValueError(f"`{name}` has a client twice: add one update a client")
+        return named
 
     def look(self, client: Client) -> str:
         """A plain client as people see it: ids that look alike are one client's, as in a log's

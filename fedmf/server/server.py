@@ -3,22 +3,20 @@ added, and that no row is ever released under two sums.
 """
 
 import contextlib
-import hashlib
 import math
 import os
 import shlex
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedmf import checks, identifiers
 from fedmf.audits.guarantee import Audit, audit_ledger
-from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
-from fedmf.mechanisms.budget import Budget
+from fedmf.cohorts.controller import PoolRanDryWarning
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import ALWAYS_SAID, calibrate_command
@@ -27,6 +25,7 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling.draws import draw_generator
 from fedmf.privacy.statement import markdown
 from fedmf.server.clipping import largest_norm
+from fedmf.server.drawing import budget_of, cohort_seed, controller_of
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
 from fedmf.server.means import (
     MeansState,
@@ -36,19 +35,11 @@ from fedmf.server.means import (
     in_shapes,
     leaves_of,
 )
+from fedmf.server.metrics_stream import MetricsStream
 from fedmf.server.roster import Client, Roster
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed
 from fedmf.server.state import check_plan
-
-
-def cohort_seed(noise_seed: int) -> int:
-    """The seed of the cohorts' draws, as secret as the noise seed: amplification needs a sample
-    that nobody knows.
-    """
-    return int.from_bytes(
-        hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big"
-    )
 
 
 class Server:
@@ -156,9 +147,9 @@ class Server:
             clients_per_round=config.clients_per_round,
             zeroing_norm=check_zeroing_norm(config.zeroing_norm),
         )
+        self._metrics = plan.private_metrics and MetricsStream(plan, noise_seed=seed)
         self._seed = cohort_seed(seed)
-        self._budget = _budget(plan)
-        self._controller = self._drawing()
+        self._controller = controller_of(plan, config, self._seed)
         private = None if folder is None else folder.path / "private"
         self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private)
         self._state = self._means.initial()
@@ -166,31 +157,15 @@ class Server:
         self._sum = self._means.empty_sum()
         varies = plan.sampling is not None and plan.sampling.independent
         self._ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
-        self._roster = Roster(self._budget or plan.participation, config.population)
+        self._roster = Roster(budget_of(plan) or plan.participation, config.population)
         self._lock, self._open, self._torn, self._caller = threading.Lock(), True, False, 0
         self._next()
         _SERVERS.add(self)
 
-    def _drawing(self) -> ParticipationController | None:
-        plan, population = self.plan, self._config.population
-        if population is None:
-            if plan.sampling is not None:
-                raise ValueError(
-                    f"population=None, but the plan is amplified by {plan.sampling}: let the "
-                    "server draw, with the population that it names"
-                )
-            return None
-        return ParticipationController(
-            self._budget or plan.participation,
-            population=population,
-            cohort_size=self._config.clients_per_round,
-            seed=self._seed,
-            sampling=plan.sampling,
-        )
-
     def _next(self) -> None:
         """Begins to collect the next round."""
         self._sum.clear()
+        self._metric_sum = self._metrics.empty_sum() if self._metrics else np.zeros(0)
         self._added: dict[str, Client] = {}  # by their looks
         self._sealed: tuple[np.ndarray, MeansState] | None = None
 
@@ -263,19 +238,37 @@ class Server:
                     "available=None: name the clients that have checked in, or give the server a "
                     "population to draw from"
                 )
-            named = self._by_look("available", available)
+            named = self._roster.by_look("available", available)
             t = self.round
             may = sorted(look for look, client in named.items() if self._roster.may_come(client, t))
             size = min(self._config.clients_per_round, len(may))
             places = draw_generator(self._seed, t).choice(len(may), size, replace=False)
             return [named[may[i]] for i in sorted(places.tolist())]
 
-    def add(self, update: Sequence[Any], *, client: Client) -> None:
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """The private metrics of the newest release, covered by the guarantee: "clients", and over
+        them the mean "accuracy" and "loss", with the "stddev" of each by its noise. None before.
+        """
+        if not self._metrics or not self.round:
+            return None
+        released = np.asarray(self._state.metrics)
+        return self._metrics.values(range(self.round - 1, self.round), released)
+
+    def add(
+        self,
+        update: Sequence[Any],
+        *,
+        client: Client,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
         """Adds the update of a client to this round's sum: zeroed, or clipped as one vector.
 
         Args:
           update: arrays of the server's shapes, of any float dtype.
           client: an int or a text, always the same for one client.
+          metrics: with a plan that pays for private_metrics, the client's "accuracy" and "loss";
+            None where it has none, and it is then not counted among their clients.
 
         Raises:
           TypeError: integer arrays, or another structure.
@@ -284,18 +277,28 @@ class Server:
         """
         with self._mine():
             leaves = leaves_of("update", update, self._config.shapes)
+            most = max(self._config.clients_per_round, len(self._draw(self.round)))
+            part = np.zeros_like(self._metric_sum)
+            if metrics is not None:
+                if not self._metrics:
+                    raise ValueError(
+                        "`metrics` are given, and the plan pays for none: plan with "
+                        "private_metrics, or leave them out"
+                    )
+                part = self._metrics.contribution(metrics, clients=most)
             self._admit({self._roster.look(plain := self._roster.plain(client)): plain})
             # From here on the client counts, whatever interrupts this.
             to_clients = self.to_clients()
             scales = to_clients.scales
             # A sampling scheme may draw more than clients_per_round.
-            self._sum.expect(max(self._config.clients_per_round, len(self._draw(self.round))))
+            self._sum.expect(most)
             self._sum.add(
                 leaves,
                 clip_norm=to_clients.clip_norm,
                 zeroing_norm=to_clients.zeroing_norm,
                 scales=in_shapes(scales, self._config.shapes) if len(scales) else (),
             )
+            self._metric_sum += part
 
     def add_sum(
         self, total: Sequence[Any], *, clients: Sequence[Client], clipped: int | None = None
@@ -314,11 +317,16 @@ class Server:
           TypeError, ValueError: as of `add`; a sum that is too long.
         """
         with self._mine():
+            if self._metrics:
+                raise ValueError(
+                    "the plan has private_metrics, of which each client's are bounded here: add "
+                    "updates one by one, or plan without"
+                )
             leaves = [
                 np.array(leaf, np.float64)
                 for leaf in leaves_of("total", total, self._config.shapes)
             ]
-            named = self._by_look("clients", clients, twice=False)
+            named = self._roster.by_look("clients", clients, twice=False)
             most = largest_norm(len(named), self.to_clients().clip_norm, self._config.size)
             norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in leaves))
             if not norm <= most * (1 + 1e-6):  # of a sum that was rounded to float32
@@ -346,7 +354,10 @@ class Server:
             t = self.round
             if self._sealed is None:
                 self._draw(t, quiet=True)
-                self._sealed = self._means.release(self._state, self._sum, self._noise.row(t))
+                mean, state = self._means.release(self._state, self._sum, self._noise.row(t))
+                if self._metrics:
+                    state = state._replace(metrics=self._metrics.release(t, self._metric_sum))
+                self._sealed = mean, state
             mean, state = self._sealed
             mean.setflags(write=False)
             if self._folder is not None:
@@ -436,19 +447,6 @@ class Server:
             yield
             self._caller = 0
 
-    def _by_look(self, name: str, clients: Any, *, twice: bool = True) -> dict[str, Client]:
-        """Plain clients of an argument of this name, of which one may be there `twice` or not."""
-        hint = "give a list of clients, ints or texts"
-        if isinstance(clients, str) or not isinstance(clients, Iterable):
-            raise TypeError(f"`{name}` is a {type(clients).__name__}: {hint}")
-        plain = [self._roster.plain(client) for client in clients]
-        if len(set(map(type, plain))) > 1:
-            raise TypeError(f"`{name}` has ints and texts: name all clients by one of them")
-        named = {self._roster.look(client): client for client in plain}
-        if not twice and len(named) < len(plain):
-            raise ValueError(f"`{name}` has a client twice: add one update a client")
-        return named
-
     def _admit(self, clients: dict[str, Client]) -> None:
         """Counts clients, by their looks, into the round: all or none."""
         t = self.round
@@ -506,10 +504,3 @@ def _close_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _budget(plan: Plan) -> Budget | None:
-    p = plan.participation
-    if p.schema != "budget":
-        return None
-    return Budget(mechanism=plan.mechanism, participation=p, pace=p.rounds)

@@ -19,7 +19,14 @@ import numpy as np
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.sampling import SCHEMES
-from fedmf.reports.groups import TUNED, differing, final_metric, simulation_note, validation_curve
+from fedmf.reports.groups import (
+    TUNED,
+    differing,
+    final_metric,
+    private_curve,
+    simulation_note,
+    validation_curve,
+)
 from fedmf.reports.text import aligned, metric_name, plain, smaller_is_better
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.figures import figures_note
@@ -282,8 +289,9 @@ def kept(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> li
     """The runs that go on after `rung` rounds: of everything compared the better half of the
     settings of the tuned fields, rounded up.
 
-    A setting is judged by the mean over its seeds of the headline metric on the validation set
-    after that round. A run that has none, because it failed, is the worst.
+    A setting is judged by the mean over its seeds of the headline metric: the private one where
+    runs have it, else that on the validation set after that round. A run that has none, because it
+    failed, is the worst.
     """
     names = [name for name in differing(list(configs.values())) if name not in ("data", "seed")]
     settings: dict[tuple[object, ...], dict[tuple[object, ...], list[str]]] = {}
@@ -308,10 +316,10 @@ def _score(out: pathlib.Path, name: str, rung: int) -> float:
     if not (folder / "config.json").exists():
         return -math.inf
     run = Run.load(folder)
-    rounds, values = validation_curve(run)
-    at_rung = values[rounds == rung]
-    if not len(at_rung) or not math.isfinite(at_rung[-1]):
-        return -math.inf
-    return float(
-        -at_rung[-1] if smaller_is_better(run.plan["task"]["headline_metric"]) else at_rung[-1]
+    rounds, values = (
+        private_curve(run, "accuracy")[:2] if run.config.private_metrics else validation_curve(run)
     )
+    value = next(iter(values[rounds == rung][::-1]), math.nan)
+    if not math.isfinite(value):
+        return -math.inf
+    return float(-value if smaller_is_better(run.plan["task"]["headline_metric"]) else value)

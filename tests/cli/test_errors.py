@@ -26,6 +26,7 @@ CALIBRATE = f"calibrate {PLAN} --epsilon 8"
 # A call, and the words its error must have: the option and its value. MECHANISM is a file for 12
 # rounds. What the library refuses is tested there; here stands what the command line refuses
 # itself, and one call at least of each command.
+COMPARE = "plan compare --rounds 12 --population 40 --cohort-size 10 --epsilon 1"
 WRONG_CALLS = {
     "nonsense": "nonsense",
     "tarin": "Did you mean 'train'?",
@@ -47,6 +48,11 @@ WRONG_CALLS = {
     ),
     f"{CALIBRATE} --population 9": "--population 9 belongs to --sampling",
     "plan noise MECHANISM --noise-memory 0": "--noise-memory",
+    f"{COMPARE} --availability often": "--availability often says no check-ins",
+    f"{COMPARE} --availability 9": "--availability 9 is not between --cohort-size 10",
+    f"{COMPARE} --availability every:day --min-sep 9": "--min-sep 9 is more than the 4",
+    f"{COMPARE} --family many": "--family many",
+    f"{COMPARE} many": "many",
     f"plan learning-rate {PLAN} --noise-multiplier -0 --cohort-size 9": "--noise-multiplier 0",
     "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": "'x'",
     f"{POOL} --no-search": "--min-sep",

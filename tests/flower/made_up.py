@@ -12,7 +12,7 @@ ROUNDS, APART, COHORT = 6, 3, 4
 MODEL = {"weights": (3, 2), "bias": (2,)}
 
 
-def plan(rounds=ROUNDS, min_sep=APART, noise_multiplier=0.7):
+def plan(rounds=ROUNDS, min_sep=APART, noise_multiplier=0.7, **options):
     config = fedmf.PlanConfig(
         rounds=rounds,
         min_sep=min_sep,
@@ -20,6 +20,7 @@ def plan(rounds=ROUNDS, min_sep=APART, noise_multiplier=0.7):
         bands=min_sep,
         noise_multiplier=noise_multiplier,
         delta=1e-5,
+        **options,
     )
     return config.plan()
 

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx
 
 import fedmf
+from fedmf.server.metrics_stream import MetricsStream
 from fedmf.server.rows import HostNoise
 from tests.flower.made_up import (
     APART,
@@ -348,3 +349,26 @@ def test_its_record_is_what_the_log_audit_reads(tmp_path):
     assert {row["client"] for row in rows} <= set(NODES)
     audit = fedmf.audit_log(path, strategy.plan)
     assert audit.epsilon == strategy.server.audit().epsilon
+
+
+def test_private_metrics_are_those_of_the_clients_with_noise():
+    """As a server of numpy releases them, and of hostile ones only what is a number."""
+    given = plan(private_metrics=0.5, largest_loss=4.0)
+
+    def tells(message):
+        return [answer(message, arrays_of(message), accuracy=0.25, loss=3)]
+
+    def lies(message):
+        return [answer(message, arrays_of(message), accuracy=[0.5], loss=float("inf"))]
+
+    grid = Grid(NODES, dict.fromkeys(NODES, tells) | dict.fromkeys(NODES[::3], lies))
+    result = wrapped(given=given).start(grid, initial())
+    stream = MetricsStream(given, noise_seed=7)
+    one = stream.contribution({"accuracy": 0.25, "loss": 3.0}, clients=COHORT)
+    for t, asked in enumerate(grid.asked):
+        honest_ones = sum(node not in NODES[::3] for node in asked)
+        found = stream.values(range(t, t + 1), stream.release(t, honest_ones * one))
+        said = dict(result.train_metrics_clientapp[t + 1])
+        for name in ("clients", "accuracy", "loss"):
+            assert said[name] == pytest.approx(found[name], rel=1e-5)
+            assert said[f"{name}_stddev"] == pytest.approx(found["stddev"][name], rel=1e-5)

@@ -27,6 +27,7 @@ from fedmf.privacy.amplification import (
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.plan import (
     Plan,
+    dp_event,
     per_query_noise_multiplier,
     rdp_epsilon,
     unamplified_epsilon,
@@ -225,9 +226,9 @@ def test_event_is_that_of_example_f1():
     largest = np.linalg.norm(plan.mechanism.encoder(), axis=0).max()
     sigma = plan.stddev / largest
     assert per_query_noise_multiplier(plan) == pytest.approx(sigma, rel=1e-12)
-    poisson = plan.event.event
+    poisson = dp_event(plan).event
     assert isinstance(poisson, dp_accounting.PoissonSampledDpEvent)
-    assert (plan.event.count, poisson.sampling_probability) == (6, 20 * 4 / 1000)
+    assert (dp_event(plan).count, poisson.sampling_probability) == (6, 20 * 4 / 1000)
     assert poisson.event.noise_multiplier == pytest.approx(sigma, rel=1e-12)
     # Both accountants of dp_accounting read it.
     assert rdp_epsilon(plan) >= plan.epsilon * (1 - 1e-3)
@@ -336,7 +337,7 @@ def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
         delta=1e-6,
     )
     assert label - 0.5 <= rdp_epsilon(plan) <= label + 0.05
-    assert plan.epsilon < rdp_epsilon(plan) == rdp_epsilon_of(plan.event, 1e-6)
+    assert plan.epsilon < rdp_epsilon(plan) == rdp_epsilon_of(dp_event(plan), 1e-6)
 
 
 def test_bands_are_read_from_the_entries():

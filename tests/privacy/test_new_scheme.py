@@ -13,7 +13,7 @@ import fedmf
 from fedmf.mechanisms.leading import column_norm
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.describe import calibrate_command, statement_values, summary
-from fedmf.privacy.plan import cohort_scale, unamplified_epsilon
+from fedmf.privacy.plan import cohort_scale, dp_event, unamplified_epsilon
 from fedmf.privacy.sampling import SCHEMES, Sampling
 from fedmf.privacy.sampling.draws import Draws, draw_generator
 from tests.cli.program import printed_by
@@ -93,7 +93,7 @@ def plan(bernoulli):
 def test_calibrate_controller_audit_and_statement(plan):
     assert 1.99 < plan.epsilon <= 2.0 < 0.5 * unamplified_epsilon(plan)
     assert plan.participation.schema == "every_round"
-    assert plan.event.noise_multiplier == plan.noise_multiplier
+    assert dp_event(plan).noise_multiplier == plan.noise_multiplier
     assert plan.group_epsilon(2) > 4.0
     controller = fedmf.ParticipationController(
         plan.participation,

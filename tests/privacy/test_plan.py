@@ -15,7 +15,7 @@ import fedmf
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.privacy.describe import statement_values, summary
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.plan import cohort_scale, rdp_epsilon
+from fedmf.privacy.plan import cohort_scale, dp_event, rdp_epsilon
 from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
 from tests.privacy import plans
 from tests.refusals import refusal
@@ -186,7 +186,7 @@ class TestEpsilon:
         assert nothing.epsilon == INF
         assert nothing.rho == INF
         assert nothing.stddev == 0
-        assert type(nothing.event).__name__ == "NonPrivateDpEvent"
+        assert type(dp_event(nothing)).__name__ == "NonPrivateDpEvent"
         assert summary(nothing)["epsilon"] is summary(nothing)["rho"] is None
         assert {plan(noise_multiplier=sigma).rho for sigma in (5e-324, 1e-200)} == {INF}
         assert {plan(noise_multiplier=sigma).rho for sigma in (1e200, 1e308)} == {0.0}
@@ -209,7 +209,7 @@ class TestPlan:
         made = plan(mechanism=mechanism, noise_multiplier=0.7, clip_norm=3.0)
         assert made.sensitivity.value == pytest.approx(expected, rel=1e-14)
         assert made.stddev == pytest.approx(0.7 * expected * 3.0, rel=1e-14)
-        assert made.event.noise_multiplier == 0.7
+        assert dp_event(made).noise_multiplier == 0.7
 
     def test_simulating(self):
         claimed = plan()

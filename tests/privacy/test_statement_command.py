@@ -13,6 +13,7 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import calibrate_command, statement, statement_values, summary
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, takes
 from fedmf.privacy.stopping import stopped_after
@@ -99,6 +100,12 @@ def test_a_clip_norm_that_follows_a_quantile(folder, simulated):
     check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
 
 
+@pytest.mark.parametrize("clipping", [None, QuantileClipping(quantile=0.3, share=0.1)])
+def test_private_metrics(folder, clipping):
+    metrics = PrivateMetrics(share=0.03, largest_loss=4.0)
+    check(plan(private_metrics=metrics, quantile_clipping=clipping), folder)
+
+
 def test_of_a_run_that_ends_early(folder):
     made = stopped_after(plan(), 20)
     made.longer.mechanism.save(folder / "mechanism.npz")
@@ -117,7 +124,7 @@ def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
     # A new one needs a field of `PlanConfig`, or the command leaves it out.
     assert {field.name for field in dataclasses.fields(Plan)} == {
         *("mechanism", "participation", "noise_multiplier", "clip_norm", "delta", "sampling"),
-        *("simulation", "quantile_clipping", "longer"),
+        *("simulation", "quantile_clipping", "private_metrics", "longer"),
     }
     assert {field.name for kind in SCHEMES.values() for field in dataclasses.fields(kind)} == {
         *("population", "cohort_size", "partitions", "bins", "min_sep"),

@@ -35,7 +35,7 @@ def test_defaults_are_the_banded_papers():
 
 ZERO_ALLOWED = set(
     "client_momentum proximal_strength seed noise_multiplier server_momentum warmup cooldown "
-    "dropout canaries".split()
+    "dropout canaries private_metrics".split()
 )
 TAKES_ANY_TEXT = ("data", "task", "mechanism", "initial_model")
 

@@ -229,7 +229,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         the next round.
 
         The event of a single round is Unsupported on purpose: rounds are correlated and do not
-        compose; `plan.event` is the event of the whole run.
+        compose; `fedmf.privacy.plan.dp_event` is that of the whole run.
 
         Raises:
           ValueError: inside a tf.function, with a state captured as a constant: every call would

@@ -94,13 +94,13 @@ class Divergence(Callback):
             server_learning_rate=config.server_learning_rate, rate_for_noise=rate
         )
         for row in training.recorded.metrics:
-            said = self._watch.observe(row["round"], row["train_loss"], row["examples"])
+            said = self._watch.observe(row["round"], _loss(row), row["examples"])
             if said and self.stops:
                 raise DivergedRun(said)
 
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
-        said = self._watch.observe(row["round"], row["train_loss"], row["examples"])
+        said = self._watch.observe(row["round"], _loss(row), row["examples"])
         if said and self.stops:
             raise DivergedRun(said)
         if said:
@@ -116,6 +116,12 @@ class StopOnDivergence(Divergence):
     """
 
     stops = True
+
+
+def _loss(row: Row) -> float:
+    """The private one where there is one: what is decided by it the guarantee covers."""
+    loss: float = row["private"]["loss"] if "private" in row else row["train_loss"]
+    return loss
 
 
 def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None:

@@ -77,6 +77,11 @@ def train(
     """
     machine = RunOptions(**options)
     check_address(machine.cluster, config.execution)
+    if config.private_metrics and machine.worker_task is not None:
+        raise ValueError(
+            f"private_metrics={config.private_metrics} are computed where the run is, and with "
+            "data_on_workers its clients' examples are not: leave one of them out"
+        )
     with limited_threads(machine.threads):
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
         model = check_model(task, config)
@@ -149,6 +154,8 @@ def _round(training: Training) -> tuple[Any, dict[str, Any]]:
         raise misfit(training) or error from error
     training.not_finite = int(metrics.pop("not_finite"))
     row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
+    if training.round_metrics is not None:
+        row["private"] = training.round_metrics.of_round(t, training.weights(), training.cohort)
     if (t + 1) % config.evaluate_every == 0 or t + 1 == training.last:
         row["validation"] = training.evaluator(execution.weights(state), "validation")
     training.seconds = time.perf_counter() - began

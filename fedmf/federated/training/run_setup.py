@@ -33,7 +33,7 @@ from fedmf.privacy.stopping import rounds_within
 from fedmf.runs.audit import plan_record, pretraining, recorded_plan, scaling_values
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
-from fedmf.server.server import cohort_seed
+from fedmf.server.drawing import cohort_seed
 from fedmf.server.source import check_noise_seed
 
 

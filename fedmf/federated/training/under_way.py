@@ -4,6 +4,7 @@ import numpy as np
 
 from fedmf.federated.execution.base import Execution, RunOptions
 from fedmf.federated.training.evaluation import Evaluator
+from fedmf.federated.training.round_metrics import RoundMetrics
 from fedmf.federated.training.run_setup import RunSetup
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.folder import Run
@@ -43,6 +44,11 @@ class Training:
                 "rounds"
             )
         self.evaluator = Evaluator(self.task, self.config)
+        self.round_metrics = (
+            RoundMetrics(self.task, self.plan, setup.noise_seed, self.evaluator)
+            if self.plan.private_metrics is not None
+            else None
+        )
         self.seconds, self.cohort, self.not_finite = 0.0, list[int](), 0
         self.stops = False
         self._saved, self._digest = self.done, self.folder.digest()

@@ -11,6 +11,8 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
+
 from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.participation.schema import Participation
@@ -26,6 +28,8 @@ FALSE_POSITIVE_RATE = 1e-6
 
 # Name on the command line and in configs -> the class.
 SCHEMES: "dict[str, type[Sampling]]" = {}
+# Of a curve, where a scheme has epsilon for a delta and not the reverse.
+_DELTAS = tuple(float(d) for d in 10.0 ** np.arange(-10, 0.01, 0.1)[:-1])
 # The fields of a `PlanConfig` that schemes are made from.
 SETTINGS = ("population", "cohort_size", "partitions", "min_sep")
 
@@ -145,6 +149,22 @@ class Sampling(fields.Checked, abc.ABC):
         """An upper bound on epsilon for the zero-out relation;
         infinite where no amplification is proven.
         """
+
+    def curve(
+        self, mechanism: Mechanism, noise: float, *, search: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """Pairs (epsilon, delta) that hold all at once, but for a chance of `curve_failure`.
+
+        Args:
+          mechanism, noise: as of `epsilon`.
+          search: of a simulated scheme, by random numbers that those of the proof have not seen.
+        """
+        pairs = ((self.epsilon(mechanism, noise, d), d) for d in _DELTAS if d >= self.min_delta)
+        return tuple(pair for pair in pairs if math.isfinite(pair[0]))
+
+    def curve_failure(self, mechanism: Mechanism) -> float:
+        """The chance, over our own coins, that a pair of `curve` is too small."""
+        return 0.0
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """What a search for the noise asks in place of `epsilon`, where that takes long; the

@@ -17,10 +17,13 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.amplification import sampled_gaussian_epsilon
+from fedmf.privacy.amplification import sampled_gaussian_curve, sampled_gaussian_epsilon
 from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import MIN_DELTA
-from fedmf.privacy.random_allocation import random_allocation_epsilon
+from fedmf.privacy.random_allocation import (
+    random_allocation_curve,
+    random_allocation_epsilon,
+)
 from fedmf.privacy.rounding import down
 from fedmf.privacy.sampling.base import (
     Sampling,
@@ -203,6 +206,16 @@ class CyclicPoisson(_RoundByRound):
         k = self.compositions(mechanism.rounds)
         sigma = noise / column_norm(mechanism)
         return sampled_gaussian_epsilon(sigma, delta, probability=self.probability, compositions=k)
+
+    def curve(
+        self, mechanism: Mechanism, noise: float, *, search: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """By privacy loss distributions."""
+        return sampled_gaussian_curve(
+            noise / column_norm(mechanism),
+            probability=self.probability,
+            compositions=self.compositions(mechanism.rounds),
+        )
 
     def draws(self, seed: int) -> Draws:
         """Independent clients of the round's part."""
@@ -395,6 +408,13 @@ class CyclicShuffle(Cyclic):
         """That of random allocation."""
         sigma, epochs = noise / column_norm(mechanism), self.epochs(mechanism.rounds)
         return random_allocation_epsilon(sigma, delta, positions=self.positions, epochs=epochs)
+
+    def curve(
+        self, mechanism: Mechanism, noise: float, *, search: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """That of random allocation."""
+        sigma, epochs = noise / column_norm(mechanism), self.epochs(mechanism.rounds)
+        return random_allocation_curve(sigma, positions=self.positions, epochs=epochs)
 
     def draws(self, seed: int) -> Draws:
         """The places of every epoch."""

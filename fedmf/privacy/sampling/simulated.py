@@ -17,7 +17,12 @@ from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.gaussian import MIN_DELTA, exact_gaussian_epsilon, gaussian_epsilon
+from fedmf.privacy.curves import epsilons_of_curve, simulated_curve
+from fedmf.privacy.gaussian import (
+    MIN_DELTA,
+    exact_gaussian_epsilon,
+    gaussian_epsilon,
+)
 from fedmf.privacy.monte_carlo import (
     FAILURE,
     MAX_ATTEMPTS,
@@ -26,7 +31,7 @@ from fedmf.privacy.monte_carlo import (
     expected_epsilon,
     simulated_epsilon,
 )
-from fedmf.privacy.random_allocation import random_allocation_epsilon
+from fedmf.privacy.random_allocation import random_allocation_curve, random_allocation_epsilon
 from fedmf.privacy.rounding import down, up
 from fedmf.privacy.sampling.base import Sampling, check_bands, check_cohort_size, check_population
 from fedmf.privacy.sampling.cyclic import proven_bands
@@ -66,6 +71,17 @@ class Simulated(Sampling):
             return math.inf
         most = exact_gaussian_epsilon(self._multiplier(mechanism, noise), delta)
         return min(most, expected_epsilon(self.losses(mechanism, noise), delta, most))
+
+    def curve(
+        self, mechanism: Mechanism, noise: float, *, search: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """By simulation."""
+        epsilons = tuple(epsilons_of_curve(self._multiplier(mechanism, noise)))
+        return simulated_curve(self.losses(mechanism, noise), epsilons, search=search)
+
+    def curve_failure(self, mechanism: Mechanism) -> float:
+        """Of all points together."""
+        return FAILURE
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
         """Sentences: how many samples, both the bound and the estimate, and the chance that the
@@ -237,6 +253,19 @@ class BallsInBins(Simulated):
         """`epsilon` itself where that is not simulated."""
         simulated = self._orthogonal_norm(mechanism) is None
         return (super().expected_epsilon if simulated else self.epsilon)(mechanism, noise, delta)
+
+    def curve(
+        self, mechanism: Mechanism, noise: float, *, search: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """That of random allocation where the bins are orthogonal."""
+        norm = self._orthogonal_norm(mechanism)
+        if norm is None:
+            return super().curve(mechanism, noise, search=search)
+        return random_allocation_curve(noise / norm, positions=self.bins)
+
+    def curve_failure(self, mechanism: Mechanism) -> float:
+        """None where the bins are orthogonal."""
+        return 0.0 if self._orthogonal_norm(mechanism) else super().curve_failure(mechanism)
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
         """Nothing where epsilon is not simulated."""

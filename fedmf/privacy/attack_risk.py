@@ -1,0 +1,238 @@
+"""What an attacker can learn of one client: the trade-off between hits and false alarms.
+
+The attacker knows the plan, everything released and every other client, and decides whether the
+updates of one client were those that it suspects or zero (the zero-out relation). T(a) bounds the
+share of clients that it finds while it wrongly accuses a share a of those that are not there:
+
+- without sampling T(a) = Phi(Phi^-1(a) + mu), mu = 1 / noise_multiplier, and nothing less (Dong,
+  Roth and Su 2022, Def. 2.6 and Thm. 2.7). It holds for every way of drawing clients;
+- each (epsilon, delta) that a sampling scheme proves is T(a) <= min(delta + exp(epsilon) a,
+  1 - exp(-epsilon) (1 - delta - a)) (Wasserman and Zhou 2010; Kairouz et al. 2015, Thm. 2.1);
+- T applied g times is that of g clients together (Dong, Roth and Su 2022, Thm. 2.14).
+
+Every number is rounded up.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.privacy.plan import Plan, unit_noise
+from fedmf.privacy.rounding import finite
+
+# Of a true-positive rate in float64, relative: 7e-11 at most, where a is near 1e-308.
+_ROUNDING = 1e-9
+# False-positive rates of which summaries and statements speak.
+RATES = (0.001, 0.01, 0.1)
+# Beyond, the bound without sampling is taken: it costs nothing, and claims no more.
+_MOST_DEVICES = 1000
+_STEPS = 200
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttackRisk:
+    """Bounds on every attack on one client, or on the devices of one user.
+
+    Attributes:
+      mu: the attack is no easier than to tell a normal of mean 0 and deviation 1 from one of mean
+        mu; infinite without noise. Sampling does not lower it, but the other numbers.
+      pairs: (epsilon, delta) of one client that hold as well, all at once, in both directions.
+      devices: of the user; mu is of all together, and pairs of each.
+      failure: chance, over our own coins, that any of the pairs was simulated too small.
+
+    >>> risk = AttackRisk(mu=0.83786)  # epsilon 4 at delta 1e-6
+    >>> round(risk.advantage, 5), round(risk.true_positive_rate(0.001), 5)
+    (0.32473, 0.01215)
+    >>> AttackRisk(mu=0.0).advantage, AttackRisk(mu=math.inf).true_positive_rate(0.0)
+    (0.0, 1.0)
+    """
+
+    mu: float
+    pairs: tuple[tuple[float, float], ...] = ()
+    devices: int = 1
+    failure: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0 or math.isnan(self.mu):
+            raise ValueError(f"mu={self.mu!r} must not be negative: use 1 / `noise_multiplier`")
+        checks.integer("devices", self.devices, low=1, hint="count the clients of one user")
+        for epsilon, delta in self.pairs:
+            if not (epsilon >= 0 and 0 <= delta <= 1):
+                raise ValueError(f"pairs has {(epsilon, delta)}: give (epsilon, delta), as proven")
+
+    def true_positive_rate(self, false_positive_rate: float) -> float:
+        """The most of the clients that are there that an attack finds.
+
+        Args:
+          false_positive_rate: share of those that are not there that it accuses, in [0, 1].
+
+        Raises:
+          TypeError, ValueError: naming the argument.
+        """
+        rate = checks.probability("false_positive_rate", false_positive_rate)
+        if not self.pairs:
+            return _gaussian(self.mu, rate)
+        for _ in range(self.devices):
+            rate = min(_gaussian(self.mu / self.devices, rate), self._by_pairs(rate))
+        return rate
+
+    @property
+    def advantage(self) -> float:
+        """The largest difference of the two rates; 1/2 + advantage / 2 of all guesses are right
+        where a fair coin decides whether the client is there.
+        """
+        if not self.pairs:
+            return min(1.0, math.erf(self.mu / math.sqrt(8)) * (1 + _ROUNDING))
+        return self._most(1.0)
+
+    def success(self, prior: float) -> float:
+        """The most guesses that are right, as a share, where a client is there with this chance."""
+        prior = checks.probability("prior", prior)
+        rare, common = sorted((prior, 1 - prior))
+        if rare == 0:
+            return 1.0
+        if self.pairs:
+            # Both rates may trade places: the bounds hold in both directions.
+            return min(1.0, common + rare * self._most(common / rare))
+        if self.mu == 0 or math.isinf(self.mu):
+            return 1.0 if self.mu else common
+        shift = math.log(common / rare) / self.mu
+        found, right = (_phi(self.mu / 2 + x) for x in (-shift, shift))
+        return min(1.0, (rare * found + common * right) * (1 + _ROUNDING))
+
+    def values(self) -> dict[str, Any]:
+        """In plain JSON types; an infinite mu is null."""
+        rates = {f"true_positive_rate_at_{a}": self.true_positive_rate(a) for a in RATES}
+        failure = {"failure": self.failure} if self.failure else {}
+        return {"mu": finite(self.mu), "advantage": self.advantage} | rates | failure
+
+    @functools.cached_property
+    def _lines(self) -> tuple[np.ndarray, np.ndarray]:
+        pairs = np.array([pair for pair in self.pairs if pair[0] <= 700] or [(0.0, 1.0)])
+        return np.exp(pairs[:, 0]), pairs[:, 1]
+
+    def _by_pairs(self, rate: float) -> float:
+        ratio, delta = self._lines
+        few, many = delta + ratio * rate, 1 - (1 - delta - rate) / ratio
+        least = float(np.minimum(few, many).min())
+        # With probability delta all may be lost; where nobody is accused nobody is found.
+        return min(1.0, least * (1 + _ROUNDING)) if rate > 0 else 0.0
+
+    def _most(self, weight: float) -> float:
+        """sup over a of T(a) - weight a, for weight >= 1: T is concave, so that a search by thirds
+        of log a ends in an interval, whose ends bound what is inside.
+        """
+        low, high = -700.0, 0.0
+
+        def value(x: float) -> float:
+            return self.true_positive_rate(math.exp(x)) - weight * math.exp(x)
+
+        # The interval never loses the maximum but to rounding, which the rates contain.
+        for _ in range(_STEPS):
+            third = (high - low) / 3
+            if third < 1e-11:
+                break
+            # Equal values are the flat left end, or both the largest.
+            if value(low + third) <= value(high - third):
+                low += third
+            else:
+                high -= third
+        most = self.true_positive_rate(math.exp(high)) - weight * math.exp(low)
+        return min(1.0, max(0.0, most + 1e-12))
+
+
+def _phi(x: float) -> float:
+    from scipy import special
+
+    return float(special.ndtr(x))
+
+
+def _gaussian(mu: float, rate: float) -> float:
+    from scipy import special
+
+    if math.isinf(mu):
+        return 1.0
+    if rate in (0.0, 1.0) or mu == 0:
+        return rate
+    found = _phi(float(special.ndtri(rate)) + mu)
+    # Below 1e-307 the last digits are lost
+    return min(1.0, found * (1 + _ROUNDING) + 5e-324)
+
+
+def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
+    """What an attacker can learn at most of one client from all that the run releases.
+
+    Of a plan that simulates a larger cohort it is the risk of the claimed run, as epsilon is.
+
+    Args:
+      plan: what is run.
+      devices: clients of one user, each of which keeps to its own limits.
+
+    Returns:
+      The bounds; with sampling they rest on the secrecy of who is drawn, as `Plan.epsilon` does.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+
+    >>> import fedmf
+    >>> config = fedmf.PlanConfig(rounds=8, min_sep=4, family="identity", epsilon=8.0)
+    >>> risk = fedmf.attack_risk(config.plan())
+    >>> round(risk.mu, 3), round(risk.advantage, 3), round(risk.true_positive_rate(0.01), 3)
+    (1.532, 0.556, 0.213)
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
+    g = checks.integer("devices", devices, low=1, hint="count the clients of one user")
+    z = plan.noise_multiplier
+    mu = g / z if z else math.inf
+    scheme = plan.sampling
+    if scheme is None or not z or g > _MOST_DEVICES:
+        return AttackRisk(mu=mu, devices=g)
+    pairs = scheme.curve(plan.mechanism, unit_noise(plan))
+    failure = scheme.curve_failure(plan.mechanism) if pairs else 0.0
+    return AttackRisk(mu=mu, pairs=pairs, devices=g, failure=failure)
+
+
+def claimed_alone(epsilon: float, delta: float) -> AttackRisk:
+    """What follows from one (epsilon, delta) and nothing else.
+
+    >>> round(claimed_alone(8.0, 1e-6).true_positive_rate(0.001), 5)
+    0.99966
+    """
+    return AttackRisk(mu=math.inf, pairs=((epsilon, delta),) if math.isfinite(epsilon) else ())
+
+
+def picture(risk: AttackRisk, alone: AttackRisk, *, wide: int = 48, high: int = 11) -> list[str]:
+    """Lines of text: hits over false alarms, from 1 in 10,000 on a logarithmic axis.
+
+    Args:
+      risk: drawn as o.
+      alone: what one epsilon and delta allow, drawn as -.
+      wide, high: of the axes, in letters.
+    """
+    rows = [[" "] * (wide + 1) for _ in range(high)]
+    curves: Sequence[tuple[str, Callable[[float], float]]] = (
+        ("-", alone.true_positive_rate),
+        (".", lambda rate: rate),
+        ("o", risk.true_positive_rate),
+    )
+    for letter, curve in curves:
+        for x in range(wide + 1):
+            y = round(curve(10 ** (4 * (x / wide - 1))) * (high - 1))
+            rows[high - 1 - y][x] = letter
+    sides = {0: "100%", (high - 1) // 2: "50%", high - 1: "0%"}
+    lines = [f"|{''.join(row)}| {sides.get(i, '')}".rstrip() for i, row in enumerate(rows)]
+    ticks = "".join(f"{label:<{wide // 4}}" for label in ("0.01%", "0.1%", "1%", "10%")) + "100%"
+    return [
+        "Clients found, of those that are there",
+        *lines,
+        f"+{'-' * (wide + 1)}+",
+        ticks,
+        "Clients accused, of those that are not there",
+        "o at most, by the noise   - what epsilon alone allows   . by guessing",
+    ]

@@ -1,0 +1,50 @@
+"""Metrics of the rounds that a part of the budget pays for."""
+
+import dataclasses
+import math
+
+from fedmf import checks, fields
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivateMetrics:
+    """How many clients came to a round, and the means over them of their losses and accuracies, are
+    released as well.
+
+    A client adds (1, a, l) / sqrt(3) to a sum of their own, where a and l are its accuracy and its
+    loss, held to [0, 1] and [0, largest_loss] and centred to [-1, 1]: a vector of norm at most 1.
+
+    Attributes:
+      share: part of rho that they spend, in (0, 1): z_x = z / sqrt(1 - share) and z_m = z
+        / sqrt(share).
+      largest_loss: fixed before the run; a client's loss above counts as this.
+
+    Raises:
+      TypeError, ValueError: naming the argument, its value and what to do instead.
+
+    >>> metrics, z = PrivateMetrics(share=0.02), 1.19352
+    >>> round(metrics.other_noise_multiplier(z), 5), round(metrics.noise_multiplier(z), 3)
+    (1.20564, 8.439)
+    """
+
+    share: float
+    largest_loss: float = 10.0
+
+    def __post_init__(self) -> None:
+        hint = "use a small part of the budget, such as 0.02"
+        share = checks.positive("share", self.share, hint, below=1)
+        loss = checks.positive("largest_loss", self.largest_loss, "use a number such as 10")
+        fields.set_fields(self, {"share": share, "largest_loss": loss})
+
+    def other_noise_multiplier(self, noise_multiplier: float) -> float:
+        """z_x of the streams beside the metrics', in a plan of noise multiplier z.
+
+        Divided by the noise multipliers of their streams, the parts of one client in all of them
+        are one vector of norm at most 1 / z: its square is (1 - share) / z^2 of the others, and
+        share / z^2 of the metrics. So all together are the Gaussian mechanism of z.
+        """
+        return noise_multiplier / math.sqrt(1 - self.share)
+
+    def noise_multiplier(self, noise_multiplier: float) -> float:
+        """z_m of the sum of metrics, in a plan of noise multiplier z."""
+        return noise_multiplier / math.sqrt(self.share)

@@ -1,0 +1,133 @@
+"""The stream of private metrics beside that of updates: a client's part, noise, what it says."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedmf.privacy.plan import Plan, metric_stddev
+from fedmf.server.clipping import clip_margin
+from fedmf.server.rows import HostNoise
+from fedmf.server.source import check_noise_seed
+
+# Of a client's vector: its coming, accuracy and loss.
+SIZE = 3
+
+
+class MetricsStream:
+    """The sums of a plan's `PrivateMetrics` with their noise: that of round t is released as S +
+    row t of N Z, with a Z of this stream alone.
+
+    Formal guarantee: the releases of updates and metrics together are what `plan` says; see
+    `PrivateMetrics.other_noise_multiplier`. What is computed from them is post-processing. A client
+    moves S by a vector of norm at most 1, whatever its values.
+
+    Args:
+      plan: with private_metrics.
+      noise_seed: non-negative int, the run's.
+
+    Example:
+      >>> import fedmf
+      >>> config = fedmf.PlanConfig(
+      ...     rounds=4, min_sep=2, noise_multiplier=1.0, family="identity", private_metrics=0.02
+      ... )
+      >>> metrics = MetricsStream(config.plan(), noise_seed=1)
+      >>> one = metrics.contribution({"loss": 2.5, "accuracy": 0.1}, clients=1000)
+      >>> values = metrics.values(range(1), metrics.release(0, 1000 * one))
+      >>> abs(values["loss"] - 2.5) < 6 * values["stddev"]["loss"] < 1
+      True
+    """
+
+    def __init__(self, plan: Plan, *, noise_seed: int) -> None:
+        assert plan.private_metrics is not None
+        self._ends = {"accuracy": 1.0, "loss": plan.private_metrics.largest_loss}
+        self._stddev, self._weight = metric_stddev(plan), 1 / math.sqrt(SIZE)
+        self._mechanism = plan.mechanism
+        # The rows of N alone matter: their scale is this stream's.
+        alone = dataclasses.replace(plan, quantile_clipping=None, private_metrics=None, longer=None)
+        self._noise = HostNoise(alone, SIZE, noise_seed=_seed(check_noise_seed(noise_seed)))
+
+    def empty_sum(self) -> np.ndarray:
+        """The sum of no client, float64 (3,)."""
+        return np.zeros(SIZE)
+
+    def contribution(self, values: Mapping[str, Any], *, clients: int) -> np.ndarray:
+        """What a client adds to the sum, float64 (3,): of norm 1 at most, and less by as much as
+        the rounding of a sum of so many clients may move it.
+
+        Args:
+          values: its "accuracy" and "loss". One that is beyond its range counts as the nearer end,
+            and NaN as the middle.
+          clients: of the round, at most.
+
+        Raises:
+          TypeError, ValueError: other names, or a value that is no number.
+        """
+        if not isinstance(values, Mapping) or set(values) != set(self._ends):
+            given = sorted(values) if isinstance(values, Mapping) else type(values).__name__
+            raise ValueError(f"metrics={given}: give numbers for {' and '.join(self._ends)}")
+        parts = [1.0]
+        for name, end in self._ends.items():
+            try:
+                value = float(values[name])
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"metrics has {name}={values[name]!r}, a {type(values[name]).__name__}: give a "
+                    "number"
+                ) from None
+            held = end / 2 if math.isnan(value) else min(max(value, 0.0), end)
+            parts.append(held / end * 2 - 1)
+        return self._weight * (1 - clip_margin(SIZE, clients)) * np.array(parts)
+
+    def release(self, t: int, total: np.ndarray) -> np.ndarray:
+        """The sum of round t with its noise, float32 (3,), rounded once as updates are."""
+        noisy: np.ndarray = total + np.float64(self._stddev) * self._noise.row(t)
+        return noisy.astype(np.float32)
+
+    def values(self, rounds: range, released: np.ndarray) -> dict[str, Any]:
+        """What the releases of rounds in a row say: "clients" -> how many there were, "accuracy"
+        and "loss" -> means over them, "stddev" -> the standard deviation of each by its noise.
+
+        A mean is no bounded number: the noise may take it beyond its range. It is the middle of the
+        range where less than one client is seen. Its deviation is that of the quotient to first
+        order. None stands where the rows of N are too many to be written out.
+
+        Args:
+          rounds: t, or some in a row: a difference of two running sums, for which N is good.
+          released: the sum of their releases.
+        """
+        scaled = np.asarray(released, np.float64) / self._weight
+        clients, spread = float(scaled[0]), self._spread(rounds)
+        values: dict[str, Any] = {"clients": clients}
+        deviations = {"clients": spread}
+        for (name, end), entry in zip(self._ends.items(), scaled[1:], strict=True):
+            half, centred = end / 2, float(entry) / clients if clients >= 1 else 0.0
+            values[name] = half + half * centred
+            deviations[name] = (
+                None if spread is None else half * spread * math.hypot(1, centred) / max(clients, 1)
+            )
+        return values | {"stddev": deviations}
+
+    @functools.cached_property
+    def _noising(self) -> np.ndarray | None:
+        try:
+            return self._mechanism.noising()
+        except ValueError:
+            return None
+
+    def _spread(self, rounds: range) -> float | None:
+        """Standard deviation of an entry of the sum over these rounds, in clients."""
+        if (N := self._noising) is None:
+            return None
+        row = N[rounds.start : rounds.stop].sum(axis=0)
+        return float(self._stddev * np.linalg.norm(row) / self._weight)
+
+
+def _seed(noise_seed: int) -> int:
+    """The seed of this stream: no row of it has anything in common with the updates'."""
+    digest = hashlib.sha256(f"fedmf private metrics of noise seed {noise_seed}".encode())
+    return int.from_bytes(digest.digest())

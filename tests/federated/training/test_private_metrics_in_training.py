@@ -1,0 +1,107 @@
+"""Private metrics of a run: those that `MetricsStream` would release, in every execution, the same
+after a resume, and paid for by the plan.
+"""
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf import federated
+from fedmf.federated.training.evaluation import Evaluator
+from fedmf.reports import write_report
+from fedmf.reports.groups import private_curve
+from fedmf.server.metrics_stream import MetricsStream
+from fedmf.sweeps import results
+from tests.federated.small_runs import assert_same_run, broken_off, config, train
+from tests.federated.small_task import small_task
+from tests.refusals import refusal
+
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
+
+SETTINGS = config(private_metrics=0.1, largest_loss=4.0, checkpoint_every=2)
+
+
+class Weights(federated.Callback):
+    """Keeps the model before each round."""
+
+    def on_start(self, training):
+        self.before, self.cohorts = [training.weights()], []
+
+    def on_round(self, training, row):
+        self.before.append(training.weights())
+        self.cohorts.append(training.cohort)
+
+
+@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
+def test_rows_are_the_sums_of_the_clients_with_the_noise_of_their_own_stream(tmp_path, execution):
+    task, kept = small_task(), Weights()
+    settings = config(execution, private_metrics=0.1, largest_loss=4.0)
+    run = train(tmp_path, settings, task, callbacks=[kept])
+    evaluator = Evaluator(task, settings)
+    metrics = MetricsStream(settings.plan(), noise_seed=9)
+    for t, row in enumerate(run.metrics):
+        total = np.zeros(3)
+        for client in kept.cohorts[t]:
+            examples = task.examples_of(task.client_ids[client])
+            if len(examples[0]):
+                found = evaluator.on(kept.before[t], examples)
+                loss = min(found["loss"], 4.0) / 2 - 1
+                total += np.array([1, 2 * found["accuracy"] - 1, loss]) / np.sqrt(3)
+        released = metrics.release(t, total)
+        expected = metrics.values(range(t, t + 1), released)
+        assert row["private"].pop("stddev") == pytest.approx(expected.pop("stddev"), rel=1e-4)
+        assert row["private"] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_a_resume_releases_the_same(tmp_path):
+    whole = train(tmp_path / "whole", SETTINGS)
+    broken_off(tmp_path / "parts", 3, SETTINGS)
+    assert_same_run(whole, train(tmp_path / "parts", SETTINGS, resume=True))
+    text = whole.statement
+    assert "Metrics of each round are released as well" in " ".join(text.split())
+    assert "The private metrics are covered." in " ".join(text.split())
+    assert whole.plan["epsilon"] == pytest.approx(config().plan().epsilon)
+    assert whole.plan["private_metrics"]["share"] == 0.1
+
+
+def test_what_does_not_go_together_is_refused(tmp_path):
+    with refusal("with noise_multiplier=0"):
+        config(private_metrics=0.1, noise_multiplier=0.0).plan()
+    with refusal("largest_loss"):
+        config(largest_loss=3.0)
+    with refusal("private_metrics=0.1 are computed where the run is"):
+        train(tmp_path / "run", SETTINGS, cluster="local", worker_task=small_task)
+    assert not (tmp_path / "run").exists()
+    with refusal("with another config: private_metrics"):
+        train(broken_off(tmp_path / "other", 2, config()), SETTINGS, resume=True)
+
+
+def test_a_server_optimizer_s_noise_grows_by_the_share():
+    plain, shared = (config(private_metrics=share).plan() for share in (0.0, 0.1))
+    assert shared.epsilon == plain.epsilon
+    assert shared.stddev == pytest.approx(plain.stddev / np.sqrt(0.9))
+    assert isinstance(shared, fedmf.Plan)
+
+
+def test_a_report_draws_them_over_windows_and_halving_goes_by_them(tmp_path):
+    """The mean over a window from the rows is that of the sums, with the deviation of the sum."""
+    settings = config(private_metrics=0.9, largest_loss=4.0, noise_multiplier=0.01)
+    run = train(tmp_path / "runs" / "one", settings)
+    stream = MetricsStream(settings.plan(), noise_seed=9)
+    for name, half in (("accuracy", 0.5), ("loss", 2.0)):
+        rounds, means, spreads = private_curve(run, name)
+        assert rounds.tolist() == [2, 4, 6]
+        for end, mean, spread in zip(rounds, means, spreads, strict=True):
+            rows = [row["private"] for row in run.metrics[end - 2 : end]]
+            released = np.zeros(3)
+            released[0] = sum(row["clients"] for row in rows)
+            place = 1 if name == "accuracy" else 2
+            released[place] = sum(row["clients"] * (row[name] / half - 1) for row in rows)
+            found = stream.values(range(end - 2, end), released / np.sqrt(3))
+            assert found[name] == pytest.approx(mean)
+            assert found["stddev"][name] == pytest.approx(spread)
+    score = results._score(tmp_path, "one", 4)
+    assert score == private_curve(run, "accuracy")[1][1] != run.metrics[3]["validation"]["accuracy"]
+    page = write_report([run], tmp_path / "report", title="private").read_text()
+    assert "the guarantee covers them" in page
+    assert (tmp_path / "report" / "plots" / "private_metrics.png").exists()

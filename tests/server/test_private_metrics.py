@@ -1,0 +1,267 @@
+"""Private metrics: one client's part, the joint cost, the noise of their stream, and what means
+over rounds say of themselves.
+"""
+
+import dataclasses
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedmf
+from fedmf.privacy.plan import (
+    bit_stddev,
+    metric_stddev,
+    update_noise_multiplier,
+)
+from fedmf.server.metrics_stream import MetricsStream
+from fedmf.server.rows import HostNoise
+from tests.power import FALSE_POSITIVE_RATE, missed_by_correlation, trials_that_see
+from tests.refusals import refusal
+
+ROUNDS = 6
+
+
+def plan_of(share=0.02, family="banded", **options):
+    """Six rounds in which clients take part in every second one."""
+    config = fedmf.PlanConfig(
+        rounds=ROUNDS, min_sep=2, family=family, private_metrics=share,
+        **({"largest_loss": 8.0} if share else {}), **({"noise_multiplier": 1.0} | options),
+    )  # fmt: skip
+    return config.plan()
+
+
+def metrics_of(plan=None, noise_seed=1):
+    return MetricsStream(plan or plan_of(), noise_seed=noise_seed)
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 8.0, 1e308])
+
+
+@given(loss=numbers, accuracy=numbers, clients=st.integers(1, 10**6))
+def test_no_client_adds_more_than_one(loss, accuracy, clients):
+    part = metrics_of().contribution({"loss": loss, "accuracy": accuracy}, clients=clients)
+    assert sum(Fraction(float(x)) ** 2 for x in part) <= 1
+    assert part[0] > 0.57
+    assert np.isfinite(part).all()
+
+
+def test_a_value_beyond_its_range_is_its_end_and_nan_its_middle():
+    metrics = metrics_of()
+
+    def centred(loss):
+        part = metrics.contribution({"loss": loss, "accuracy": 0.25}, clients=10)
+        return part[[2, 1]] / part[0]
+
+    assert centred(8.0) == pytest.approx([1.0, -0.5])
+    for value, expected in ((math.inf, 1), (9.0, 1), (-math.inf, -1), (2.0, -0.5), (math.nan, 0)):
+        assert centred(value)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("epsilon", "deviation"), [(4.0, 0.0084), (8.0, 0.0046), (1.0, 0.0299)])
+def test_a_share_of_a_fiftieth_costs_the_updates_one_percent(epsilon, deviation):
+    """The figures of the design: at delta 1e-6, independent rows, a mean of 1000 clients."""
+    plan = fedmf.PlanConfig(
+        rounds=1, schema="single", family="identity", epsilon=epsilon, private_metrics=0.02
+    ).plan()
+    assert plan.epsilon == pytest.approx(epsilon, rel=1e-4)
+    assert update_noise_multiplier(plan) / plan.noise_multiplier == pytest.approx(1.0102, abs=5e-5)
+    if epsilon == 4:
+        z_m = plan.private_metrics.noise_multiplier(plan.noise_multiplier)
+        assert z_m == pytest.approx(8.439, abs=5e-4)
+    assert metric_stddev(plan) / 1000 == pytest.approx(deviation, abs=5e-5)
+
+
+def largest_shift(plan, deviations, seed):
+    """The longest C x / deviation, over streams together, that hostile clients come to.
+
+    Deviations are of the streams of updates, of bits with quantile_clipping, and of metrics, each
+    for parts of norm 1, of 1/2 for a bit.
+    """
+    C, rng = plan.mechanism.encoder(), np.random.default_rng(seed)
+    patterns = [
+        list(rounds)
+        for size in range(1, ROUNDS + 1)
+        for rounds in itertools.combinations(range(ROUNDS), size)
+        if all(b - a >= 2 for a, b in itertools.pairwise(rounds))
+    ]
+    longest = 0.0
+    for rounds in patterns:
+        for same in (True, False):
+            squared = 0.0
+            for deviation, norm in deviations:
+                parts = rng.standard_normal((1 if same else len(rounds), 3))
+                parts *= norm / np.linalg.norm(parts, axis=1, keepdims=True)
+                squared += (
+                    np.linalg.norm(C[:, rounds] @ np.broadcast_to(parts, (len(rounds), 3))) ** 2
+                    / deviation**2
+                )
+            longest = max(longest, math.sqrt(squared))
+    return longest
+
+
+@pytest.mark.parametrize("clip", [{}, {"clip_quantile": 0.5, "clip_share": 0.2}])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
+def test_all_streams_together_cost_what_the_plan_says(share, clip):
+    plan = plan_of(share, **clip)
+    streams = [(plan.stddev / plan.clip_norm, 1.0), (metric_stddev(plan), 1.0)]
+    if clip:
+        streams.append((bit_stddev(plan), 0.5))
+    budget = 1 / plan.noise_multiplier
+    found = largest_shift(plan, streams, seed=1)
+    assert found <= budget * (1 + 1e-9)
+    assert found == pytest.approx(budget, rel=1e-6)  # nothing is left over
+    # Metrics beside updates that do not pay for them
+    free = dataclasses.replace(plan, private_metrics=None)
+    streams[0] = (free.stddev / plan.clip_norm, 1.0)
+    assert largest_shift(plan, streams, seed=1) > budget * (1 + share / 4)
+
+
+def test_the_noise_is_the_plan_s_and_has_nothing_of_the_updates():
+    """White once decoded, of deviation 1, and without a correlation of 0.2 with the updates' rows.
+
+    The control is a stream of the updates' own seed.
+    """
+    plan, size = plan_of(0.25), 3
+    seeds = trials_that_see(
+        lambda n: missed_by_correlation(n * ROUNDS * size, 0.2, FALSE_POSITIVE_RATE / 4)
+    )
+    C = plan.mechanism.encoder()
+    white, updates = [], []
+    for seed in range(seeds):
+        metrics = metrics_of(plan, noise_seed=seed)
+        rows = np.array([metrics.release(t, metrics.empty_sum()) for t in range(ROUNDS)])
+        white.append(C @ rows / metric_stddev(plan))
+        host = HostNoise(plan, size, noise_seed=seed)
+        updates.append(C @ np.array([host.row(t) for t in range(ROUNDS)]))
+    white, updates = np.array(white), np.array(updates)
+    n = white.size
+    squares = float((white**2).sum())
+    assert min(scipy.stats.chi2.cdf(squares, n), scipy.stats.chi2.sf(squares, n)) > (
+        FALSE_POSITIVE_RATE / 8
+    )
+    limit = scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 8) / math.sqrt(n)
+    between = white[:, 1:] * white[:, :-1]
+    assert abs(float(np.mean(white * updates))) < limit
+    assert abs(float(between.sum())) / n < limit
+    assert abs(float(np.mean(updates * updates))) > limit  # the control
+
+
+@pytest.mark.parametrize("family", ["banded", "blt", "identity", "tree"])
+def test_means_over_rounds_deviate_as_they_say(family):
+    """By chi-square over seeds, at a false-positive rate of 1e-6; the control states a deviation of
+    rounds whose noise were independent, which correlated noise stays below.
+    """
+    plan, window, clients = plan_of(0.25, family), range(2, 5), 2000
+    seeds, own, apart = 400, [], []
+    for seed in range(seeds):
+        metrics = metrics_of(plan, noise_seed=seed)
+        one = metrics.contribution({"loss": 2.0, "accuracy": 0.5}, clients=clients)
+        released = [metrics.release(t, clients * one).astype(float) for t in window]
+        found = metrics.values(window, sum(released))
+        counted = found["clients"] - clients * len(window)
+        own.append(counted / found["stddev"]["clients"])
+        singles = [
+            metrics.values(range(t, t + 1), r) for t, r in zip(window, released, strict=True)
+        ]
+        apart.append(counted / math.hypot(*(one["stddev"]["clients"] for one in singles)))
+        assert abs(found["loss"] - 2.0) < 7 * found["stddev"]["loss"]
+        assert abs(found["accuracy"] - 0.5) < 7 * found["stddev"]["accuracy"]
+
+    def p(values):
+        squares = float(np.sum(np.square(values)))
+        return 2 * min(scipy.stats.chi2.cdf(squares, seeds), scipy.stats.chi2.sf(squares, seeds))
+
+    assert p(own) > FALSE_POSITIVE_RATE
+    assert (p(apart) > FALSE_POSITIVE_RATE) == (family == "identity")
+
+
+def test_a_mean_s_deviation_counts_the_noise_of_the_count():
+    plan, seeds = plan_of(0.5, "identity"), 400
+    errors = []
+    for seed in range(seeds):
+        metrics = metrics_of(plan, noise_seed=seed)
+        total = 300 * metrics.contribution({"loss": 8.0, "accuracy": 0.5}, clients=300)
+        found = metrics.values(range(1), metrics.release(0, total))
+        errors.append((found["loss"] - 8.0) / found["stddev"]["loss"])
+    squares = float(np.sum(np.square(errors)))
+    assert scipy.stats.chi2.cdf(squares, seeds) > FALSE_POSITIVE_RATE
+    assert scipy.stats.chi2.sf(squares, seeds) > FALSE_POSITIVE_RATE
+    assert scipy.stats.chi2.sf(2 * squares, seeds) < FALSE_POSITIVE_RATE  # without the count's
+
+
+def test_nobody_is_the_middle():
+    metrics = metrics_of()
+    found = metrics.values(range(1), np.array([0.1, 5.0, -3.0]))
+    assert (found["loss"], found["accuracy"]) == (4.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"share": 1.0}, "share=1.0"),
+        ({"share": 0.0}, "share=0.0"),
+        ({"share": 0.1, "largest_loss": 0}, "largest_loss=0"),
+        ({"share": 0.1, "largest_loss": math.inf}, "largest_loss=inf"),
+    ],
+)
+def test_bad_ones_are_refused(values, words):
+    with refusal(words):
+        fedmf.PrivateMetrics(**values)
+
+
+def test_what_they_cannot_be_made_of_is_refused():
+    with refusal("with noise_multiplier=0"):
+        dataclasses.replace(plan_of(0.5), noise_multiplier=0.0)
+    with refusal("private_metrics=0.5 must be a fedmf.PrivateMetrics", TypeError):
+        dataclasses.replace(plan_of(0.5), private_metrics=0.5)
+    with refusal(r"metrics=\['loss'\]: give numbers for accuracy and loss"):
+        metrics_of().contribution({"loss": 1.0}, clients=1)
+    with refusal("loss='high', a str", TypeError):
+        metrics_of().contribution({"loss": "high", "accuracy": 1}, clients=1)
+
+
+def server_of(plan=None, **options):
+    options = {"shapes": [(2,)], "clients_per_round": 3, "noise_seed": 1} | options
+    return fedmf.Server(plan or plan_of(0.25), **options)
+
+
+CLIENTS = {"ann": {"loss": 2.0, "accuracy": 0.5}, "bo": {"loss": math.inf, "accuracy": 0.0}}
+
+
+def test_a_server_releases_them_with_each_round_also_after_it_is_opened(tmp_path):
+    folder = tmp_path / "server"
+    keeper, metrics = server_of(folder=folder), metrics_of(plan_of(0.25))
+    assert keeper.metrics is None
+    for client, values in CLIENTS.items():
+        keeper.add([np.ones(2)], client=client, metrics=values)
+    keeper.add([np.ones(2)], client="cy")  # which has none
+    keeper.release()
+    total = sum(metrics.contribution(values, clients=3) for values in CLIENTS.values())
+    expected = metrics.values(range(1), metrics.release(0, total))
+    assert keeper.metrics == expected
+    assert "Metrics of each round are released" in " ".join(keeper.statement().split())
+    keeper.close()
+    with fedmf.Server.open(folder) as opened:
+        assert opened.metrics == expected
+        opened.release()  # of nobody
+        assert opened.metrics == metrics.values(
+            range(1, 2), metrics.release(1, metrics.empty_sum())
+        )
+
+
+def test_a_server_refuses_what_it_would_not_release():
+    plain, keeper = server_of(plan_of(0.0)), server_of()
+    with refusal("the plan pays for none"):
+        plain.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
+    with refusal("give numbers for"):
+        keeper.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
+    for server in (plain, keeper):  # who was not counted
+        server.add([np.ones(2)], client="ann")
+    with refusal("add updates one by one"):
+        keeper.add_sum([np.ones(2)], clients=["bo"])
