@@ -80,7 +80,7 @@ def train(
     if config.private_metrics and machine.worker_task is not None:
         raise ValueError(
             f"private_metrics={config.private_metrics} are computed where the run is, and with "
-            "data_on_workers its clients' examples are not: leave one of them out"
+            "`data_on_workers` its clients' examples are not: leave one of them out"
         )
     with limited_threads(machine.threads):
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
