@@ -428,6 +428,7 @@ def show(values: dict[str, Any], as_json: bool) -> None:
         click.echo(json.dumps(values, indent=2))
         return
     from fedmf.fields import flat
+    from fedmf.privacy.rounding import up
 
     values = flat(values)
     width = max(map(len, values))
@@ -435,7 +436,12 @@ def show(values: dict[str, Any], as_json: bool) -> None:
         if value is None:  # in JSON an infinite epsilon is null
             unbounded = "epsilon" in name or "rho" in name or name.endswith(".mu")
             value = "infinite" if unbounded else "none"
-        click.echo(f"{name:<{width}}  {_text(value)}")
+        lost = isinstance(value, float) and any(word in name for word in _LOST)
+        click.echo(f"{name:<{width}}  {up(value, 6) if lost else _text(value)}")
+
+
+# In the names of bounds on what is lost, which are rounded up.
+_LOST = ("epsilon", "rho", "advantage", "true_positive_rate", ".mu")
 
 
 def _text(value: Any) -> str:

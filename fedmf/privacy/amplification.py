@@ -145,8 +145,12 @@ def sampled_gaussian_curve(
     interval, best = 2.0 ** math.floor(math.log2(1e-3 * loss_scale(sigma))), [1.0] * len(epsilons)
     for _ in range(6):
         # Coarse grids only overstate; a finer one is tried until it gives no more.
-        accountant, before = _sampled_accountant(sigma, q, k, interval), best[0]
-        found = [float(delta) + error for delta in accountant.get_delta(epsilons)]
+        before = best[0]
+        try:
+            accountant = _sampled_accountant(sigma, q, k, interval)
+            found = [float(delta) + error for delta in accountant.get_delta(epsilons)]
+        except ValueError:  # "deltas are not in non-increasing order", of losses in the hundreds
+            break
         best = [min(pair) for pair in zip(best, found, strict=True)]
         if best[0] > 0.998 * before or interval < 1e-11 * sigma:
             break

@@ -75,20 +75,20 @@ class AttackRisk:
           TypeError, ValueError: naming the argument.
         """
         rate = checks.probability("false_positive_rate", false_positive_rate)
+        plainly = _gaussian(self.mu, rate)
         if not self.pairs:
-            return _gaussian(self.mu, rate)
+            return plainly
         for _ in range(self.devices):
             rate = min(_gaussian(self.mu / self.devices, rate), self._by_pairs(rate))
-        return rate
+        return min(plainly, rate)
 
     @property
     def advantage(self) -> float:
         """The largest difference of the two rates; 1/2 + advantage / 2 of all guesses are right
         where a fair coin decides whether the client is there.
         """
-        if not self.pairs:
-            return min(1.0, math.erf(self.mu / math.sqrt(8)) * (1 + _ROUNDING))
-        return self._most(1.0)
+        plainly = min(1.0, math.erf(self.mu / math.sqrt(8)) * (1 + _ROUNDING))
+        return min(plainly, self._most(1.0)) if self.pairs else plainly
 
     def success(self, prior: float) -> float:
         """The most guesses that are right, as a share, where a client is there with this chance."""
@@ -96,9 +96,13 @@ class AttackRisk:
         rare, common = sorted((prior, 1 - prior))
         if rare == 0:
             return 1.0
-        if self.pairs:
-            # Both rates may trade places: the bounds hold in both directions.
-            return min(1.0, common + rare * self._most(common / rare))
+        if not self.pairs:
+            return self._success_plainly(rare, common)
+        # Both rates may trade places: the bounds hold in both directions.
+        found = (common + rare * self._most(common / rare)) * (1 + 1e-15)
+        return min(self._success_plainly(rare, common), found)
+
+    def _success_plainly(self, rare: float, common: float) -> float:
         if self.mu == 0 or math.isinf(self.mu):
             return 1.0 if self.mu else common
         shift = math.log(common / rare) / self.mu
@@ -118,10 +122,9 @@ class AttackRisk:
 
     def _by_pairs(self, rate: float) -> float:
         ratio, delta = self._lines
-        few, many = delta + ratio * rate, 1 - (1 - delta - rate) / ratio
-        least = float(np.minimum(few, many).min())
-        # With probability delta all may be lost; where nobody is accused nobody is found.
-        return min(1.0, least * (1 + _ROUNDING)) if rate > 0 else 0.0
+        # The second is a difference of numbers near 1, whose last digits are lost.
+        few, many = delta + ratio * rate, 1 - (1 - delta - rate) / ratio + 1e-15
+        return min(1.0, float(np.minimum(few, many).min()) * (1 + _ROUNDING))
 
     def _most(self, weight: float) -> float:
         """sup over a of T(a) - weight a, for weight >= 1: T is concave, so that a search by thirds
@@ -193,9 +196,21 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     scheme = plan.sampling
     if scheme is None or not z or g > _MOST_DEVICES:
         return AttackRisk(mu=mu, devices=g)
+    risk, epsilon = risk_by_curve(plan, g), plan.epsilon
+    # What the plan states holds as well, where its curve is not as good.
+    own = ((epsilon, plan.delta),) if math.isfinite(epsilon) else ()
+    failure = 2 * risk.failure if own else risk.failure
+    return dataclasses.replace(risk, pairs=(*risk.pairs, *own), failure=failure)
+
+
+def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:
+    """`attack_risk` of a plan with sampling and noise, without what its own epsilon proves."""
+    scheme = plan.sampling
+    assert scheme is not None
     pairs = scheme.curve(plan.mechanism, unit_noise(plan))
     failure = scheme.curve_failure(plan.mechanism) if pairs else 0.0
-    return AttackRisk(mu=mu, pairs=pairs, devices=g, failure=failure)
+    mu = devices / plan.noise_multiplier
+    return AttackRisk(mu=mu, pairs=pairs, devices=devices, failure=failure)
 
 
 def claimed_alone(epsilon: float, delta: float) -> AttackRisk:
@@ -223,7 +238,7 @@ def picture(risk: AttackRisk, alone: AttackRisk, *, wide: int = 48, high: int = 
     )
     for letter, curve in curves:
         for x in range(wide + 1):
-            y = round(curve(10 ** (4 * (x / wide - 1))) * (high - 1))
+            y = math.ceil(curve(10 ** (4 * (x / wide - 1))) * (high - 1))
             rows[high - 1 - y][x] = letter
     sides = {0: "100%", (high - 1) // 2: "50%", high - 1: "0%"}
     lines = [f"|{''.join(row)}| {sides.get(i, '')}".rstrip() for i, row in enumerate(rows)]

@@ -11,7 +11,7 @@ from fedmf.mechanisms.budget import check_pays_for_each_round
 from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import least_noise_multiplier
-from fedmf.privacy.attack_risk import AttackRisk, attack_risk
+from fedmf.privacy.attack_risk import AttackRisk, risk_by_curve
 from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
 from fedmf.privacy.plan import Plan, unit_noise
@@ -49,7 +49,7 @@ class _Limit:
     reached: Callable[[AttackRisk], float] | None = None
 
     def of(self, plan: Plan) -> float:
-        return plan.epsilon if self.reached is None else self.reached(attack_risk(plan))
+        return plan.epsilon if self.reached is None else self.reached(risk_by_curve(plan))
 
     def expected(self, plan: Plan) -> float:
         """`of`, for a search."""
@@ -70,7 +70,7 @@ def enough_noise(delta: float, target: Target) -> float:
     >>> round(enough_noise(1e-6, {"epsilon": 4.0}), 5)
     1.19352
     >>> round(enough_noise(1e-6, {"advantage": 0.1}), 4)
-    3.979
+    3.9789
     """
     return _limit(delta, target).enough
 
@@ -114,6 +114,7 @@ def _limit(delta: float, target: Target) -> _Limit:
         return _Limit(name=name, limit=epsilon, enough=gaussian_noise_multiplier(epsilon, delta))
     if name == "advantage":
         limit = checks.positive(name, value, "use a share such as 0.1", below=1.0)
+        _check_told(name, value, limit)
         mu = math.sqrt(8) * float(special.erfinv(limit))
         return _with_enough(name, limit, mu, lambda risk: risk.advantage)
     hint = "use (0.01, 0.05): of 1% false alarms at most 5% hits"
@@ -124,8 +125,14 @@ def _limit(delta: float, target: Target) -> _Limit:
         raise ValueError(
             f"{name}={value!r} asks for no more hits than guessing gives, {rate:g}: {hint}"
         )
+    _check_told(name, value, limit)
     mu = float(special.ndtri(limit) - special.ndtri(rate))
     return _with_enough(name, limit, mu, lambda risk: risk.true_positive_rate(rate))
+
+
+def _check_told(name: str, value: Any, limit: float) -> None:
+    if limit < 1e-8:
+        raise ValueError(f"{name}={value!r} is below 1e-8, which no curve tells: ask for more")
 
 
 def _with_enough(

@@ -21,6 +21,7 @@ from fedmf.privacy.gaussian import exact_gaussian_epsilon
 from fedmf.privacy.stopping import stopped_after
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, trials_that_see
 from tests.privacy.plans import banded, ledger_of, plan, two_bands
+from tests.refusals import refusal
 
 TWICE = Participation(rounds=8, schema="min_sep", min_sep=4)
 FINE = np.unique(np.concatenate([np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(1e-12, 0.5, 60)]))
@@ -450,3 +451,74 @@ def test_the_achieved_guarantee_has_its_risk():
     assert "By the achieved guarantee" in broke.statement()
     nobody = fedmf.audit_ledger(ledger_of([[]] * 8), made)
     assert nobody.values()["attack_risk_achieved"]["advantage"] == 0
+
+
+# What an audit of the first version found
+
+
+def pairs_bound(pairs, rate):
+    """The least line through the pairs, at 60 digits."""
+    with mpmath.workdps(60):
+        lines = [
+            min(delta + mpmath.exp(e) * rate, 1 - mpmath.exp(-e) * (1 - delta - rate))
+            for e, delta in ((mpmath.mpf(e), mpmath.mpf(delta)) for e, delta in pairs)
+        ]
+        return min(mpmath.mpf(1), *lines)
+
+
+@pytest.mark.parametrize("delta", [1e-15, 1e-12, 1e-8, 1e-3])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-9, 0.3, 8.0])
+def test_lines_are_rounded_to_the_attackers_side(epsilon, delta):
+    pairs = ((epsilon, delta),)
+    risk = AttackRisk(mu=math.inf, pairs=pairs)
+    for rate in (0.0, 1e-300, 1e-17, 1e-9, 0.2, 1 - 1e-9, 1.0):
+        found, least = risk.true_positive_rate(rate), pairs_bound(pairs, rate)
+        assert least <= found <= min(1, least * (1 + 1e-8) + 2e-15)
+
+
+def test_little_noise_on_most_clients_has_a_risk():
+    """The accountant refuses some fine grids there; the coarser ones hold."""
+    for z in (0.06, 0.0625, 0.06420290033768254):
+        scheme = fedmf.CyclicPoisson(population=100, cohort_size=99)
+        made = fedmf.Plan(
+            mechanism=IdentityMechanism(rounds=1),
+            noise_multiplier=z, clip_norm=1.0, delta=1e-6, sampling=scheme,
+        )  # fmt: skip
+        assert 0.98 < attack_risk(made).advantage <= 1
+
+
+def test_sampling_never_claims_more_than_the_noise_alone():
+    """So that noise that is enough without sampling is enough, to the last bit."""
+    pairs = ((0.0, 0.9), (5.0, 0.5))  # of a scheme that does not help
+    for mu in (0.1, 0.5, 2.0):
+        alone, both = AttackRisk(mu=mu), AttackRisk(mu=mu, pairs=pairs)
+        assert both.advantage <= alone.advantage
+        for x in (1e-6, 0.01, 0.3):
+            assert both.true_positive_rate(x) <= alone.true_positive_rate(x)
+            assert both.success(x) <= alone.success(x)
+
+
+def test_the_plan_s_own_epsilon_is_among_the_bounds():
+    scheme = fedmf.CyclicPoisson(population=1000, cohort_size=100)
+    made = fedmf.Plan(
+        mechanism=two_bands(8), noise_multiplier=1.0, clip_norm=1.0, delta=1e-3, sampling=scheme
+    )
+    alone, risk = claimed_alone(made.epsilon, made.delta), attack_risk(made)
+    for rate in (0.0, 1e-6, 1e-3, 0.1, 0.7):
+        assert risk.true_positive_rate(rate) <= alone.true_positive_rate(rate)
+
+
+@pytest.mark.parametrize(
+    "target", [{"advantage": 1e-9}, {"true_positive_rate": (1e-12, 1e-11)}], ids=str
+)
+def test_a_target_that_no_curve_tells_is_refused(target):
+    with refusal("is below 1e-8, which no curve tells"):
+        fedmf.calibrate(IdentityMechanism(rounds=8), TWICE, delta=1e-6, **target)
+
+
+def test_a_drawn_bound_is_never_below_the_bound():
+    risk = AttackRisk(mu=0.8)
+    rows = [line[1:50] for line in picture(risk, claimed_alone(4.0, 1e-6))[1:12]]
+    for x in range(49):
+        y = next(i for i, row in enumerate(reversed(rows)) if row[x] == "o")
+        assert y / 10 >= risk.true_positive_rate(10 ** (4 * (x / 48 - 1)))

@@ -25,6 +25,7 @@ from fedmf.privacy.gaussian import (
 )
 from fedmf.privacy.monte_carlo import (
     FAILURE,
+    FAILURE_OF_CALIBRATION,
     MAX_ATTEMPTS,
     Losses,
     SimulatedEpsilon,
@@ -80,8 +81,8 @@ class Simulated(Sampling):
         return simulated_curve(self.losses(mechanism, noise), epsilons, search=search)
 
     def curve_failure(self, mechanism: Mechanism) -> float:
-        """Of all points together."""
-        return FAILURE
+        """Of all points together, of all attempts of a calibration."""
+        return FAILURE_OF_CALIBRATION
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
         """Sentences: how many samples, both the bound and the estimate, and the chance that the
