@@ -14,7 +14,7 @@ from fedmf.noise.strategies import host_strategies
 from fedmf.privacy.attack_risk import attack_risk
 from fedmf.privacy.bands import BandSearch
 from fedmf.privacy.config import PlanConfig
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, update_noise_multiplier
 from fedmf.privacy.sampling import SCHEMES
 
 # The families of a comparison that names none: what people run, the simplest first.
@@ -191,7 +191,7 @@ class Comparison:
             epsilon=epsilon,
             noise_multiplier=plan.noise_multiplier,
             rmse=unit,
-            effective_rmse=plan.noise_multiplier * unit / self.config.cohort_size,
+            effective_rmse=update_noise_multiplier(plan) * unit / self.config.cohort_size,
             advantage=risk.advantage,
             true_positive_rate=risk.true_positive_rate(0.01),
             noise_seconds=seconds,

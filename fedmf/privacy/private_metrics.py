@@ -33,7 +33,8 @@ class PrivateMetrics:
     def __post_init__(self) -> None:
         hint = "use a small part of the budget, such as 0.02"
         share = checks.positive("share", self.share, hint, below=1)
-        loss = checks.positive("largest_loss", self.largest_loss, "use a number such as 10")
+        hint = "use a number such as 10"
+        loss = checks.positive("largest_loss", self.largest_loss, hint, below=1e9)
         fields.set_fields(self, {"share": share, "largest_loss": loss})
 
     def other_noise_multiplier(self, noise_multiplier: float) -> float:

@@ -17,6 +17,8 @@ run/
                        mode 0600
   tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
+  private_metrics.jsonl  the releases of private metrics, each once, also where its round is done
+                       again
   stopped_by_data      where what the run showed decided that it stopped, such as training losses
                        or a validation: after how many rounds
   rounds_done          after a crash: how many rounds were done before it, also those that the
@@ -62,9 +64,9 @@ IDENTITY = "private/identity.json"
 _BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed")
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
-    "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv timings.jsonl "
-    "participation.csv selected.csv result.json model.npz initial_model.npz clients.json "
-    "tensorboard final_statement.md final_statement.json stopped_by_data rounds_done"
+    "plan.json statement.md mechanism.npz metrics.jsonl private_metrics.jsonl metrics.csv "
+    "timings.jsonl participation.csv selected.csv result.json model.npz initial_model.npz "
+    "clients.json tensorboard final_statement.md final_statement.json stopped_by_data rounds_done"
 ).split()
 
 

@@ -112,6 +112,12 @@ def audit_mechanism(
       (True, True)
     """
     check_plan(plan)
+    if plan.private_metrics is not None:
+        raise ValueError(
+            f"private_metrics={plan.private_metrics.share} of the plan are not played: audit a "
+            "plan of its updates alone, without them and with noise_multiplier="
+            f"{update_noise_multiplier(plan):.6g}"
+        )
     seed = checks.integer(
         "seed", seed, low=0, hint="choose a whole number; it is not a secret here"
     )
@@ -131,7 +137,6 @@ def audit_mechanism(
         plan,
         noise_multiplier=update_noise_multiplier(plan),
         quantile_clipping=None,
-        private_metrics=None,
     )
     case = worst_case(updates)
     total, done = n * (3 if trials else 2), 0

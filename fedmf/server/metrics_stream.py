@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fedmf.privacy.plan import Plan, metric_stddev
-from fedmf.server.clipping import clip_margin
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed
 
@@ -36,7 +35,7 @@ class MetricsStream:
       ...     rounds=4, min_sep=2, noise_multiplier=1.0, family="identity", private_metrics=0.02
       ... )
       >>> metrics = MetricsStream(config.plan(), noise_seed=1)
-      >>> one = metrics.contribution({"loss": 2.5, "accuracy": 0.1}, clients=1000)
+      >>> one = metrics.contribution({"loss": 2.5, "accuracy": 0.1})
       >>> values = metrics.values(range(1), metrics.release(0, 1000 * one))
       >>> abs(values["loss"] - 2.5) < 6 * values["stddev"]["loss"] < 1
       True
@@ -55,33 +54,32 @@ class MetricsStream:
         """The sum of no client, float64 (3,)."""
         return np.zeros(SIZE)
 
-    def contribution(self, values: Mapping[str, Any], *, clients: int) -> np.ndarray:
-        """What a client adds to the sum, float64 (3,): of norm 1 at most, and less by as much as
-        the rounding of a sum of so many clients may move it.
+    def contribution(self, values: Mapping[str, Any]) -> np.ndarray:
+        """What a client adds to the sum, float64 (3,), of norm 1 at most.
+
+        Its entries are multiples of 2^-30, cut towards 0: sums of up to eight million clients are
+        exact, in any order.
 
         Args:
           values: its "accuracy" and "loss". One that is beyond its range counts as the nearer end,
             and NaN as the middle.
-          clients: of the round, at most.
 
         Raises:
-          TypeError, ValueError: other names, or a value that is no number.
+          TypeError, ValueError: other names, or a value that is no number; the error tells none.
         """
-        if not isinstance(values, Mapping) or set(values) != set(self._ends):
-            given = sorted(values) if isinstance(values, Mapping) else type(values).__name__
-            raise ValueError(f"metrics={given}: give numbers for {' and '.join(self._ends)}")
+        hint = f"give numbers for {' and '.join(self._ends)}"
+        if not isinstance(values, Mapping):
+            raise TypeError(f"`metrics` is a {type(values).__name__}: {hint}")
+        given = dict(values)
+        if given.keys() != self._ends.keys():
+            raise ValueError(f"metrics={sorted(map(str, given))}: {hint}")
         parts = [1.0]
         for name, end in self._ends.items():
-            try:
-                value = float(values[name])
-            except (TypeError, ValueError):
-                raise TypeError(
-                    f"metrics has {name}={values[name]!r}, a {type(values[name]).__name__}: give a "
-                    "number"
-                ) from None
+            value = _number(name, given[name])
             held = end / 2 if math.isnan(value) else min(max(value, 0.0), end)
             parts.append(held / end * 2 - 1)
-        return self._weight * (1 - clip_margin(SIZE, clients)) * np.array(parts)
+        exact: np.ndarray = np.trunc(self._weight * np.array(parts) * 2**30) / 2**30
+        return exact
 
     def release(self, t: int, total: np.ndarray) -> np.ndarray:
         """The sum of round t with its noise, float32 (3,), rounded once as updates are."""
@@ -125,6 +123,16 @@ class MetricsStream:
             return None
         row = N[rounds.start : rounds.stop].sum(axis=0)
         return float(self._stddev * np.linalg.norm(row) / self._weight)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+        kind = type(value).__name__
+        raise TypeError(f"`metrics` has a {kind} for {name}: give an int or a float")
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond float64
+        return math.inf if value > 0 else -math.inf
 
 
 def _seed(noise_seed: int) -> int:

@@ -285,7 +285,7 @@ class Server:
                         "`metrics` are given, and the plan pays for none: plan with "
                         "private_metrics, or leave them out"
                     )
-                part = self._metrics.contribution(metrics, clients=most)
+                part = self._metrics.contribution(metrics)
             self._admit({self._roster.look(plain := self._roster.plain(client)): plain})
             # From here on the client counts, whatever interrupts this.
             to_clients = self.to_clients()

@@ -364,7 +364,7 @@ def test_private_metrics_are_those_of_the_clients_with_noise():
     grid = Grid(NODES, dict.fromkeys(NODES, tells) | dict.fromkeys(NODES[::3], lies))
     result = wrapped(given=given).start(grid, initial())
     stream = MetricsStream(given, noise_seed=7)
-    one = stream.contribution({"accuracy": 0.25, "loss": 3.0}, clients=COHORT)
+    one = stream.contribution({"accuracy": 0.25, "loss": 3.0})
     for t, asked in enumerate(grid.asked):
         honest_ones = sum(node not in NODES[::3] for node in asked)
         found = stream.values(range(t, t + 1), stream.release(t, honest_ones * one))

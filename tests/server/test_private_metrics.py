@@ -19,6 +19,7 @@ from fedmf.privacy.plan import (
     metric_stddev,
     update_noise_multiplier,
 )
+from fedmf.server.audit import audit_mechanism
 from fedmf.server.metrics_stream import MetricsStream
 from fedmf.server.rows import HostNoise
 from tests.power import FALSE_POSITIVE_RATE, missed_by_correlation, trials_that_see
@@ -43,19 +44,36 @@ def metrics_of(plan=None, noise_seed=1):
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 8.0, 1e308])
 
 
-@given(loss=numbers, accuracy=numbers, clients=st.integers(1, 10**6))
-def test_no_client_adds_more_than_one(loss, accuracy, clients):
-    part = metrics_of().contribution({"loss": loss, "accuracy": accuracy}, clients=clients)
+@given(loss=numbers, accuracy=numbers)
+def test_no_client_adds_more_than_one(loss, accuracy):
+    part = metrics_of().contribution({"loss": loss, "accuracy": accuracy})
     assert sum(Fraction(float(x)) ** 2 for x in part) <= 1
-    assert part[0] > 0.57
+    assert part[0] > 0.57735
     assert np.isfinite(part).all()
+    # So that sums are exact, whatever their order
+    assert all((Fraction(float(x)) * 2**30).denominator == 1 for x in part)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(10**400, 1), (-(10**400), -1), (np.float32(8), 1), (np.int64(4), 0)]
+)
+def test_numbers_of_other_kinds(value, expected):
+    part = metrics_of().contribution({"loss": value, "accuracy": 0.5})
+    assert part[2] / part[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", ["2.5", b"2", True, [1.0], Fraction(3, 2)], ids=repr)
+def test_what_is_no_number_is_refused_and_not_told(value):
+    with refusal(f"`metrics` has a {type(value).__name__} for loss", TypeError) as caught:
+        metrics_of().contribution({"loss": value, "accuracy": 0.5})
+    assert repr(value) not in str(caught.value)
 
 
 def test_a_value_beyond_its_range_is_its_end_and_nan_its_middle():
     metrics = metrics_of()
 
     def centred(loss):
-        part = metrics.contribution({"loss": loss, "accuracy": 0.25}, clients=10)
+        part = metrics.contribution({"loss": loss, "accuracy": 0.25})
         return part[[2, 1]] / part[0]
 
     assert centred(8.0) == pytest.approx([1.0, -0.5])
@@ -161,7 +179,7 @@ def test_means_over_rounds_deviate_as_they_say(family):
     seeds, own, apart = 400, [], []
     for seed in range(seeds):
         metrics = metrics_of(plan, noise_seed=seed)
-        one = metrics.contribution({"loss": 2.0, "accuracy": 0.5}, clients=clients)
+        one = metrics.contribution({"loss": 2.0, "accuracy": 0.5})
         released = [metrics.release(t, clients * one).astype(float) for t in window]
         found = metrics.values(window, sum(released))
         counted = found["clients"] - clients * len(window)
@@ -186,7 +204,7 @@ def test_a_mean_s_deviation_counts_the_noise_of_the_count():
     errors = []
     for seed in range(seeds):
         metrics = metrics_of(plan, noise_seed=seed)
-        total = 300 * metrics.contribution({"loss": 8.0, "accuracy": 0.5}, clients=300)
+        total = 300 * metrics.contribution({"loss": 8.0, "accuracy": 0.5})
         found = metrics.values(range(1), metrics.release(0, total))
         errors.append((found["loss"] - 8.0) / found["stddev"]["loss"])
     squares = float(np.sum(np.square(errors)))
@@ -221,9 +239,11 @@ def test_what_they_cannot_be_made_of_is_refused():
     with refusal("private_metrics=0.5 must be a fedmf.PrivateMetrics", TypeError):
         dataclasses.replace(plan_of(0.5), private_metrics=0.5)
     with refusal(r"metrics=\['loss'\]: give numbers for accuracy and loss"):
-        metrics_of().contribution({"loss": 1.0}, clients=1)
-    with refusal("loss='high', a str", TypeError):
-        metrics_of().contribution({"loss": "high", "accuracy": 1}, clients=1)
+        metrics_of().contribution({"loss": 1.0})
+    with refusal("`metrics` is a list", TypeError):
+        metrics_of().contribution([1.0, 2.0])
+    with refusal(r"private_metrics=0\.5 of the plan are not played"):
+        audit_mechanism(plan_of(0.5), seed=1, trials=0)
 
 
 def server_of(plan=None, **options):
@@ -242,7 +262,7 @@ def test_a_server_releases_them_with_each_round_also_after_it_is_opened(tmp_path
         keeper.add([np.ones(2)], client=client, metrics=values)
     keeper.add([np.ones(2)], client="cy")  # which has none
     keeper.release()
-    total = sum(metrics.contribution(values, clients=3) for values in CLIENTS.values())
+    total = sum(metrics.contribution(values) for values in CLIENTS.values())
     expected = metrics.values(range(1), metrics.release(0, total))
     assert keeper.metrics == expected
     assert "Metrics of each round are released" in " ".join(keeper.statement().split())

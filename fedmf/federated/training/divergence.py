@@ -94,13 +94,13 @@ class Divergence(Callback):
             server_learning_rate=config.server_learning_rate, rate_for_noise=rate
         )
         for row in training.recorded.metrics:
-            said = self._watch.observe(row["round"], _loss(row), row["examples"])
+            said = self._watch.observe(row["round"], *_loss(row))
             if said and self.stops:
                 raise DivergedRun(said)
 
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
-        said = self._watch.observe(row["round"], _loss(row), row["examples"])
+        said = self._watch.observe(row["round"], *_loss(row))
         if said and self.stops:
             raise DivergedRun(said)
         if said:
@@ -111,17 +111,19 @@ class StopOnDivergence(Divergence):
     """Stops the run with `DivergedRun`, checkpointed and without a result, where it would warn of a
     divergence.
 
-    Training losses decide that, which the guarantee does not cover; the run's rounds have the
-    guarantee of all rounds of the plan.
+    The private losses decide that where the run has private metrics; else the exact ones, which the
+    guarantee does not cover. The run's rounds have the guarantee of all rounds of the plan.
     """
 
     stops = True
 
 
-def _loss(row: Row) -> float:
-    """The private one where there is one: what is decided by it the guarantee covers."""
-    loss: float = row["private"]["loss"] if "private" in row else row["train_loss"]
-    return loss
+def _loss(row: Row) -> tuple[float, int]:
+    """The private loss where there is one, which every round has: what is decided by it the
+    guarantee covers. Else the exact one, and of how many examples it is.
+    """
+    private = row.get("private")
+    return (row["train_loss"], row["examples"]) if private is None else (private["loss"], 1)
 
 
 def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None:

@@ -106,6 +106,8 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
             f"labels fit ({misfit_reason(error)})"
         ) from error
     _check_metrics(task, model, first)
+    if config.private_metrics:
+        _check_private(task, model, first)
     found = operations(traced)
     if isinstance(model, TffModel):
         _check_local_variables(task, model, traced.graph.variables)
@@ -274,6 +276,41 @@ def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
                 f"metric {metric.name!r} of task {task.name!r} has a result of shape "
                 f"{shape}: give one number"
             )
+
+
+def _check_private(task: Task, model: Any, examples: Examples) -> None:
+    """Refuses an evaluation in which a client's metrics would not follow from its own examples: the
+    sum of private metrics would be more sensitive than the plan says.
+    """
+    cannot = f"private_metrics do not go with task {task.name!r}"
+    if isinstance(model, TffModel) or task.metrics is None:
+        raise ValueError(f"{cannot}: give it a Keras model, and a metric between 0 and 1")
+    metrics = list(task.metrics())
+    traced = tf.function(lambda x: model(x, training=False)).get_concrete_function(task.spec[0])
+
+    def update(x: Any, y: Any) -> None:
+        for metric in metrics:
+            update_metric(metric, y, model(x, training=False))
+
+    drawn = operations(tf.function(update).get_concrete_function(*task.spec))
+    kept = [n for n in operations(traced) if _has_state(n) and not _KEEPS_NOTHING.fullmatch(n)]
+    (_, _, _), (random, _, _), (python, _, _) = _FORBIDDEN
+    kept += [name for name in drawn if re.match(f"{random}|{python}", name)]
+    if kept:
+        raise ValueError(
+            f"{cannot}, whose evaluation keeps a state, draws random numbers or calls Python "
+            f"({', '.join(sorted(set(kept)))}): evaluate by a pure function"
+        )
+    before = [np.copy(value) for metric in metrics for value in metric.get_weights()]
+    update(*tf.nest.map_structure(tf.constant, examples))
+    headline = next(metric for metric in metrics if metric.name == task.headline)
+    if not 0 <= float(headline.result()) <= 1:
+        raise ValueError(f"{cannot}, whose {task.headline} is not between 0 and 1: put one first")
+    for metric in metrics:
+        metric.reset_state()
+    after = [value for metric in metrics for value in metric.get_weights()]
+    if not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
+        raise ValueError(f"{cannot}, of whose metrics one is not as new after `reset_state`")
 
 
 def _check_local_variables(task: Task, model: TffModel, used: Any) -> None:

@@ -44,8 +44,9 @@ class Training:
                 "rounds"
             )
         self.evaluator = Evaluator(self.task, self.config)
+        releases = self.folder.path / "private_metrics.jsonl"
         self.round_metrics = (
-            RoundMetrics(self.task, self.plan, setup.noise_seed, self.evaluator)
+            RoundMetrics(self.task, self.plan, setup.noise_seed, self.evaluator, releases)
             if self.plan.private_metrics is not None
             else None
         )

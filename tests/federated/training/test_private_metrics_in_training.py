@@ -2,8 +2,11 @@
 after a resume, and paid for by the plan.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import fedmf
 from fedmf import federated
@@ -105,3 +108,60 @@ def test_a_report_draws_them_over_windows_and_halving_goes_by_them(tmp_path):
     page = write_report([run], tmp_path / "report", title="private").read_text()
     assert "the guarantee covers them" in page
     assert (tmp_path / "report" / "plots" / "private_metrics.png").exists()
+
+
+class Other(tf.keras.metrics.SparseCategoricalAccuracy):
+    """Counts everything as right."""
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        super().update_state(labels, tf.one_hot(labels, outputs.shape[-1]), sample_weight)
+
+
+class Keeps(tf.keras.metrics.SparseCategoricalAccuracy):
+    """Counts on from client to client."""
+
+    def reset_state(self):
+        pass
+
+
+class Draws(tf.keras.metrics.SparseCategoricalAccuracy):
+    """Of a random half of the examples."""
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        half = tf.cast(tf.random.uniform(tf.shape(labels)) < 0.5, tf.float32)
+        super().update_state(labels, outputs, half)
+
+
+def with_metric(metric):
+    return dataclasses.replace(small_task(), metrics=lambda: [metric("accuracy")])
+
+
+def test_a_round_that_is_done_again_hands_out_what_was_released(tmp_path):
+    """With another metric its sum is another one: the same noise under both would give both away.
+    Also where a second crash came before the round was done again.
+    """
+    settings = dataclasses.replace(SETTINGS, checkpoint_every=4)
+    broken_off(tmp_path, 3, settings)
+    before = [row["private"] for row in fedmf.Run.load(tmp_path).metrics]
+    with open(tmp_path / "private_metrics.jsonl", "a") as out:
+        out.write('{"round": 3, "priv')  # killed while it wrote
+    broken_off(tmp_path, 1, settings, with_metric(Other), resume=True)
+    run = train(tmp_path, settings, with_metric(Other), resume=True)
+    assert [row["private"] for row in run.metrics[:3]] == before
+    assert (tmp_path / "private_metrics.jsonl").stat().st_mode & 0o077 == 0
+    assert len((tmp_path / "private_metrics.jsonl").read_text().splitlines()) == settings.rounds
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (Keeps, "of whose metrics one is not as new after `reset_state`"),
+        (Draws, "draws random numbers or calls Python .*RandomUniform"),
+        (lambda name: tf.keras.metrics.SparseCategoricalCrossentropy(name), "is not between 0 and"),
+    ],
+    ids=["keeps", "draws", "no share"],
+)
+def test_an_evaluation_in_which_clients_meet_is_refused(metric, words, tmp_path):
+    with refusal(words):
+        train(tmp_path / "run", SETTINGS, with_metric(metric))
+    assert not (tmp_path / "run").exists()
