@@ -285,6 +285,17 @@ def rungs(config: TrainConfig) -> list[int]:
     return sorted(rung for rung in found if rung < config.rounds)
 
 
+def halving_note(runs: Sequence[Run]) -> str:
+    """What halving went by, of private runs; nothing where the guarantee covers that."""
+    private = [run for run in runs if run.plan["epsilon"] is not None]
+    if all(run.config.private_metrics for run in private):
+        return ""
+    return (
+        " Halving went by validations, which the guarantee does not cover: --private-metrics pays "
+        "for metrics that it does."
+    )
+
+
 def kept(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> list[str]:
     """The runs that go on after `rung` rounds: of everything compared the better half of the
     settings of the tuned fields, rounded up.

@@ -219,7 +219,8 @@ def run_sweep(
             if content is not None:
                 write_atomically(out / name, content, mode=0o600)
         report = write_report(runs, out / "report", title=f"fedmf sweep {out.name}")
-        together, best = results.together(begun), results.best_settings(runs, smoothed_over)
+        together = results.together(begun) + results.halving_note(begun) * training.halving
+        best = results.best_settings(runs, smoothed_over)
         answer = {
             "report": str(report),
             "results": str(out / "results.csv"),

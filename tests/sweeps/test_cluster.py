@@ -98,6 +98,7 @@ def test_the_command_on_a_cluster_with_halving(machines, tmp_path):
     done = {path.name: rounds_done(out, path.name) for path in (out / "runs").iterdir()}
     assert done == {"server_learning_rate=0.2": 40, "server_learning_rate=1000000": 10}
     assert "The 2 private runs together" in answer["together"]
+    assert "Halving went by validations, which the guarantee does not cover" in answer["together"]
     # Validations decided on its end: its guarantee is that of all rounds.
     stopped = fedmf.audit_run(out / "runs" / "server_learning_rate=1000000")
     assert stopped.epsilon == stopped.planned.epsilon
