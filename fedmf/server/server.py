@@ -283,7 +283,7 @@ class Server:
                 if not self._metrics:
                     raise ValueError(
                         "`metrics` are given, and the plan pays for none: plan with "
-                        "private_metrics, or leave them out"
+                        "`private_metrics`, or leave them out"
                     )
                 part = self._metrics.contribution(metrics)
             self._admit({self._roster.look(plain := self._roster.plain(client)): plain})
@@ -319,7 +319,7 @@ class Server:
         with self._mine():
             if self._metrics:
                 raise ValueError(
-                    "the plan has private_metrics, of which each client's are bounded here: add "
+                    "the plan has `private_metrics`, of which each client's are bounded here: add "
                     "updates one by one, or plan without"
                 )
             leaves = [

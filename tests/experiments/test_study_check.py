@@ -78,15 +78,15 @@ def quick(monkeypatch):
             workload, participation, family="identity" if family in ("dense", "tree") else family
         )
 
-    def calibrated(mechanism, participation, *, epsilon, sampling, **options):
+    def calibrated(mechanism, participation, *, delta, clip_norm, sampling, **target):
         if sampling is None:
-            return calibrate(mechanism, participation, epsilon=epsilon, sampling=None, **options)
+            return calibrate(mechanism, participation, delta=delta, clip_norm=clip_norm, **target)
         return fedmf.Plan(
             mechanism=mechanism,
-            participation=None,
             noise_multiplier=1.0,
+            delta=delta,
+            clip_norm=clip_norm,
             sampling=sampling,
-            **options,
         )
 
     def identity(rounds):

@@ -7,7 +7,7 @@ import pytest
 
 from fedmf.federated.examples import count
 from fedmf.federated.execution import client_work
-from fedmf.federated.training.loop import client_epochs
+from fedmf.federated.execution.client_data import client_epochs
 from tests.federated.small_runs import (
     assert_close,
     assert_same_model,

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
+from fedmf.federated.execution import steps
 from fedmf.federated.tff import optimizers as tff_optimizers
-from fedmf.federated.training import steps
 from tests.federated.run_small import config
 from tests.refusals import refusal
 
