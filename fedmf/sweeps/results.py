@@ -290,7 +290,10 @@ def halving_note(runs: Sequence[Run]) -> str:
     private = [run for run in runs if run.plan["epsilon"] is not None]
     if all(run.config.private_metrics for run in private):
         return ""
-    return " Halving went by validations, which the guarantee does not cover: private metrics would be."
+    return (
+        " Halving went by validations, which the guarantee does not cover; it would cover private "
+        "metrics."
+    )
 
 
 def kept(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> list[str]:
