@@ -83,6 +83,11 @@ def check_address(address: Any, execution: str) -> None:
             f"cluster={address!r} does not go with execution={execution}, which trains in TFF's "
             "own process: leave one of them out"
         )
+    if _SEED.search(" ".join(sys.orig_argv)):
+        raise ValueError(
+            f"cluster={address!r}: the noise seed stands on the command line, which Ray tells the "
+            "cluster: use os, or @FILE to read it from a file"
+        )
 
 
 @contextlib.contextmanager
@@ -96,14 +101,8 @@ def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
 
     Raises:
       ImportError: Ray is not installed.
-      ValueError: the noise seed stands on the command line.
       WorkersLost: nothing answers there, or it has no processors.
     """
-    if _SEED.search(" ".join(sys.orig_argv)):
-        raise ValueError(
-            f"cluster={address!r}: the noise seed stands on the command line, which Ray tells the "
-            "cluster: use os, or @FILE to read it from a file"
-        )
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of groups behind one that failed
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
