@@ -61,6 +61,8 @@ def nobody(machines):
     """The cluster without its one machine; for the last tests of this file."""
     for node in list(machines.worker_nodes):
         machines.remove_node(node, allow_graceful=False)
+    while ray.cluster_resources().get("CPU"):  # until the head knows of it
+        time.sleep(0.1)
     return machines
 
 
