@@ -173,8 +173,10 @@ def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInt
         return WorkersLost(f"{stop}; {done} are saved in {folder.path}")
     if isinstance(stop, DivergedRun):
         folder.mark_stopped_by_data(training.done)
+        uncovered = " (exact losses decided that, which the guarantee does not cover)"
+        why = "" if training.round_metrics else uncovered
         return DivergedRun(
-            f"{stop}; {done} are saved in {folder.path}, and go on with resume=True and without "
+            f"{stop}{why}; {done} are saved in {folder.path}, and go on with resume=True and without "
             "`stop_on_divergence`"
         )
     return InterruptedRun(
