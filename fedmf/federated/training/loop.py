@@ -176,8 +176,8 @@ def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInt
         uncovered = " (exact losses decided that, which the guarantee does not cover)"
         why = "" if training.round_metrics else uncovered
         return DivergedRun(
-            f"{stop}{why}; {done} are saved in {folder.path}, and go on with resume=True and without "
-            "`stop_on_divergence`"
+            f"{stop}{why}; {done} are saved in {folder.path}, and go on with resume=True and "
+            "without `stop_on_divergence`"
         )
     return InterruptedRun(
         f"interrupted after {done}, all saved in {folder.path}: go on with resume=True"
