@@ -1,5 +1,6 @@
 """fedmf plan: questions that are answered before anything is trained."""
 
+import itertools
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -287,11 +288,21 @@ class _Numbers(click.ParamType[list[float]]):
 )
 @in_one(
     "asked",
-    click.option("--epsilon", type=_Numbers(), required=True, help="Targets, as in 1 2 4 8."),
-    click.argument("more", nargs=-1, type=_Numbers(), metavar=""),
-    click.option("--family", type=_Words(), help="Families.  [default: identity,tree,blt,banded]"),
     click.option(
-        "--sampling", type=_Words(), default="", help="Schemes, each with its best banded encoder."
+        "--epsilon", type=_Numbers(), multiple=True, required=True, help="Targets, as in 1 2 4 8."
+    ),
+    click.argument("more", nargs=-1, type=_Numbers(), metavar=""),
+    click.option(
+        "--family",
+        type=_Words(),
+        multiple=True,
+        help="Families.  [default: identity,tree,blt,banded]",
+    ),
+    click.option(
+        "--sampling",
+        type=_Words(),
+        multiple=True,
+        help="Schemes, each with its best banded encoder.",
     ),
     click.option(
         "--availability",
@@ -334,9 +345,9 @@ def compare(
         comparison = Comparison.of(
             chosen,
             population=population,
-            families=asked["family"],
-            schemes=[name for name in asked["sampling"] if name],
-            epsilons=sorted({x for given in (asked["epsilon"], *asked["more"]) for x in given}),
+            families=list(itertools.chain(*asked["family"])) or None,
+            schemes=list(itertools.chain(*asked["sampling"])),
+            epsilons=sorted({*itertools.chain(*asked["epsilon"], *asked["more"])}),
             parameters=asked["parameters"],
         )
         rows = []

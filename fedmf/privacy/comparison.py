@@ -33,7 +33,8 @@ class Row:
       epsilon: the target, at the comparison's delta.
       noise_multiplier: of the whole run.
       rmse: of the running query of the sums, for noise multiplier 1 and clip norm 1.
-      effective_rmse: noise_multiplier * rmse / cohort_size, that of the means.
+      effective_rmse: that of the means, noise * rmse / cohort_size, where the noise multiplier is
+        that of the updates.
       advantage: of an attacker; see `fedmf.attack_risk`.
       true_positive_rate: of an attacker, where 1% of its accusations of absent clients are wrong.
       noise_seconds, noise_bytes: of making a round's noise, on one thread, about.
@@ -168,6 +169,12 @@ class Comparison:
                 sampling=name,
             )
             amplified = [row for row in search.rows() if row.amplified]
+            if not amplified:
+                raise ValueError(
+                    f"sampling={name} amplifies nothing where cohort_size="
+                    f"{self.config.cohort_size} of population={self.population} are drawn: leave "
+                    "it out, or plan with a larger population"
+                )
             bands = min(amplified, key=lambda row: row.rmse).bands
         return dataclasses.replace(
             self.config,

@@ -18,7 +18,6 @@ docs/adaptive.md has the proof.
 
 import dataclasses
 import math
-from typing import Any
 
 from fedmf import checks
 
@@ -68,7 +67,13 @@ class QuantileClipping:
 
     @classmethod
     def with_bit_noise(
-        cls, bit_noise: float, *, noise_multiplier: float, **options: Any
+        cls,
+        bit_noise: float,
+        *,
+        noise_multiplier: float,
+        quantile: float = 0.5,
+        every: int = 10,
+        learning_rate: float = 1.0,
     ) -> "QuantileClipping":
         """The clipping whose bits have noise of this multiplier in a plan of `noise_multiplier`;
         Andrew et al. take clients / 20.
@@ -88,7 +93,8 @@ class QuantileClipping:
                 f"bit_noise={bit_noise} is at most half of noise_multiplier={noise_multiplier}, "
                 "and nothing would be left for the updates: use a larger one"
             )
-        return cls(share=(noise_multiplier / (2 * bit_noise)) ** 2, **options)
+        share = (noise_multiplier / (2 * bit_noise)) ** 2
+        return cls(quantile=quantile, share=share, every=every, learning_rate=learning_rate)
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
         """z_x of the sum of updates, in a plan of noise multiplier z."""

@@ -12,6 +12,7 @@ from fedmf.privacy.comparison import Comparison, check_ins
 from fedmf.privacy.config import PlanConfig
 from tests.cli.program import fedmf as run
 from tests.cli.program import printed_by
+from tests.refusals import refusal
 
 # noise multiplier * rmse / 6500 of 2000 rounds, min separation 400, delta 1e-6, epsilon 1, 2, 4, 8;
 # computed apart from fedmf
@@ -136,3 +137,36 @@ def test_check_ins_in_rounds(text, min_sep, days):
 def test_check_ins_that_are_none(text):
     with pytest.raises(ValueError, match="availability="):
         check_ins(text, rounds=2000, population=3_000_000, cohort_size=6500)
+
+
+def test_a_scheme_takes_the_bands_of_least_error_or_is_refused():
+    """As the search for them finds, with each epsilon its own."""
+    settings = {"rounds": 16, "min_sep": 4, "cohort_size": 20}
+    rows = compared(["identity"], (1.0, 8.0), ["poisson"], 1600, **settings)[2:]
+    for row in rows:
+        choice = fedmf.choose_bands(
+            fedmf.prefix_sum(16), population=1600, cohort_size=20, epsilon=row.epsilon, delta=1e-6
+        )
+        assert (row.bands, row.sampling) == (choice.best.bands, "poisson")
+        assert row.effective_rmse == pytest.approx(choice.best.effective_rmse, rel=1e-3)
+    with refusal("sampling=poisson amplifies nothing where cohort_size=20 of population=20"):
+        compared(["identity"], (1.0,), ["poisson"], 20, **settings)
+
+
+def test_names_and_targets_may_be_given_one_by_one():
+    ask = "plan compare --rounds 8 --min-sep 4 --population 800 --cohort-size 10 --bands 2"
+    together = printed_by(f"{ask} --family identity,tree --sampling poisson --epsilon 1 4")
+    apart = printed_by(
+        f"{ask} --family identity --family tree --sampling poisson --epsilon 4 --epsilon 1"
+    )
+    assert together["rows"] == apart["rows"]
+    assert len(together["rows"]) == 6
+
+
+def test_metrics_that_share_the_budget_are_paid_for():
+    settings = {"rounds": 8, "min_sep": 4, "cohort_size": 10}
+    plain, shared = (
+        compared(["identity"], (4.0,), private_metrics=share, **settings)[0] for share in (0.0, 0.5)
+    )
+    assert shared.noise_multiplier == plain.noise_multiplier
+    assert shared.effective_rmse == pytest.approx(math.sqrt(2) * plain.effective_rmse)
