@@ -22,7 +22,7 @@ from fedmf.identifiers import is_missing
 __all__ = ["deal", "dirichlet", "picture", "quantity_skew", "shards"]
 
 _MOST_LABELS = 10_000
-_BARS = 100  # of a picture; of more clients it shows every second, third and so on
+_BARS = 100  # of a picture; of more clients it shows 1 in 2, in 3 and so on
 _NAMED_LABELS = 64  # with colours of their own in a picture; the others are grey
 
 
@@ -176,7 +176,7 @@ def check_text(name: str, value: Any) -> str:
 def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathlib.Path:
     """Draws who has what: a bar for each client, stacked of its examples of each label.
 
-    Of more than 100 clients it shows every second, third and so on, and says so. The 64 most
+    Of more than 100 clients it shows 1 in 2, in 3 and so on, and says so. The 64 most
     frequent labels have a colour each, the others are grey together.
 
     Args:
@@ -223,7 +223,7 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
             ax.barh(np.arange(bars), counts[:, k], 0.86, lefts[:, k], color=color)
             for k, color in enumerate(_colors(len(legend), others))
         ]
-        of = {1: "", 2: "every 2nd of ", 3: "every 3rd of "}.get(step, f"every {step}th of ")
+        of = f"1 in {step} of " if step > 1 else ""
         ax.set(
             title=f"Who has what: {of}{ids.size:,} clients, {codes.size:,} examples",
             xlabel="examples",

@@ -70,6 +70,8 @@ class Task:
     Attributes:
       name: short name, such as "digits".
       description: one line for reports: which data, how many clients, which model.
+      made_clients: how clients were made where they are no people's or devices' own, such as "60
+        clients dealt by dirichlet:0.3 from 5000 images"; statements say so.
       client_ids: training clients in a fixed order, each once, none missing and no two that look
         alike; the participation controller's index i is client_ids[i].
       client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis
@@ -105,6 +107,7 @@ class Task:
 
     name: str
     description: str = ""
+    made_clients: str = ""
     client_ids: Sequence[str]
     client_examples: Callable[[str], Examples]
     evaluation_examples: Callable[[str], Examples]

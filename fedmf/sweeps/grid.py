@@ -17,12 +17,14 @@ from fedmf.checks import meant
 from fedmf.mechanisms.family import fitted_families
 from fedmf.privacy.flat_config import families_taking
 from fedmf.runs.config import TrainConfig
+from fedmf.tasks.partitioned import PartitionOptions
 
 _NESTED = ("task_options", "mechanism_options")
 _FIELDS = {
     field.name: field for field in dataclasses.fields(TrainConfig) if field.name not in _NESTED
 }
 _OPTION = "task_option."
+_OF_THE_TASK = {field.name for field in dataclasses.fields(PartitionOptions)}
 MAX_NAME_CHARACTERS = 200  # file systems allow 255
 
 
@@ -38,6 +40,7 @@ def varied_values(text: str) -> tuple[str, list[Any]]:
     """
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
+    name = f"{_OPTION}{name}" if name in _OF_THE_TASK else name
     if not equals or not values.strip():
         raise ValueError(f"vary={text!r} names no values: write it as epsilon=2,8")
     if name.startswith(_OPTION):
