@@ -104,7 +104,12 @@ def shards(labels: Any, clients: int, per_client: int, seed: int) -> np.ndarray:
     codes = _coded("labels", labels)[1]
     _even(codes.size, "clients", clients)
     pieces = clients * _per_client("per_client", per_client)
-    sizes, rng = _even(codes.size, "clients * per_client", pieces), _generator(seed)
+    if pieces > codes.size:
+        raise ValueError(
+            f"clients={clients} times per_client={per_client} are more shards than the "
+            f"{codes.size} examples: ask for fewer"
+        )
+    sizes, rng = _even(codes.size, "shards", pieces), _generator(seed)
     holders = rng.permutation(pieces) % clients
     return _given(_by_label(codes, rng), np.repeat(holders, sizes))
 
@@ -233,8 +238,13 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
         ticks = np.arange(0, bars, max(1, -(-bars // 12)))
         ax.set_yticks(ticks, [str(ids[step * tick]) for tick in ticks])
         ax.grid(visible=False, axis="y")
-        place = {"loc": "outside upper center", "ncols": columns, "handlelength": 1.0}
-        figure.legend([bar[0] for bar in drawn], legend, **place)
+        figure.legend(
+            [bar[0] for bar in drawn],
+            legend,
+            loc="outside upper center",
+            ncols=columns,
+            handlelength=1.0,
+        )
     write_atomically(path, png.getvalue())
     return path
 
@@ -244,11 +254,9 @@ def _colors(count: int, others: int) -> list[Any]:
     from matplotlib import colormaps
 
     if count <= 10:
-        return list(colormaps["tab10"].colors[:count])
-    return [
-        *colormaps["turbo"](np.linspace(0.04, 0.96, count - bool(others))),
-        *["#c8c8c8"] * bool(others),
-    ]
+        return [colormaps["tab10"](k) for k in range(count)]
+    named = colormaps["turbo"](np.linspace(0.04, 0.96, count - bool(others)))
+    return [*named, "#c8c8c8"] if others else [*named]
 
 
 def _alpha(name: str, value: Any) -> float:
