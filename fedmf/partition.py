@@ -196,6 +196,9 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
       TypeError, ValueError: naming the argument, its value and the way out.
       OSError: the file cannot be written.
     """
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Patch
+
     from fedmf.reports import canvas
 
     path = pathlib.Path(path)
@@ -209,54 +212,64 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
             "example"
         )
     step = -(-ids.size // _BARS)
-    shown, bars = owners % step == 0, -(-ids.size // step)
-    frequent = np.argsort(-np.bincount(codes), kind="stable")[:_NAMED_LABELS]
-    place = np.full(names.size, len(frequent))  # of a label in a bar; the others come last
-    place[np.sort(frequent)] = np.arange(len(frequent))
-    counts = np.zeros((bars, len(frequent) + 1), np.int64)
+    bars = -(-ids.size // step)
+    frequent = np.sort(np.argsort(-np.bincount(codes), kind="stable")[:_NAMED_LABELS])
+    place = np.full(names.size, frequent.size)  # of a label in a bar; the others come last
+    place[frequent] = np.arange(frequent.size)
+    counts = np.zeros((bars, frequent.size + 1), np.int64)
+    shown = owners % step == 0
     np.add.at(counts, (owners[shown] // step, place[codes[shown]]), 1)
-    legend = [str(name) for name in names[np.sort(frequent)]]
-    others = names.size - len(frequent)
-    if others:
-        legend.append(f"{others} other labels")
+    legend = [_shown(name) for name in names[frequent]]
     columns = 10 if max(map(len, legend)) < 5 else 3
-    height = 1.1 + 0.1 * max(bars, 8) + 0.2 * -(-len(legend) // columns)
-    with canvas.canvas(height, "") as (figure, png):
+    colors = [*_colors(len(legend)), "#c8c8c8"]
+    legend += ["others"] * (names.size > len(legend))
+    with canvas.canvas(1.1 + 0.1 * max(bars, 8) + 0.2 * -(-len(legend) // columns), "") as (
+        figure,
+        png,
+    ):
         ax = figure.subplots()
-        lefts = np.cumsum(counts, axis=1) - counts
-        drawn = [
-            ax.barh(np.arange(bars), counts[:, k], 0.86, lefts[:, k], color=color)
-            for k, color in enumerate(_colors(len(legend), others))
-        ]
+        bar, label = np.nonzero(counts)
+        right, low = np.cumsum(counts, axis=1)[bar, label], bar - 0.43
+        left, high = right - counts[bar, label], bar + 0.43
+        corners = [(left, low), (right, low), (right, high), (left, high)]
+        boxes = np.moveaxis(np.array(corners), -1, 0)
+        ax.add_collection(PolyCollection(boxes, facecolors=[colors[k] for k in label]))
         of = f"1 in {step} of " if step > 1 else ""
         ax.set(
             title=f"Who has what: {of}{ids.size:,} clients, {codes.size:,} examples",
             xlabel="examples",
             ylabel="client",
+            xlim=(0, right.max()),
             ylim=(bars - 0.4, -0.6),
         )
+        ax.xaxis.set_major_locator(canvas.whole_steps(8))
         ticks = np.arange(0, bars, max(1, -(-bars // 12)))
-        ax.set_yticks(ticks, [str(ids[step * tick]) for tick in ticks])
+        ax.set_yticks(ticks, [_shown(ids[step * tick]) for tick in ticks], parse_math=False)
         ax.grid(visible=False, axis="y")
-        figure.legend(
-            [bar[0] for bar in drawn],
+        explained = figure.legend(
+            [Patch(color=color) for color in colors[: len(legend)]],
             legend,
             loc="outside upper center",
             ncols=columns,
             handlelength=1.0,
         )
+        for text in explained.get_texts():
+            text.set_parse_math(False)  # a label may hold $
     write_atomically(path, png.getvalue())
     return path
 
 
-def _colors(count: int, others: int) -> list[Any]:
-    """As many colours, one for each label; of `others` the last, which is grey."""
+def _shown(value: Any) -> str:
+    return f"{value!s:.24}"
+
+
+def _colors(count: int) -> list[Any]:
+    """As many colours, one for each label."""
     from matplotlib import colormaps
 
     if count <= 10:
         return [colormaps["tab10"](k) for k in range(count)]
-    named = colormaps["turbo"](np.linspace(0.04, 0.96, count - bool(others)))
-    return [*named, "#c8c8c8"] if others else [*named]
+    return [*colormaps["turbo"](np.linspace(0.04, 0.96, count))]
 
 
 def _alpha(name: str, value: Any) -> float:
