@@ -34,7 +34,7 @@ class PartitionOptions(fields.Checked):
     partition: str | None = fields.option(
         None,
         "Make clients of all training examples: dirichlet:ALPHA, shards:PER_CLIENT or "
-        "quantity:SIGMA. Not --partitions, the parts of the population in cyclic sampling.",
+        "quantity:SIGMA. Not the partitions of cyclic sampling, which are of clients.",
         partition.check_text,
     )
     clients: int | None = fields.whole(None, "With a partition: the number of clients to make.")

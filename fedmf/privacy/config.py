@@ -89,7 +89,7 @@ class PlanConfig:
     population: int | None = fields.whole(None, "With sampling: the number of clients of the data.")
     partitions: int | None = fields.whole(
         None,
-        "With sampling: parts of the population (not of the data), drawn from in turn. By default "
+        "With sampling: parts of the clients (not of the data), drawn from in turn. By default "
         "the mechanism's bands.",
     )
 

@@ -122,7 +122,7 @@ def python_names(text):
         if isinstance(p, click.Option) and "_" in p.name
     }
     names |= {name for name in inspect.signature(fedmf.TrainConfig).parameters if "_" in name}
-    words = re.sub(r"'[^']*'|--schema \w+|--vary \S+|one of [\w, ]+", "", text)
+    words = re.sub(r"'[^']*'|--schema \w+|--vary \S+|--task-option \S+|one of [\w, ]+", "", text)
     return re.findall(r"(?<![\w./-])[a-z]\w*(?==)", words) + [
         w for w in re.findall(r"(?<![-\w])\w+", words) if w in names
     ]
