@@ -72,7 +72,7 @@ def test_each_example_has_one_client_and_each_client_an_example(data, labels, al
 
 
 def test_the_same_bits_everywhere():
-    """Computed once, with numpy 1.25."""
+    """Computed once, with numpy 1.25 and 2.4."""
     digests = {
         name: hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:16]
         for name, ids in {
