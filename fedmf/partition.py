@@ -233,7 +233,7 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
         left, high = right - counts[bar, label], bar + 0.43
         corners = [(left, low), (right, low), (right, high), (left, high)]
         boxes = np.moveaxis(np.array(corners), -1, 0)
-        ax.add_collection(PolyCollection(boxes, facecolors=[colors[k] for k in label]))
+        ax.add_collection(PolyCollection(list(boxes), facecolors=[colors[k] for k in label]))
         of = f"1 in {step} of " if step > 1 else ""
         ax.set(
             title=f"Who has what: {of}{ids.size:,} clients, {codes.size:,} examples",
