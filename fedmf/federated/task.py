@@ -397,11 +397,11 @@ class Task:
         """
         ids = client_array("client_ids", client_ids)
 
-        def owner(example: int) -> str:
+        def place(example: int) -> str:
             return f"{example}, of client {ids.ravel().tolist()[example]!r}"
 
         labels = y if sample_weight is None else Weighted(y, sample_weight)
-        examples = of_examples.checked((x, labels), "x and y", owner)
+        examples = of_examples.checked((x, labels), "x and y", place)
         if ids.shape != (of_examples.count(examples),):
             raise ValueError(
                 f"client_ids has the shape {ids.shape} and x and y hold "
@@ -430,7 +430,7 @@ class Task:
             build_model=seeded(model),
             **given | attributes,
         )
-        task._with_class_weight(examples, "x and y", owner)  # refuses a class without a weight
+        task._with_class_weight(examples, "x and y", place)  # refuses a class without a weight
         return task
 
     @classmethod

@@ -60,7 +60,8 @@ class Evaluator:
         for metric in self._metrics:
             if metric is self._mean_loss:
                 metric.update_state(
-                    self._loss(apart(y)[0], outputs), sample_weight=tf.shape(tf.nest.flatten(x)[0])[0]
+                    self._loss(apart(y)[0], outputs),
+                    sample_weight=tf.shape(tf.nest.flatten(x)[0])[0],
                 )
             else:
                 update_metric(metric, y, outputs)
