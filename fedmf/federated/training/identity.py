@@ -18,11 +18,11 @@ from fedmf.federated.task import Task
 
 _DIFFERS = {
     "batch_size": "batch_size={now} (the run has {kept})",
+    "class_weight": "class_weight={now} (the run has {kept})",
     "model": "another model or loss, which do not compute what the run's did",
     "initial_weights": "another initial model: build_model must give the same "
     "weights for the same seed",
     "client_ids": "other client_ids, or in another order",
-    "class_weight": "class_weight={now} (the run has {kept})",
 }
 
 
