@@ -12,16 +12,13 @@ import tensorflow as tf
 
 from fedmf import checks, fields
 from fedmf.federated import examples as of_examples
+from fedmf.federated.datasets import read_examples
 from fedmf.federated.examples import Examples, Weighted
 from fedmf.federated.tff_models import TffModel, loop_model
 from fedmf.identifiers import check_clients, client_array
 
 SPLITS = ("validation", "test")
 KERAS = ("keras.", "tf_keras.")  # modules of Keras 2, in TensorFlow 2.14 and beside newer ones
-# A client's dataset of unknown length is read so far: 256 times the 256 examples that the papers
-# take of a client, and what fits into the memory of any machine that trains.
-MOST_EXAMPLES, MOST_BYTES = 256 * 256, 1 << 30
-_BOUNDED = "give repeat() a number, or end it with take(n)"
 # (labels, outputs, example weights) -> scalar; see `Task.loss`.
 LossFunction = Callable[[Any, Any, Any], Any]
 
@@ -463,11 +460,9 @@ class Task:
         """
 
         def read(source: Any, client_id: str) -> Examples:
-            examples: Any = preprocess(source.create_tf_dataset_for_client(client_id))
-            examples = _arrays(examples, client_id)
-            if isinstance(examples, tuple) and len(examples) == 3:
-                return examples[0], Weighted(*examples[1:])
-            return examples
+            return read_examples(
+                preprocess(source.create_tf_dataset_for_client(client_id)), client_id
+            )
 
         @functools.cache
         def evaluation_examples(split: str) -> Examples:
@@ -475,7 +470,8 @@ class Task:
             if isinstance(source, tuple):
                 first = read(train, train.client_ids[0])
                 weighted = isinstance(first, tuple) and isinstance(first[-1], Weighted)
-                return of_examples.counted_once(source) if weighted else source
+                checked = of_examples.checked(source, f"the {split} split")
+                return of_examples.counted_once(checked) if weighted else checked
             parts = [
                 of_examples.checked(read(source, name), f"client {name!r} of the {split} split")
                 for name in source.client_ids
@@ -493,43 +489,6 @@ class Task:
 
 def _elsewhere(name: str) -> Examples:
     raise ValueError(f"the examples of {name} are not on this machine")
-
-
-def _arrays(examples: Any, client_id: str) -> Examples:
-    """The examples of a tf.data.Dataset of single ones; arrays as they are."""
-    if not isinstance(examples, tf.data.Dataset):
-        return examples
-    element = examples.element_spec
-    leaves = tf.nest.flatten(element)
-    pair = isinstance(element, tuple) and len(element) in (2, 3)
-    if not pair or not all(
-        isinstance(part, tf.TensorSpec) and part.shape.is_fully_defined() for part in leaves
-    ):
-        raise TypeError(
-            f"preprocess gives elements {element}: map to single examples (x, y), or (x, y, "
-            "weight), of one shape, padded and not batched"
-        )
-    length = examples.cardinality().numpy()
-    if length == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            f"preprocess gives client {client_id!r} a dataset without an end: {_BOUNDED}"
-        )
-    parts = [
-        tf.nest.map_structure(
-            lambda part: np.empty([0, *part.shape], part.dtype.as_numpy_dtype), element
-        )
-    ]
-    number, size = 0, 0
-    for part in examples.batch(1024).as_numpy_iterator():
-        parts.append(part)
-        number += of_examples.count(part)
-        size += sum(array.nbytes for array in tf.nest.flatten(part))
-        if length == tf.data.UNKNOWN_CARDINALITY and (number > MOST_EXAMPLES or size > MOST_BYTES):
-            raise ValueError(
-                f"preprocess gives client {client_id!r} {number} examples of {size / 1e9:.2g} GB "
-                f"and more, and tf.data does not know whether they end: {_BOUNDED}"
-            )
-    return of_examples.concatenated(parts)
 
 
 def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
