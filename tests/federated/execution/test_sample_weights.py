@@ -150,6 +150,7 @@ def test_in_turn_and_side_by_side_are_keras(kind, sums_of, vectorised):
         assert part.loss / part.examples == pytest.approx(mean, rel=1e-5)
 
 
+@pytest.mark.usefixtures("tff")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["both, sum", "mask"])
 def test_tff_is_keras(kind):
