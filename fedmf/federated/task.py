@@ -210,18 +210,11 @@ class Task:
           ValueError: examples have weights, and something of the task does not take them.
         """
         x, y = of_examples.spec(self._split("validation"))
-        others = [
-            name
-            for name, there in (
-                ("a TFF model, which brings its own loss", self.loss is None),
-                ("a compiled_epoch, which takes no weights", self.compiled_epoch is not None),
-            )
-            if there and isinstance(y, Weighted)
-        ]
-        if others:
+        if isinstance(y, Weighted) and (self.loss is None or self.compiled_epoch is not None):
+            other = "compiled_epoch" if self.loss is not None else "TFF model with its own loss"
             raise ValueError(
-                f"task {self.name!r} has sample_weight or class_weight beside {others[0]}: leave "
-                "one of them out"
+                f"task {self.name!r} has sample_weight or class_weight beside a {other}, which "
+                "takes none: leave one of them out"
             )
         return x, y
 
