@@ -103,7 +103,7 @@ def test_a_report_draws_them_over_windows_and_halving_goes_by_them(tmp_path):
             found = stream.values(range(end - 2, end), released / np.sqrt(3))
             assert found[name] == pytest.approx(mean)
             assert found["stddev"][name] == pytest.approx(spread)
-    assert results.halving_note([run]) == ""
+    assert results.uncovered_note([run], "Halving") == ""
     score = results._score(tmp_path, "one", 4)
     assert score == private_curve(run, "accuracy")[1][1] != run.metrics[3]["validation"]["accuracy"]
     page = write_report([run], tmp_path / "report", title="private").read_text()
