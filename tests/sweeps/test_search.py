@@ -59,7 +59,7 @@ class Instant:
         shutil.copytree(self._out.parent / "template", folder, dirs_exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
         rate, rows = config["server_learning_rate"], [{"round": t} for t in range(4)]
-        if config["private_metrics"] is not None:
+        if config["private_metrics"]:
             private = {"clients": 4, "accuracy": rate / 4, "stddev": {"clients": 1.0}}
             rows = [{**row, "private": private} for row in rows]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
