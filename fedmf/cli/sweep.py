@@ -99,7 +99,7 @@ def sweep(
     promise: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Train a task for every combination of options, or search among them.
+    """Train a task for combinations of options: a grid or a search.
 
     The same command again goes on where it stopped.
 
