@@ -68,9 +68,14 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
     with canvas(2.9, simulation_note(runs)) as (drawing, out):
         panels = drawing.subplots(1, len(numbers), sharey=True, squeeze=False)[0]
         for ax, (name, values) in zip(panels, numbers.items(), strict=True):
-            ax.plot(values, heights, "o", markersize=4)
+            ax.plot(values, heights, linestyle="", marker="o", markersize=4)
             if min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM:
                 ax.set_xscale("log")
+                ax.xaxis.set_major_formatter(lambda x, _: plain(float(x)))
+                if max(values) / min(values) < 10:  # hardly a power of ten on the axis
+                    ax.xaxis.set_minor_formatter(lambda x, _: plain(float(x)))
+                else:
+                    ax.xaxis.set_minor_formatter("")
             ax.set_xlabel(name.replace("_", " "))
         panels[0].set_title(_validation_title(smoothed_over).format(metric_name(metric)))
         if is_share(metric):
