@@ -86,7 +86,10 @@ class Space:
         chosen = {name: value for name, value in chosen.items() if name in needed}
         if set(chosen) != set(needed) & set(self.varied):
             return None
-        made = grid.sweep_config(self.fixed, chosen)[1]
+        try:
+            made = grid.sweep_config(self.fixed, chosen)[1]
+        except ValueError:  # with what is fixed now, the values do not go together
+            return None
         return chosen if dataclasses.replace(made, data=config.data) == config else None
 
 
