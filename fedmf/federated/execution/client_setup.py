@@ -6,8 +6,6 @@ It holds no noise, no seed of it, and no examples.
 import dataclasses
 import functools
 
-import tensorflow as tf
-
 from fedmf.federated.execution.client_work import ClientWork, cores
 from fedmf.federated.execution.in_threads import ClientsInThreads, CompiledClient, KerasClient
 from fedmf.federated.execution.records import Records
@@ -46,11 +44,7 @@ class ClientSetup:
         Raises:
           ValueError: the compiled epoch does not run here.
         """
-        specs = [
-            tf.TensorSpec(v.shape, v.dtype)
-            for v in self.task.build_model(self.config.seed).trainable_variables
-        ]
-        records = Records(specs)
+        records = Records(self.task.initial_weights(self.config.seed))
         in_threads = functools.partial(
             ClientsInThreads, records=records, threads=cores() if threads is None else threads
         )
