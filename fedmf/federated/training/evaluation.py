@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Examples, count, take
+from fedmf.federated.examples import Examples, apart, count, take
 from fedmf.federated.loss import batch_loss, is_mean, keras_mask
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import Outputs, TffModel
@@ -21,13 +21,14 @@ MAX_BATCH_EXAMPLES, MAX_OUTPUT_BYTES = 256, 2**25
 
 
 def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) -> None:
-    """Counts a batch as `Model.evaluate` does: without what is masked in the outputs.
+    """Counts a batch as `Model.evaluate` does: without what is masked in the outputs, and each
+    example once, whatever its weight in the loss.
 
     A label for each example and a model with one output: without an axis that such labels lack,
     Keras's metrics would take one mean of the batch, and a short batch would count
     as much as any other.
     """
-    mask = keras_mask(outputs)
+    (labels, _), mask = apart(labels), keras_mask(outputs)
     if (
         tf.is_tensor(labels)
         and tf.is_tensor(outputs)
@@ -59,7 +60,8 @@ class Evaluator:
         for metric in self._metrics:
             if metric is self._mean_loss:
                 metric.update_state(
-                    self._loss(y, outputs), sample_weight=tf.shape(tf.nest.flatten(x)[0])[0]
+                    self._loss(apart(y)[0], outputs),
+                    sample_weight=tf.shape(tf.nest.flatten(x)[0])[0],
                 )
             else:
                 update_metric(metric, y, outputs)
