@@ -243,6 +243,13 @@ class Task:
             )
         return examples
 
+    def initial_weights(self, seed: int) -> list[np.ndarray]:
+        """The trained weights of `build_model(seed)`, which is built once for them."""
+        known: dict[int, list[np.ndarray]] = self.__dict__.setdefault("_initial_weights", {})
+        if seed not in known:
+            known[seed] = [v.numpy() for v in self.build_model(seed).trainable_variables]
+        return known[seed]
+
     def starting_from(self, weights: Sequence[np.ndarray]) -> "Task":
         """This task with models that start from `weights`, whatever the seed.
 
