@@ -303,16 +303,17 @@ def fine_tuned_plot(groups: Sequence[Group]) -> Plot | None:
         changes.axhline(0.0, color=SOFT, linewidth=0.9)
         named: dict[str, Line2D] = {}
         for group, run, found, of in measured:
+            start = f"{group.label}, " if len(groups) > 1 else ""
             for name, style in (("before", {"linewidth": 1.0, "mfc": "white"}), ("after", {})):
                 line = _draw_deciles(values, group, metric, of[name]["deciles"], **style)
-                named.setdefault(f"{group.label}, {name}" if len(groups) > 1 else name, line)
+                named.setdefault(f"{start}{name} fine-tuning", line)
             _draw_deciles(changes, group, metric, of["change"]["deciles"])
             means = " to ".join(metric_value(metric, of[n]["mean"]) for n in ("before", "after"))
             left_out = of["clients_undefined"] + sum(found["left_out"].values())
-            on = f" --split {found['split']}" if found["split"] else ""
             said.append(
-                f"{group.label}, seed {run.config.seed}, --fine-tune {found['epochs']}{on}: "
-                f"{means} over {of['clients']:,} clients, {left_out:,} left out"
+                f"{group.label}, seed {run.config.seed}, --fine-tune {found['epochs']}, "
+                f"on {found['measured_on']}: {means} "
+                f"over {of['clients']:,} clients, {left_out:,} left out"
             )
         values.set_title(metric_name(metric).capitalize())
         changes.set_title("Each client's change")

@@ -62,7 +62,7 @@ def fine_tuned_metrics(
     sent = _unclipped(config, weights)
     measured = None if split is None else task.split(split)
     everywhere = None if measured is None else _values(evaluator, weights, measured)
-    chosen = _sample(task, clients, config.seed)
+    chosen = sample(task, clients, config.seed)
     left_out = collections.Counter(too_few_examples=0, examples_not_finite=0, training_not_finite=0)
     found: list[tuple[dict[str, float], dict[str, float]]] = []
     with progress_bar.bar(
@@ -119,7 +119,7 @@ def _after(weights: list[np.ndarray], total: Any) -> list[np.ndarray]:
     ]
 
 
-def _sample(task: Task, clients: int, seed: int) -> list[str]:
+def sample(task: Task, clients: int, seed: int) -> list[str]:
     """So many clients, or all where there are fewer, drawn without replacement."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, _SAMPLE]))
     population = len(task.client_ids)

@@ -189,11 +189,12 @@ class TrainedRun(Run):
           progress: whether to show a bar.
 
         Returns:
-          {"epochs": int, "proximal_strength": float, "split": str or None, "clients": that were
-          measured, "population": of training clients, "left_out": {reason: clients}, "metrics":
-          {name: {"clients": int, "clients_undefined": left out, because it is not defined or not
-          finite before or after, "before", "after", "change": {"mean": float, "deciles": the 10%,
-          20% ... 90% quantiles}; without these three where it is defined on no client}}}.
+          {"epochs": int, "proximal_strength": float, "measured_on": split or "the other half",
+          "clients": that were measured, "population": of training clients, "left_out": {reason:
+          clients}, "metrics": {name: {"clients": that it is over, "clients_undefined": the others,
+          where it is not defined or not finite before or after, "before", "after", "change":
+          {"mean": float, "deciles": the 10%, 20% ... 90% quantiles}; without these three where it
+          is over no client}}}.
 
         Raises:
           TypeError, ValueError: an argument that cannot work; or no client has two examples.
@@ -208,7 +209,7 @@ class TrainedRun(Run):
         return {
             "epochs": epochs,
             "proximal_strength": config.proximal_strength,
-            "split": split,
+            "measured_on": split or "the other half",
         } | fine_tuned_metrics(
             self.task, config, self.weights, clients=clients, split=split, progress=progress
         )
