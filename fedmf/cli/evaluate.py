@@ -37,14 +37,14 @@ _SPLITS = ("validation", "test")
 @click.option(
     "--data", type=EXISTING, help="Another data file or folder of the task.  [default: the run's]"
 )
-@click.option(
-    "--by-client",
-    is_flag=True,
-    help="Also every training client by itself: mean and deciles. On the run's data they are kept "
-    "in RUN, for its report.",
-)
 @in_one(
-    "fine_tuning",
+    "each_client",
+    click.option(
+        "--by-client",
+        is_flag=True,
+        help="Also every training client by itself: mean and deciles. On the run's data they are "
+        "kept in RUN, for its report.",
+    ),
     click.option(
         "--fine-tune",
         "epochs",
@@ -75,13 +75,12 @@ def evaluate(
     run: pathlib.Path,
     split: str | None,
     data: pathlib.Path | None,
-    by_client: bool,
-    fine_tuning: dict[str, Any],
+    each_client: dict[str, Any],
     asked: dict[str, Any],
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Metrics of a run's model on a split, by client, and of personal models.
+    """Metrics of a run's model on a split, by client, and fine-tuned.
 
     They are exact functions of the data, which the run's guarantee does not cover.
 
@@ -96,10 +95,8 @@ def evaluate(
     from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
 
-    picture, chosen = (
-        fine_tuning.pop("out"),
-        {k: v for k, v in fine_tuning.items() if v is not None},
-    )
+    by_client, picture = each_client.pop("by_client"), each_client.pop("out")
+    chosen = {name: value for name, value in each_client.items() if value is not None}
     if "epochs" not in chosen and (chosen or picture):
         raise BadArgument("`clients`, `proximal_strength` and `out` need --fine-tune EPOCHS")
     trained = _trained(run, None if data is None else str(data), asked, quiet=quiet)
