@@ -12,7 +12,10 @@ from fedmf.terminal import interrupts
 
 QUOTES = "'\""
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
-_ARGUMENT = re.compile(rf"""`(?P<alone>\w+)`|(?<![\w./'"-])(?P<argument>\w+)=(?P<value>{_VALUE})""")
+# No part of a path, nor of the name of a sweep's run, such as epsilon=8,seed=1.
+_ARGUMENT = re.compile(
+    rf"""`(?P<alone>\w+)`|(?<![\w./'",-])(?P<argument>\w+)=(?P<value>(?>{_VALUE}))(?!,\w+=)"""
+)
 
 
 class BadArgument(click.UsageError):

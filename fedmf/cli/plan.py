@@ -108,8 +108,10 @@ def bands(
 
 
 def _table(choice: "BandChoice") -> str:
+    from fedmf.privacy.rounding import up
+
     best, p, search = choice.best, choice.participation, choice.search
-    lines = [" bands         q  events  noise each     noise       rmse  per client"]
+    lines = [" bands         q  events  noise each     noise       rmse  per client  advantage"]
     for row in choice.rows:
         name = "dense" if row.family == "dense" else row.bands
         probability = f"{row.probability:.5f}" if row.amplified else "-"
@@ -117,7 +119,8 @@ def _table(choice: "BandChoice") -> str:
         lines.append(
             f"{name:>6}  {probability:>8}  {row.compositions:>6}  "
             f"{row.per_query_noise_multiplier:10.5f}  {row.noise_multiplier:8.5f}  "
-            f"{row.rmse:9.4g}  {row.effective_rmse:10.4g}  {mark}".rstrip()
+            f"{row.rmse:9.4g}  {row.effective_rmse:10.4g}  "
+            f"{up(row.advantage, 3):>9}  {mark}".rstrip()
         )
     chosen = (
         "the dense optimum"
@@ -132,6 +135,7 @@ def _table(choice: "BandChoice") -> str:
         f"over the largest column norm; noise: over the sensitivity of {p.max_participations} "
         f"participation{'s' * (p.max_participations != 1)} {p.min_sep} rounds apart. rmse: of a\n"
         "round's running query at clip norm 1; per client: divided by the cohort, as in the mean.\n"
+        "advantage: at most, of an attacker who guesses who is there (fedmf.attack_risk).\n"
         f"Choice: {chosen}, {'with' if best.amplified else 'without'} amplification by sampling."
     )
     if choice.failure:

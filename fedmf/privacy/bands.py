@@ -19,6 +19,7 @@ from fedmf.mechanisms.fitting.progress import interruptible_fits
 from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk
 from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
@@ -51,6 +52,7 @@ class BandRow:
       rmse: root of the mean squared error per round of the workload's query on sums of updates, for
         clip norm 1.
       effective_rmse: rmse / cohort_size, that on means.
+      advantage: of an attacker at most; see `fedmf.attack_risk`.
     """
 
     bands: int
@@ -62,6 +64,7 @@ class BandRow:
     noise_multiplier: float
     rmse: float
     effective_rmse: float
+    advantage: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,13 +154,14 @@ class BandSearch:
         norm, unit = column_norm(mechanism), sensitivity(mechanism, self.participation).value
         if scheme is None:
             q, k = 1.0, self.participation.max_participations
-            sigma = gaussian_noise_multiplier(self.epsilon, self.delta) * unit / norm
+            z = gaussian_noise_multiplier(self.epsilon, self.delta)
+            sigma, risk = z * unit / norm, AttackRisk(mu=1 / z)
         else:
             q, k = scheme.probability, scheme.participation(self.workload.rounds).max_participations
             plan = calibrate(
                 mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme
             )
-            sigma = per_query_noise_multiplier(plan)
+            sigma, risk = per_query_noise_multiplier(plan), attack_risk(plan)
         error = sigma * rmse(
             mechanism, self.workload, Participation(rounds=self.workload.rounds, schema="single")
         )
@@ -171,6 +175,7 @@ class BandSearch:
             noise_multiplier=sigma * norm / unit,
             rmse=error,
             effective_rmse=error / self.cohort_size,
+            advantage=risk.advantage,
         )
 
 
@@ -198,16 +203,15 @@ class BandChoice:
 
     @property
     def failure(self) -> float:
-        """The chance, over the coins of simulations, that any row's noise is too small: the sum of
-        all calibrations; 0 without any.
+        """The chance, over the coins of simulations, that any row's noise or advantage is too
+        small: the sum of all calibrations and curves; 0 without any.
 
         The least noise is chosen among rows, and one that is too small would be. So the chance of
         all is that of the best.
         """
         simulated = SCHEMES[self.search.sampling].simulated
-        return (
-            FAILURE_OF_CALIBRATION * sum(row.amplified for row in self.rows) if simulated else 0.0
-        )
+        amplified = sum(row.amplified for row in self.rows)
+        return 2 * FAILURE_OF_CALIBRATION * amplified if simulated else 0.0
 
     @property
     def close(self) -> tuple[BandRow, ...]:

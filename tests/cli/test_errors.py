@@ -196,6 +196,7 @@ def test_arguments_are_named_as_options():
         "out='a b.npz' in /tmp/min_sep/x": "--out 'a b.npz' in /tmp/min_sep/x",
         "nu is small, menu=1, x.nu=1": "nu is small, menu=1, x.nu=1",
         "path='x.npz' does not hold": "'x.npz' does not hold",
+        "run nu=2,out=1,nu=3 in s/nu=2,nu=3 failed": "run nu=2,out=1,nu=3 in s/nu=2,nu=3 failed",
     }.items():
         assert with_option_names(message, options) == expected
 

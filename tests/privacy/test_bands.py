@@ -58,6 +58,7 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     assert row.rmse == pytest.approx(np.sqrt((noise**2).sum() / 64), rel=1e-4)
     unit = fedmf.sensitivity(mechanism, choice.participation).value
     assert row.noise_multiplier == pytest.approx(plan.stddev / unit, rel=1e-4)
+    assert row.advantage == pytest.approx(fedmf.attack_risk(plan).advantage, rel=1e-6)
     each = per_query_noise_multiplier(plan)
     assert row.per_query_noise_multiplier == pytest.approx(each, rel=1e-4)
     assert row.effective_rmse == row.rmse / 20
@@ -85,7 +86,7 @@ def test_the_chance_of_a_choice_is_that_of_all_its_calibrations(choice):
     )
     search = dataclasses.replace(choice.search, sampling="min-sep-poisson")
     simulated = dataclasses.replace(choice, search=search, rows=rows)
-    assert simulated.failure == simulated.summary()["failure"] == pytest.approx(3 * 10 * 1e-10)
+    assert simulated.failure == simulated.summary()["failure"] == pytest.approx(3 * 2 * 10 * 1e-10)
     assert choice.failure == choice.summary()["failure"] == 0
 
 
@@ -98,6 +99,7 @@ def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(choice, search):
     assert row.noise_multiplier == pytest.approx(gaussian_noise_multiplier(2.0, 1e-6), rel=1e-9)
     assert choice.best in choice.close
     assert choice.close == tuple(r for r in choice.rows if r.rmse <= 1.01 * choice.best.rmse)
+    assert row.advantage == pytest.approx(fedmf.AttackRisk(mu=1 / row.noise_multiplier).advantage)
     # The dense optimum is the best without amplification.
     assert (dense.family, dense.amplified) == ("dense", False)
     assert dense.rmse <= row.rmse
