@@ -80,7 +80,7 @@ def evaluate(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Metrics of a run's model on a split, by client, and fine-tuned.
+    """Metrics of a run's model on a split and by client.
 
     They are exact functions of the data, which the run's guarantee does not cover.
 
