@@ -73,6 +73,7 @@ LONG = (
     "cli/test_stopped.py",
     "cli/test_evaluate.py",
     "federated/training/test_loop.py",
+    "federated/training/test_fine_tuning.py",
     "cli/test_commands.py",
     "federated/test_task.py",
     "federated/tff/test_audit.py",

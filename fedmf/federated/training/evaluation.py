@@ -135,6 +135,12 @@ class Evaluator:
         return own | {metric.name: float(metric.result()) for metric in self._metrics}
 
 
+def mean_and_deciles(values: Any) -> dict[str, Any]:
+    """{"mean": float, "deciles": the 10%, 20% ... 90% quantiles} of numbers, at least one."""
+    deciles = np.quantile(values, np.arange(1, 10) / 10)
+    return {"mean": float(np.mean(values)), "deciles": deciles.tolist()}
+
+
 _keras = tf.keras.metrics
 # AUC, and what is read off its curves.
 _OF_A_CURVE = (
