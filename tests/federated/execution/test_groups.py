@@ -30,9 +30,7 @@ def sum_of(updates):
     total = RECORDS.zero()
     for update in updates:
         total = RECORDS.added(params, total, update)
-    return GroupSum(
-        tf.nest.map_structure(np.asarray, total), 1.0, 9, 0, 1, "node-7"
-    )
+    return GroupSum(tf.nest.map_structure(np.asarray, total), 1.0, 9, 0, 1, "node-7")
 
 
 def check(part, clients=5, number=1):
