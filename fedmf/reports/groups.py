@@ -127,6 +127,28 @@ def distinct_noise(groups: Sequence[Group]) -> list[Group]:
     )
 
 
+def noise_levels(group: Group) -> tuple[np.ndarray, np.ndarray]:
+    """Standard deviations of the noise on the average update of the cohort: of each round, and of
+    the sum up to it.
+
+    In a simulation the plan's stddev carries the factor simulated / claimed. Dividing by the
+    simulated cohort therefore gives the noise on the claimed cohort's average.
+    """
+    scale = group.plan["stddev"] / group.config.cohort_size
+    on_round = scale * np.linalg.norm(group.noising, axis=1)
+    return on_round, scale * np.linalg.norm(np.cumsum(group.noising, axis=0), axis=1)
+
+
+def mean_over_runs(group: Group, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds completed and the mean of a column, of the rounds that every run of the group has."""
+    columns = [
+        {row["round"] + 1: row[name] for row in run.metrics if row.get(name) is not None}
+        for run in group.runs
+    ]
+    rounds = sorted(set.intersection(*map(set, columns)))
+    return np.array(rounds), np.array([np.mean([column[t] for column in columns]) for t in rounds])
+
+
 def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Rounds completed, and the headline metric after them, of every validation of the run."""
     metric = run.plan["task"]["headline_metric"]
