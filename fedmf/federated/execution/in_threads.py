@@ -90,6 +90,7 @@ class KerasClient:
         sent = Broadcast(list(records.flat_specs), params_spec(records, config))
         ends = tf.TensorSpec([None], tf.int32)
         self._trained = tf.function(self._train, input_signature=[sent, *task.spec, ends])
+        self._trained.get_concrete_function()  # traced here, where one thread is at a time
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> tuple[QuerySample, float]:
         """See `OneClient`."""
