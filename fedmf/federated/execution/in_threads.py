@@ -141,6 +141,7 @@ class CompiledClient:
         self._clipped = tf.function(
             records.clipped, input_signature=[params_spec(records, config), list(specs)]
         )
+        self._clipped.get_concrete_function()  # see `KerasClient`
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> tuple[QuerySample, float]:
         """See `OneClient`."""
