@@ -2,14 +2,16 @@
 Flower's simulation costs a client that trains nothing.
 """
 
+import asyncio
 import contextlib
 import functools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.compare.sitting import Case, Side
+from benchmarks.compare.sitting import RATE, Case, Side
 from benchmarks.compare.worker import Work
 
 CLIENTS = 20
@@ -30,12 +32,7 @@ def simulated(kind: str, model: str, clients: int) -> Work:
     def work(_: dict[str, Any], stack: contextlib.ExitStack = stack) -> dict[str, Any]:
         print(file=child.stdin, flush=True)
         row = simulation.read(kind, child)
-        return {
-            "value": clients / row["seconds"],
-            "units": clients,
-            "seconds": row["seconds"] / clients,
-            "cpu": row["cpu"] / clients,
-        }
+        return {"seconds": row["seconds"] / clients, "cpu": row["cpu"] / clients}
 
     return work
 
@@ -72,7 +69,7 @@ def in_turns(run: Callable[[Callable[[], None]], Any], clients: int) -> Work:
     def work(_: dict[str, Any]) -> dict[str, Any]:
         begin.put(None)
         wait()
-        return {"value": float("nan"), "units": clients}
+        return {"units": clients}
 
     return work
 
@@ -180,6 +177,7 @@ def pfl_rounds(model: str, clients: int) -> Work:
                 pause()
                 return False, aggregate_metrics
 
+        asyncio.set_event_loop(asyncio.new_event_loop())  # a thread has none, and pfl asks for it
         pause()
         FederatedAveraging().run(
             algorithm_params=NNAlgorithmParams(
@@ -224,7 +222,7 @@ def flower_rounds(size: int, clients: int) -> Work:
         @server.main()
         def rounds(grid: Any, _context: Any) -> None:
             while len(list(grid.get_node_ids())) < clients:
-                pass
+                time.sleep(0.05)
             pause()
             for _ in range(_ROUNDS):
                 messages = [
@@ -262,7 +260,7 @@ def _case(work: str, model: str) -> Case:
     arguments = {"model": model, "clients": CLIENTS}
     return Case(
         work=f"a client, {work}",
-        value="clients/s",
+        value=RATE,
         sides=(
             _fedmf(model),
             Side(
@@ -290,7 +288,7 @@ def _case(work: str, model: str) -> Case:
 def _flower(work: str, model: str, size: int) -> Case:
     return Case(
         work=f"Flower's overhead beside a whole client of fedmf's, {work}",
-        value="clients/s",
+        value=RATE,
         sides=(
             _fedmf(model),
             Side(

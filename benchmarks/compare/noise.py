@@ -30,7 +30,7 @@ def fedmf_rows(name: str, size: int, rounds: int = _ROUNDS) -> Work:
         for t in range(following, following + rows):
             gradient + noise.row(t)
         following += rows
-        return {"value": noise.strategy.width, "units": rows}
+        return {"units": rows}
 
     return work
 
@@ -46,7 +46,7 @@ def tfp_tree_rows(size: int) -> Work:
         nonlocal following
         made.run(range(following, following + _ROWS))
         following += _ROWS
-        return {"value": float("nan"), "units": _ROWS}
+        return {"units": _ROWS}
 
     return work
 
@@ -76,7 +76,7 @@ def jax_rows(name: str, size: int) -> Work:
         for _row in range(_ROWS):
             noisy, state = update(gradient, state)
             noisy.block_until_ready()
-        return {"value": float("nan"), "units": _ROWS}
+        return {"units": _ROWS}
 
     return work
 
@@ -104,7 +104,7 @@ def correlated_noise_rows(size: int) -> Work:
             for _row in range(_ROWS):
                 parameter.summed_grad = gradient.detach()  # type: ignore[attr-defined]
                 optimizer.add_noise()
-        return {"value": float("nan"), "units": _ROWS}
+        return {"units": _ROWS}
 
     return work
 

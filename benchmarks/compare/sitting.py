@@ -7,15 +7,16 @@ import os
 import pathlib
 import selectors
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[2]
 Answer = dict[str, Any]
+# The value of cases in which each side has found nothing but takes time: units of work a second.
+RATE = "clients/s"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Case:
 
     Attributes:
       work: in words.
-      value: heading of what is found, such as epsilon.
+      value: what is found, such as epsilon; "" for nothing.
       sides: fedmf's first.
       cost: "s" for seconds, "CPU ms" for thousandths of a CPU second.
       passes: counted turns of each.
@@ -123,7 +124,6 @@ class Sitting:
             **pipe,
             stderr=subprocess.DEVNULL,
             cwd=ROOT,
-            # Of fedmf, nothing is to come from a cache of an earlier sitting.
             env=os.environ | added,
             start_new_session=True,
         )
@@ -216,28 +216,3 @@ def run(case: Case, sitting: Sitting, tell: Callable[[str], None]) -> list[Resul
             case.sides, versions, found, reasons, strict=True
         )
     ]
-
-
-def cost(case: Case, answer: Answer) -> float:
-    """What the work cost, in the case's unit."""
-    return answer["seconds"] if case.cost == "s" else 1000 * answer["cpu"]
-
-
-def ratios(case: Case, ours: Result, theirs: Result) -> list[float]:
-    """The other's cost over fedmf's, turn by turn."""
-    return [
-        cost(case, b) / cost(case, a) for a, b in zip(ours.answers, theirs.answers, strict=False)
-    ]
-
-
-def median(case: Case, result: Result) -> float:
-    """The median cost of a side."""
-    return statistics.median(cost(case, answer) for answer in result.answers)
-
-
-def in_words(numbers: Sequence[float]) -> str:
-    """The median of ratios, and their range where there are several."""
-    middle = statistics.median(numbers)
-    if len(numbers) == 1:
-        return f"{middle:.3g}"
-    return f"{middle:.3g} ({min(numbers):.3g} to {max(numbers):.3g})"

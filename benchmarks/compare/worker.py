@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# What fedmf's side told -> value, and optionally target, failure, note, and the units of work that
-# were done.
+# What fedmf's side told -> value, target, failure, note, and the units of work that were done: each
+# where there is one.
 Work = Callable[[dict[str, Any]], dict[str, Any]]
 
 
