@@ -143,6 +143,7 @@ def pfl_rounds(model: str, clients: int) -> Work:
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.sampling import get_user_sampler
     from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
     from pfl.privacy import CentrallyAppliedPrivacyMechanism, GaussianMechanism
 
@@ -175,7 +176,7 @@ def pfl_rounds(model: str, clients: int) -> Work:
                 self, aggregate_metrics: Any, model: Any, *, central_iteration: int
             ) -> tuple[bool, Any]:
                 pause()
-                return False, aggregate_metrics
+                return False, Metrics()
 
         asyncio.set_event_loop(asyncio.new_event_loop())  # a thread has none, and pfl asks for it
         pause()
