@@ -76,7 +76,7 @@ def fedmf_allocation(noise: float, positions: int, delta: float) -> Work:
 
 def opake_allocation(noise: float, positions: int, delta: float) -> Work:
     """opake-accounting, exact for one out of t, at its default discretization."""
-    import opake.accounting  # noqa: F401
+    import opake.accounting
     from opake.api.accounting.core import opake_accounting as opake
 
     config = opake.DiscretizationConfig()
@@ -117,7 +117,7 @@ def opake_bins(noise: float, rounds: int, bands: int, bins: int, delta: float) -
     """opake-accounting, simulated with its default failure probability and a tenth of delta
     unresolved, which at delta 1e-4 is its default too.
     """
-    import opake.accounting  # noqa: F401
+    import opake.accounting
     from opake.api.accounting.core import opake_accounting as opake
 
     gram = bin_gram(rounds, bands, bins)
@@ -150,7 +150,7 @@ def fedmf_min_sep(noise: float, rounds: int, bands: int, cohort: int, delta: flo
 
 def opake_min_sep(noise: float, rounds: int, bands: int, cohort: int, delta: float) -> Work:
     """opake-accounting, simulated as `opake_bins` is; warm start is the stationary state."""
-    import opake.accounting  # noqa: F401
+    import opake.accounting
     from opake.api.accounting.core import opake_accounting as opake
 
     chance = cohort / (1000 - (bands - 1) * cohort)
@@ -191,7 +191,7 @@ def dp_accounting_poisson(noise: float, rounds: int, chance: float, delta: float
 
 def opake_poisson(noise: float, rounds: int, chance: float, delta: float) -> Work:
     """opake-accounting, at its default discretization."""
-    import opake.accounting  # noqa: F401
+    import opake.accounting
     from opake.api.accounting.core import opake_accounting as opake
 
     config = opake.DiscretizationConfig()

@@ -62,7 +62,7 @@ def jax_rows(name: str, size: int) -> Work:
     if name == "blt":
         blt = buffered_toeplitz.optimize(n=_ROUNDS, min_buffers=_BUFFERS, max_buffers=_BUFFERS)
         # As its own warning advises: else the noise is float64.
-        matrix = jax.tree.map(jnp.float32, blt).inverse_as_streaming_matrix()
+        matrix = jax.tree_util.tree_map(jnp.float32, blt).inverse_as_streaming_matrix()
     elif name == "toeplitz":
         coefficients = toeplitz.optimal_max_error_strategy_coefs(_BANDS)
         matrix = toeplitz.inverse_as_streaming_matrix(coefficients)
@@ -102,7 +102,7 @@ def correlated_noise_rows(size: int) -> Work:
     def work(_: dict[str, Any]) -> dict[str, Any]:
         with torch.no_grad():
             for _row in range(_ROWS):
-                parameter.summed_grad = gradient.detach()  # type: ignore[attr-defined]
+                parameter.summed_grad = gradient.detach()
                 optimizer.add_noise()
         return {"units": _ROWS}
 

@@ -178,7 +178,8 @@ def run(case: Case, sitting: Sitting, tell: Callable[[str], None]) -> list[Resul
     be to reach the same error.
     """
     found: list[list[Answer]] = [[] for _ in case.sides]
-    versions, reasons, told = [""] * len(case.sides), [""] * len(case.sides), {}
+    versions, reasons = [""] * len(case.sides), [""] * len(case.sides)
+    told: Answer = {}
     passes = 1 if sitting.small else case.passes
     with contextlib.ExitStack() as kept:
         children: dict[int, Child] = {}
@@ -212,7 +213,5 @@ def run(case: Case, sitting: Sitting, tell: Callable[[str], None]) -> list[Resul
                     found[i].append(answer)
     return [
         Result(side=side, version=version, answers=tuple(answers), reason=reason)
-        for side, version, answers, reason in zip(
-            case.sides, versions, found, reasons, strict=True
-        )
+        for side, version, answers, reason in zip(case.sides, versions, found, reasons, strict=True)
     ]

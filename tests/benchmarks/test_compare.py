@@ -1,6 +1,8 @@
 """The comparison with other libraries, whose environments CI does not have."""
 
 import dataclasses
+import importlib
+import inspect
 import math
 import sys
 
@@ -35,15 +37,14 @@ def test_fedmfs_side_is_measured_where_no_other_is_installed(tmp_path):
     for row in rows:
         assert row[2].startswith("epsilon 4.2")  # as `random_allocation_epsilon` says of one of 2
         assert row[3] == ".venv-compare is not there: make .venv-compare/.installed"
-        assert row[4].endswith(" s") and row[5] == "–"
-    assert written.read_text().startswith("before\n") and "old" not in written.read_text()
+        assert row[4].endswith(" s")
+        assert row[5] == "–"
+    assert "old" not in written.read_text()
+    assert written.read_text().startswith("before\n")
     assert written.read_text().endswith("\nafter\n")
 
 
 def test_every_side_names_a_function_that_takes_its_arguments():
-    import importlib
-    import inspect
-
     for case in compare.CASES:
         assert case.sides[0].label == "fedmf", case.work
         for side in case.sides:
