@@ -174,7 +174,7 @@ lock:
 	rm -rf .venv-lock && $(PYTHON) -m venv --without-pip .venv-lock
 	$(PIP) .venv-lock/bin/python install --quiet uv
 	echo 'jaxlib==0.4.13' > .venv-lock/override.txt
-	.venv-lock/bin/uv pip compile pyproject.toml --extra tff --extra ray --extra dev --override .venv-lock/override.txt \
+	.venv-lock/bin/uv pip compile pyproject.toml --extra tff --extra ray --extra search --extra dev --override .venv-lock/override.txt \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
 	.venv-lock/bin/uv pip compile pyproject.toml --extra dev --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-core.lock

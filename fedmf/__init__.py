@@ -7,6 +7,7 @@
 Importing this package does not import TensorFlow; `from fedmf import federated` does.
 """
 
+from fedmf import partition as partition
 from fedmf.audits.guarantee import Audit, audit_ledger, audit_log
 from fedmf.audits.log import LogForm
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning

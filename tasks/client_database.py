@@ -149,6 +149,24 @@ class ClientDatabase:
             rows = connection.execute(query, (client_id, split, limit))
             return [self.blob(record) for (record,) in rows]
 
+    def numbered(self, split: str, client_ids: Sequence[str]) -> Iterator[tuple[str, int, bytes]]:
+        """Client, number and serialized example of all examples of these clients, for `at`."""
+        query = (
+            "SELECT rowid, serialized_example_proto FROM examples WHERE client_id = ? AND "
+            "split_name = ? ORDER BY rowid"
+        )
+        with self.connection() as connection:
+            for client_id in client_ids:
+                for number, record in connection.execute(query, (client_id, split)):
+                    yield client_id, number, self.blob(record)
+
+    def at(self, numbers: Sequence[int]) -> list[bytes]:
+        """The serialized examples of these numbers."""
+        query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
+        with self.connection() as connection:
+            rows = (connection.execute(query, (number,)).fetchone() for number in numbers)
+            return [self.blob(row and row[0]) for row in rows]
+
     def blob(self, record: object) -> bytes:
         """A record of the file, which must hold bytes."""
         if not isinstance(record, bytes):

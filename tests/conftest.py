@@ -73,6 +73,7 @@ LONG = (
     "cli/test_stopped.py",
     "cli/test_evaluate.py",
     "federated/training/test_loop.py",
+    "federated/training/test_fine_tuning.py",
     "cli/test_commands.py",
     "federated/test_task.py",
     "federated/tff/test_audit.py",
@@ -133,10 +134,10 @@ def clients_in_turn() -> Iterator[None]:
     Tracing the clients side by side takes two thirds of a small run; tests/federated/execution has
     that both train the same model.
     """
-    from fedmf.federated.execution import client_work
+    from fedmf.federated.execution import side_by_side
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_work, "SMALL_MODEL", 0)
+        patch.setattr(side_by_side, "SMALL_MODEL", 0)
         yield
 
 

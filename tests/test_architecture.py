@@ -21,6 +21,7 @@ FLOORS = [
     {"server"},
     {"runs", "flower"},
     {"reports", "federated"},
+    {"partition"},
     {"tasks"},
     {"sweeps"},
     {"experiments"},
@@ -32,6 +33,7 @@ FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 # person would.
 ABOVE_THE_LINE = {part for part, floor in FLOOR.items() if floor < FLOOR["federated"]} | {
     "reports",
+    "partition",
     "__init__",
 }
 TENSORFLOW = {"tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax"}

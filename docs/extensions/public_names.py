@@ -18,7 +18,7 @@ from sphinx.ext.autodoc.mock import _MockObject, mock
 from sphinx.ext.napoleon import GoogleDocstring
 from sphinx.util.nodes import make_refnode
 
-PACKAGES = ("fedmf", "fedmf.federated", "fedmf.flower")
+PACKAGES = ("fedmf", "fedmf.federated", "fedmf.flower", "fedmf.partition")
 # Types of these are shown and not linked: their references are on other sites.
 _ELSEWHERE = (
     "collections", "dp_accounting", "flwr", "np", "numpy", "os", "pathlib", "tensorflow",

@@ -13,8 +13,12 @@ from fedmf.cli.options import (
     EXISTING_FILE,
     PATH,
     SHARE,
+    OutputFile,
+    TaskCommand,
+    chosen_options,
     in_one,
     json_option,
+    options_of,
     quiet_option,
     show,
 )
@@ -182,3 +186,41 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
     except BadArgument as error:  # here the data are an argument
         raise BadArgument(error.message.replace("by data=FILE", "as FILE")) from error
     show(description, as_json)
+
+
+@data.command(cls=TaskCommand)
+@click.option("--out", required=True, type=OutputFile(".png"), help="PNG file to write.")
+@options_of("TrainConfig", names=("task", "data", "task_options"))
+@quiet_option
+@json_option
+def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bool) -> None:
+    """Draw which training client has how many examples of which label.
+
+    \b
+    Example:
+      fedmf data picture --task emnist --data emnist.sqlite --out writers.png
+      fedmf data picture --task emnist --data emnist.sqlite --partition dirichlet:0.3 \\
+        --clients 60 --out who.png
+    """
+    import numpy as np
+
+    from fedmf import partition, tasks
+    from fedmf.runs.config import TrainConfig
+    from fedmf.terminal import progress_bar
+
+    with arguments_checked():
+        config = tasks.completed(TrainConfig(family="none", min_sep=1, **chosen_options(promise)))
+        task = tasks.task_from_config(config, progress=not quiet)
+        owners, labels = [], []
+        for client in progress_bar.bar(
+            task.client_ids, desc="reading", unit="client", disable=quiet
+        ):
+            owned = task.examples_of(client)[1]
+            if getattr(owned, "ndim", None) != 1:
+                raise ValueError(
+                    f"task={config.task} has no one label for each example: choose another task"
+                )
+            labels.append(owned)
+            owners += [client] * len(owned)
+        partition.picture(np.concatenate(labels), owners, out)
+    show({"clients": len(task.client_ids), "examples": len(owners), "picture": str(out)}, as_json)

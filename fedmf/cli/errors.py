@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fedmf.cli.help import Context, SectionedCommand
+from fedmf.cli.help import Context, SectionedCommand, TaskFieldOption
 from fedmf.terminal import interrupts
 
 QUOTES = "'\""
@@ -16,6 +16,7 @@ _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
 _ARGUMENT = re.compile(
     rf"""`(?P<alone>\w+)`|(?<![\w./'",-])(?P<argument>\w+)=(?P<value>(?>{_VALUE}))(?!,\w+=)"""
 )
+_TASK_OPTION = re.compile(r"`task_option` (?:'(?P<alone>[\w-]+)'|(?P<argument>[\w-]+)(?==))")
 
 
 class BadArgument(click.UsageError):
@@ -53,15 +54,11 @@ class Command(SectionedCommand):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            raise type(error)(
-                with_option_names(error.message, self.get_params(ctx))
-            ) from error.__cause__
+            raise type(error)(in_option_names(error.message, ctx)) from error.__cause__
         except interrupts.Interrupted as stop:
-            raise type(stop)(with_option_names(str(stop), self.get_params(ctx))) from None
+            raise type(stop)(in_option_names(str(stop), ctx)) from None
         except (ValueError, TypeError, OSError, ImportError) as error:
-            raise click.ClickException(
-                with_option_names(one_line(error), self.get_params(ctx))
-            ) from error
+            raise click.ClickException(in_option_names(one_line(error), ctx)) from error
 
 
 class Group(click.Group):
@@ -72,10 +69,20 @@ class Group(click.Group):
     context_class = Context
 
 
-def in_option_names(message: str) -> str:
-    """`message` with the options of the command that runs for the arguments of the same name."""
-    context = click.get_current_context()
-    return with_option_names(message, context.command.get_params(context))
+def in_option_names(message: str, context: click.Context | None = None) -> str:
+    """`message` with the options of the command that runs for the arguments of the same name.
+
+    Of those that --task-option gives as well, with those that were typed.
+    """
+    context = context or click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    parameters = [
+        parameter
+        for parameter in context.command.get_params(context)
+        if not isinstance(parameter, TaskFieldOption)
+        or context.get_parameter_source(parameter.name or "") is typed
+    ]
+    return with_option_names(message, parameters)
 
 
 def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> str:
@@ -110,6 +117,12 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
             return f"{name} (not given)"
         return f"{name} {value if ' ' in value else value.strip(QUOTES)}"
 
+    def of_the_task(match: re.Match[str]) -> str:
+        name = match["alone"] or match["argument"]
+        if name.replace("-", "_") not in options:
+            return match[0]
+        return name if match["argument"] else f"`{name}`"
+
     # A file that was named on the command line stands for itself.
     message = re.sub(r"(?<![\w.])path=(?=['\"])", "", message)
-    return _ARGUMENT.sub(option, message)
+    return _ARGUMENT.sub(option, _TASK_OPTION.sub(of_the_task, message))

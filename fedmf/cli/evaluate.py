@@ -1,17 +1,20 @@
 """fedmf evaluate and export: what people do with a run's model."""
 
-import json
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import arguments_checked
+from fedmf.cli.errors import BadArgument, arguments_checked
 from fedmf.cli.options import (
+    COUNT,
     EXISTING,
     PATH,
+    OutputFile,
     TaskCommand,
+    in_one,
     json_option,
     quiet_option,
     run_task_options,
@@ -27,30 +30,57 @@ _SPLITS = ("validation", "test")
 @click.command(cls=TaskCommand)
 @click.argument("run", type=PATH)
 @click.option(
-    "--split", type=click.Choice(_SPLITS), default="test", help="Examples to evaluate on."
+    "--split",
+    type=click.Choice(_SPLITS),
+    help="Examples to evaluate on.  [default: test; with --fine-tune also half of each client's]",
 )
 @click.option(
     "--data", type=EXISTING, help="Another data file or folder of the task.  [default: the run's]"
 )
-@click.option(
-    "--by-client",
-    is_flag=True,
-    help="Also every training client by itself: mean and deciles. On the run's data they are kept "
-    "in RUN, for its report.",
+@in_one(
+    "each_client",
+    click.option(
+        "--by-client",
+        is_flag=True,
+        help="Also every training client by itself: mean and deciles. On the run's data they are "
+        "kept in RUN, for its report.",
+    ),
+    click.option(
+        "--fine-tune",
+        "epochs",
+        type=COUNT,
+        metavar="EPOCHS",
+        help="Also metrics by client before and after so many epochs on half of its own examples, "
+        "on the other half or on --split. Nothing of it is clipped or noised. On the run's data "
+        "they are kept in RUN, for its report.",
+    ),
+    click.option(
+        "--clients",
+        type=COUNT,
+        help="With --fine-tune: most clients, drawn by the run's seed.  [default: 1000]",
+    ),
+    click.option(
+        "--proximal-strength",
+        type=click.FloatRange(min=0),
+        help="With --fine-tune: lambda of Ditto's personal models.  [default: the run's]",
+    ),
+    click.option(
+        "--out", type=OutputFile(".png"), help="With --fine-tune: a picture of the headline metric."
+    ),
 )
 @run_task_options
 @quiet_option
 @json_option
 def evaluate(
     run: pathlib.Path,
-    split: str,
+    split: str | None,
     data: pathlib.Path | None,
-    by_client: bool,
+    each_client: dict[str, Any],
     asked: dict[str, Any],
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Metrics of a run's model on a split.
+    """Metrics of a run's model on a split and by client.
 
     They are exact functions of the data, which the run's guarantee does not cover.
 
@@ -58,25 +88,30 @@ def evaluate(
     Example:
       fedmf evaluate runs/first
       fedmf evaluate runs/first --split validation --by-client --json
+      fedmf evaluate runs/first --fine-tune 1 --clients 200 --out fine_tuned.png
       fedmf evaluate runs/first --data other.sqlite
       fedmf evaluate runs/python --task my_module:digits -o filters=4
     """
-    from fedmf.files import write_atomically
     from fedmf.runs.figures import figures_note
+    from fedmf.runs.folder import RunFolder
 
+    by_client, picture = each_client.pop("by_client"), each_client.pop("out")
+    chosen = {name: value for name, value in each_client.items() if value is not None}
+    if "epochs" not in chosen and (chosen or picture):
+        raise BadArgument("`clients`, `proximal_strength` and `out` need --fine-tune EPOCHS")
     trained = _trained(run, None if data is None else str(data), asked, quiet=quiet)
     made, recorded = trained.task, trained.plan["task"]
     values, same = _what(trained), data is None
     if made.data_version:
         same = made.data_version == recorded["data_version"]
         values["data"] = "the run's" if same else "not the run's"
-    values |= {f"{split} {name}": value for name, value in trained.evaluate(split).items()}
+    on = split or "test"
+    values |= {f"{on} {name}": value for name, value in trained.evaluate(on).items()}
+    kept = same and made.description == recorded["description"] and trained.result is not None
     if by_client:
         found = trained.evaluate_clients(progress=not quiet)
-        if same and made.description == recorded["description"] and trained.result is not None:
-            write_atomically(
-                trained.path / "clients.json", json.dumps(found, indent=2) + "\n", mode=0o600
-            )
+        if kept:
+            RunFolder(trained.path).write_json("clients", found)
         metric = made.headline
         values |= {
             "clients": found["clients"],
@@ -87,6 +122,13 @@ def evaluate(
             f"client {metric}, mean": found["mean"],
             f"client {metric}, deciles": found["deciles"],
         }
+    if chosen:
+        found = trained.evaluate_fine_tuned(**chosen, split=split, progress=not quiet)
+        if kept:
+            RunFolder(trained.path).write_json("fine_tuned", found)
+        values["fine_tuned"] = found
+        if picture is not None:
+            values["picture"] = _draw(dataclasses.replace(trained, fine_tuned=found), picture)
     show(values | {"note": figures_note([trained])}, as_json)
 
 
@@ -127,6 +169,19 @@ def export(run: pathlib.Path, out: pathlib.Path, asked: dict[str, Any], as_json:
         },
         as_json,
     )
+
+
+def _draw(run: "TrainedRun", path: pathlib.Path) -> str:
+    """Draws the fine-tuned clients of a run, and says where."""
+    from fedmf.files import write_atomically
+    from fedmf.reports.groups import group_runs
+    from fedmf.reports.plots import fine_tuned_plot
+
+    plot = fine_tuned_plot(group_runs([run]))
+    if plot is None:
+        return f"none: {run.task.headline} is defined on no client"
+    write_atomically(path, plot.png, mode=0o600)
+    return str(path)
 
 
 def _trained(

@@ -51,6 +51,10 @@ class SectionOption(click.Option):
         self.section = section
 
 
+class TaskFieldOption(SectionOption):
+    """An option of a task, which --task-option gives as well."""
+
+
 class SectionedCommand(click.Command):
     """A command whose help has its own options first, and then each section."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import BadArgument, Command, arguments_checked, one_line, with_option_names
-from fedmf.cli.help import CONFIG_SECTIONS, SectionOption
+from fedmf.cli.help import CONFIG_SECTIONS, SectionOption, TaskFieldOption
 
 if TYPE_CHECKING:
     from fedmf.privacy.config import PlanConfig
@@ -245,6 +245,7 @@ def options_of(
     from fedmf.audits.aggregator_claim import AggregatorClaim
     from fedmf.privacy.config import PlanConfig
     from fedmf.runs.config import TrainConfig
+    from fedmf.tasks.partitioned import PartitionOptions
 
     kinds: dict[str, Any] = {k.__name__: k for k in (PlanConfig, TrainConfig, AggregatorClaim)}
     kind = kinds[config]
@@ -266,6 +267,7 @@ def options_of(
                 True,
             )
             help_text += " Repeatable; `--task NAME --help` lists them."
+            declared += [_of_the_task(own, section) for own in dataclasses.fields(PartitionOptions)]
         else:
             flags = [f"--{field.name.replace('_', '-')}"]
             settings["type"] = _ConfigField(field)
@@ -275,6 +277,19 @@ def options_of(
             help_text += f"  [default: {field.default}]" if shown else ""
         declared.append(click.option(*flags, field.name, help=help_text, **settings))
     return in_one("promise", *declared)
+
+
+def _of_the_task(field: "dataclasses.Field[Any]", section: str) -> Decorator:
+    """An option that stands for --task-option, of tasks that have it."""
+    text = f"{field.metadata['help']} For tasks with this option, such as emnist and cifar10."
+    return click.option(
+        f"--{field.name.replace('_', '-')}",
+        field.name,
+        type=_ConfigField(field),
+        help=text,
+        cls=TaskFieldOption,
+        section=section,
+    )
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -360,10 +375,14 @@ def _with_default(field: dataclasses.Field[Any]) -> str:
 
 def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a config that were on the command line, from a command's keyword arguments."""
-    from fedmf.privacy.flat_config import nested
+    from fedmf.privacy.flat_config import TASK_OPTION, nested
+    from fedmf.tasks.partitioned import PartitionOptions
 
+    of_the_task = {field.name for field in dataclasses.fields(PartitionOptions)}
     chosen: dict[str, Any] = {
-        n: None if value is _ConfigField.NONE else value
+        f"{TASK_OPTION}{n}" if n in of_the_task else n: None
+        if value is _ConfigField.NONE
+        else value
         for n, value in flags.items()
         if value is not None
     }

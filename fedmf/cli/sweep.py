@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -30,7 +31,7 @@ from fedmf.cli.options import (
     "varied",
     multiple=True,
     help="An option of `fedmf train` and its values, such as epsilon=2,8. Repeatable; "
-    "every combination is a run.",
+    "every combination is a run. With --search of a number also a range, such as clip-norm=0.1:2.",
 )
 @click.option(
     "--config",
@@ -64,6 +65,17 @@ from fedmf.cli.options import (
         "metrics where runs have them, else by validation, which no guarantee covers.",
     ),
     click.option(
+        "--search",
+        type=click.Choice(["optuna"]),
+        help="Train no grid, but --trials runs, each chosen by the validations of those before, or "
+        "by private metrics where runs have them (pip install 'fedmf[search]').",
+    ),
+    click.option(
+        "--trials",
+        type=COUNT,
+        help="With --search: how many runs the folder has at the end. All count in the guarantee.",
+    ),
+    click.option(
         "--cluster",
         help="Train on a Ray cluster whose machines share --out: auto, host:port or "
         "ray://host:port (docs/cluster.md).",
@@ -87,7 +99,7 @@ def sweep(
     promise: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Train a task for every combination of options.
+    """Train a task for combinations of options: a grid or a search.
 
     The same command again goes on where it stopped.
 
@@ -102,12 +114,14 @@ def sweep(
     from fedmf.privacy.flat_config import TARGETS, flat
     from fedmf.sweeps import grid
     from fedmf.sweeps import run as driver
+    from fedmf.sweeps import search as searching
 
     how["progress"], smoothed_over = not how.pop("quiet"), how.pop("smoothed_over")
+    search, trials = how.pop("search"), how.pop("trials")
     with arguments_checked():
         fixed = flat(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
-        from_vary: dict[str, list[Any]] = {}
+        from_vary: dict[str, list[Any] | grid.Range] = {}
         for text in varied:
             name, values = grid.varied_values(text)
             if name in from_vary:
@@ -128,11 +142,23 @@ def sweep(
             raise ValueError(
                 "--vary is missing: name an option and its values, such as epsilon=2,8"
             )
-        configs = driver.in_folder(out, grid.sweep_configs(fixed, lists))
+        ranges = [name for name, values in lists.items() if isinstance(values, grid.Range)]
+        _check_search(search, trials, how["halving"], ranges)
+        space = searching.Space(fixed=fixed, varied=lists) if search else None
+        configs = driver.in_folder(
+            out, space.corners() if space else grid.sweep_configs(fixed, lists)
+        )
     if dry_run:
-        show({name: driver.state(out, name) for name in configs}, as_json)
+        names = searching.asked(out, space) if space else configs
+        states = {name: driver.state(out, name) for name in names}
+        left = {"trials to ask for": max(0, trials - len(names))} if space else {}
+        show(states | left, as_json)
         return
-    result = driver.run_sweep(out, configs, driver.Training(**how), smoothed_over=smoothed_over)
+    training = driver.Training(**how)
+    if space is not None:
+        result = searching.run_search(out, space, trials, training, smoothed_over=smoothed_over)
+    else:
+        result = driver.run_sweep(out, configs, training, smoothed_over=smoothed_over)
     if as_json:
         show(result, as_json)
     elif result["text"]:
@@ -141,3 +167,24 @@ def sweep(
         click.echo(f"fedmf: run {name} failed: {failure['reason']}", err=True)
     if result["failed"]:
         sys.exit(max(failure["status"] for failure in result["failed"].values()))
+
+
+def _check_search(
+    search: str | None, trials: int | None, halving: bool, ranges: Sequence[str]
+) -> None:
+    if search is None and trials is not None:
+        raise ValueError(f"trials={trials} are those of a search: give search=optuna beside them")
+    if search is None and ranges:
+        raise ValueError(
+            f"--vary {ranges[0]} names a range, and a grid has values: give some, such as 0.1,2, "
+            "or search=optuna"
+        )
+    if search is not None and trials is None:
+        raise ValueError(
+            "`trials` is missing: give the number of runs that the search may train, because the "
+            "guarantee counts all of them"
+        )
+    if search is not None and halving:
+        raise ValueError(
+            f"search={search} trains its trials to the end, and `halving` does not: leave one out"
+        )

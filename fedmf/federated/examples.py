@@ -1,13 +1,15 @@
 """Examples of a client or a split: a pair (x, y) of structures of numpy arrays, whose first axis
-counts the examples.
+counts the examples. Where examples have weights in the loss, y is `Weighted`.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from fedmf import checks
 
 # Inputs and labels; each an array, or a dict, tuple or list of arrays.
 Examples = tuple[Any, Any]
@@ -17,7 +19,31 @@ Epochs = Sequence[Examples]
 
 
 class NotFinite(ValueError):
-    """Examples hold NaN or infinite values."""
+    """Examples that no round counts: they hold NaN or infinite values, a weight that is none, or a
+    class without a weight.
+    """
+
+
+class Weighted(NamedTuple):
+    """Labels, and how much each example counts in the loss.
+
+    Attributes:
+      labels: a structure of arrays.
+      weights: float32 (examples,), finite and at least 0.
+    """
+
+    labels: Any
+    weights: Any
+
+
+def apart(y: Any) -> tuple[Any, Any]:
+    """The labels, and their weights or None."""
+    return y if isinstance(y, Weighted) else (y, None)
+
+
+def counted_once(examples: Examples) -> Examples:
+    """The examples with a weight of 1 each."""
+    return examples[0], Weighted(apart(examples[1])[0], np.ones(count(examples), np.float32))
 
 
 def count(examples: Examples) -> int:
@@ -97,9 +123,10 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
       owner: index of an example -> what an error calls it.
 
     Raises:
-      TypeError: not a pair, or an entry that TensorFlow has no dtype for.
+      TypeError: not a pair, an entry that TensorFlow has no dtype for, or weights that are not one
+        real number for each example.
       ValueError: arrays of different lengths, or a scalar.
-      NotFinite: NaN or an infinite value in an array.
+      NotFinite: NaN or an infinite value in an array, or a negative weight.
     """
     if not isinstance(examples, tuple) or len(examples) != 2:
         raise TypeError(
@@ -133,4 +160,99 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
                 f"{owner(first)}: clean them, or leave them out"
             )
     arrays: Examples = tf.nest.pack_sequence_as(examples, leaves)
-    return arrays
+    labels, weights = apart(arrays[1])
+    if weights is None:
+        return arrays
+    return arrays[0], Weighted(labels, _checked_weights(weights, origin, owner))
+
+
+def _checked_weights(weights: Any, origin: str, owner: Callable[[int], str]) -> np.ndarray:
+    if not isinstance(weights, np.ndarray) or weights.ndim != 1 or not _is_real(weights):
+        found = tf.nest.map_structure(lambda array: f"{array.dtype} {array.shape}", weights)
+        raise TypeError(
+            f"the sample weights of {origin} are {found}: give one real number for each example, "
+            "an array (examples,)"
+        )
+    with np.errstate(over="ignore"):
+        weights = weights.astype(np.float32)
+    wrong = ~((weights >= 0) & np.isfinite(weights))
+    if wrong.any():
+        first = int(wrong.argmax())
+        raise NotFinite(
+            f"the sample weights of {origin} hold {weights[first]}, first in example "
+            f"{owner(first)}: give finite float32 numbers of at least 0"
+        )
+    return weights
+
+
+def _is_real(array: np.ndarray) -> bool:
+    dtype = tf.as_dtype(array.dtype)
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
+
+
+def class_table(class_weight: Mapping[int, float]) -> np.ndarray:
+    """The weights of classes 0, 1, 2 ...; float32 (classes,).
+
+    Raises:
+      TypeError, ValueError: other classes than these, as in Keras; or weights that are not finite
+        and at least 0.
+
+    >>> class_table({1: 0.5, 0: 2})
+    array([2. , 0.5], dtype=float32)
+    """
+    hint = "give each of the classes 0, 1, 2 ... a finite weight of at least 0"
+    if not isinstance(class_weight, Mapping):
+        raise TypeError(f"class_weight={class_weight!r} is no dict: {hint}")
+    if not class_weight or set(class_weight) != set(range(len(class_weight))):
+        raise ValueError(f"class_weight={class_weight!r} has other classes: {hint}, as in Keras")
+    largest = float(np.finfo(np.float32).max)
+    weights = [
+        checks.positive(f"class_weight[{c}]", class_weight[c], hint, below=largest, zero=True)
+        for c in range(len(class_weight))
+    ]
+    return np.array(weights, np.float32)
+
+
+def class_weighted(
+    examples: Examples, table: np.ndarray, origin: str, owner: Callable[[int], str] = str
+) -> Examples:
+    """The examples with the weights of their classes, times their own if they have some.
+
+    Classes are read off labels as Keras 2.14 does.
+
+    Args:
+      examples: of `checked`; their labels are classes, (examples,) or (examples, 1), or one-hot
+        floats (examples, classes).
+      table: of `class_table`.
+      origin, owner: as of `checked`.
+
+    Raises:
+      TypeError: other labels.
+      NotFinite: a class that has no weight, or weights beyond float32.
+    """
+    labels, weights = apart(examples[1])
+    if tf.nest.is_nested(labels) or not _is_real(labels):
+        raise TypeError(_NO_CLASSES.format(origin, "not one array of numbers"))
+    if labels.shape[1:] == table.shape != (1,) and tf.as_dtype(labels.dtype).is_floating:
+        classes = labels.astype(np.float32).argmax(axis=1)
+    elif labels.shape[1:] in ((), (1,)):
+        classes = np.round(labels.reshape(len(labels)).astype(np.float64))
+    else:
+        raise TypeError(_NO_CLASSES.format(origin, f"{labels.dtype} {labels.shape}"))
+    unknown = (classes < 0) | (classes >= len(table))
+    if unknown.any():
+        first = int(unknown.argmax())
+        raise NotFinite(
+            f"the labels of {origin} hold class {classes[first]:.0f}, first in example "
+            f"{owner(first)}, and class_weight ends at {len(table) - 1}: give it a weight, too"
+        )
+    by_class = table[classes.astype(np.int64)]
+    with np.errstate(over="ignore"):
+        product = by_class if weights is None else weights * by_class
+    return examples[0], Weighted(labels, _checked_weights(product, origin, owner))
+
+
+_NO_CLASSES = (
+    "class_weight needs labels that are classes, and those of {} are {}: give numbers (examples,), "
+    "or one-hot floats (examples, classes)"
+)

@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from fedmf.federated.examples import apart
 from fedmf.federated.task import KERAS, Task
 
-# (labels, outputs) -> the loss of a batch, a float32 scalar.
+# (y, outputs) -> the loss of a batch, a float32 scalar; y is labels, or `Weighted`.
 BatchLoss = Callable[[Any, Any], Any]
 
 
@@ -24,13 +25,13 @@ def batch_loss(task: Task) -> BatchLoss:
     if loss is None:
         return lambda labels, outputs: tf.cast(outputs.loss(labels), tf.float32)
     if isinstance(loss, tf.keras.losses.Loss):
-        return lambda labels, outputs: tf.cast(
-            _keras_loss(task.name, loss, labels, outputs), tf.float32
-        )
+        return lambda y, outputs: tf.cast(_keras_loss(task.name, loss, y, outputs), tf.float32)
 
-    def of_function(labels: Any, outputs: Any) -> Any:
-        examples = tf.shape(tf.nest.flatten(labels)[0])[:1]
-        return tf.cast(loss(labels, outputs, tf.ones(examples)), tf.float32)
+    def of_function(y: Any, outputs: Any) -> Any:
+        labels, weights = apart(y)
+        if weights is None:
+            weights = tf.ones(tf.shape(tf.nest.flatten(labels)[0])[:1])
+        return tf.cast(loss(labels, outputs, weights), tf.float32)
 
     return of_function
 
@@ -71,10 +72,11 @@ def is_mean(task: Task) -> bool:
     return not own and loss.reduction != tf.keras.losses.Reduction.SUM
 
 
-def _keras_loss(name: str, loss: tf.keras.losses.Loss, labels: Any, outputs: Any) -> Any:
+def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> Any:
     """As keras.engine.compile_utils.LossesContainer has it (Keras 2.14): the sum over the outputs
-    of a model that has several.
+    of a model that has several, each with the same weights.
     """
+    labels, weights = apart(y)
     if tf.nest.is_nested(labels) or tf.nest.is_nested(outputs):
         try:
             tf.nest.assert_same_structure(labels, outputs)
@@ -85,12 +87,12 @@ def _keras_loss(name: str, loss: tf.keras.losses.Loss, labels: Any, outputs: Any
                 "give both the same, or the task a function (labels, outputs, example_weights)"
             ) from None
     pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
-    return tf.add_n([_of_output(loss, *pair) for pair in pairs])
+    return tf.add_n([_of_output(loss, *pair, weights) for pair in pairs])
 
 
-def _of_output(loss: tf.keras.losses.Loss, labels: Any, outputs: Any) -> Any:
-    mask = keras_mask(outputs)
-    weights = {} if mask is None else {"sample_weight": mask}
+def _of_output(loss: tf.keras.losses.Loss, labels: Any, outputs: Any, each: Any) -> Any:
+    counted = keras_mask(outputs) if each is None else _weights(outputs, each)
+    weights = {} if counted is None else {"sample_weight": counted}
     if all(dtype.is_floating for dtype in (labels.dtype, outputs.dtype)) or (
         labels.dtype.is_integer and outputs.dtype.is_integer
     ):
@@ -101,3 +103,16 @@ def _of_output(loss: tf.keras.losses.Loss, labels: Any, outputs: Any) -> Any:
         return loss(labels[:, tf.newaxis], outputs, **weights)
     except ValueError:  # `Model.fit` fails here, and TFF's from_keras_model does not
         return loss(labels, outputs, **weights)
+
+
+def _weights(outputs: Any, weights: Any) -> Any:
+    """The examples' weights, times the mask if there is one, as Keras gives them to a loss."""
+    if outputs.shape.rank > 3:
+        raise ValueError(
+            f"Keras's losses take no weight for each example beside outputs {outputs.shape}: give "
+            "the task a function (labels, outputs, example_weights)"
+        )
+    weights, mask = tf.cast(weights, outputs.dtype), keras_mask(outputs)
+    if mask is not None:
+        return mask * (weights if mask.shape.rank == 1 else weights[:, tf.newaxis])
+    return weights[:, tf.newaxis] if outputs.shape.rank == 2 else weights

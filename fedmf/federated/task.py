@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,16 +12,13 @@ import tensorflow as tf
 
 from fedmf import checks, fields
 from fedmf.federated import examples as of_examples
-from fedmf.federated.examples import Examples
+from fedmf.federated.datasets import read_examples
+from fedmf.federated.examples import Examples, Weighted
 from fedmf.federated.tff_models import TffModel, loop_model
 from fedmf.identifiers import check_clients, client_array
 
 SPLITS = ("validation", "test")
 KERAS = ("keras.", "tf_keras.")  # modules of Keras 2, in TensorFlow 2.14 and beside newer ones
-# A client's dataset of unknown length is read so far: 256 times the 256 examples that the papers
-# take of a client, and what fits into the memory of any machine that trains.
-MOST_EXAMPLES, MOST_BYTES = 256 * 256, 1 << 30
-_BOUNDED = "give repeat() a number, or end it with take(n)"
 # (labels, outputs, example weights) -> scalar; see `Task.loss`.
 LossFunction = Callable[[Any, Any, Any], Any]
 
@@ -70,6 +67,8 @@ class Task:
     Attributes:
       name: short name, such as "digits".
       description: one line for reports: which data, how many clients, which model.
+      made_clients: how clients were made where they are no people's or devices' own, such as "60
+        clients dealt by dirichlet:0.3 from 5000 images"; statements say so.
       client_ids: training clients in a fixed order, each once, none missing and no two that look
         alike; the participation controller's index i is client_ids[i].
       client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis
@@ -80,13 +79,17 @@ class Task:
         or FunctionalModel. The same seed gives the same weights. In training it must be a function
         of weights and inputs alone: no Dropout, no BatchNormalization.
       loss: a tf.keras.losses.Loss, which means what it means in `Model.fit`, or a function (labels,
-        outputs, example_weights) -> the scalar mean that a client minimises. example_weights is 1
-        for each example, float32 (batch,): a batch holds a client's own examples only, and its last
-        may be short. None for a TFF model, which brings its own.
+        outputs, example_weights) -> the scalar mean that a client minimises. example_weights,
+        float32 (batch,), is 1 for each example, or as below: a batch holds a client's own examples
+        only, and its last may be short. None for a TFF model, which brings its own.
       metrics: () -> tf.keras.metrics.Metric objects with scalar results, for evaluation. One may be
         named "loss"; otherwise the loss is reported as the mean over examples. None for a TFF
         model, of whose own metrics the scalar ones are reported.
       batch_size: examples in a client's batch.
+      sample_weight: client id -> how much each of its examples counts in the loss, (examples,),
+        finite and at least 0, as in `Model.fit`. Pure. Evaluation counts each example once.
+      class_weight: class 0, 1, 2 ... -> how much its examples count in the loss, as in `Model.fit`.
+        Labels are numbers (examples,), or one-hot floats. With sample_weight too, they multiply.
       headline_metric: the metric that reports show; by default the first. A sweep chooses where it
         is largest, or smallest if its name has error, loss or perplexity.
       metric_note: what a reader of the headline metric must know, printed behind its name, such as
@@ -105,6 +108,7 @@ class Task:
 
     name: str
     description: str = ""
+    made_clients: str = ""
     client_ids: Sequence[str]
     client_examples: Callable[[str], Examples]
     evaluation_examples: Callable[[str], Examples]
@@ -112,6 +116,8 @@ class Task:
     loss: tf.keras.losses.Loss | LossFunction | None = None
     metrics: Callable[[], Sequence[tf.keras.metrics.Metric]] | None = None
     batch_size: int
+    sample_weight: Callable[[str], Any] | None = None
+    class_weight: Mapping[int, float] | None = None
     headline_metric: str = ""
     metric_note: str = ""
     data_version: str = ""
@@ -158,6 +164,12 @@ class Task:
                 f"task {self.name!r} has only one of loss and metrics: give both, or neither for a "
                 "TFF model with its own"
             )
+        if not (self.sample_weight is None or callable(self.sample_weight)):
+            raise TypeError(
+                f"sample_weight of task {self.name!r} is {self.sample_weight!r}: pass a function "
+                "client id -> weights, or use Task.from_arrays"
+            )
+        _ = self._class_table  # refuses what are no weights
         # Everything behind this line sees one kind of model.
         built = functools.partial(loop_model, self.name, self.build_model, self.loss is None)
         fields.set_fields(self, {"build_model": built})
@@ -196,31 +208,50 @@ class Task:
     def spec(self) -> Any:
         """The examples as a structure of tf.TensorSpec, (None, ...); all clients' and splits' are
         like the validation split's.
+
+        Raises:
+          ValueError: examples have weights, and something of the task does not take them.
         """
-        return of_examples.spec(self._read(self.evaluation_examples, "validation"))
+        x, y = of_examples.spec(self._split("validation"))
+        if isinstance(y, Weighted) and (self.loss is None or self.compiled_epoch is not None):
+            other = "compiled_epoch" if self.loss is not None else "TFF model with its own loss"
+            raise ValueError(
+                f"task {self.name!r} has sample_weight or class_weight beside a {other}, which "
+                "takes none: leave one of them out"
+            )
+        return x, y
 
     def examples_of(self, client_id: str) -> Examples:
         """A client's examples.
 
         Raises:
           TypeError, ValueError: not structures of arrays as `spec` has them, or NaN or infinite
-            values in them; naming the client. For the latter it is a NotFinite of
-            fedmf.federated.examples, and a run zeroes the client's update and goes on.
+            values or negative weights in them; naming the client. For the latter it is a NotFinite
+            of fedmf.federated.examples, and a run zeroes the client's update and goes on.
         """
-        return self._like_others(self._read(self.client_examples, client_id), client_id)
+        examples = self._read(self._with_sample_weight, client_id)
+        weighted = self._with_class_weight(examples, self._origin(client_id))
+        return self._like_others(weighted, client_id)
 
     def split(self, name: str) -> Examples:
-        """The examples of a split, at least one.
+        """The examples of a split, at least one; each of weight 1 if clients' have weights.
 
         Raises:
           TypeError, ValueError: as `examples_of` does.
         """
-        examples = self._like_others(self._read(self.evaluation_examples, name), name)
+        examples = self._like_others(self._split(name), name)
         if not of_examples.count(examples):
             raise ValueError(
                 f"{self._origin(name)} is empty: evaluation needs at least one example"
             )
         return examples
+
+    def initial_weights(self, seed: int) -> list[np.ndarray]:
+        """The trained weights of `build_model(seed)`, which is built once for them."""
+        known: dict[int, list[np.ndarray]] = self.__dict__.setdefault("_initial_weights", {})
+        if seed not in known:
+            known[seed] = [v.numpy() for v in self.build_model(seed).trainable_variables]
+        return known[seed]
 
     def starting_from(self, weights: Sequence[np.ndarray]) -> "Task":
         """This task with models that start from `weights`, whatever the seed.
@@ -261,6 +292,8 @@ class Task:
             client_ids=("none",),
             client_examples=_elsewhere,
             evaluation_examples=_elsewhere,
+            sample_weight=None,
+            class_weight=None,
             metrics=self.metrics and list,
         )
         light.__dict__["spec"] = self.spec
@@ -272,6 +305,34 @@ class Task:
             if name in SPLITS
             else f"client {name!r} of task {self.name!r}"
         )
+
+    @functools.cached_property
+    def _class_table(self) -> np.ndarray | None:
+        return None if self.class_weight is None else of_examples.class_table(self.class_weight)
+
+    def _with_sample_weight(self, client_id: str) -> Any:
+        examples = self.client_examples(client_id)
+        if self.sample_weight is None or not isinstance(examples, tuple) or len(examples) != 2:
+            return examples
+        if isinstance(examples[1], Weighted):
+            raise ValueError(
+                f"{self._origin(client_id)} has weights beside sample_weight: leave one of them out"
+            )
+        return examples[0], Weighted(examples[1], self.sample_weight(client_id))
+
+    def _with_class_weight(
+        self, examples: Examples, origin: str, owner: Callable[[int], str] = str
+    ) -> Examples:
+        if self._class_table is None:
+            return examples
+        return of_examples.class_weighted(examples, self._class_table, origin, owner)
+
+    def _split(self, name: str) -> Examples:
+        examples = self._read(self.evaluation_examples, name)
+        weighted = not (self.sample_weight is None and self.class_weight is None)
+        if weighted or isinstance(examples[1], Weighted):
+            return of_examples.counted_once(examples)
+        return examples
 
     def _read(self, examples_of: Callable[[str], Examples], name: str) -> Examples:
         origin = self._origin(name)
@@ -303,6 +364,7 @@ class Task:
         validation: Examples,
         test: Examples,
         model: Callable[[], Any],
+        sample_weight: Any = None,
         **attributes: Any,
     ) -> "Task":
         """A task whose examples are held in memory.
@@ -314,6 +376,7 @@ class Task:
           validation, test: (x, y) of the splits.
           model: () -> a model as of `build_model`; its weights follow from the run's
             seed, by tf.keras.utils.set_random_seed.
+          sample_weight: how much each example counts in the loss, (examples,); None for 1.
           attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
             `data_version` is by default a digest of the contents.
 
@@ -333,9 +396,12 @@ class Task:
         (12, 5)
         """
         ids = client_array("client_ids", client_ids)
-        examples = of_examples.checked(
-            (x, y), "x and y", lambda i: f"{i}, of client {ids.ravel().tolist()[i]!r}"
-        )
+
+        def place(example: int) -> str:
+            return f"{example}, of client {ids.ravel().tolist()[example]!r}"
+
+        labels = y if sample_weight is None else Weighted(y, sample_weight)
+        examples = of_examples.checked((x, labels), "x and y", place)
         if ids.shape != (of_examples.count(examples),):
             raise ValueError(
                 f"client_ids has the shape {ids.shape} and x and y hold "
@@ -349,11 +415,13 @@ class Task:
         checked = {
             name: of_examples.checked(split, f"the {name} split") for name, split in splits.items()
         }
+        if sample_weight is not None:
+            checked = {name: of_examples.counted_once(split) for name, split in checked.items()}
         given: dict[str, Any] = {
             "description": f"{ids.size} examples of {len(names)} clients",
             "data_version": of_examples.digest(examples, ids, *checked.values()),
         }
-        return cls(
+        task = cls(
             client_ids=tuple(index),
             client_examples=lambda name: of_examples.take(
                 examples, order[ends[index[name]] : ends[index[name] + 1]]
@@ -362,6 +430,8 @@ class Task:
             build_model=seeded(model),
             **given | attributes,
         )
+        task._with_class_weight(examples, "x and y", place)  # refuses a class without a weight
+        return task
 
     @classmethod
     def from_client_data(
@@ -381,7 +451,8 @@ class Task:
           train: the ClientData of the training clients.
           validation, test: a ClientData, all of whose clients are evaluated on, or (x, y).
           preprocess: a client's tf.data.Dataset -> a tf.data.Dataset of single examples (x, y), not
-            batched; or (x, y) as arrays. Pure: without shuffle or random augmentation.
+            batched; or (x, y) as arrays. Pure: without shuffle or random augmentation. As in Keras
+            (x, y, weight) say how much each example counts in the loss.
           model: () -> a model as of `build_model`; its weights follow from the run's
             seed, by tf.keras.utils.set_random_seed.
           attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
@@ -392,13 +463,18 @@ class Task:
         """
 
         def read(source: Any, client_id: str) -> Examples:
-            return _arrays(preprocess(source.create_tf_dataset_for_client(client_id)), client_id)
+            return read_examples(
+                preprocess(source.create_tf_dataset_for_client(client_id)), client_id
+            )
 
         @functools.cache
         def evaluation_examples(split: str) -> Examples:
             source = {"validation": validation, "test": test}[split]
             if isinstance(source, tuple):
-                return source
+                first = read(train, train.client_ids[0])
+                weighted = isinstance(first, tuple) and isinstance(first[-1], Weighted)
+                checked = of_examples.checked(source, f"the {split} split")
+                return of_examples.counted_once(checked) if weighted else checked
             parts = [
                 of_examples.checked(read(source, name), f"client {name!r} of the {split} split")
                 for name in source.client_ids
@@ -416,43 +492,6 @@ class Task:
 
 def _elsewhere(name: str) -> Examples:
     raise ValueError(f"the examples of {name} are not on this machine")
-
-
-def _arrays(examples: Any, client_id: str) -> Examples:
-    """The examples of a tf.data.Dataset of single ones; arrays as they are."""
-    if not isinstance(examples, tf.data.Dataset):
-        return examples
-    element = examples.element_spec
-    leaves = tf.nest.flatten(element)
-    pair = isinstance(element, tuple) and len(element) == 2
-    if not pair or not all(
-        isinstance(part, tf.TensorSpec) and part.shape.is_fully_defined() for part in leaves
-    ):
-        raise TypeError(
-            f"preprocess gives elements {element}: map to single examples (x, y) of one shape, "
-            "padded and not batched"
-        )
-    length = examples.cardinality().numpy()
-    if length == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            f"preprocess gives client {client_id!r} a dataset without an end: {_BOUNDED}"
-        )
-    parts = [
-        tf.nest.map_structure(
-            lambda part: np.empty([0, *part.shape], part.dtype.as_numpy_dtype), element
-        )
-    ]
-    number, size = 0, 0
-    for part in examples.batch(1024).as_numpy_iterator():
-        parts.append(part)
-        number += of_examples.count(part)
-        size += sum(array.nbytes for array in tf.nest.flatten(part))
-        if length == tf.data.UNKNOWN_CARDINALITY and (number > MOST_EXAMPLES or size > MOST_BYTES):
-            raise ValueError(
-                f"preprocess gives client {client_id!r} {number} examples of {size / 1e9:.2g} GB "
-                f"and more, and tf.data does not know whether they end: {_BOUNDED}"
-            )
-    return of_examples.concatenated(parts)
 
 
 def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:

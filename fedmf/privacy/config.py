@@ -89,8 +89,8 @@ class PlanConfig:
     population: int | None = fields.whole(None, "With sampling: the number of clients of the data.")
     partitions: int | None = fields.whole(
         None,
-        "With sampling: parts of the population, drawn from in turn. By default the mechanism's "
-        "bands.",
+        "With sampling: parts of the clients (not of the data), drawn from in turn. By default "
+        "the mechanism's bands.",
     )
 
     # The mechanism

@@ -74,7 +74,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             continue
         twice = set(options) & set(made.get(into, {}))
         if twice:
-            raise ValueError(f"{min(twice)} is given twice: leave it out of {into}, or beside it")
+            raise ValueError(f"{min(twice)} is given twice: leave it out of `{into}`, or beside it")
         made[into] = made.get(into, {}) | options
     return made
 

@@ -122,6 +122,7 @@ def markdown(values: dict[str, Any]) -> str:
     optional = dict.fromkeys(
         (
             "canaries",
+            "made_clients",
             "longer",
             "contradictions",
             "unrecorded",

@@ -56,6 +56,7 @@ def write_report(
         "training": plots.training_plot(groups),
         "private_metrics": plots.private_plot(groups),
         "clients": plots.clients_plot(groups),
+        "fine_tuned": plots.fine_tuned_plot(groups),
         "noise_matrices": plots.matrices_plot(groups),
         "noise_levels": plots.levels_plot(groups),
         "participation": plots.participation_plot(runs),

@@ -17,6 +17,7 @@ from matplotlib.colors import to_hex, to_rgb
 
 from fedmf.mechanisms.family import FAMILIES
 from fedmf.privacy.flat_config import families_taking
+from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
 
@@ -127,6 +128,28 @@ def distinct_noise(groups: Sequence[Group]) -> list[Group]:
     )
 
 
+def noise_levels(group: Group) -> tuple[np.ndarray, np.ndarray]:
+    """Standard deviations of the noise on the average update of the cohort: of each round, and of
+    the sum up to it.
+
+    In a simulation the plan's stddev carries the factor simulated / claimed. Dividing by the
+    simulated cohort therefore gives the noise on the claimed cohort's average.
+    """
+    scale = group.plan["stddev"] / group.config.cohort_size
+    on_round = scale * np.linalg.norm(group.noising, axis=1)
+    return on_round, scale * np.linalg.norm(np.cumsum(group.noising, axis=0), axis=1)
+
+
+def mean_over_runs(group: Group, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds completed and the mean of a column, of the rounds that every run of the group has."""
+    columns = [
+        {row["round"] + 1: row[name] for row in run.metrics if row.get(name) is not None}
+        for run in group.runs
+    ]
+    rounds = sorted(set.intersection(*map(set, columns)))
+    return np.array(rounds), np.array([np.mean([column[t] for column in columns]) for t in rounds])
+
+
 def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Rounds completed, and the headline metric after them, of every validation of the run."""
     metric = run.plan["task"]["headline_metric"]
@@ -143,22 +166,17 @@ def private_curve(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     that is not known.
     """
     rows = [row["private"] for row in run.metrics if "private" in row]
-    half = run.config.largest_loss / 2 if name == "loss" else 0.5
+    most = run.config.largest_loss
+    half = most / 2 if name == "loss" else 0.5
     every, points = run.config.evaluate_every, []
     for start in range(0, len(rows), every):
         window = range(start, min(start + every, len(rows)))
-        clients = sum(rows[t]["clients"] for t in window)
-        centred = sum(rows[t]["clients"] * (rows[t][name] / half - 1) for t in window)
-        one = rows[start]["stddev"]["clients"]
-        if clients < 1:
-            points.append((window.stop, math.nan, math.nan))
-            continue
-        mean = half * (1 + centred / clients)
-        spread = math.nan
-        if one is not None:  # N is written out
-            N = run.noising
+        mean = mean_over(rows[window.start : window.stop], name, largest_loss=most)
+        one, spread = rows[start]["stddev"]["clients"], math.nan
+        if one is not None and not math.isnan(mean):  # N is written out
+            N, clients = run.noising, sum(rows[t]["clients"] for t in window)
             spread = one * np.linalg.norm(N[window].sum(axis=0)) / np.linalg.norm(N[start])
-            spread *= half * math.hypot(1, centred / clients) / clients
+            spread *= half * math.hypot(1, mean / half - 1) / clients
         points.append((window.stop, mean, spread))
     rounds, means, spreads = zip(*points, strict=True) if points else ((), (), ())
     return np.array(rounds, np.int64), np.array(means), np.array(spreads)

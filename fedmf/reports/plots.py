@@ -6,6 +6,7 @@ And plots of the noise: its matrices, and how much of it there is.
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,6 +34,8 @@ from fedmf.reports.groups import (
     distinct_mechanisms,
     distinct_noise,
     mean_curve,
+    mean_over_runs,
+    noise_levels,
     private_curve,
     simulation_note,
     unfinished,
@@ -151,7 +154,7 @@ def training_plot(groups: Sequence[Group]) -> Plot | None:
     with canvas(2.8, note) as (figure, png):
         for ax, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
             for group in groups:
-                rounds, values = _mean_over_runs(group, name)
+                rounds, values = mean_over_runs(group, name)
                 ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
                 last.append(
                     f"{group.label} {_TRAINING[name]} {values[-1]:.4g}"
@@ -222,14 +225,19 @@ def private_plot(groups: Sequence[Group]) -> Plot | None:
     )
 
 
-def _mean_over_runs(group: Group, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds completed and the mean of a column, of the rounds that every run of the group has."""
-    columns = [
-        {row["round"] + 1: row[name] for row in run.metrics if row.get(name) is not None}
-        for run in group.runs
-    ]
-    rounds = sorted(set.intersection(*map(set, columns)))
-    return np.array(rounds), np.array([np.mean([column[t] for column in columns]) for t in rounds])
+def _draw_deciles(
+    ax: Axes, group: Group, metric: str, deciles: Sequence[float], **style: Any
+) -> Line2D:
+    """A line of the group through the deciles over clients of the metric."""
+    percents = range(10, 100, 10)
+    (line,) = ax.plot(
+        percents, deciles, "o", color=group.color, linestyle=group.line, markersize=4, **style
+    )
+    ax.set_xlabel("percent of clients at or below")
+    ax.set_xticks(percents)
+    if is_share(metric):
+        in_percent(ax)
+    return line
 
 
 def clients_plot(groups: Sequence[Group]) -> Plot | None:
@@ -251,28 +259,14 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
         named: dict[str, Line2D] = {}
         for group, run, clients in measured:
             deciles = clients["deciles"]
-            (line,) = ax.plot(
-                range(10, 100, 10),
-                deciles,
-                "o",
-                color=group.color,
-                linestyle=group.line,
-                markersize=4,
-            )
-            named.setdefault(group.label, line)
+            named.setdefault(group.label, _draw_deciles(ax, group, metric, deciles))
             ends = " to ".join(metric_value(metric, deciles[i]) for i in (0, -1))
             said.append(
                 f"{group.label}, seed {run.config.seed}: {ends} over {clients['clients']:,} clients"
             )
             if undefined := clients.get("clients_undefined", 0):
                 left_out.append(f"{undefined:,} of {group.label}, seed {run.config.seed}")
-        ax.set(
-            title=f"{metric_name(metric).capitalize()} over training clients",
-            xlabel="percent of clients at or below",
-        )
-        ax.set_xticks(range(10, 100, 10))
-        if is_share(metric):
-            in_percent(ax)
+        ax.set_title(f"{metric_name(metric).capitalize()} over training clients")
         legend_above(figure, list(named.values()), list(named))
     caption = (
         f"Deciles of the {metric_name(metric)} on the training examples of each client by itself "
@@ -288,6 +282,49 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
         note=note,
         alt=f"Line plot. From the first to the ninth decile: {'; '.join(said)}.",
     )
+
+
+def fine_tuned_plot(groups: Sequence[Group]) -> Plot | None:
+    """Deciles of the headline metric over clients before and after fine-tuning, and of its change,
+    of the runs for which it was measured; None where it is defined on no client of any.
+    """
+    metric = groups[0].plan["task"]["headline_metric"]
+    measured = [
+        (group, run, run.fine_tuned, run.fine_tuned["metrics"][metric])
+        for group in groups
+        for run in group.runs
+        if run.fine_tuned is not None and run.fine_tuned["metrics"][metric]["clients"]
+    ]
+    if not measured:
+        return None
+    note, said = simulation_note([run for _, run, *_ in measured]), []
+    with canvas(2.9, note) as (figure, png):
+        values, changes = figure.subplots(1, 2)
+        changes.axhline(0.0, color=SOFT, linewidth=0.9)
+        named: dict[str, Line2D] = {}
+        for group, run, found, of in measured:
+            start = f"{group.label}, " if len(groups) > 1 else ""
+            for name, style in (("before", {"linewidth": 1.0, "mfc": "white"}), ("after", {})):
+                line = _draw_deciles(values, group, metric, of[name]["deciles"], **style)
+                named.setdefault(f"{start}{name} fine-tuning", line)
+            _draw_deciles(changes, group, metric, of["change"]["deciles"])
+            means = " to ".join(metric_value(metric, of[n]["mean"]) for n in ("before", "after"))
+            left_out = of["clients_undefined"] + sum(found["left_out"].values())
+            said.append(
+                f"{group.label}, seed {run.config.seed}, --fine-tune {found['epochs']}, "
+                f"on {found['measured_on']}: {means} "
+                f"over {of['clients']:,} clients, {left_out:,} left out"
+            )
+        values.set_title(metric_name(metric).capitalize())
+        changes.set_title("Each client's change")
+        legend_above(figure, list(named.values()), list(named))
+    means = "; ".join(said)
+    caption = (
+        f"Deciles over clients of the {metric_name(metric)} before and after the model is trained "
+        "on half of the client's examples, on the other half or the split that is named; and of "
+        f"the change. Means: {means}. The guarantee does not cover these exact functions of data."
+    )
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=f"Line plots. Means: {means}.")
 
 
 def participation_plot(runs: Sequence[Run]) -> Plot | None:
@@ -478,15 +515,3 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
         for group, (_, on_sum) in zip(private, levels, strict=True)
     )
     return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
-
-
-def noise_levels(group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """Standard deviations of the noise on the average update of the cohort: of each round, and of
-    the sum up to it.
-
-    In a simulation the plan's stddev carries the factor simulated / claimed. Dividing by the
-    simulated cohort therefore gives the noise on the claimed cohort's average.
-    """
-    scale = group.plan["stddev"] / group.config.cohort_size
-    on_round = scale * np.linalg.norm(group.noising, axis=1)
-    return on_round, scale * np.linalg.norm(np.cumsum(group.noising, axis=0), axis=1)

@@ -239,7 +239,8 @@ def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
         pretraining=pretraining(run.config),
         commands=[made, "fedmf audit RUN --statement statement.md"],
     )
-    return values | {"versions": run.plan["versions"]} | scaling_values(run.config)
+    told = {name: run.plan["task"][name] for name in ("made_clients",) if name in run.plan["task"]}
+    return values | told | {"versions": run.plan["versions"]} | scaling_values(run.config)
 
 
 def scaling_values(config: TrainConfig) -> dict[str, str]:

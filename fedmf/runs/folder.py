@@ -13,12 +13,11 @@ run/
   result.json          test metrics, achieved guarantee, SHA-256 of the files above it; mode 0600
   model.npz            the final weights
   initial_model.npz    the weights that a run with initial_model started from
-  clients.json         the headline metric over training clients, of `fedmf evaluate --by-client`;
-                       mode 0600
+  clients.json, fine_tuned.json  metrics over training clients, of `fedmf evaluate --by-client` and
+                       `--fine-tune`; mode 0600
   tensorboard/         the metrics as events, if wanted; mode 0700
   checkpoints/         round-000020.ckpt: everything a resume needs
-  private_metrics.jsonl  the releases of private metrics, each once, also where its round is done
-                       again
+  private_metrics.jsonl  the releases of private metrics, each once, whatever a resume does again
   stopped_by_data      where what the run showed decided that it stopped, such as training losses
                        or a validation: after how many rounds
   rounds_done          after a crash: how many rounds were done before it, also those that the
@@ -66,7 +65,8 @@ _BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed")
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl private_metrics.jsonl metrics.csv "
     "timings.jsonl participation.csv selected.csv result.json model.npz initial_model.npz "
-    "clients.json tensorboard final_statement.md final_statement.json stopped_by_data rounds_done"
+    "clients.json fine_tuned.json tensorboard final_statement.md final_statement.json "
+    "stopped_by_data rounds_done"
 ).split()
 
 
@@ -341,14 +341,13 @@ class RunFolder:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Writes name.json atomically.
 
-        A result is readable by its owner alone, and ends with the digests of the files it sums up.
+        Only its owner can read it, but for the plan. A result ends with the digests of the files
+        that it sums up.
         """
         if name == "result":
             content = content | {"sha256": digests(self.path)}
-        mode = 0o600 if name == "result" else 0o644
-        write_atomically(
-            self.path / f"{name}.json", json.dumps(content, indent=2) + "\n", mode=mode
-        )
+        text = json.dumps(content, indent=2) + "\n"
+        write_atomically(self.path / f"{name}.json", text, mode=0o644 if name == "plan" else 0o600)
 
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
@@ -426,8 +425,8 @@ class Run:
       statement: Markdown.
       mechanism: of mechanism.npz.
       result: result.json, or None while the run is not finished.
-      clients: clients.json, `TrainedRun.evaluate_clients` of the finished run, or None where it was
-        not measured.
+      clients, fine_tuned: clients.json and fine_tuned.json, `TrainedRun.evaluate_clients` and
+        `evaluate_fine_tuned` of the finished run, or None where they were not measured.
     """
 
     path: pathlib.Path
@@ -439,6 +438,7 @@ class Run:
     mechanism: Mechanism
     result: dict[str, Any] | None
     clients: dict[str, Any] | None = None
+    fine_tuned: dict[str, Any] | None = None
 
     @functools.cached_property
     def noising(self) -> np.ndarray:
@@ -494,7 +494,6 @@ class Run:
         """
         folder = RunFolder.open(path).path
         try:
-            result, clients = folder / "result.json", folder / "clients.json"
             return Run(
                 path=folder,
                 config=TrainConfig.from_mapping(
@@ -505,8 +504,10 @@ class Run:
                 timings=_read_rows(folder / "timings.jsonl"),
                 statement=(folder / "statement.md").read_text(encoding="utf-8"),
                 mechanism=load_mechanism(folder / "mechanism.npz"),
-                result=_read_object(result) if result.exists() else None,
-                clients=_read_object(clients) if clients.exists() else None,
+                **{
+                    name: _read_object(file) if (file := folder / f"{name}.json").exists() else None
+                    for name in ("result", "clients", "fine_tuned")
+                },
             )
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(

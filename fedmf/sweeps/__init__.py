@@ -1,1 +1,1 @@
-"""Grids of runs: several trained at a time, and the results compared."""
+"""Grids of runs and searches: several trained at a time, and the results compared."""

@@ -22,11 +22,17 @@ _LOGARITHMIC_FROM = 3.0  # largest value over smallest
 _Points = dict[float | None, list[float]]  # value on the axis -> a metric for each seed
 
 
-def validation_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
+def validation_figure(
+    runs: Sequence[Run], smoothed_over: int = 0, searched: Sequence[str] = ()
+) -> bytes | None:
     """A PNG: the validation metric over the first number that varies, a line for each thing
     compared. None where no number varies.
+
+    Of a search it has a point for each run instead, over each of the numbers that were searched.
     """
     names = varying(runs)
+    if searched:
+        return _points_figure(runs, [name for name in names if name in searched], smoothed_over)
     axis = next((name for name in (*_TUNED_AXES, *_COMPARED_AXES) if name in names), None)
     if axis is None:
         return None
@@ -35,21 +41,58 @@ def validation_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | No
         one = _off_axis(runs, run, axis, {})
         points = lines.setdefault(one.config, (one, {}))[1]
         points.setdefault(getattr(run.config, axis), []).append(validation_of(run, smoothed_over))
-    title = (
-        f"Validation {{}}, mean over the last {smoothed_over} rounds"
-        if smoothed_over
-        else "Final validation {}"
-    )
     groups = group_runs([run for run, _ in lines.values()])
+    title = _validation_title(smoothed_over)
     return _drawn(axis, title, groups, [points for _, points in lines.values()], runs)
 
 
-def best_figure(runs: Sequence[Run], smoothed_over: int = 0) -> bytes | None:
+def _validation_title(smoothed_over: int) -> str:
+    if smoothed_over:
+        return f"Validation {{}}, mean over the last {smoothed_over} rounds"
+    return "Final validation {}"
+
+
+def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int) -> bytes | None:
+    places: dict[str, list[Any]] = {
+        name: [run.config.flat().get(name) for run in runs] for name in names
+    }
+    numbers = {
+        name: values
+        for name, values in places.items()
+        if all(type(value) in (int, float) for value in values)
+    }
+    if not numbers:
+        return None
+    metric = runs[0].plan["task"]["headline_metric"]
+    heights = [validation_of(run, smoothed_over) for run in runs]
+    with canvas(2.9, simulation_note(runs)) as (drawing, out):
+        panels = drawing.subplots(1, len(numbers), sharey=True, squeeze=False)[0]
+        for ax, (name, values) in zip(panels, numbers.items(), strict=True):
+            ax.plot(values, heights, linestyle="", marker="o", markersize=4)
+            if min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM:
+                ax.set_xscale("log")
+                ax.xaxis.set_major_formatter(lambda x, _: plain(float(x)))
+                if max(values) / min(values) < 10:  # hardly a power of ten on the axis
+                    ax.xaxis.set_minor_formatter(lambda x, _: plain(float(x)))
+                else:
+                    ax.xaxis.set_minor_formatter("")
+            ax.set_xlabel(name.replace("_", " "))
+        panels[0].set_title(_validation_title(smoothed_over).format(metric_name(metric)))
+        if is_share(metric):
+            in_percent(panels[0])
+    return out.getvalue()
+
+
+def best_figure(
+    runs: Sequence[Run], smoothed_over: int = 0, searched: Sequence[str] = ()
+) -> bytes | None:
     """A PNG: the test metric of the best settings over the first number compared.
 
-    None where nothing is tuned, or no number compared.
+    None where nothing is tuned, no number compared, or settings were searched.
     """
     names, fields = varying(runs), tuned_fields(runs)
+    if searched:
+        return None
     axis = next((name for name in _COMPARED_AXES if name in names and name not in fields), None)
     if axis is None or not any(name in names for name in fields):
         return None

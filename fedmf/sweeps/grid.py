@@ -4,6 +4,7 @@ the same run twice.
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import types
@@ -17,27 +18,57 @@ from fedmf.checks import meant
 from fedmf.mechanisms.family import fitted_families
 from fedmf.privacy.flat_config import families_taking
 from fedmf.runs.config import TrainConfig
+from fedmf.tasks.partitioned import PartitionOptions
 
 _NESTED = ("task_options", "mechanism_options")
 _FIELDS = {
     field.name: field for field in dataclasses.fields(TrainConfig) if field.name not in _NESTED
 }
 _OPTION = "task_option."
+_OF_THE_TASK = {field.name for field in dataclasses.fields(PartitionOptions)}
 MAX_NAME_CHARACTERS = 200  # file systems allow 255
 
 
-def varied_values(text: str) -> tuple[str, list[Any]]:
-    """The field and the values in a text such as "server-learning-rate=0.1,0.2".
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """All values of a number from `low` to `high`, whole ones if both ends are an int.
 
     Raises:
-      ValueError: no such field, no value, or one that is not of the field's type.
+      ValueError: it has fewer than two values, or ends that are not finite.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ValueError(f"range {self.low}:{self.high} must go from a number to a larger one")
+
+    def __contains__(self, value: Any) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has whole numbers alone."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+def varied_values(text: str) -> tuple[str, list[Any] | Range]:
+    """The field and the values in a text such as "server-learning-rate=0.1,0.2" or, of a number,
+    "server-learning-rate=0.1:2".
+
+    Raises:
+      ValueError: no such field, no value, one that is not of the field's type, or no range.
 
     Example:
       >>> varied_values("epsilon=2,8")
       ('epsilon', [2.0, 8.0])
+      >>> varied_values("bands=2:64")
+      ('bands', Range(low=2, high=64))
     """
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
+    name = f"{_OPTION}{name}" if name in _OF_THE_TASK else name
     if not equals or not values.strip():
         raise ValueError(f"vary={text!r} names no values: write it as epsilon=2,8")
     if name.startswith(_OPTION):
@@ -45,16 +76,26 @@ def varied_values(text: str) -> tuple[str, list[Any]]:
     if name not in _FIELDS and families_option(name) is None:
         hint = meant(name, _FIELDS, "task-option.NAME varies one of the task; the fields are")
         raise ValueError(f"vary={text!r} names no option of fedmf train: {hint}")
-    return name, [_value(name, value.strip()) for value in values.split(",")]
+    low, colon, high = values.partition(":")
+    if colon and {int, float} & set(_kinds(name)):
+        return name, Range(typed_value(name, low.strip()), typed_value(name, high.strip()))
+    return name, [typed_value(name, value.strip()) for value in values.split(",")]
 
 
-def _value(name: str, text: str) -> Any:
+def _kinds(name: str) -> tuple[type, ...]:
     option = None if name in _FIELDS else families_option(name)
-    kinds = (
-        typing.get_args(_FIELDS[name].type) or (_FIELDS[name].type,)
-        if option is None
-        else (option,)
-    )
+    if option is not None:
+        return (option,)
+    return typing.get_args(_FIELDS[name].type) or (_FIELDS[name].type,)
+
+
+def typed_value(name: str, text: str) -> Any:
+    """The value of a field that a text says; "none" where a field may have none.
+
+    Raises:
+      ValueError: it is no number, and the field is one.
+    """
+    kinds = _kinds(name)
     if text == "none" and types.NoneType in kinds and name != "family":
         return None
     kind = next(kind for kind in kinds if kind is not types.NoneType)
@@ -113,14 +154,8 @@ def sweep_configs(
     taken: set[str] = set()
     for values in product(*varied.values()):
         chosen = dict(zip(varied, values, strict=True))
-        family = chosen.get("family", fixed.get("family", _FIELDS["family"].default))
-        here = {k: v for k, v in (dict(fixed) | chosen).items() if family in families_taking(k)}
-        taken |= set(here)
-        name = _name({k: v for k, v in chosen.items() if k in here})
-        try:
-            config = tasks.completed(TrainConfig.from_mapping(here, "the sweep"))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"run {name or family}: {error}") from error
+        taken |= set(applying(fixed, chosen))
+        name, config = sweep_config(fixed, chosen)
         if name in configs and configs[name] != config:
             raise ValueError(f"two runs would be named {name}: vary values whose names differ")
         if config not in configs.values():
@@ -130,6 +165,30 @@ def sweep_configs(
             f"{name} belongs to no family of this sweep: leave it out, or add one that takes it"
         )
     return configs
+
+
+def applying(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the fields of a run, the varied ones last, those that its family takes."""
+    family = chosen.get("family", fixed.get("family", _FIELDS["family"].default))
+    return {k: v for k, v in {**fixed, **chosen}.items() if family in families_taking(k)}
+
+
+def sweep_config(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[str, TrainConfig]:
+    """Name and configuration of one run of a sweep.
+
+    Args:
+      fixed: see `sweep_configs`.
+      chosen: the varied fields with the run's values.
+
+    Raises:
+      ValueError: they are no configuration.
+    """
+    here = applying(fixed, chosen)
+    name = run_name({k: v for k, v in chosen.items() if k in here})
+    try:
+        return name, tasks.completed(TrainConfig.from_mapping(here, "the sweep"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"run {name or here.get('family')}: {error}") from error
 
 
 def named(run: str) -> set[str]:
@@ -146,7 +205,8 @@ def taken(field: str, *configs: TrainConfig) -> bool:
     return all(config.family in families_taking(field) for config in configs)
 
 
-def _name(chosen: Mapping[str, Any]) -> str:
+def run_name(chosen: Mapping[str, Any]) -> str:
+    """The name of the run with these values of the varied fields, in their order."""
     parts = []
     for name, value in chosen.items():
         text = str(value).lower() if value is None else str(value)

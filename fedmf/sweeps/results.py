@@ -11,7 +11,7 @@ import io
 import math
 import pathlib
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,26 @@ def validation_of(run: Run, smoothed_over: int = 0) -> float:
     return float(np.mean(kept)) if smoothed_over else last
 
 
+def score_of(run: Run, smoothed_over: int = 0) -> float:
+    """What a search maximises, of a finished run: the headline metric, with a minus where smaller
+    is better. It is the private one where the run has it, else `validation_of`.
+
+    NaN of a model that diverged.
+    """
+    if run.config.private_metrics:
+        value = next(iter(private_curve(run, "accuracy")[1][::-1]), math.nan)
+    else:
+        value = validation_of(run, smoothed_over)
+    return _larger_is_better(run, value)
+
+
+def _larger_is_better(run: Run, value: float) -> float:
+    """NaN for what is not finite."""
+    if not math.isfinite(value):
+        return math.nan
+    return float(-value if smaller_is_better(run.plan["task"]["headline_metric"]) else value)
+
+
 def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
     """Fields that are chosen by the validation; where cohorts are sampled bands are, whose best
     number depends on epsilon.
@@ -121,19 +141,23 @@ def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
     return (*TUNED, "bands") if all(run.config.sampling for run in runs) else TUNED
 
 
-def best_settings(runs: Sequence[Run], smoothed_over: int = 0) -> list[Best]:
+def best_settings(
+    runs: Sequence[Run], smoothed_over: int = 0, searched: Collection[str] = ()
+) -> list[Best]:
     """For everything compared the tuned fields with the best mean of `validation_of` over the
     seeds: the smallest of an error or loss.
+
+    Fields that were searched are tuned as well; none of their values is at an edge.
     """
     names = varying(runs)
-    tuned = [name for name in names if name in tuned_fields(runs)]
+    tuned = [name for name in names if name in (*tuned_fields(runs), *searched)]
     compared = [name for name in names if name not in (*tuned, "seed")]
     settings: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
     for run in runs:
         of_one = settings.setdefault(tuple(run.config.flat().get(name) for name in compared), {})
         of_one.setdefault(tuple(run.config.flat().get(name) for name in tuned), []).append(run)
     return [
-        _best(dict(zip(compared, values, strict=True)), tuned, tried, smoothed_over)
+        _best(dict(zip(compared, values, strict=True)), tuned, tried, smoothed_over, searched)
         for values, tried in settings.items()
     ]
 
@@ -143,6 +167,7 @@ def _best(
     tuned: list[str],
     tried: dict[tuple[Any, ...], list[Run]],
     smoothed_over: int,
+    searched: Collection[str],
 ) -> Best:
     metrics = {
         setting: [validation_of(run, smoothed_over) for run in runs]
@@ -158,7 +183,7 @@ def _best(
     edges = {
         name: (min(values), max(values))
         for name, *values in zip(tuned, *tried, strict=True)
-        if len(set(values)) > 2
+        if name not in searched and len(set(values)) > 2
     }
     chosen = dict(zip(tuned, best, strict=True))
     return Best(
@@ -176,9 +201,9 @@ def _metric(run: Run, split: str) -> float:
     return math.nan if value is None else value
 
 
-def best_table(runs: Sequence[Run], smoothed_over: int = 0) -> str:
+def best_table(runs: Sequence[Run], smoothed_over: int = 0, searched: Collection[str] = ()) -> str:
     """`best_settings` as text."""
-    best = best_settings(runs, smoothed_over)
+    best = best_settings(runs, smoothed_over, searched)
     metric = metric_name(runs[0].plan["task"]["headline_metric"])
     rows = [
         [
@@ -285,13 +310,13 @@ def rungs(config: TrainConfig) -> list[int]:
     return sorted(rung for rung in found if rung < config.rounds)
 
 
-def halving_note(runs: Sequence[Run]) -> str:
-    """What halving went by, of private runs; nothing where the guarantee covers that."""
+def uncovered_note(runs: Sequence[Run], what: str) -> str:
+    """What halving or a search of private runs went by; empty where the guarantee covers it."""
     private = [run for run in runs if run.plan["epsilon"] is not None]
     if all(run.config.private_metrics for run in private):
         return ""
     return (
-        " Halving went by validations, which the guarantee does not cover; it would cover private "
+        f" {what} went by validations, which the guarantee does not cover; it would cover private "
         "metrics."
     )
 
@@ -330,7 +355,5 @@ def _score(out: pathlib.Path, name: str, rung: int) -> float:
     rounds, values = (
         private_curve(run, "accuracy")[:2] if run.config.private_metrics else validation_curve(run)
     )
-    value = next(iter(values[rounds == rung][::-1]), math.nan)
-    if not math.isfinite(value):
-        return -math.inf
-    return float(-value if smaller_is_better(run.plan["task"]["headline_metric"]) else value)
+    score = _larger_is_better(run, next(iter(values[rounds == rung][::-1]), math.nan))
+    return -math.inf if math.isnan(score) else score

@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import signal
@@ -38,7 +39,7 @@ from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
 _POLL_SECONDS = 0.5
-_BAD_ARGUMENTS = 2  # exit status of `fedmf train` for inputs that no run can begin with
+BAD_ARGUMENTS = 2  # exit status of `fedmf train` for inputs that no run can begin with
 
 
 class StoppedSweep(interrupts.Interrupted):
@@ -204,29 +205,56 @@ def run_sweep(
     """
     configs = in_folder(out, configs)
     failures = train_all(out, configs, training)
+    return summary(
+        out, configs, failures, smoothed_over=smoothed_over, chosen_by="Halving" * training.halving
+    )
+
+
+def summary(
+    out: pathlib.Path,
+    names: Iterable[str],
+    failures: Mapping[str, Failure],
+    *,
+    smoothed_over: int = 0,
+    searched: Sequence[str] = (),
+    chosen_by: str = "",
+) -> dict[str, Any]:
+    """What `run_sweep` leaves and returns.
+
+    Args:
+      out: the sweep's folder.
+      names: the runs that come first.
+      failures: of `train_all`.
+      smoothed_over: see `run_sweep`.
+      searched: the fields that a search chose the values of.
+      chosen_by: what looked at results while runs were trained, such as "Halving".
+    """
     answer: dict[str, Any] = {"report": None, "results": None}
     answer |= {"best": [], "together": "", "text": ""}
+    names = list(names)
     # Those of earlier commands count as well.
-    others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in configs)
-    begun = begun_runs(run_folder(out, name) for name in (*configs, *others))
+    others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in names)
+    begun = begun_runs(run_folder(out, name) for name in (*names, *others))
     runs = [run for run in begun if run.result is not None]
     if runs:
         for name, content in (
             ("results.csv", results.results_csv(runs, smoothed_over)),
-            ("figure.png", figures.validation_figure(runs, smoothed_over)),
-            ("best.png", figures.best_figure(runs, smoothed_over)),
+            ("figure.png", figures.validation_figure(runs, smoothed_over, searched)),
+            ("best.png", figures.best_figure(runs, smoothed_over, searched)),
         ):
             if content is not None:
                 write_atomically(out / name, content, mode=0o600)
         report = write_report(runs, out / "report", title=f"fedmf sweep {out.name}")
-        together = results.together(begun) + results.halving_note(begun) * training.halving
-        best = results.best_settings(runs, smoothed_over)
+        together = results.together(begun)
+        together += results.uncovered_note(begun, chosen_by) if chosen_by else ""
+        best = results.best_settings(runs, smoothed_over, searched)
+        table = results.best_table(runs, smoothed_over, searched)
         answer = {
             "report": str(report),
             "results": str(out / "results.csv"),
             "best": [dataclasses.asdict(one) for one in best],
             "together": together,
-            "text": f"{results.best_table(runs, smoothed_over)}\n{together}\nopen {report}",
+            "text": f"{table}\n{together}\nopen {report}",
         }
     return answer | {"failed": {name: failure._asdict() for name, failure in failures.items()}}
 
@@ -261,15 +289,9 @@ def train_all(
       StoppedSweep: Ctrl-C; every run that was training has saved its rounds.
     """
     configs = in_folder(out, configs)
-    try:
-        for part in ("runs", "logs"):
-            make_folder(out / part)
+    with writing(out):
         for name, config in configs.items():
             prepare(out, name, config, training.seed_of(config))
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to folder {out} ({error.strerror}): name a folder you may write to"
-        ) from error
 
     def done(*names: str) -> int:
         return sum(_rounds_done(run_folder(out, name)) for name in names or configs)
@@ -281,12 +303,11 @@ def train_all(
     ) as shown:
 
         def train(names: Iterable[str], *options: str) -> None:
-            for name in _trained(out, list(names), training, options, failures):
+            able = _until_one_cannot_begin(names, failures)
+            for name in trained(out, able, training, failures, options):
                 shown.update(done() - shown.n)
                 if name and training.progress:
-                    failure = failures.get(name)
-                    said = f"failed: {failure.reason}" if failure else state(out, name)
-                    shown.write(f"{name}: {said}", file=sys.stderr)
+                    shown.write(f"{name}: {outcome(out, name, failures)}", file=sys.stderr)
 
         going_on = dict(configs)
         if training.halving:
@@ -302,31 +323,61 @@ def train_all(
     return failures
 
 
-def _trained(
+def outcome(out: pathlib.Path, name: str, failures: Mapping[str, Failure]) -> str:
+    """What became of a run that is over."""
+    failure = failures.get(name)
+    return f"failed: {failure.reason}" if failure else state(out, name)
+
+
+@contextlib.contextmanager
+def writing(out: pathlib.Path) -> Iterator[None]:
+    """Makes the folder of a sweep, and says what to do where that or the block cannot write."""
+    try:
+        for part in ("runs", "logs"):
+            make_folder(out / part)
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to folder {out} ({error.strerror}): name a folder you may write to"
+        ) from error
+
+
+def _until_one_cannot_begin(names: Iterable[str], failures: Mapping[str, Failure]) -> Iterator[str]:
+    for name in names:
+        if any(failure.status == BAD_ARGUMENTS for failure in failures.values()):
+            return  # most likely the others cannot either
+        yield name
+
+
+def trained(
     out: pathlib.Path,
-    waiting: list[str],
+    names: Iterator[str],
     training: Training,
-    options: Sequence[str],
     failures: dict[str, Failure],
+    options: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Trains the runs of these names, some at a time, and enters those that fail in `failures`.
+    """Trains prepared runs, some at a time, and enters those that fail in `failures`.
+
+    The next name is asked for when there is room for its run.
 
     Yields the name of each run that is over, and "" while they train.
     """
-    if not waiting:
+    first = next(names, None)
+    if first is None:
         return
+    names = itertools.chain([first], names)
     with training.runs(out, options) as runs, _stopped_together(runs):
-        while runs.under_way() or waiting:
-            while waiting and runs.under_way() < training.jobs:
-                runs.begin(waiting.pop(0))
+        while True:
+            while runs.under_way() < training.jobs and (name := next(names, None)) is not None:
+                runs.begin(name)
+            if not runs.under_way():
+                return
             time.sleep(_POLL_SECONDS)
             yield ""
             for name, status in runs.finished():
                 if status:
-                    bad = status == _BAD_ARGUMENTS
+                    bad = status == BAD_ARGUMENTS
                     failures[name] = Failure(status if bad else 1, _reason(out, name, status))
-                    if bad:  # most likely the others' as well
-                        waiting.clear()
                 yield name
 
 

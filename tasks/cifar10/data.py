@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from fedmf import fields
+from fedmf.tasks.partitioned import PartitionOptions
 
 MODELS = ("vgg", "small")
 VALIDATION = ("train", "test")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cifar10Options(fields.Checked):
+class Cifar10Options(PartitionOptions):
     """Data and model of the task; the default network is the published one.
 
     Raises:
@@ -46,6 +47,7 @@ class Cifar10Options(fields.Checked):
     max_clients: int | None = fields.whole(
         None, "Only the first so many images train; by default all."
     )
+    batch_size: int = fields.whole(1, "Images in a batch of a client that `partition` made.")
 
 
 LABEL_NAMES = (

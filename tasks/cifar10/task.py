@@ -1,4 +1,6 @@
-"""The CIFAR-10 task: the unit of privacy is one image, so each client holds one."""
+"""The CIFAR-10 task: the unit of privacy is one image, so each client holds one; or a client that
+is made.
+"""
 
 import functools
 from typing import Any
@@ -32,11 +34,18 @@ def build_task(o: Cifar10Options) -> Task:
             "validation": (images.x_test[::2], images.y_test[::2]),
             "test": (images.x_test[1::2], images.y_test[1::2]),
         }
-    client_ids = tuple(f"{i:05d}" for i in range(min(trained, o.max_clients or trained)))
+    trained = min(trained, o.max_clients or trained)
+    pool = f"{trained} training images"
+    if o.partition is None:
+        places: dict[str, Any] = {f"{i:05d}": slice(i, i + 1) for i in range(trained)}
+        version, made, clients = images.version, "", f"{pool}, each a client"
+    else:
+        dealt = o.dealt(images.y[:trained], pool)
+        places, made, clients = dealt.places, dealt.made, dealt.made
+        version = f"{images.version}-{dealt.version}"
 
     def client_examples(client_id: str) -> tuple[np.ndarray, np.ndarray]:
-        only = slice(int(client_id), int(client_id) + 1)
-        return scaled(images.x[only]), images.y[only]
+        return scaled(images.x[places[client_id]]), images.y[places[client_id]]
 
     @functools.cache
     def evaluation_examples(split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -46,17 +55,18 @@ def build_task(o: Cifar10Options) -> Task:
     return Task(
         name="cifar10",
         description=(
-            f"{'a stand-in for ' if images.synthetic else ''}CIFAR-10: {len(client_ids)} training "
-            f"images, each a client; network {o.model!r}; validated on {o.validation} images"
+            f"{'a stand-in for ' if images.synthetic else ''}CIFAR-10: {clients}; "
+            f"network {o.model!r}; validated on {o.validation} images"
         ),
-        data_version=images.version,
-        client_ids=client_ids,
+        made_clients=made,
+        data_version=version,
+        client_ids=tuple(places),
         client_examples=client_examples,
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(build_model, kind=o.model),
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
-        batch_size=1,
+        batch_size=o.batch_size,
     )
 
 

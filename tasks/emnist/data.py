@@ -10,6 +10,7 @@ import dataclasses
 import os
 import pathlib
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from fedmf import fields
 from fedmf.tasks.client_database import ClientDatabase, quantiles
 from fedmf.tasks.example_proto import decode_example
+from fedmf.tasks.partitioned import PartitionOptions
 
 MODELS = ("cnn", "small")
 CLASSES = (
@@ -25,7 +27,7 @@ CLASSES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EmnistOptions(fields.Checked):
+class EmnistOptions(PartitionOptions):
     """Data and model of the task; the defaults are digits and the published network.
 
     Raises:
@@ -114,27 +116,56 @@ def client_examples(
       ValueError: records that are no such images; names the file and the writer.
     """
     records = file.records(split, client_id, -1 if limit is None else limit)
-    pixels, labels = [], []
-    for record in records:
-        try:
-            example = decode_example(record)
-        except ValueError as error:
-            raise ValueError(f"{file.path}, writer {client_id!r}: {error}; {_HINT}") from None
-        image, label = example.get("pixels"), example.get("label")
-        if not isinstance(image, np.ndarray) or image.size != PIXELS**2:
-            raise ValueError(
-                f"{file.path}, writer {client_id!r}: a record without 28 x 28 "
-                f"float 'pixels'; {_HINT}"
-            )
-        if not isinstance(label, int) or not 0 <= label < classes:
-            raise ValueError(
-                f"{file.path}, writer {client_id!r}: label {label!r} is not in "
-                f"0..{classes - 1}; {_HINT}"
-            )
-        pixels.append(image)
-        labels.append(label)
-    x = np.array(pixels, np.float32).reshape(-1, PIXELS, PIXELS, 1)
-    return x, np.array(labels, np.int32)
+    return _arrays([_decoded(file, client_id, record, classes) for record in records])
+
+
+def pooled_labels(
+    file: ClientDatabase, split: str, writers: Sequence[str], *, classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels int32 (m,) of all images of these writers, and their numbers int64 (m,) for
+    `examples_at`. Each image is read once, and none is kept.
+
+    Raises:
+      ValueError: as `client_examples`.
+    """
+    rows = [
+        (_decoded(file, writer, record, classes)[1], number)
+        for writer, number, record in file.numbered(split, writers)
+    ]
+    labels, numbers = np.array(rows, np.int64).reshape(-1, 2).T
+    return labels.astype(np.int32), numbers
+
+
+def examples_at(
+    file: ClientDatabase, numbers: np.ndarray, *, classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The images of these numbers, and labels, as of `client_examples`."""
+    records = file.at(numbers.tolist())
+    return _arrays([_decoded(file, "of the pool", record, classes) for record in records])
+
+
+def _decoded(
+    file: ClientDatabase, writer: str, record: bytes, classes: int
+) -> tuple[np.ndarray, int]:
+    try:
+        example = decode_example(record)
+    except ValueError as error:
+        raise ValueError(f"{file.path}, writer {writer!r}: {error}; {_HINT}") from None
+    image, label = example.get("pixels"), example.get("label")
+    if not isinstance(image, np.ndarray) or image.size != PIXELS**2:
+        raise ValueError(
+            f"{file.path}, writer {writer!r}: a record without 28 x 28 float 'pixels'; {_HINT}"
+        )
+    if not isinstance(label, int) or not 0 <= label < classes:
+        raise ValueError(
+            f"{file.path}, writer {writer!r}: label {label!r} is not in 0..{classes - 1}; {_HINT}"
+        )
+    return image, label
+
+
+def _arrays(examples: Sequence[tuple[np.ndarray, int]]) -> tuple[np.ndarray, np.ndarray]:
+    x = np.array([image for image, _ in examples], np.float32).reshape(-1, PIXELS, PIXELS, 1)
+    return x, np.array([label for _, label in examples], np.int32)
 
 
 def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:

@@ -1,4 +1,6 @@
-"""The EMNIST task: 28 x 28 images of handwritten characters, a client for each writer."""
+"""The EMNIST task: 28 x 28 images of handwritten characters, a client for each writer; or clients
+that are made.
+"""
 
 import functools
 from typing import Any
@@ -30,6 +32,16 @@ def build_task(o: EmnistOptions) -> Task:
         )
     evaluated = dict(zip(("validation", "test"), data.halves(writers), strict=True))
     read = functools.partial(data.client_examples, file, classes=o.classes)
+    dealt, numbers = None, np.empty(0, np.int64)
+    if o.partition is not None:
+        labels, numbers = data.pooled_labels(file, o.split("train"), train, classes=o.classes)
+        dealt = o.dealt(labels, f"the {len(labels)} images of {len(train)} writers")
+
+    def client_examples(client_id: str) -> tuple[np.ndarray, np.ndarray]:
+        if dealt is None:
+            return read(o.split("train"), client_id, limit=o.max_examples)
+        places = dealt.places[client_id][: o.max_examples]
+        return data.examples_at(file, numbers[places], classes=o.classes)
 
     @functools.cache
     def evaluation_examples(split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -40,12 +52,14 @@ def build_task(o: EmnistOptions) -> Task:
     return Task(
         name="emnist",
         description=(
-            f"EMNIST on {'a stand-in' if file.synthetic else 'the federated file'}: {len(train)} "
-            f"writers, {o.classes} classes, network {o.model!r}"
+            f"EMNIST on {'a stand-in' if file.synthetic else 'the federated file'}: "
+            f"{dealt.made if dealt else f'{len(train)} writers'}, "
+            f"{o.classes} classes, network {o.model!r}"
         ),
-        data_version=file.version,
-        client_ids=train,
-        client_examples=lambda client_id: read(o.split("train"), client_id, limit=o.max_examples),
+        made_clients=dealt.made if dealt else "",
+        data_version=f"{file.version}-{dealt.version}" if dealt else file.version,
+        client_ids=tuple(dealt.places) if dealt else train,
+        client_examples=client_examples,
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(build_model, classes=o.classes, kind=o.model),
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),

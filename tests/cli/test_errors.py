@@ -71,6 +71,7 @@ WRONG_CALLS = {
     "data synth --task emnist --examples-per-client 9 --out x": "--examples-per-client 9",
     "data synth --task cifar10 --letters --out x": "--letters",
     "data synth --task regression --out x": "'regression'",
+    "data picture --out x.jpg": "does not end in .png",
     "train --out r --epsilon 8": "--noise-seed is missing",
     f"{RUN} --noise-seed ²": "'²' must be a non-negative whole number",
     f"{RUN} --noise-seed {'1' * 5000}": "at most 4000 digits",
@@ -80,6 +81,13 @@ WRONG_CALLS = {
     f"{RUN} -o lstm-size=many": "--task-option lstm-size='many'",
     f"{RUN} -o size=5": "--task-option 'size'",
     f"{RUN} -o lstm-size": "'lstm-size'",
+    f"{RUN} --partition shards:2 --clients 4": "--partition is none of the task stackoverflow_nwp",
+    f"{RUN} --task emnist --partition iid:2 --clients 4": "--partition iid:2 names no partition",
+    f"{RUN} --task emnist --partition shards:2": "--partition shards:2 needs clients",
+    f"{RUN} --task emnist -o partition=shards:2": "--task-option partition='shards:2' needs",
+    f"{RUN} --task cifar10 --clients 4": "--clients 4 belongs to partition",
+    f"{RUN} --task cifar10 --clients 4 -o clients=5": "clients is given twice",
+    f"{RUN} --task cifar10 --partition-seed -1": "--partition-seed -1 must be at least 0",
     f"{RUN} --task weather": "--task weather",
     f"{RUN} --task no_such_module:task": "No module named",
     f"{RUN} --zeroing-norm nothing": "nothing",
@@ -114,7 +122,7 @@ def python_names(text):
         if isinstance(p, click.Option) and "_" in p.name
     }
     names |= {name for name in inspect.signature(fedmf.TrainConfig).parameters if "_" in name}
-    words = re.sub(r"'[^']*'|--schema \w+|--vary \S+|one of [\w, ]+", "", text)
+    words = re.sub(r"'[^']*'|--schema \w+|--vary \S+|--task-option \S+|one of [\w, ]+", "", text)
     return re.findall(r"(?<![\w./-])[a-z]\w*(?==)", words) + [
         w for w in re.findall(r"(?<![-\w])\w+", words) if w in names
     ]

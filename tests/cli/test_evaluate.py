@@ -28,6 +28,30 @@ def test_evaluate(trained, tmp_path):
     assert "plot-clients" in (write_report([Run.load(folder)], tmp_path, title="one")).read_text()
 
 
+def test_clients_are_fine_tuned(trained, tmp_path):
+    folder = shutil.copytree(trained[0], tmp_path / "run")
+    picture = tmp_path / "picture.png"
+    done = fedmf(f"evaluate {folder} --fine-tune 1 --clients 5 --out {picture} --quiet")
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    tuned = Run.load(folder).fine_tuned
+    assert (tuned["clients"], tuned["population"], tuned["measured_on"]) == (
+        5,
+        12,
+        "the other half",
+    )
+    assert {"accuracy", "accuracy_no_pad", "loss"} <= set(tuned["metrics"])
+    mean = tuned["metrics"]["loss"]["after"]["mean"]
+    assert float(lines["fine_tuned.metrics.loss.after.mean"]) == pytest.approx(mean, rel=1e-4)
+    assert lines["picture"] == str(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for path in (picture, folder / "fine_tuned.json"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    page = write_report([Run.load(folder)], tmp_path, title="one").read_text()
+    assert "plot-fine_tuned" in page
+    for option in ("--clients 3", "--proximal-strength 1", f"--out {picture}"):
+        refused(f"evaluate {folder} {option}", option.split()[0], "need --fine-tune EPOCHS")
+
+
 def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, corpus, tmp_path):
     folder, _ = trained
     same = printed_by(f"evaluate {folder} --data {shutil.copy(corpus, tmp_path / 'copy')} --quiet")
@@ -36,11 +60,13 @@ def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, corpus, tmp_
     other = write_synthetic_corpus(
         tmp_path / "other.sqlite", clients=12, seed=5, sentences_per_client=9, progress=False
     )
-    options = f"--data {other} --by-client --split validation --quiet"
+    options = f"--data {other} --by-client --fine-tune 1 --split validation --quiet"
     on_other = printed_by(f"evaluate {folder} {options}")
     assert on_other["data"] == "not the run's"
     assert 0 <= on_other["validation accuracy"] <= 1
-    assert not (folder / "clients.json").exists()  # which is of the run's data
+    assert on_other["fine_tuned"]["population"] == 12
+    for name in ("clients", "fine_tuned"):  # which are of the run's data
+        assert not (folder / f"{name}.json").exists()
     from fedmf import tasks
 
     other_task = tasks.task_of_run(Run.load(folder), data=str(other), progress=False)
@@ -140,8 +166,13 @@ def test_a_run_trained_in_python(tmp_path, monkeypatch):
         refused(f"{command} -o width=4", "--task-option belong")
         refused(f"{command} --task visits_module:others", "makes the task 'others'")
         refused(f"{command} {task}", "take the task that the run was trained on")
-    found = printed_by(f"evaluate run {task} -o width=4 --by-client --quiet")
+    tune = "--fine-tune 2 --proximal-strength 1 --split test"
+    found = printed_by(f"evaluate run {task} -o width=4 --by-client {tune} --quiet")
     assert found["test auc"] == pytest.approx(run.result["test"]["auc"])
+    tuned = run.evaluate_fine_tuned(2, proximal_strength=1.0, split="test")
+    assert found["fine_tuned"] == tuned
+    assert tuned["metrics"]["auc"]["before"]["mean"] == pytest.approx(found["test auc"])
+    assert (tuned["clients"], tuned["left_out"]["too_few_examples"]) == (7, 1)
     assert (found["clients"], found["clients without examples"]) == (4, 0)
     assert found["clients on whose examples auc is not defined"] == 4
     assert found["client auc, mean"] > 0

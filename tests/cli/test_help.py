@@ -65,7 +65,9 @@ def test_options_of_train_are_grouped():
     fields = {
         f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(fedmf.TrainConfig)
     }
-    assert shown == fields - {"--task-options", "--mechanism-options"} | {"-o"}
+    of_tasks = {"-o", "--partition", "--clients", "--partition-seed"}
+    assert shown == fields - {"--task-options", "--mechanism-options"} | of_tasks
+    assert of_tasks < set(found["Task"]) | {"-o"}
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)

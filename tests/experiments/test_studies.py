@@ -486,7 +486,7 @@ def one_process():
     """One process trains the runs of all items, as it does those of one sweep: each would begin
     with TensorFlow's import and first trace.
     """
-    in_turn = "from fedmf.federated.execution import client_work; client_work.SMALL_MODEL = 0; "
+    in_turn = "from fedmf.federated.execution import side_by_side; side_by_side.SMALL_MODEL = 0; "
     *python, program = job.PROGRAM
     kept = job.Job((*python, in_turn + program))
     configs = study.Study.configs

@@ -11,7 +11,7 @@ import sys
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution import client_work, groups
+from fedmf.federated.execution import groups, side_by_side
 from tests.federated.small_task import small_task
 
 SEED = 0xFEED5EED5EED5EED  # of the runs on clusters, to be looked for in what is sent
@@ -56,7 +56,7 @@ def main(folder: str, execution: str, kill_after: int) -> None:
         settings, cluster = config(cohort_size=6), "local"
         vars(groups).update(GROUPS_OF_TWO)
     else:
-        client_work.SMALL_MODEL = 0  # as the fixture `clients_in_turn`
+        side_by_side.SMALL_MODEL = 0  # as the fixture `clients_in_turn`
 
     class Kill(federated.Callback):
         def on_round(self, training: object, row: dict[str, object]) -> None:

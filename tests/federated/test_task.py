@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
-from fedmf.federated import task as of_tasks
+from fedmf.federated import datasets
 from fedmf.federated.examples import NotFinite, checked
 from fedmf.runs.folder import RunFolder
 from tests.federated.small_runs import config, train
@@ -232,7 +232,7 @@ def test_examples_of_several_lengths_are_refused_with_the_way_out(x):
     ],
 )
 def test_datasets_without_an_end_or_a_shape(preprocess, said, monkeypatch, tff):
-    monkeypatch.setattr(of_tasks, "MOST_EXAMPLES", 1024)
+    monkeypatch.setattr(datasets, "MOST_EXAMPLES", 1024)
     data = {"a": {"x": np.ones((5, 4), np.float32), "y": np.zeros(5, np.int32)}}
     data = tff.simulation.datasets.TestClientData(data)
     task = of_client_data(data, lambda d: preprocess(d.map(lambda e: (e["x"], e["y"]))))

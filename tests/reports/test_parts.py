@@ -18,12 +18,14 @@ def test_mean_curve_uses_rounds_that_all_seeds_have(make_run):
 
 def test_noise_levels_are_those_of_the_noise_itself(make_run):
     run = make_run("banded")
-    on_round, on_sum = plots.noise_levels(groups.group_runs([run])[0])
+    on_round, on_sum = groups.noise_levels(groups.group_runs([run])[0])
     N = run.noising * run.plan["stddev"] / run.config.cohort_size
     assert_allclose(on_round, np.linalg.norm(N, axis=1), rtol=1e-9)
     assert_allclose(on_sum, np.linalg.norm(np.cumsum(N, axis=0), axis=1), rtol=1e-9)
     # A claimed cohort has that of its own average.
-    simulated, _ = plots.noise_levels(groups.group_runs([make_run("banded", claimed_cohort=50)])[0])
+    simulated, _ = groups.noise_levels(
+        groups.group_runs([make_run("banded", claimed_cohort=50)])[0]
+    )
     assert np.allclose(simulated, on_round * 5 / 50)
 
 
@@ -103,7 +105,7 @@ def test_noise_is_drawn_once_whatever_the_learning_rate(make_run):
     drawn = groups.distinct_noise(grouped)
     labels = ["Banded (8 bands), epsilon 2", "Banded (8 bands), epsilon 8", "DP-FedAvg, epsilon 8"]
     assert [group.label for group in drawn] == labels
-    levels = [plots.noise_levels(group)[1][-1] for group in drawn[:2]]
+    levels = [groups.noise_levels(group)[1][-1] for group in drawn[:2]]
     assert levels[0] > levels[1]
     kinds = groups.distinct_mechanisms(grouped)  # whatever the epsilon as well
     assert [label for label, _ in kinds] == ["Banded (8 bands)", "DP-FedAvg"]

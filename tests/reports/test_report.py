@@ -294,14 +294,29 @@ def test_training_and_clients_are_drawn_where_they_were_measured(
 ):
     deciles = [0.1 + 0.02 * i for i in range(9)]
     seen = {"clients": 58, "clients_without_examples": 2, "mean": 0.2, "deciles": deciles}
-    run = dataclasses.replace(make_run("banded"), clients=seen)
+    tuned = {
+        "epochs": 2,
+        "measured_on": "validation",
+        "left_out": {"too_few_examples": 3},
+        "metrics": {"accuracy": {"clients": 50, "clients_undefined": 5}},
+    }
+    for name, mean in (("before", 0.2), ("after", 0.25), ("change", 0.05)):
+        tuned["metrics"]["accuracy"][name] = {"mean": mean, "deciles": deciles}
+    run = dataclasses.replace(make_run("banded"), clients=seen, fine_tuned=tuned)
     page = report([run, make_run("tree")], tmp_path)
     titles = {ax.get_title(loc="left") for figure in figures for ax in figure.axes}
     assert {"Training loss", "Updates clipped", "Accuracy over training clients"} <= titles
+    assert {"Accuracy", "Each client's change"} <= titles
     alts = " ".join(v for tag, name, v in page.attributes if (tag, name) == ("img", "alt"))
     assert "Banded (8 bands), seed 0: 10.00% to 26.00% over 58 clients" in alts
     assert "Banded (8 bands) updates clipped 0.54" in alts
+    assert (
+        "Banded (8 bands), seed 0, --fine-tune 2, on validation: 20.00% to 25.00% over 50 clients, "
+        "8 left out" in alts
+    )
     names = ("round", "clients", "examples")
     bare = [{name: row[name] for name in names} for row in run.metrics]
-    page = report([dataclasses.replace(make_run("banded"), metrics=bare)], tmp_path)
-    assert not {"plot-training", "plot-clients"} & set(page.ids)
+    tuned["metrics"]["accuracy"] = {"clients": 0, "clients_undefined": 55}
+    bare_run = dataclasses.replace(make_run("banded"), metrics=bare, fine_tuned=tuned)
+    page = report([bare_run], tmp_path)
+    assert not {"plot-training", "plot-clients", "plot-fine_tuned"} & set(page.ids)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf import tasks
-from fedmf.sweeps.grid import sweep_configs, varied_values
+from fedmf.sweeps.grid import Range, sweep_configs, varied_values
 from tests.refusals import refusal
 
 FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
@@ -53,6 +53,18 @@ def test_schedules_vary():
         "learning_rate_schedule=6-0.15": "6:0.15",
         "learning_rate_schedule=2-0.5-6-0.1": "2:0.5 6:0.1",
     }
+
+
+def test_a_colon_makes_a_range_of_a_number_alone():
+    assert varied_values("server-learning-rate=0.1:2")[1] == Range(0.1, 2.0)
+    assert varied_values("bands = 2 : 64") == ("bands", Range(2, 64))
+    assert varied_values("buffers=1:4") == ("buffers", Range(1, 4))  # an option of a family
+    assert varied_values("availability=independent:0.1")[1] == ["independent:0.1"]
+    assert varied_values("task-option.loss=a:b")[1] == ["a:b"]
+    assert 0.1 in Range(0.1, 2.0)
+    assert not any(value in Range(0.1, 2.0) for value in (None, "1", 2.1))
+    assert Range(1, 4).whole
+    assert not Range(1.0, 4.0).whole
 
 
 def test_options_of_the_task_vary_as_fields_do():
@@ -113,6 +125,10 @@ def test_refusals(fixed, varied, said):
         ("colour=1", "names no option"),
         ("rounds=1.5", "'1.5' is not a whole number"),
         ("epsilon=1,,2", "'' is not a number"),
+        ("rounds=1.5:3", "'1.5' is not a whole number"),
+        ("server-learning-rate=1:2:3", "'2:3' is not a number"),
+        ("server-learning-rate=2:2", "range 2.0:2.0 must go from a number to a larger one"),
+        ("server-learning-rate=1:inf", "range 1.0:inf"),
     ],
 )
 def test_texts_that_are_refused(text, said):

@@ -15,6 +15,7 @@ from fedmf.sweeps.results import (
     best_settings,
     best_table,
     results_csv,
+    score_of,
     together,
     validation_of,
     varying,
@@ -74,6 +75,26 @@ def test_the_best_setting_has_the_smallest_error():
         runs.append(dataclasses.replace(run, result=result))
     (best,) = best_settings(runs)
     assert best.tuned == {"server_learning_rate": 0.5}
+
+
+def test_what_was_searched_is_tuned_and_has_no_edges(runs):
+    searched = ["family", "server_learning_rate"]
+    private, bare = best_settings(runs, 0, searched)  # a promise and none are not compared
+    assert (private.compared, bare.compared) == ({"epsilon": 8.0}, {"epsilon": None})
+    assert private.tuned == {"family": "banded", "server_learning_rate": 0.5}
+    assert bare.tuned == {"family": "none", "server_learning_rate": 1.0}
+    assert bare.at_edge == []
+    assert "*" not in best_table(runs, 0, searched)
+
+
+def test_a_search_maximises_accuracies_and_minimises_errors():
+    run = reached(make_run("banded"), 0.25)
+    assert score_of(run) == 0.25
+    run.plan["task"]["headline_metric"] = "accuracy_error"
+    run.result["validation"]["accuracy_error"] = 0.75
+    assert score_of(run) == -0.75
+    run.result["validation"]["accuracy_error"] = math.inf
+    assert math.isnan(score_of(run))
 
 
 def test_runs_that_left_out_the_test_split_have_an_empty_cell_for_it(runs):
@@ -180,6 +201,19 @@ def test_the_figure(runs, drawn):
     assert lines["Banded (8 bands)"][0][:3] == [0.1, 0.5, 1.0]
     assert lines["Banded (8 bands)"][1][:3] == pytest.approx([0.105, 0.305, 0.205])
     assert validation_figure([make_run("banded"), make_run("tree")]) is None
+
+
+def test_the_figure_of_a_search_has_a_panel_for_each_number(runs, drawn):
+    assert validation_figure(runs, 0, ["server_learning_rate", "family", "seed"]) is not None
+    panels = [x for _, x, _ in drawn]
+    assert panels == [
+        [run.config.server_learning_rate for run in runs],
+        [run.config.seed for run in runs],
+    ]
+    for _, _, heights in drawn:
+        np.testing.assert_equal(heights, [validation_of(run) for run in runs])
+    assert validation_figure(runs, 0, ["family"]) is None
+    assert best_figure(runs, 0, ["server_learning_rate"]) is None
 
 
 def with_curve(run, values, final):

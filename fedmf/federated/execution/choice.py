@@ -9,8 +9,6 @@ tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C+
 import functools
 import pathlib
 
-import numpy as np
-
 from fedmf.federated.execution.base import Execution, RunOptions
 from fedmf.federated.execution.in_process import FastExecution
 from fedmf.federated.task import Task
@@ -21,7 +19,7 @@ from fedmf.server.rows import HostNoise
 
 def parameters(task: Task, config: TrainConfig) -> int:
     """The number of trainable parameters of the task's model."""
-    return sum(int(np.prod(v.shape)) for v in task.build_model(config.seed).trainable_variables)
+    return sum(weight.size for weight in task.initial_weights(config.seed))
 
 
 def build_execution(

@@ -34,13 +34,20 @@ def client_epochs(task: Task, config: TrainConfig, t: int, client: int) -> Epoch
     except NotFinite:
         return []
     rng = np.random.default_rng(np.random.SeedSequence([config.seed, 2, t, client]))
+    return shuffled_epochs(examples, config, task.batch_size, rng)
+
+
+def shuffled_epochs(
+    examples: Examples, config: TrainConfig, batch_size: int, rng: np.random.Generator
+) -> Epochs:
+    """The epochs of the config over a client's examples, each in an order of its own."""
     epochs: list[Examples] = []
     left = config.client_batches
     for _ in range(config.client_epochs):
-        order = rng.permutation(count(examples))[: None if left is None else left * task.batch_size]
+        order = rng.permutation(count(examples))[: None if left is None else left * batch_size]
         epochs.append(take(examples, order))
         if left is not None:
-            left -= -(-len(order) // task.batch_size)
+            left -= -(-len(order) // batch_size)
     return epochs
 
 

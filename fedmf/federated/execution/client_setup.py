@@ -4,11 +4,12 @@ It holds no noise, no seed of it, and no examples.
 """
 
 import dataclasses
+import functools
 
-import tensorflow as tf
-
-from fedmf.federated.execution.client_work import AutodiffClients, ClientWork, CompiledClients
+from fedmf.federated.execution.client_work import ClientWork, cores
+from fedmf.federated.execution.in_threads import ClientsInThreads, CompiledClient, KerasClient
 from fedmf.federated.execution.records import Records
+from fedmf.federated.execution.side_by_side import side_by_side
 from fedmf.federated.task import CompiledEpoch, Task
 from fedmf.runs.config import TrainConfig
 
@@ -37,23 +38,24 @@ class ClientSetup:
     kind: str
 
     def work(self, threads: int | None) -> ClientWork:
-        """The client work, with as many clients side by side where it is compiled; None for one on
-        each processor.
+        """The client work, with so many clients at a time, each on one thread; None for one on each
+        processor. Small models, and clients of one gradient each, train side by side in one call.
 
         Raises:
           ValueError: the compiled epoch does not run here.
         """
-        specs = [
-            tf.TensorSpec(v.shape, v.dtype)
-            for v in self.task.build_model(self.config.seed).trainable_variables
-        ]
-        records = Records(specs)
+        records = Records(self.task.initial_weights(self.config.seed))
+        in_threads = functools.partial(
+            ClientsInThreads, records=records, threads=cores() if threads is None else threads
+        )
         if self.kind == "autodiff":
-            return AutodiffClients(self.task, self.config, records)
+            one = functools.partial(KerasClient, self.task, self.config, records)
+            others = functools.partial(in_threads, one)
+            return side_by_side(self.task, self.config, records, others)
         epoch = compiled_epoch(self.task, self.config)
         if epoch is None:
             raise ValueError(_NOT_COMPILED.format(self.task.name))
-        return CompiledClients(epoch, self.config, records, threads)
+        return in_threads(functools.partial(CompiledClient, epoch, self.config, records))
 
 
 def compiled_epoch(task: Task, config: TrainConfig) -> CompiledEpoch | None:

@@ -412,5 +412,5 @@ def train(pickled: bytes, sent: Broadcast, number: int, group: Sequence[Any]) ->
         for client in group
     ]
     [part] = work.sums(sent, [clients])
-    total = tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total)
+    total = tf.nest.map_structure(np.asarray, part.total)
     return part._replace(total=total, group=number, worker=platform.node())

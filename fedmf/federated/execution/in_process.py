@@ -46,7 +46,7 @@ class FastExecution(Execution):
         options: RunOptions,
     ) -> None:
         super().__init__(task, config, make_noise)
-        self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
+        self._initial = task.initial_weights(config.seed)
         self._shapes, size = [w.shape for w in self._initial], sum(w.size for w in self._initial)
         self.client_work, self.slow = client_kind(task, config)
         self._setup = ClientSetup(task=task, config=config, kind=self.client_work)

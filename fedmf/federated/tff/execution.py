@@ -47,7 +47,7 @@ class TffExecution(Execution):
         super().__init__(task, config, make_noise)
         self._worker = TffWorker(options.threads)
         self._started.callback(self._worker.close)
-        self._initial = [v.numpy() for v in task.build_model(config.seed).trainable_variables]
+        self._initial = task.initial_weights(config.seed)
         aggregator = dp_aggregator(
             plan,
             clients_per_round=config.cohort_size,

@@ -15,8 +15,9 @@ class Callback:
     """Follows a run from round to round; its methods do nothing here.
 
     A round's row is in metrics.jsonl when a callback sees it. The guarantee of the run covers
-    `training.weights()`; it does not cover the row's losses, counts and metrics, which are exact
-    functions of the clients' examples or of the evaluation data.
+    `training.weights()` and, of the row, the private metrics and what follows from releases. It
+    does not cover losses, counts and validations, which are exact functions of the clients'
+    examples or of the evaluation data. `training.scalars(row)` names every number by that.
 
     To end a run early call `training.stop()`, which the audit knows of. An exception stops the run
     like a crash: a resume goes on from the newest checkpoint.

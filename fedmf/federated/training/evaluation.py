@@ -4,12 +4,15 @@ And whether a metric is defined on the examples that it has seen: Keras gives 0 
 class, and for a mean of nothing.
 """
 
+import collections
+import concurrent.futures
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Examples, count, take
+from fedmf.federated.examples import Examples, apart, count, take
+from fedmf.federated.execution.client_work import cores
 from fedmf.federated.loss import batch_loss, is_mean, keras_mask
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import Outputs, TffModel
@@ -21,13 +24,14 @@ MAX_BATCH_EXAMPLES, MAX_OUTPUT_BYTES = 256, 2**25
 
 
 def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) -> None:
-    """Counts a batch as `Model.evaluate` does: without what is masked in the outputs.
+    """Counts a batch as `Model.evaluate` does: without what is masked in the outputs, and each
+    example once, whatever its weight in the loss.
 
     A label for each example and a model with one output: without an axis that such labels lack,
     Keras's metrics would take one mean of the batch, and a short batch would count
     as much as any other.
     """
-    mask = keras_mask(outputs)
+    (labels, _), mask = apart(labels), keras_mask(outputs)
     if (
         tf.is_tensor(labels)
         and tf.is_tensor(outputs)
@@ -51,15 +55,34 @@ class Evaluator:
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
         if all(metric.name != "loss" for metric in self._metrics):
             self._metrics.append(self._mean_loss)
-        self._step = tf.function(self._batch, input_signature=list(task.spec))
+        x, y = task.spec
+        if self._own is None:
+            self._outputs = tf.function(self._of_batch, input_signature=[x])
+            found = self._outputs.get_concrete_function().structured_outputs
+            specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), found)
+        else:
+            self._outputs, specs = lambda x: (x, {}), (x, {})
+        self._count = tf.function(self._count_batch, input_signature=[y, *specs])
+        self._ahead = cores()
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._ahead, "evaluation")
         self._batch_size = 0
 
-    def _batch(self, x: Any, y: Any) -> None:
+    def _of_batch(self, x: Any) -> tuple[Any, dict[int, Any]]:
+        """The outputs of a Keras model, and the masks on them by their place."""
         outputs = self._model(x, training=False)
+        masks = (getattr(output, "_keras_mask", None) for output in tf.nest.flatten(outputs))
+        return outputs, {place: mask for place, mask in enumerate(masks) if mask is not None}
+
+    def _count_batch(self, y: Any, outputs: Any, masks: dict[int, Any]) -> None:
+        for place, mask in masks.items():
+            tf.nest.flatten(outputs)[place]._keras_mask = mask
+        if self._own is not None:  # which counts its metrics while it computes
+            outputs = self._own(outputs)
         for metric in self._metrics:
             if metric is self._mean_loss:
                 metric.update_state(
-                    self._loss(y, outputs), sample_weight=tf.shape(tf.nest.flatten(x)[0])[0]
+                    self._loss(apart(y)[0], outputs),
+                    sample_weight=tf.shape(tf.nest.flatten(y)[0])[0],
                 )
             else:
                 update_metric(metric, y, outputs)
@@ -78,6 +101,10 @@ class Evaluator:
         """Evaluates on "validation" or "test"."""
         return self.on(weights, self._task.split(split))
 
+    def _count_next(self, waiting: collections.deque[Any]) -> None:
+        y, outputs = waiting.popleft()
+        self._count(y, *outputs.result())
+
     def is_defined(self, name: str) -> bool:
         """Whether the metric of this name is defined on the examples of the last evaluation.
 
@@ -94,11 +121,24 @@ class Evaluator:
         if self._own is not None:
             self._own.reset_metrics()
         self._batch_size = self._batch_size or self._affordable(examples)
+        # Batches side by side, and counted in their order: an operation may have a single thread.
+        waiting = collections.deque[Any]()
         for start in range(0, count(examples), self._batch_size):
             batch = take(examples, slice(start, start + self._batch_size))
-            self._step(*tf.nest.map_structure(tf.constant, batch))
+            x, y = tf.nest.map_structure(tf.constant, batch)
+            waiting.append((y, self._pool.submit(self._outputs, x)))
+            if len(waiting) > self._ahead:
+                self._count_next(waiting)
+        while waiting:
+            self._count_next(waiting)
         own = {} if self._own is None else self._own.metric_values()
         return own | {metric.name: float(metric.result()) for metric in self._metrics}
+
+
+def mean_and_deciles(values: Any) -> dict[str, Any]:
+    """{"mean": float, "deciles": the 10%, 20% ... 90% quantiles} of numbers, at least one."""
+    deciles = np.quantile(values, np.arange(1, 10) / 10)
+    return {"mean": float(np.mean(values)), "deciles": deciles.tolist()}
 
 
 _keras = tf.keras.metrics

@@ -18,6 +18,7 @@ from fedmf.federated.task import Task
 
 _DIFFERS = {
     "batch_size": "batch_size={now} (the run has {kept})",
+    "class_weight": "class_weight={now} (the run has {kept})",
     "model": "another model or loss, which do not compute what the run's did",
     "initial_weights": "another initial model: build_model must give the same "
     "weights for the same seed",
@@ -39,6 +40,7 @@ def task_identity(
 
     Returns:
       "model" and "initial_weights", hexadecimal; "batch_size"; "client_ids", hexadecimal;
+      "class_weight", of each class, or None;
       "first_cohort", a digest of the examples of each of `first_clients`.
 
     Raises:
@@ -59,6 +61,9 @@ def task_identity(
         **model,
         "batch_size": task.batch_size,
         "client_ids": of_examples.digest(np.array([str(client) for client in task.client_ids])),
+        "class_weight": None
+        if task.class_weight is None
+        else of_examples.class_table(task.class_weight).tolist(),
         "first_cohort": [first[client] for client in clients],
     }
 

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
+from fedmf.federated.execution.client_setup import client_kind
 from fedmf.federated.execution.cluster import WorkersLost, check_address
-from fedmf.federated.execution.threads import limited_threads
+from fedmf.federated.execution.threads import an_operation_a_thread, limited_threads
 from fedmf.federated.task import Task
 from fedmf.federated.training.callbacks import Bar, Callback, Checkpoints
 from fedmf.federated.training.divergence import DivergedRun, Divergence
@@ -82,6 +83,9 @@ def train(
             f"private_metrics={config.private_metrics} are computed where the run is, and with "
             "`data_on_workers` its clients' examples are not: leave one of them out"
         )
+    in_threads = config.execution == "fast" and task.batch_size > 1
+    if in_threads and client_kind(task, config)[0] == "autodiff":
+        an_operation_a_thread()
     with limited_threads(machine.threads):
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
         model = check_model(task, config)

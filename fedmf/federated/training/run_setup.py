@@ -128,6 +128,7 @@ class RunSetup:
                     canaries=self.config.canaries,
                 )
                 | scaling_values(self.config)
+                | {"made_clients": self.task.made_clients}
             ),
         )
         write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)
@@ -251,7 +252,7 @@ def _task_summary(task: Task) -> dict[str, Any]:
         "metric_note": task.metric_note,
         "clients": len(task.client_ids),
         "data_version": task.data_version,
-    }
+    } | ({"made_clients": task.made_clients} if task.made_clients else {})
 
 
 def reopen_run(

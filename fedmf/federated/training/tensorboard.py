@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from fedmf.federated.training.callbacks import Callback, Row
 from fedmf.federated.training.under_way import Training
-from fedmf.fields import flat
 from fedmf.files import make_folder
 
 _EVENTS = "events.out.tfevents.*"
@@ -15,7 +14,7 @@ _SCALAR.plugin_data.plugin_name = "scalars"
 
 class TensorBoard(Callback):
     """A scalar for each number of a row, at the row's round, in RUN/tensorboard, which its owner
-    alone can read, as metrics.jsonl.
+    alone can read, as metrics.jsonl. The guarantee covers those under "covered".
 
     Event files can only grow, and a resume does rounds again: earlier ones are removed, and the
     rounds that are done are written first.
@@ -33,11 +32,9 @@ class TensorBoard(Callback):
 
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
-        numbers = flat(row, "/")
-        step = numbers.pop("round")
         with self._writer.as_default():
-            for name, value in numbers.items():
-                tf.summary.write(name, tf.cast(value, tf.float32), step, _SCALAR)
+            for name, value in training.scalars(row).items():
+                tf.summary.write(name, tf.cast(value, tf.float32), row["round"], _SCALAR)
         self._writer.flush()
         for file in self._folder.glob(_EVENTS):
             file.chmod(0o600)

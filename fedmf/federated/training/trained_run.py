@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fedmf import checks
 from fedmf.federated.examples import NotFinite, count
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
-from fedmf.federated.training.evaluation import Evaluator
+from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
+from fedmf.federated.training.fine_tuning import fine_tuned_metrics
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.export import check_export_path
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.terminal import progress_bar
-
-_DECILES = np.arange(1, 10) / 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,9 +159,60 @@ class TrainedRun(Run):
             "clients": len(values),
             "clients_without_examples": len(clients) - len(values) - undefined,
             "clients_undefined": undefined,
-            "mean": float(np.mean(values)),
-            "deciles": np.quantile(values, _DECILES).tolist(),
+            **mean_and_deciles(values),
         }
+
+    def evaluate_fine_tuned(
+        self,
+        epochs: int,
+        *,
+        clients: int = 1000,
+        split: str | None = None,
+        proximal_strength: float | None = None,
+        progress: bool = False,
+    ) -> dict[str, Any]:
+        """All metrics by client, before and after the model is trained on the client's own examples
+        (Wang et al. 2019, Federated Evaluation of On-device Personalization).
+
+        Each client's examples are divided at random, by the run's seed and the client's id. A copy
+        of the model is trained on one half, with the client optimizer, learning rate and batch size
+        of the run, and is measured on the other half. Nothing is clipped, and no noise is added.
+
+        Args:
+          epochs: over the half that is trained on, at least 1.
+          clients: most training clients that are fine-tuned, drawn by the run's seed.
+          split: "validation" or "test" to measure each client's model on that; None for the other
+            half of the client's examples, a part of what the run's model was trained on.
+          proximal_strength: in place of the run's. The objective with a strength s > 0, s / 2 times
+            the squared distance to the run's model beside the loss, is Ditto's for personal
+            models (Li et al. 2021, Ditto, Algorithm 1, where s is lambda).
+          progress: whether to show a bar.
+
+        Returns:
+          {"epochs": int, "proximal_strength": float, "measured_on": split or "the other half",
+          "clients": that were measured, "population": of training clients, "left_out": {reason:
+          clients}, "metrics": {name: {"clients": that it is over, "clients_undefined": the others,
+          where it is not defined or not finite before or after, "before", "after", "change":
+          {"mean": float, "deciles": the 10%, 20% ... 90% quantiles}; without these three where it
+          is over no client}}}.
+
+        Raises:
+          TypeError, ValueError: an argument that cannot work; or no client has two examples.
+        """
+        epochs = checks.integer("epochs", epochs, low=1, hint="1 is a usual choice")
+        clients = checks.integer("clients", clients, low=1, hint="1000 is the default")
+        if split is not None:
+            checks.one_of("split", split, ("validation", "test"))
+        config = dataclasses.replace(self.config, client_epochs=epochs, client_batches=None)
+        if proximal_strength is not None:
+            config = dataclasses.replace(config, proximal_strength=proximal_strength)
+        return {
+            "epochs": epochs,
+            "proximal_strength": config.proximal_strength,
+            "measured_on": split or "the other half",
+        } | fine_tuned_metrics(
+            self.task, config, self.weights, clients=clients, split=split, progress=progress
+        )
 
     def export(self, path: str | os.PathLike[str]) -> Any:
         """Saves `model`, whole or not at all, and returns it.

@@ -1,13 +1,19 @@
 """`Training`, a run under way: what its loop and its callbacks share."""
 
+from typing import Any
+
 import numpy as np
 
 from fedmf.federated.execution.base import Execution, RunOptions
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.round_metrics import RoundMetrics
 from fedmf.federated.training.run_setup import RunSetup
+from fedmf.fields import flat
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.folder import Run
+
+# What of a row is public, or follows from what was released with noise.
+_COVERED = ("private", "clip_norm", "scale_drift", "noise_stddev")
 
 
 class Training:
@@ -60,6 +66,20 @@ class Training:
         """The model's trainable weights after `done` rounds."""
         return self.execution.weights(self.state)
 
+    def scalars(self, row: dict[str, Any]) -> dict[str, float]:
+        """The numbers of a row beside its round, under names that say whether the guarantee covers
+        them, such as "covered/private/loss" and "not_covered/train_loss".
+
+        Of a run without noise none is covered.
+        """
+        private = self.plan.noise_multiplier > 0
+        numbers = flat({name: row[name] for name in row if name != "round"}, "/")
+        return {
+            f"{'' if private and name.split('/')[0] in _COVERED else 'not_'}covered/{name}": value
+            for name, value in numbers.items()
+            if value is not None
+        }
+
     def stop(self, *, by_data: bool = True) -> None:
         """Stops the run before its next round, saved and without a result.
 
@@ -69,7 +89,7 @@ class Training:
             allows, for the end is not that of a shorter plan.
         """
         self.stops = True
-        if by_data:
+        if by_data and self.done < self.last:
             self.folder.mark_stopped_by_data(self.done)
 
     @property

@@ -5,8 +5,10 @@ import math
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import client_work
-from fedmf.federated.execution.records import Records, SampleParams
+from fedmf.federated.execution import side_by_side
+from fedmf.federated.execution.client_setup import ClientSetup
+from fedmf.federated.execution.client_work import Broadcast
+from fedmf.federated.execution.records import SampleParams
 
 
 @pytest.fixture
@@ -26,19 +28,18 @@ def vectorised(monkeypatch):
 @pytest.fixture
 def sums_of(monkeypatch):
     """(task, settings, small) -> the function that sums the clipped updates of a cohort; models of
-    up to `small` parameters train side by side.
+    up to `small` parameters train side by side in one call, others in threads.
     """
 
-    def made(task, settings, small):
-        monkeypatch.setattr(client_work, "SMALL_MODEL", small)
+    def made(task, settings, small, threads=2):
+        monkeypatch.setattr(side_by_side, "SMALL_MODEL", small)
         weights = [v.value() for v in task.build_model(3).trainable_variables]
-        specs = [tf.TensorSpec(w.shape) for w in weights]
-        work = client_work.AutodiffClients(task, settings, Records(specs))
+        work = ClientSetup(task=task, config=settings, kind="autodiff").work(threads)
         norms = (tf.constant(norm, tf.float64) for norm in (settings.clip_norm, math.inf))
         params = SampleParams(*norms, ())
 
         def summed(cohort):
-            [part] = work.sums(client_work.Broadcast(weights, params), [cohort])
+            [part] = work.sums(Broadcast(weights, params), [cohort])
             return part
 
         return summed

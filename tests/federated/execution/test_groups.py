@@ -30,9 +30,7 @@ def sum_of(updates):
     total = RECORDS.zero()
     for update in updates:
         total = RECORDS.added(params, total, update)
-    return GroupSum(
-        tf.nest.map_structure(lambda tensor: tensor.numpy(), total), 1.0, 9, 0, 1, "node-7"
-    )
+    return GroupSum(tf.nest.map_structure(np.asarray, total), 1.0, 9, 0, 1, "node-7")
 
 
 def check(part, clients=5, number=1):
@@ -128,7 +126,7 @@ def work_of(pickled):
 def train(pickled, sent, number, group):
     """What a worker does, without its limit on threads."""
     [part] = work_of(pickled).sums(sent, [group])
-    total = tf.nest.map_structure(lambda tensor: tensor.numpy(), part.total)
+    total = tf.nest.map_structure(np.asarray, part.total)
     return GroupSum(total, part.loss, part.examples, 0, number, "node-7")
 
 

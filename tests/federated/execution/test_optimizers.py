@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmf.federated.examples import count
-from fedmf.federated.execution import client_work
+from fedmf.federated.execution import side_by_side
 from fedmf.federated.execution.client_data import client_epochs
 from tests.federated.small_runs import (
     assert_close,
@@ -49,20 +49,9 @@ def test_fast_and_tff_train_the_same_model(work, tmp_path, monkeypatch):
         return train(tmp_path / name, settings)
 
     runs = [trained("tff", "tff"), trained("side by side")]
-    monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
+    monkeypatch.setattr(side_by_side, "SMALL_MODEL", 0)
     assert_same_model([*runs, trained("in turn")], start_of(small_task()))
     assert len({(run.path / "participation.csv").read_bytes() for run in runs}) == 1
-
-
-@pytest.mark.slow
-def test_the_groups_that_clients_train_in_change_no_bit(tmp_path, monkeypatch):
-    weights = []
-    monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
-    for products in (1, 10**8):
-        monkeypatch.setattr(client_work, "GROUP_PRODUCTS", products)
-        run = train(tmp_path / str(products), config(client_epochs=2, rounds=2))
-        weights.append(b"".join(weight.tobytes() for weight in run.weights))
-    assert len(set(weights)) == 1
 
 
 def test_epochs_are_orders_of_all_examples_up_to_the_limit():
@@ -100,7 +89,7 @@ def one_each(batch_size=1):
 def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
     monkeypatch, sums_of, vectorised
 ):
-    monkeypatch.setattr(client_work, "SIDE_BY_SIDE_PRODUCTS", products(2))
+    monkeypatch.setattr(side_by_side, "PRODUCTS", products(2))
     settings = config(proximal_strength=0.1, clip_norm=0.05)
     parts = []
     for batch_size in (1, 4):  # of a model that is not small; a batch of 4 has no single example
@@ -119,9 +108,9 @@ def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
 @pytest.mark.parametrize("examples", [2, 4])
 def test_clients_of_one_example_train_side_by_side(examples, tmp_path, monkeypatch, vectorised):
     """Gradients in groups of two, and all at once, beside TFF's clients."""
-    monkeypatch.setattr(client_work, "SMALL_MODEL", 0)
+    monkeypatch.setattr(side_by_side, "SMALL_MODEL", 0)
     start = start_of(small_task())
-    monkeypatch.setattr(client_work, "SIDE_BY_SIDE_PRODUCTS", products(examples))
+    monkeypatch.setattr(side_by_side, "PRODUCTS", products(examples))
     settings = {"proximal_strength": 0.1, "clip_norm": 0.05}
     runs = [
         train(tmp_path / name, config(name, **settings), one_each()) for name in ("fast", "tff")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import client_work
+from fedmf.federated.execution import side_by_side
 from fedmf.federated.execution.stateless_model import dense_rows
 from tests.federated.run_small import config
 from tests.federated.small_task import task_of_arrays
@@ -92,7 +92,7 @@ def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
 )
 def test_without_the_refusal_they_would_mix(layer, together_and_alone, monkeypatch):
     """Negative control: TensorFlow's own vectorised forms."""
-    monkeypatch.setattr(client_work, "check_apart", lambda function: None)
+    monkeypatch.setattr(side_by_side, "check_apart", lambda function: None)
     together, alone = together_and_alone(layer)
     assert np.abs(together - alone).max() > 0.1
 

@@ -144,6 +144,9 @@ def test_trains_the_model_that_keras_trains_in_both_executions(name, keras, tmp_
         assert run.plan["task"]["headline_metric"] == "accuracy"
         means = [each.evaluate_clients()["mean"] for each in (run, keras)]
         assert means[0] == pytest.approx(means[1], rel=1e-4)
+        tuned = [each.evaluate_fine_tuned(1)["metrics"]["loss"] for each in (run, keras)]
+        for when in ("before", "after"):
+            assert tuned[0][when]["mean"] == pytest.approx(tuned[1][when]["mean"], rel=1e-4)
 
 
 class Remembers(ByHand):

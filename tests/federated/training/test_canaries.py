@@ -73,7 +73,7 @@ def run(tmp_path_factory):
 def test_a_run_after_kill_9_has_the_same_canaries_bit_for_bit(run, tmp_path):
     program = (
         "import os, signal, sys; from tests.federated.training.test_canaries import train; "
-        "from fedmf.federated.execution import client_work; client_work.SMALL_MODEL = 0; "
+        "from fedmf.federated.execution import side_by_side; side_by_side.SMALL_MODEL = 0; "
         "train(sys.argv[1], on_round=lambda t: t == 4 and os.kill(os.getpid(), signal.SIGKILL))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "parts")]

@@ -17,7 +17,7 @@ from fedmf.mechanisms import BandedMechanism
 from fedmf.privacy.describe import summary
 from fedmf.runs.folder import RunFolder
 from tests.federated.small_runs import config, train
-from tests.federated.small_task import CLASSES, small_task
+from tests.federated.small_task import CLASSES, small_task, task_of_arrays
 from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
@@ -102,6 +102,36 @@ def test_other_examples_of_one_client_are_refused(begun):
     )
     with refusal(rf"on other data: client '{client}'"):
         go_on(begun, other)
+
+
+def weighted(task_weights=(1.0, 2.0), last_class=1.0):
+    """Clients of two examples of the classes 0 and 1; no client has class 2."""
+    labels = np.arange(24) % 2
+    weights = None if task_weights is None else np.asarray(task_weights)[labels]
+    class_weight = None if last_class is None else {0: 1.0, 1: 0.5, 2: last_class}
+    return task_of_arrays(
+        np.ones((24, 1), np.float32), labels, lambda: tf.keras.Sequential(
+            [tf.keras.layers.Dense(3, kernel_initializer="zeros", input_shape=(1,))]
+        ),
+        client_ids=np.arange(24) // 2, sample_weight=weights, class_weight=class_weight,
+        data_version="1",
+    )  # fmt: skip
+
+
+def test_other_weights_of_examples_or_classes_are_refused(tmp_path):
+    folder = begin(tmp_path / "run", weighted())
+    go_on(folder, weighted())
+    for other, said in (
+        (weighted(last_class=3.0), r"class_weight=\[1.0, 0.5, 3.0\] .*1.0, 0.5, 1.0"),
+        (weighted(last_class=None), "class_weight=None"),
+        (weighted((1.0, 3.0)), "on other data: client '"),
+        (weighted(None), "on other data: client '"),
+    ):
+        with refusal(f"cannot resume .* {said}"):
+            go_on(folder, other)
+    plain = begin(tmp_path / "plain", weighted(None, None))
+    with refusal("another model or loss"):
+        go_on(plain, weighted(last_class=None))
 
 
 def test_a_first_round_without_clients_binds_the_data_all_the_same(tmp_path):

@@ -67,6 +67,34 @@ def test_a_resume_releases_the_same(tmp_path):
     assert whole.plan["private_metrics"]["share"] == 0.1
 
 
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({"private_metrics": 0.1, "clip_quantile": 0.5, "clip_every": 2}, {"clip_norm"}),
+        ({"private_metrics": 0.1, "server_optimizer": "scaled-adam"}, {"scale_drift"}),
+        ({"family": "none", "noise_multiplier": None}, None),
+    ],
+)
+def test_what_a_callback_sees_is_marked_by_the_guarantee(tmp_path, changes, more):
+    seen = {}
+
+    class Marks(federated.Callback):
+        def on_round(self, training, row):
+            seen.update(training.scalars({**row, "anything": {"new": 1.0}}))
+
+    train(tmp_path, config(rounds=2, **changes), callbacks=[Marks()])
+    covered = {name.removeprefix("covered/") for name in seen if name.startswith("covered/")}
+    exact = {name.removeprefix("not_covered/") for name in seen if name.startswith("not_")}
+    counts = {"clients", "examples", "train_loss", "clip_fraction", "zeroed"}
+    validation = {"validation/accuracy", "validation/loss"}
+    assert exact >= counts | validation | {"anything/new"}
+    if more is None:
+        assert not covered
+        return
+    private = {f"{of}{name}" for of in ("", "stddev/") for name in ("accuracy", "clients", "loss")}
+    assert covered == {f"private/{name}" for name in private} | {"noise_stddev"} | more
+
+
 def test_what_does_not_go_together_is_refused(tmp_path):
     with refusal("with noise_multiplier=0"):
         config(private_metrics=0.1, noise_multiplier=0.0).plan()
@@ -103,7 +131,7 @@ def test_a_report_draws_them_over_windows_and_halving_goes_by_them(tmp_path):
             found = stream.values(range(end - 2, end), released / np.sqrt(3))
             assert found[name] == pytest.approx(mean)
             assert found["stddev"][name] == pytest.approx(spread)
-    assert results.halving_note([run]) == ""
+    assert results.uncovered_note([run], "Halving") == ""
     score = results._score(tmp_path, "one", 4)
     assert score == private_curve(run, "accuracy")[1][1] != run.metrics[3]["validation"]["accuracy"]
     page = write_report([run], tmp_path / "report", title="private").read_text()

@@ -1,0 +1,286 @@
+"""Clients side by side in one call of a tf.function, as tf.vectorized_map has them: those of small
+models, whose steps cost their dispatch and not their arithmetic, and those of one gradient each
+(privacy of single examples).
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.federated.examples import Epochs, count
+from fedmf.federated.execution.client_data import Steps, batches, end_to_end, steps
+from fedmf.federated.execution.client_work import (
+    Broadcast,
+    ClientWork,
+    gradients,
+    group_sum,
+    params_spec,
+    specs_of,
+    trained,
+)
+from fedmf.federated.execution.groups import GroupSum
+from fedmf.federated.execution.records import Records
+from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
+from fedmf.federated.execution.steps import client_optimizer
+from fedmf.federated.loss import batch_loss, minimised
+from fedmf.federated.task import Task
+from fedmf.runs.config import TrainConfig
+from fedmf.terminal import interrupts
+
+# Examples times parameters of clients in one call, which bounds their weights and inputs: 128 MiB.
+PRODUCTS = 2**25
+# Up to here a step costs its dispatch and not its arithmetic. Larger models are slower with filters
+# and kernels for each client.
+SMALL_MODEL = 10_000  # parameters
+
+
+class ClientsSideBySide(ClientWork):
+    """Clients of a small model, or of one gradient each; of a larger model those of more steps are
+    left to `others`.
+
+    Args:
+      task, config: of the run.
+      records: of the updates.
+      others: makes the client work of groups that are not for this one.
+
+    Raises:
+      Exception: a model that cannot be built in a graph, or whose operations have no vectorised
+        form that is safe.
+    """
+
+    def __init__(
+        self, task: Task, config: TrainConfig, records: Records, others: Callable[[], ClientWork]
+    ) -> None:
+        self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
+        self._optimizer, self._rate = client_optimizer(config), config.client_learning_rate
+        specs, self._structure = records.flat_specs, task.spec
+        self._parameters = sum(spec.shape.num_elements() for spec in specs)
+        self._small, self._others = is_small(records), functools.cache(others)
+        self._stateless = stateless_model(task, config.seed)
+
+        def signature(*axes: int | None) -> list[Any]:
+            """Broadcast, sum, inputs and labels, with these axes in place of the batch's."""
+            examples = tf.nest.map_structure(
+                lambda spec: tf.TensorSpec([*axes, *spec.shape[1:]], spec.dtype), task.spec
+            )
+            sent = Broadcast(list(specs), params_spec(records, config))
+            return [sent, specs_of(records.zero()), *examples]
+
+        numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
+        order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
+        sent, _, *batch = signature(None)
+        apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch])
+        check_apart(apart)
+        self._check_same(task.build_model(config.seed), apart)
+        if self._small:
+            self._train = tf.function(
+                self._train_in_steps, input_signature=[*signature(None), order, number]
+            )
+        else:
+            self._train = tf.function(self._train_single, input_signature=signature(None, 1))
+        self._train.get_concrete_function()
+
+    def _check_same(self, model: Any, apart: Any) -> None:
+        """Checks that the stateless model computes what the model does, whatever weights it has.
+
+        A tensor that a model makes of its weights when it is built is that of the first weights in
+        Keras, and would be that of a client's own here.
+
+        Raises:
+          ValueError: it does not, on made-up examples.
+        """
+        rng = np.random.default_rng(0)
+
+        def made_up(whole: int, spec: Any) -> Any:
+            values = rng.normal(size=(min(2, self._batch_size), *spec.shape[1:]))
+            return tf.cast(
+                values if spec.dtype.is_floating else np.full_like(values, whole), spec.dtype
+            )
+
+        # 0 is padding, which a model may leave out, but every label has it.
+        x, y = (
+            tf.nest.map_structure(functools.partial(made_up, whole), part)
+            for whole, part in zip((1, 0), self._structure, strict=True)
+        )
+        variables = model.trainable_variables
+        for variable in variables:
+            variable.assign_add(rng.normal(scale=0.1, size=variable.shape).astype(np.float32))
+        loss, found = apart([variable.read_value() for variable in variables], x, y)
+        with tf.GradientTape() as tape:
+            expected = self._loss(y, model(x, training=True))
+            total = minimised(expected, model.losses)
+        pairs = [(loss, expected), *zip(found, gradients(tape, total, variables), strict=True)]
+        for ours, keras in pairs:
+            ours, keras = (np.asarray(tf.convert_to_tensor(value)) for value in (ours, keras))
+            scale = np.nanmax(np.abs(keras), initial=1e-6)
+            if not np.allclose(ours, keras, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+                raise ValueError(
+                    "the stateless model is another function of the weights than the model"
+                )
+
+    def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
+        """See `ClientWork.sums`."""
+        sent = sent._replace(weights=list(sent.weights))
+        for group in groups:
+            clients = trained(group)
+            if self._small or all(len(e) == 1 and count(e[0]) == 1 for e in clients):
+                yield group_sum(group, *self._added(sent, clients))
+            else:
+                yield from self._others().sums(sent, [group])
+
+    def _added(self, sent: Broadcast, clients: Sequence[Epochs]) -> tuple[Any, float]:
+        """The sum of their clipped updates, and their loss."""
+        total, loss = self._records.zero(), 0.0
+        for part in _in_parts(clients, self._parameters):
+            interrupts.check()
+            leaves, found = end_to_end(part), batches(part, self._batch_size)
+            more: list[Any] = [steps(found), np.int32(len(part))]
+            if not self._small:
+                leaves, more = [leaf[:, np.newaxis] for leaf in leaves], []
+            examples = tf.nest.pack_sequence_as(self._structure, leaves)
+            total, losses = self._train(sent, total, *examples, *more)
+            loss += float(losses)
+        return total, loss
+
+    def _loss_and_gradients(self, weights: Any, x: Any, y: Any) -> Any:
+        """The loss of a batch under one client's weights, and the gradients of all that is
+        minimised, as the tape gives them.
+        """
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs, own = self._stateless(weights, x)
+            loss = self._loss(y, outputs)
+            total_loss = minimised(loss, own)
+        return loss, gradients(tape, total_loss, weights)
+
+    def _train_single(self, sent: Broadcast, total: Any, xs: Any, ys: Any) -> Any:
+        """Adds the updates of clients of one gradient each; client c has the batch xs[c], ys[c].
+
+        Args:
+          sent, total: see `Broadcast` and `GroupSum`.
+          xs, ys: inputs and labels of all clients.
+
+        Returns:
+          The sum, and the loss before each step summed over examples.
+        """
+        weights, params = sent
+
+        def of_one(batch: Any) -> Any:
+            loss, found = self._loss_and_gradients(list(weights), *batch)
+            return loss, [dense_rows(gradient) for gradient in found]
+
+        losses, found = tf.vectorized_map(of_one, (xs, ys))
+        state = self._optimizer.initial(list(weights))
+        for c in tf.range(tf.shape(losses)[0]):
+            _, after = self._optimizer.next(
+                state, list(weights), [gradient[c] for gradient in found], self._rate
+            )
+            update = [w - v for v, w in zip(after, weights, strict=True)]
+            total = self._records.added(params, total, update)
+        return total, tf.reduce_sum(losses)
+
+    def _train_in_steps(
+        self, sent: Broadcast, total: Any, xs: Any, ys: Any, order: Steps, clients: Any
+    ) -> Any:
+        """`_train_single` for clients of many steps, in this order; `clients` is their number."""
+        broadcast, params = sent
+
+        def step(weights: Any, state: Any, x: Any, y: Any) -> Any:
+            loss, found = self._loss_and_gradients(weights, x, y)
+            after = self._optimizer.next(
+                state, weights, [dense_rows(gradient) for gradient in found], self._rate
+            )
+            # TensorFlow does not vectorise what is returned as it came in.
+            return tf.nest.map_structure(tf.identity, after), loss
+
+        def members(s: Any) -> tuple[Any, Any]:
+            """The clients of step s, and their batches."""
+            those = slice(tf.where(s > 0, order.end[s - 1], 0), order.end[s])
+            rows = order.start[those][:, tf.newaxis] + tf.range(order.size[s])
+            return order.client[those][:, tf.newaxis], tf.nest.map_structure(
+                lambda a: tf.gather(a, rows), (xs, ys)
+            )
+
+        def written(held: Any, those: Any, values: Any) -> Any:
+            return tf.nest.map_structure(
+                lambda h, v: tf.tensor_scatter_nd_update(h, those, v), held, values
+            )
+
+        start = tf.nest.map_structure(
+            tf.convert_to_tensor, (self._optimizer.initial(list(broadcast)), list(broadcast))
+        )
+        held = tf.nest.map_structure(
+            lambda leaf: tf.repeat(leaf[tf.newaxis], clients, axis=0), start
+        )
+        loss_sum = tf.constant(0.0)
+        for s in tf.range(order.first):  # all with the same weights, which is faster
+            those, batch = members(s)
+            after, losses = tf.vectorized_map(lambda each: step(start[1], start[0], *each), batch)
+            held = written(held, those, after)
+            loss_sum += tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
+        for s in tf.range(order.first, tf.shape(order.end)[0]):
+            those, batch = members(s)
+            before = tf.nest.map_structure(
+                lambda leaf, those=those: tf.gather_nd(leaf, those), held
+            )
+            after, losses = tf.vectorized_map(
+                lambda each: step(each[0][1], each[0][0], *each[1]), (before, batch)
+            )
+            held = written(held, those, after)
+            loss_sum += tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
+        for c in tf.range(clients):
+            update = [w - each[c] for w, each in zip(broadcast, held[1], strict=True)]
+            total = self._records.added(params, total, update)
+        return total, loss_sum
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    """TensorFlow logs a stack for every operation that has no vectorised form; such a model trains
+    in turn.
+    """
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("CRITICAL")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _in_parts(cohort: Sequence[Epochs], parameters: int) -> Iterator[list[Epochs]]:
+    """The cohort in parts of at most so many examples, or of one client: all of a part take as much
+    room as the largest.
+    """
+    limit = PRODUCTS // parameters
+    group: list[Epochs] = []
+    sizes: list[int] = []
+    for epochs in cohort:
+        size = sum(map(count, epochs))
+        with_it = [*sizes, size]
+        if group and len(with_it) * max(with_it) > limit:
+            yield group
+            group, sizes = [], []
+        group.append(epochs)
+        sizes.append(size)
+    if group:
+        yield group
+
+
+def is_small(records: Records) -> bool:
+    """Whether a model of these updates is trained side by side whatever its clients' steps."""
+    return sum(spec.shape.num_elements() for spec in records.flat_specs) <= SMALL_MODEL
+
+
+def side_by_side(
+    task: Task, config: TrainConfig, records: Records, others: Callable[[], ClientWork]
+) -> ClientWork:
+    """`ClientsSideBySide` where it is for the task and takes its model; else the others."""
+    if is_small(records) or task.batch_size == 1:
+        with contextlib.suppress(Exception), _quiet_tensorflow():
+            return ClientsSideBySide(task, config, records, others)
+    return others()

@@ -1,0 +1,378 @@
+"""The search of a sweep: which trials are asked for, and that a stopped one goes on as if it had
+not been.
+
+Nothing is trained: the accuracy is a known function, and is best at a rate of 0.5.
+"""
+
+import contextlib
+import json
+import math
+import shutil
+import sys
+
+import pytest
+
+import fedmf
+from fedmf.privacy.gaussian import gaussian_epsilon
+from fedmf.sweeps import grid, results, search
+from fedmf.sweeps import run as sweep
+from fedmf.sweeps.grid import Range, sweep_configs
+from fedmf.sweeps.run import Training
+from fedmf.sweeps.search import Space, Trial
+from tests.cli.program import fedmf as program
+from tests.cli.program import printed_by, refused
+from tests.refusals import refusal
+from tests.runs.test_folder import new_run
+
+pytest.importorskip("optuna")
+
+FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
+RATES = {"server_learning_rate": Range(0.01, 10.0)}
+
+
+class Instant:
+    """Stands for the processes of a sweep: a run is trained when it is asked whether it is over,
+    the oldest first.
+
+    A model of a rate above 5 diverges; a clip of 3 fails, of 4 never begins.
+    """
+
+    def __init__(self, out, begun):
+        self._out, self._begun, self._waiting = out, begun, []
+
+    def begin(self, name):
+        self._begun.append(name)
+        self._waiting.append(name)
+
+    def under_way(self):
+        return len(self._waiting)
+
+    def finished(self):
+        name = self._waiting.pop(0)
+        return [(name, self._status(name, sweep.run_folder(self._out, name)))]
+
+    def _status(self, name, folder):
+        config = json.loads((self._out / "logs" / f"{name}.json").read_text())
+        (self._out / "logs" / f"{name}.txt").write_text("fedmf: error: no\n")
+        if config["clip_norm"] == 4:
+            return 2
+        shutil.copytree(self._out.parent / "template", folder, dirs_exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        rate, rows = config["server_learning_rate"], [{"round": t} for t in range(4)]
+        if config["private_metrics"]:
+            private = {"clients": 4, "accuracy": rate / 4, "stddev": {"clients": 1.0}}
+            rows = [{**row, "private": private} for row in rows]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if config["clip_norm"] == 3:
+            return 1
+        accuracy = math.nan if rate > 5 else 1 - math.log10(rate / 0.5) ** 2 / 4
+        result = {"validation": {"accuracy": accuracy}, "test": {}, "seconds": 1.0}
+        (folder / "result.json").write_text(json.dumps(result))
+        return 0
+
+    def stop(self):
+        pass
+
+    def end(self):
+        pass
+
+
+@pytest.fixture
+def trains(monkeypatch, tmp_path):
+    """Replaces training; the names of the runs that were begun, in their order."""
+    config = fedmf.TrainConfig(**FIXED)
+    new_run(tmp_path / "template", config, task={"headline_metric": "accuracy"})
+    names = []
+
+    @contextlib.contextmanager
+    def runs(self, out, more):
+        yield Instant(out, names)
+
+    monkeypatch.setattr(Training, "runs", runs)
+    monkeypatch.setattr(sweep, "_POLL_SECONDS", 0)
+
+    def begun():
+        taken = names[:]
+        names.clear()
+        return taken
+
+    return begun
+
+
+def space(varied=RATES, **changes):
+    fixed = {k: v for k, v in (FIXED | changes).items() if k not in varied}
+    return Space(fixed=fixed, varied=varied)
+
+
+def found(out, trials, varied=RATES, *, jobs=1, **changes):
+    return search.train_trials(
+        out, space(varied, **changes), trials, Training(noise_seed="os", jobs=jobs)
+    )
+
+
+def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(trains, tmp_path):
+    assert found(tmp_path / "whole", 16) == {}
+    whole = trains()
+    assert len(set(whole)) == 16
+    for trials in (1, 7, 12, 16):
+        found(tmp_path / "parts", trials)
+    assert trains() == whole
+    # A run whose end was lost is trained first, and is no other trial.
+    for name in whole[12:]:
+        shutil.rmtree(tmp_path / "parts" / "runs" / name)
+        (tmp_path / "parts" / "logs" / f"{name}.txt").unlink()
+    (tmp_path / "parts" / "runs" / whole[11] / "result.json").unlink()
+    found(tmp_path / "parts", 16)
+    assert trains() == whole[11:]
+    found(tmp_path / "parts", 10)
+    assert trains() == []
+
+
+def test_it_goes_by_what_trials_came_to(trains, tmp_path):
+    """With the accuracies of the first trials in another order it asks for others."""
+    known = {}
+    for i in range(14):
+        name, trial = search.next_trial(space(), known)
+        known[name] = Trial(
+            chosen=trial.chosen, config=trial.config, score=-abs(math.log10(i + 1) - 0.5)
+        )
+    there = search.next_trial(space(), known)
+    assert search.next_trial(space(), dict(reversed(known.items()))) == there
+    scores = sorted(trial.score for trial in known.values())
+    names = sorted(known, key=lambda name: known[name].chosen["server_learning_rate"])
+
+    def suggested(order):
+        sorted_by_rate = {
+            name: Trial(chosen=known[name].chosen, config=known[name].config, score=score)
+            for name, score in zip(names, order, strict=True)
+        }
+        return search.next_trial(space(), sorted_by_rate)[1].chosen["server_learning_rate"]
+
+    # The best at the small end, and at the large one
+    assert suggested(scores[::-1]) < suggested(scores)
+
+
+def test_lists_ranges_and_what_only_some_families_take(trains, tmp_path):
+    varied = {
+        "bands": Range(1, 4),
+        "family": ["none", "banded", "tree"],
+        "server_momentum": Range(0.0, 0.9),
+        "zeroing_norm": [None, 100.0],
+        "task_option.lstm_size": ["8", "16"],
+    }
+    assert found(tmp_path / "out", 14, varied, jobs=2) == {}
+    configs = {
+        name: trial.config for name, trial in search.asked(tmp_path / "out", space(varied)).items()
+    }
+    assert len(configs) == len(set(configs.values())) == 14
+    assert {config.family for config in configs.values()} == {"none", "banded", "tree"}
+    assert {config.zeroing_norm for config in configs.values()} == {None, 100.0}
+    for name, config in configs.items():
+        assert ("bands" in name) == (config.family == "banded")
+        assert config.family != "banded" or config.bands in (1, 2, 3, 4)
+        assert 0 <= config.server_momentum <= 0.9
+        assert (config.family == "none") == (config.epsilon is None)
+
+
+def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positive():
+    varied = {"server_learning_rate": Range(1e-4, 1.0), "server_momentum": Range(0.0, 0.9)}
+    known = {}
+    for _ in range(9):  # random ones
+        name, trial = search.next_trial(space(varied), known)
+        known[name] = trial
+        for part in name.split(","):
+            assert len(part.partition("=")[2]) <= len("0.0001234")
+    rates = sorted(trial.chosen["server_learning_rate"] for trial in known.values())
+    momenta = sorted(trial.chosen["server_momentum"] for trial in known.values())
+    assert 1e-4 <= rates[0] < rates[-1] <= 1
+    assert rates[4] < 0.2  # the median: of uniform ones below that with probability 0.02
+    assert 0 <= momenta[0] < momenta[-1] <= 0.9
+    narrow = {"server_learning_rate": Range(0.123401, 0.123402)}
+    for seed in range(3):
+        taken = {str(i): Trial(chosen={}, config=None, failed=True) for i in range(seed)}
+        rate = search.next_trial(space(narrow), taken)[1].chosen["server_learning_rate"]
+        assert 0.123401 <= rate <= 0.123402
+
+
+def test_runs_that_are_there_are_trials(trains, tmp_path):
+    configs = sweep_configs(FIXED, {"server_learning_rate": [0.5, 2.0], "clip_norm": [1.0, 0.1]})
+    sweep.train_all(tmp_path / "out", configs, Training(noise_seed="os"))
+    trains()
+    # Two of the four have the clip of the search; the others are none of it.
+    found(tmp_path / "out", 3, clip_norm=0.1)
+    assert len(trains()) == 1
+    assert len(search.asked(tmp_path / "out", space(clip_norm=0.1))) == 3
+    # Another range leaves out what it does not have.
+    narrow = {"server_learning_rate": Range(1.0, 10.0)}
+    assert "server_learning_rate=0.5,clip_norm=0.1" not in search.asked(
+        tmp_path / "out", space(narrow, clip_norm=0.1)
+    )
+    with refusal("holds a run with rounds=4, and this sweep has rounds=8"):
+        found(tmp_path / "out", 3, rounds=8)
+
+
+def test_the_best_setting_may_be_trained_with_other_seeds_in_the_same_folder(trains, tmp_path):
+    found(tmp_path / "out", 3)
+    best, *_ = trains()
+    rate = float(best.partition("=")[2])
+    seeds = sweep_configs(FIXED, {"server_learning_rate": [rate], "seed": [0, 1, 2]})
+    assert sweep.train_all(tmp_path / "out", seeds, Training(noise_seed="os")) == {}
+    assert trains() == [f"{best},seed=1", f"{best},seed=2"]  # seed 0 is there
+    # They are no trials.
+    assert len(search.asked(tmp_path / "out", space())) == 3
+    found(tmp_path / "out", 4)
+    assert len(trains()) == 1
+
+
+def test_a_search_ends_where_no_other_setting_is_found(trains, tmp_path):
+    assert found(tmp_path / "out", 9, {"server_learning_rate": [0.1, 0.5, 1.0]}) == {}
+    assert len(trains()) == 3
+
+
+def test_failed_runs_count_and_the_search_goes_on(trains, tmp_path):
+    varied = {**RATES, "clip_norm": [1.0, 3.0]}
+    failures = found(tmp_path / "out", 6, varied)
+    failed = {name for name in trains() if "clip_norm=3" in name}
+    assert set(failures) == failed
+    assert 0 < len(failed) < 6
+    assert {failure.status for failure in failures.values()} == {1}
+    assert set(found(tmp_path / "out", 6, varied)) == failed  # tried again
+    assert set(trains()) == failed
+
+
+def test_inputs_with_which_nothing_can_begin_end_the_search(trains, tmp_path):
+    failures = found(tmp_path / "out", 6, clip_norm=4.0)
+    assert [failure.status for failure in failures.values()] == [2]
+    assert len(trains()) == 1
+    # Where others have begun, it is the trial that cannot.
+    found(tmp_path / "other", 1)
+    failures = found(tmp_path / "other", 8, {**RATES, "clip_norm": [1.0, 4.0]})
+    begun = trains()
+    assert len(begun) == 8
+    assert set(failures) == {name for name in begun if "clip_norm=4" in name} != set()
+
+
+def test_fields_that_do_not_go_together_are_no_trial(monkeypatch):
+    made = grid.sweep_config
+
+    def refusing(fixed, chosen):
+        if 0.02 < chosen["server_learning_rate"] < 1:
+            raise ValueError
+        return made(fixed, chosen)
+
+    rates = space()
+    monkeypatch.setattr(grid, "sweep_config", refusing)
+    known = {}
+    for _ in range(8):  # of random ones 0.4 ** 8 = 7e-4 of all seeds would have met none
+        name, trial = search.next_trial(rates, known)
+        known[name] = trial
+        assert not 0.02 < trial.chosen["server_learning_rate"] < 1
+    assert len(known) == 8
+
+
+def test_a_diverged_model_is_a_bad_one_and_not_the_best(trains, tmp_path):
+    varied = {"server_learning_rate": Range(4.0, 10.0)}
+    found(tmp_path / "out", 12, varied)
+    known = search.asked(tmp_path / "out", space(varied))
+    diverged = [trial for trial in known.values() if trial.config.server_learning_rate > 5]
+    assert 0 < len(diverged) < 12
+    runs = sweep.begun_runs(sweep.run_folder(tmp_path / "out", name) for name in known)
+    (best,) = results.best_settings(runs, 0, ["server_learning_rate"])
+    assert best.tuned["server_learning_rate"] <= 5
+    assert best.at_edge == []
+    assert best.settings == 12
+
+
+def test_the_guarantee_counts_every_trial(trains, tmp_path):
+    """Also those that failed: gaussian runs of one noise multiplier s are as one of s/sqrt(n)."""
+    varied = {**RATES, "clip_norm": [1.0, 3.0]}
+    sigma = fedmf.TrainConfig(**FIXED).plan().noise_multiplier
+    for trials in (1, 4, 7):
+        found(tmp_path / "out", trials, varied)
+        begun = sweep.begun_runs((tmp_path / "out" / "runs").iterdir())
+        assert len(begun) == trials
+        said = results.together(begun)
+        epsilon = gaussian_epsilon(sigma / math.sqrt(trials), begun[0].plan["delta"])
+        assert f"epsilon {math.ceil(epsilon * 100) / 100:.2f}" in said
+    assert any(run.result is None for run in begun)
+    assert results.uncovered_note(begun, "The search").startswith(" The search went by validations")
+
+
+def test_private_metrics_decide_where_runs_have_them(trains, tmp_path):
+    private = {"private_metrics": 0.1}
+    found(tmp_path / "out", 2, **private)
+    for path in (tmp_path / "out" / "runs").iterdir():
+        run = fedmf.Run.load(path)
+        rate = run.config.server_learning_rate
+        # 4 clients a round, each 0.25 * rate away from one half
+        assert results.score_of(run) == pytest.approx(0.25 * rate)
+
+
+@pytest.mark.parametrize(
+    ("varied", "said"),
+    [
+        ({**RATES, "seed": [0, 1]}, "seed cannot vary in a search"),
+        ({"epsilon": [2.0, 8.0]}, "epsilon cannot vary in a search"),
+        ({"delta": Range(1e-9, 1e-6)}, "delta cannot vary in a search"),
+        ({"server_learning_rate": Range(-1.0, 1.0)}, "server_learning_rate=-1.0 must be positive"),
+        ({"bands": Range(1, 3)}, "bands belongs to no family"),
+        ({}, "vary is missing"),
+    ],
+)
+def test_what_cannot_be_searched(varied, said):
+    with refusal(said):
+        space(varied)
+
+
+def test_the_command_refuses_what_does_not_go_together(tmp_path):
+    command = f"sweep --out {tmp_path}/s --epsilon 8 --rounds 4 --min-sep 2 --noise-seed os"
+    rates = "--vary server-learning-rate=0.1:2"
+    refused(f"{command} {rates}", "--vary server_learning_rate names a range", "--search optuna")
+    refused(f"{command} {rates} --search optuna", "--trials is missing")
+    refused(f"{command} --vary server-learning-rate=1,2 --trials 3", "--trials 3", "--search")
+    refused(f"{command} {rates} --search optuna --trials 3 --halving", "--halving")
+    refused(f"{command} {rates} --search random --trials 3", "--search", "optuna")
+    refused(
+        f"{command} --vary server-learning-rate=2:1 --search optuna --trials 3", "range 2.0:1.0"
+    )
+    states = printed_by(f"{command} {rates} --search optuna --trials 3 --dry-run")
+    assert states == {"trials to ask for": 3}
+
+
+def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(
+        ImportError, match=r"search=optuna needs Optuna.*pip install 'fedmf\[search"
+    ):
+        found(tmp_path, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_the_command(tmp_path):
+    corpus, out = tmp_path / "corpus.sqlite", tmp_path / "sweep"
+    program(f"data synth --clients 12 --sentences-per-client 12 --out {corpus} --quiet")
+    command = (
+        f"sweep --data {corpus} --out {out} --vary server-learning-rate=0.1:2 --search optuna "
+        "--vary family=identity,tree --epsilon 8 --rounds 4 --cohort-size 4 --min-sep 2 "
+        "-o lstm-size=8 -o embedding-size=8 -o vocabulary-size=50 -o sequence-length=4 "
+        "-o max-sentences=8 -o validation-sentences=40 -o test-sentences=40 --noise-seed os --quiet"
+    )
+    first = printed_by(f"{command} --trials 1")
+    result = printed_by(f"{command} --trials 3")
+    assert (first["search"]["trials"], result["search"]["trials"]) == (1, 3)
+    assert "The 3 private runs together: epsilon" in result["together"]
+    assert "The search went by validations" in result["together"]
+    runs = {path.name: fedmf.Run.load(path) for path in (out / "runs").iterdir()}
+    best = max(runs, key=lambda name: runs[name].result["validation"]["accuracy"])
+    value = runs[best].result["validation"]["accuracy"]
+    assert result["search"] == {
+        "trials": 3, "by": "validation accuracy", "best": result["search"]["best"], "value": value,
+    }  # fmt: skip
+    assert runs[result["search"]["best"]].result["validation"]["accuracy"] == value
+    (row,) = result["best"]
+    assert row["settings"] == 3
+    assert row["compared"] == {}
+    assert (out / "figure.png").exists()
+    text = program(f"{command} --trials 3").stdout
+    assert text.startswith(f"best of 3 trials by validation accuracy: {result['search']['best']} (")

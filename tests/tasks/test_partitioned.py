@@ -1,0 +1,164 @@
+"""EMNIST and CIFAR-10 with clients that are made: whose examples they are, what runs and statements
+say of them, and the options of the command line.
+"""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+
+import fedmf
+from fedmf import partition
+from fedmf.tasks import cifar10, emnist
+from fedmf.tasks.cifar10 import Cifar10Options
+from fedmf.tasks.emnist import EmnistOptions
+from tests.cli.program import fedmf as program
+from tests.cli.program import printed_by, refused
+from tests.refusals import refusal
+
+TENSORFLOW = pytest.mark.tensorflow
+MADE = {"emnist": (emnist.emnist, EmnistOptions), "cifar10": (cifar10.cifar10, Cifar10Options)}
+POOLS = {"emnist": "images of 12 writers", "cifar10": "135 training images"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A stand-in of each task."""
+    folder = tmp_path_factory.mktemp("stand-ins")
+    return {
+        "emnist": emnist.write_synthetic(
+            folder / "e.sqlite", clients=12, examples_per_client=40, progress=False
+        ),
+        "cifar10": cifar10.write_synthetic(
+            folder / "c.tar.gz", examples=150, test_examples=20, progress=False
+        ),
+    }
+
+
+@pytest.fixture
+def made(files):
+    """Makes a task."""
+
+    def make(name, **options):
+        function, kind = MADE[name]
+        return function(kind(data=str(files[name]), model="small", **options))
+
+    return make
+
+
+def pool(task):
+    """All training examples, in the order of the clients."""
+    parts = [task.examples_of(client) for client in task.client_ids]
+    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize("options", [EmnistOptions, Cifar10Options])
+def test_what_belongs_together(options):
+    for changes, words in [
+        ({"clients": 4}, "clients=4 belongs to partition"),
+        ({"partition_seed": 1}, "partition_seed=1 belongs to partition"),
+        ({"partition": "shards:2"}, "partition='shards:2' needs clients"),
+        ({"partition": "shards:x", "clients": 4}, "partition='shards:x'"),
+    ]:
+        with refusal(words):
+            options(**changes)
+
+
+@TENSORFLOW
+@pytest.mark.parametrize("name", MADE)
+def test_all_examples_are_dealt(made, name):
+    natural, task = made(name), made(name, partition="dirichlet:0.3", clients=10)
+    (x, y), ids = pool(natural), task.client_ids
+    assert ids == tuple("0123456789")
+    owners = partition.dirichlet(y, 10, 0.3, 0)
+    for number, client in enumerate(ids):
+        mine = task.examples_of(client)
+        np.testing.assert_array_equal(mine[0], x[owners == number])
+        np.testing.assert_array_equal(mine[1], y[owners == number])
+    assert natural.made_clients == ""
+    assert POOLS[name] in task.made_clients
+    assert f"10 clients dealt by dirichlet:0.3 (seed 0) from {'the ' * (name == 'emnist')}" in (
+        task.description
+    )
+    for split in ("validation", "test"):
+        np.testing.assert_array_equal(task.split(split)[1], natural.split(split)[1])
+
+
+@TENSORFLOW
+@pytest.mark.parametrize("name", MADE)
+def test_another_partition_is_other_data(made, name):
+    same = {"partition": "dirichlet:0.3", "clients": 10}
+    changes = [
+        {"partition": "dirichlet:3"},
+        {"clients": 9},
+        {"partition_seed": 1},
+        {"max_clients": 11},
+    ]
+    versions = [made(name, **same | change).data_version for change in changes]
+    assert made(name, **same).data_version == made(name, **same).data_version
+    assert len({made(name).data_version, made(name, **same).data_version, *versions}) == 6
+
+
+@TENSORFLOW
+def test_limits_and_batches(made):
+    made_clients = made("emnist", partition="quantity:1", clients=3, max_examples=5)
+    assert {len(made_clients.examples_of(client)[1]) for client in made_clients.client_ids} == {5}
+    few = made("cifar10", partition="shards:2", clients=10, max_clients=30, batch_size=8)
+    assert (few.batch_size, len(pool(few)[1])) == (8, 30)
+    assert made("cifar10").batch_size == 1
+    with refusal("clients=500 must be in 1..135"):
+        made("cifar10", partition="dirichlet:1", clients=500)
+
+
+RUN = (
+    "--family identity --rounds 2 --cohort-size 4 --min-sep 1 --noise-multiplier 1 --noise-seed 1 "
+    "--evaluate-every 2 --server-learning-rate 0.01 --quiet -o model=small"
+)
+
+
+@TENSORFLOW
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("emnist", "--partition dirichlet:0.3 --clients 10"),
+        ("cifar10", "-o partition=dirichlet:0.3 -o clients=10 -o batch-size=8"),
+    ],
+)
+def test_a_run_says_that_its_clients_were_made_and_is_not_resumed_with_others(
+    files, tmp_path, name, option
+):
+    line = f"train --task {name} --data {files[name]} --out {tmp_path}/run"
+    program(f"{line} {RUN} {option}")
+    run = fedmf.Run.load(tmp_path / "run")
+    options = run.config.task_options
+    assert (options["partition"], options["clients"]) == ("dirichlet:0.3", 10)
+    assert run.plan["task"]["clients"] == 10
+    resume = f"train --resume --quiet --out {tmp_path}/run"
+    for other in ("--partition shards:2", "-o clients=11", "--partition-seed 1"):
+        refused(f"{resume} {other}", "cannot resume", "with another config", "task_option.")
+    for statement in ("statement.md", "final_statement.md"):
+        text = " ".join((tmp_path / "run" / statement).read_text().split())
+        assert "10 clients dealt by dirichlet:0.3 (seed 0) from" in text
+        assert "no guarantee for a person follows" in text
+        assert "user-level" not in text
+    values = json.loads((tmp_path / "run" / "final_statement.json").read_text())
+    assert values["made_clients"] == run.plan["task"]["made_clients"]
+
+
+@TENSORFLOW
+def test_a_picture_of_a_task(files, tmp_path):
+    line = f"data picture --task emnist --data {files['emnist']} --quiet --out {tmp_path}/who.png"
+    writers = printed_by(line)
+    assert writers["clients"] == 12
+    assert printed_by(f"{line} --partition shards:2 --clients 30") == writers | {"clients": 30}
+    assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_sweep_varies_the_partition(tmp_path):
+    runs = printed_by(
+        f"sweep --task cifar10 --clients 5 --vary partition=dirichlet:0.3,shards:2 --dry-run "
+        f"--out {tmp_path}/sweep --rounds 2 --cohort-size 2 --min-sep 1 --epsilon 8 --noise-seed 1"
+    )
+    assert collections.Counter(runs.values()) == {"not begun": 2}
+    assert all("partition" in name for name in runs)

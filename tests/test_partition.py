@@ -1,0 +1,287 @@
+"""Clients that are made: the literature's definitions, written down again, are the oracles."""
+
+import collections
+import hashlib
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib import image
+
+from fedmf import partition
+from tests.power import (
+    FALSE_POSITIVE_RATE,
+    MISS_RATE,
+    draws_that_see,
+    missed_by_variance,
+    preferring_the_first,
+)
+from tests.refusals import assert_refused, named
+
+LABELS = np.arange(30) % 3
+
+
+def passes(counts, claimed):
+    """Whether counts pass Pearson's test of these probabilities."""
+    counts, claimed = np.asarray(counts), np.asarray(claimed)
+    expected = counts.sum() * claimed
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return scipy.stats.chi2.sf(statistic, len(claimed) - 1) > FALSE_POSITIVE_RATE
+
+
+def table(labels, ids):
+    """Client -> how many examples of each label."""
+    counts = collections.defaultdict(collections.Counter)
+    for label, client in zip(np.asarray(labels).tolist(), ids.tolist(), strict=True):
+        counts[client][label] += 1
+    return counts
+
+
+every_label = st.lists(st.integers(-3, 3), min_size=1, max_size=60) | st.lists(
+    st.text(max_size=2), min_size=1, max_size=60
+)
+every_alpha = st.sampled_from([5e-324, 1e-300, 1e-3, 0.3, 1.0, 1e3, 1e300]) | st.floats(1e-9, 1e9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), labels=every_label, alpha=every_alpha, seed=st.integers(0, 2**70))
+def test_each_example_has_one_client_and_each_client_an_example(data, labels, alpha, seed):
+    clients = data.draw(st.integers(1, len(labels)))
+    per_client = data.draw(st.integers(1, len(labels) // clients))
+    dealt = {
+        "dirichlet": partition.dirichlet(labels, clients, alpha, seed),
+        "shards": partition.shards(labels, clients, per_client, seed),
+        "quantity": partition.quantity_skew(len(labels), clients, alpha, seed),
+    }
+    for name, ids in dealt.items():
+        assert ids.dtype == np.int64
+        assert ids.shape == (len(labels),)
+        sizes = np.bincount(ids, minlength=clients)
+        assert len(sizes) == clients
+        assert sizes.min() >= 1
+        assert name == "quantity" or sizes.max() - sizes.min() <= per_client ** (name == "shards")
+    # Sorted alike, other labels are the same labels.
+    names = {label: f"{i:03d}" for i, label in enumerate(sorted(set(labels)))}
+    renamed = np.array([names[label] for label in labels])
+    again = partition.dirichlet(renamed, clients, alpha, seed)
+    np.testing.assert_array_equal(again, dealt["dirichlet"])
+
+
+def test_the_same_bits_everywhere():
+    """Computed once, with numpy 1.25 and 2.4."""
+    digests = {
+        name: hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:16]
+        for name, ids in {
+            "dirichlet": partition.dirichlet(np.arange(6000) % 10, 60, 0.3, 5),
+            "shards": partition.shards(np.arange(6000) % 10, 60, 2, 5),
+            "quantity": partition.quantity_skew(6000, 60, 1.0, 5),
+        }.items()
+    }
+    assert digests == {
+        "dirichlet": "54336f5c7213bf9b",
+        "shards": "fd3d74a78b82a818",
+        "quantity": "e1c4c12a702ae191",
+    }
+
+
+def dirichlet_law(concentrations, draws):
+    """Counts of labels in so many draws by q ~ Dir(concentrations) -> their probability: the ratio
+    of Dirichlet integrals times the number of orders.
+    """
+    total = sum(concentrations)
+    law = {}
+    for counts in itertools.product(range(draws + 1), repeat=len(concentrations)):
+        if sum(counts) == draws:
+            log = math.lgamma(draws + 1) + math.lgamma(total) - math.lgamma(total + draws)
+            for c, a in zip(counts, concentrations, strict=True):
+                log += math.lgamma(c + a) - math.lgamma(a) - math.lgamma(c + 1)
+            law[counts] = math.exp(log)
+    assert sum(law.values()) == pytest.approx(1)
+    return law
+
+
+@pytest.mark.parametrize("alpha", [0.3, 2.0])
+def test_the_first_clients_are_of_hsu_s_distribution(alpha):
+    """Two clients of three examples cannot exhaust the six of the rarest label.
+
+    Rejected once in a million. The draws are as many as see each departure but once in a million:
+    another alpha by a factor of 3, a prior that is uniform, and concentrations of alpha for each
+    label.
+    """
+    prior = np.array([0.2, 0.3, 0.5])
+    labels = np.repeat(np.arange(3), (30 * prior).astype(int))
+    law = dirichlet_law(alpha * prior, 3)
+    claimed = np.array(list(law.values()))
+    departures = [3 * alpha * prior, alpha / 3 * prior, np.full(3, alpha / 3), np.full(3, alpha)]
+    laws = [np.array(list(dirichlet_law(other, 3).values())) for other in departures]
+    draws = max(draws_that_see(claimed, other) for other in laws)
+
+    def counted(alpha):
+        seen = collections.Counter()
+        for seed in range(-(-draws // 2)):
+            counts = table(labels, partition.dirichlet(labels, 10, alpha, seed))
+            seen.update(tuple(counts[client][label] for label in range(3)) for client in (0, 1))
+        return [seen[counts] for counts in law]
+
+    assert passes(counted(alpha), claimed)
+    assert not passes(counted(3 * alpha), claimed)
+
+
+def test_all_clients_take_what_is_there_and_near_0_the_first_have_one_label():
+    for alpha in (5e-324, 1e-9):
+        counts = table(LABELS, partition.dirichlet(LABELS, 10, alpha, 0))
+        assert [len(counts[client]) for client in range(3)] == [1, 1, 1]
+        assert sum(counts.values(), collections.Counter()) == {0: 10, 1: 10, 2: 10}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda seed: partition.dirichlet(["a"] * 6, 3, 1.0, seed),
+        lambda seed: partition.shards(["a"] * 6, 3, 2, seed),
+        lambda seed: partition.quantity_skew(6, 3, 0.0, seed),
+        # A shard for each label: which are whose
+        lambda seed: partition.shards(range(6), 3, 2, seed),
+    ],
+    ids=["dirichlet", "shards", "quantity", "shards of labels"],
+)
+def test_which_examples_a_client_has_is_uniform(made):
+    """Rejected once in a million; an example with three times the others' chance is missed as
+    rarely.
+    """
+    uniform, weighted = preferring_the_first(6, 3.0, size=2)
+    draws = draws_that_see(uniform, weighted)
+    sets = list(itertools.combinations(range(6), 2))
+    seen = collections.Counter(
+        tuple(np.flatnonzero(made(seed) == 0).tolist()) for seed in range(draws)
+    )
+    assert passes([seen[s] for s in sets], uniform)
+    rng = np.random.default_rng(0)
+    assert not passes(rng.multinomial(draws, weighted), uniform)
+
+
+def test_clients_have_mcmahan_s_shards():
+    """200 shards of 300 of the sorted examples for 100 clients, two each."""
+    labels = np.random.default_rng(0).permutation(np.arange(60_000) % 10)
+    counts = table(labels, partition.shards(labels, 100, 2, 1))
+    assert {sum(count.values()) for count in counts.values()} == {600}
+    assert max(len(count) for count in counts.values()) == 2
+    one = table(labels, partition.shards(labels, 7, 1, 1))
+    cut = [collections.Counter(part) for part in np.array_split(np.sort(labels), 7)]
+    assert sorted(sorted(c.items()) for c in one.values()) == sorted(sorted(c.items()) for c in cut)
+
+
+def test_logarithms_of_sizes_have_sigma():
+    """A chi-square test of normals' variance: rejected once in a million, and a variance 1.5 times
+    as large is missed as rarely. Rounding is below a hundredth of the smallest size.
+    """
+    clients, sigma = 2000, 0.5
+    assert missed_by_variance(clients - 1, 1.5) <= MISS_RATE
+
+    def fits(drawn):
+        sizes = np.bincount(partition.quantity_skew(1_000_000, clients, drawn, 3)) - 1
+        assert sizes.min() > 50
+        statistic = np.log(sizes).var() * clients / sigma**2
+        return (
+            scipy.stats.chi2.ppf(FALSE_POSITIVE_RATE / 2, clients - 1)
+            < statistic
+            < scipy.stats.chi2.isf(FALSE_POSITIVE_RATE / 2, clients - 1)
+        )
+
+    assert fits(sigma)
+    assert not fits(sigma * 1.5**0.5)
+
+
+def test_without_skew_shares_are_equal():
+    sizes = np.bincount(partition.quantity_skew(1003, 10, 0, 0))
+    assert set(sizes) <= {99, 100, 101}
+
+
+def test_a_text_says_the_same():
+    for text, ids in {
+        "dirichlet:0.3": partition.dirichlet(LABELS, 5, 0.3, 7),
+        "shards:2": partition.shards(LABELS, 5, 2, 7),
+        "quantity:1": partition.quantity_skew(30, 5, 1.0, 7),
+    }.items():
+        np.testing.assert_array_equal(partition.deal(text, LABELS, 5, 7), ids)
+        assert partition.check_text("partition", text) == text
+
+
+def dirichlet(labels=LABELS, clients=3, alpha=1.0, seed=0):
+    return partition.dirichlet(labels, clients, alpha, seed)
+
+
+def shards(labels=LABELS, clients=3, per_client=2):
+    return partition.shards(labels, clients, per_client, 0)
+
+
+def quantity(examples=30, clients=3, sigma=1.0):
+    return partition.quantity_skew(examples, clients, sigma, 0)
+
+
+BAD_TEXTS = ["", "dirichlet", "dirichlet:", "dirichlet:x", "shards:2.5", "iid:1", "shards:0"]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        *named(ValueError, dirichlet, clients=[0, -1, 31], alpha=[0, -0.5], seed=[-1]),
+        *named(TypeError, dirichlet, clients=[2.0, "2", True], alpha=["1", None], seed=[None]),
+        *named(ValueError, shards, per_client=[0]),
+        *named(TypeError, shards, per_client=[1.0]),
+        *named(ValueError, quantity, examples=[0], clients=[31], sigma=[-1]),
+        *named(ValueError, lambda partition: deal(partition), partition=BAD_TEXTS),
+        *named(TypeError, lambda partition: deal(partition), partition=[None, 3]),
+        (lambda: dirichlet(alpha=math.nan), ValueError, "alpha=nan"),
+        (lambda: quantity(sigma=math.inf), ValueError, "sigma=inf"),
+        (lambda: shards(per_client=11), ValueError, "clients=3 times per_client=11"),
+        (lambda: dirichlet([]), ValueError, r"labels has the shape \(0,\)"),
+        (lambda: dirichlet([[1, 2]]), ValueError, r"labels has the shape \(1, 2\)"),
+        (lambda: dirichlet("cat"), ValueError, r"labels has the shape \(\)"),
+        (lambda: dirichlet([1.0, 2.0, math.nan]), ValueError, r"labels\[2\]=nan is missing"),
+        (lambda: dirichlet(["a", math.nan, "b"]), ValueError, r"labels\[1\]=nan is missing"),
+        (lambda: dirichlet(["a", None, "b"]), ValueError, r"labels\[1\]=None is missing"),
+        (lambda: dirichlet(np.array(["NaT"] * 3, "M8[D]")), ValueError, r"labels\[0\]=.* missing"),
+        (lambda: dirichlet(np.ma.array([1, 2, 3], mask=[0, 1, 0])), ValueError, r"labels\[1\]="),
+        (lambda: dirichlet(["a", 1, 2]), TypeError, "labels mixes kinds"),
+        (lambda: dirichlet(range(10_001)), ValueError, "labels has 10001 different values"),
+        (lambda: partition.picture(LABELS, LABELS, "x.pdf"), ValueError, "path='x.pdf'"),
+        (lambda: partition.picture(LABELS, [1], "x.png"), ValueError, "client_ids has 1 entries"),
+        (lambda: partition.picture([1], [None], "x.png"), ValueError, r"client_ids\[0\]=None"),
+    ],
+)
+def test_refusals(refused):
+    assert_refused(*refused)
+
+
+def deal(text):
+    return partition.deal(text, LABELS, 3, 0)
+
+
+def test_a_picture_shows_who_has_what(tmp_path):
+    """A client with three examples of one label and one of another has a bar of two colours, one
+    three times as long as the other.
+    """
+    path = partition.picture(["cat", "cat", "dog", "cat"], [7] * 4, tmp_path / "who.png")
+    pixels = np.round(255 * image.imread(path)[..., :3]).astype(int)
+    first, second = ((pixels == color).all(axis=2) for color in ([31, 119, 180], [255, 127, 14]))
+    row = first.sum(axis=1).argmax()
+    assert first[row].sum() / second[row].sum() == pytest.approx(3, rel=0.02)
+
+
+@pytest.mark.parametrize(("clients", "labels"), [(60, 10), (100, 62), (101, 3), (5000, 200)])
+def test_pictures_of_many_clients_are_no_taller_than_those_of_100(tmp_path, clients, labels):
+    y = np.arange(10_000) % labels
+    ids = partition.dirichlet(y, clients, 0.3, 0)
+    height, width, _ = image.imread(partition.picture(y, ids, tmp_path / "who.png")).shape
+    assert height < 2 * width
+    assert height > width or clients == 101
+
+
+def test_labels_are_no_formulas(tmp_path):
+    path = partition.picture(["$x$", "$\\frac", "_a"], ["$$", "b\nc", "d" * 99], tmp_path / "a.png")
+    assert path.read_bytes()[:4] == b"\x89PNG"
