@@ -129,9 +129,9 @@ def torch_model(model: str) -> Any:
     return Trained()
 
 
-def pfl_rounds(model: str, clients: int) -> Work:
-    """pfl: FedAvg with its Gaussian mechanism, clients one after the other, PyTorch's own number of
-    threads.
+def pfl_rounds(model: str, clients: int, threads: int | None = None) -> Work:
+    """pfl: FedAvg with its Gaussian mechanism, clients one after the other; by default with
+    PyTorch's own number of threads.
     """
     import numpy as np
     import torch
@@ -147,6 +147,8 @@ def pfl_rounds(model: str, clients: int) -> Work:
     from pfl.model.pytorch import PyTorchModel
     from pfl.privacy import CentrallyAppliedPrivacyMechanism, GaussianMechanism
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     examples, batch = _SIZES[model]
     shape = {"logistic": (30,), "lstm": (20,)}.get(model, (1, 28, 28))
     rng = np.random.default_rng(0)
@@ -247,6 +249,7 @@ def flower_rounds(size: int, clients: int) -> Work:
 
 _TOY = {"clients": 2}
 _simulated = functools.partial(Side, function="clients:simulated", environment="fedmf", small=_TOY)
+_pfl = functools.partial(Side, function="clients:pfl_rounds", small=_TOY, distribution="pfl")
 
 
 def _fedmf(model: str) -> Side:
@@ -262,13 +265,8 @@ def _case(work: str, model: str) -> Case:
         value=RATE,
         sides=(
             _fedmf(model),
-            Side(
-                label="pfl, PyTorch",
-                function="clients:pfl_rounds",
-                arguments=arguments,
-                small=_TOY,
-                distribution="pfl",
-            ),
+            _pfl(label="pfl", arguments=arguments),
+            _pfl(label="pfl, one thread", arguments=arguments | {"threads": 1}),
             _simulated(
                 label="TFF as it comes",
                 arguments={"kind": "stock", **arguments},
