@@ -1,8 +1,8 @@
-"""Encoders for prefix sums, fitted by fedmf and by jax_privacy to the same
-accuracy.
+"""Encoders for prefix sums, fitted by fedmf and by jax_privacy to the same accuracy.
 
 fedmf goes first, and stops by its own certificate, often better than it was asked for. The other
-stops as soon as its squared error is within that accuracy of fedmf's, or after its most steps. Compiling is part of a fit: who fits does it once.
+stops as soon as its squared error is within that accuracy of fedmf's, or after its most steps.
+Compiling is part of a fit: who fits does it once.
 """
 
 import functools
@@ -11,7 +11,6 @@ from typing import Any
 
 from benchmarks.compare.sitting import Case, Side
 from benchmarks.compare.worker import Work
-
 
 # Relative, of the squared error, over the optimum.
 _ACCURACY = 1e-3
