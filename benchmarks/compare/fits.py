@@ -125,10 +125,10 @@ CASES = (
         ),
     ),
     _case(
-        "fit, dense, 512 rounds",
+        "fit, dense, 256 rounds",
         "rmse",
-        _fedmf({"rounds": 32}, family="dense", rounds=512, tolerance=_ACCURACY),
-        _jax(function="fits:jax_dense", arguments={"rounds": 512}, small={"rounds": 32}),
+        _fedmf({"rounds": 32}, family="dense", rounds=256, tolerance=_ACCURACY),
+        _jax(function="fits:jax_dense", arguments={"rounds": 256}, small={"rounds": 32}),
     ),
     _case(
         "fit, BLT, 2048 rounds, 4 buffers",
