@@ -79,6 +79,13 @@ from fedmf.cli.stopped import training
         "--private-metrics, else the exact one, which no guarantee covers.",
     ),
     click.option(
+        "--early-stopping",
+        type=COUNT,
+        help="Stop, saved, where the loss of so many evaluations in a row is not below the least "
+        "before: the private one with --private-metrics, else that of the validation, which no "
+        "guarantee covers.",
+    ),
+    click.option(
         "--tensorboard",
         is_flag=True,
         help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.",
@@ -123,9 +130,8 @@ def train(
             )
         stored = RunFolder.open(out).path / "config.json" if resume else None
         how["progress"], how["test"] = not how.pop("quiet"), not how.pop("no_test")
-        stop_after, stop_on_divergence, tensorboard = (
-            how.pop(name) for name in ("stop_after", "stop_on_divergence", "tensorboard")
-        )
+        chosen = ("stop_after", "stop_on_divergence", "early_stopping", "tensorboard")
+        stop_after, stop_on_divergence, patience, tensorboard = (how.pop(n) for n in chosen)
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(promise))
         noisy = any(values.get(name) for name in TARGETS)
@@ -156,6 +162,7 @@ def train(
         callbacks += [federated.TensorBoard()] if tensorboard else []
         callbacks += [federated.StopAfter(stop_after)] if stop_after else []
         callbacks += [federated.StopOnDivergence()] if stop_on_divergence else []
+        callbacks += [federated.EarlyStopping(patience)] if patience else []
         try:
             task = tasks.task_from_config(config, progress=how["progress"])
             if how["progress"]:

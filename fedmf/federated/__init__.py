@@ -13,6 +13,7 @@ from fedmf.federated.execution.cluster import WorkersLost  # noqa: E402
 from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
 from fedmf.federated.training.callbacks import Callback, StopAfter  # noqa: E402
 from fedmf.federated.training.divergence import DivergedRun, StopOnDivergence  # noqa: E402
+from fedmf.federated.training.early_stopping import EarlyStopping  # noqa: E402
 from fedmf.federated.training.loop import InterruptedRun, train  # noqa: E402
 from fedmf.federated.training.tensorboard import TensorBoard  # noqa: E402
 from fedmf.federated.training.trained_run import TrainedRun  # noqa: E402
@@ -45,6 +46,7 @@ __all__ = [
     "CohortDataSource",
     "CompiledEpoch",
     "DivergedRun",
+    "EarlyStopping",
     "HostNoise",
     "InterruptedRun",
     "MatrixFactorizationQuery",

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedmf import checks, fields
 
@@ -49,3 +51,19 @@ class PrivateMetrics:
     def noise_multiplier(self, noise_multiplier: float) -> float:
         """z_m of the sum of metrics, in a plan of noise multiplier z."""
         return noise_multiplier / math.sqrt(self.share)
+
+
+def mean_over(released: Sequence[Mapping[str, Any]], name: str, *, largest_loss: float) -> float:
+    """The mean of "accuracy" or "loss" over the clients of some rounds, as they were released; NaN
+    where no client is seen. Correlated noise cancels in it.
+
+    >>> rounds = [{"clients": 1.0, "loss": 2.0}, {"clients": 3.0, "loss": 4.0}]
+    >>> round(mean_over(rounds, "loss", largest_loss=10.0), 6)
+    3.5
+    """
+    half = largest_loss / 2 if name == "loss" else 0.5
+    clients = sum(row["clients"] for row in released)
+    if clients < 1:
+        return math.nan
+    centred: float = sum(row["clients"] * (row[name] / half - 1) for row in released)
+    return half * (1 + centred / clients)

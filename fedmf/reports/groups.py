@@ -17,6 +17,7 @@ from matplotlib.colors import to_hex, to_rgb
 
 from fedmf.mechanisms.family import FAMILIES
 from fedmf.privacy.flat_config import families_taking
+from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
 
@@ -165,22 +166,17 @@ def private_curve(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     that is not known.
     """
     rows = [row["private"] for row in run.metrics if "private" in row]
-    half = run.config.largest_loss / 2 if name == "loss" else 0.5
+    most = run.config.largest_loss
+    half = most / 2 if name == "loss" else 0.5
     every, points = run.config.evaluate_every, []
     for start in range(0, len(rows), every):
         window = range(start, min(start + every, len(rows)))
-        clients = sum(rows[t]["clients"] for t in window)
-        centred = sum(rows[t]["clients"] * (rows[t][name] / half - 1) for t in window)
-        one = rows[start]["stddev"]["clients"]
-        if clients < 1:
-            points.append((window.stop, math.nan, math.nan))
-            continue
-        mean = half * (1 + centred / clients)
-        spread = math.nan
-        if one is not None:  # N is written out
-            N = run.noising
+        mean = mean_over(rows[window.start : window.stop], name, largest_loss=most)
+        one, spread = rows[start]["stddev"]["clients"], math.nan
+        if one is not None and not math.isnan(mean):  # N is written out
+            N, clients = run.noising, sum(rows[t]["clients"] for t in window)
             spread = one * np.linalg.norm(N[window].sum(axis=0)) / np.linalg.norm(N[start])
-            spread *= half * math.hypot(1, centred / clients) / clients
+            spread *= half * math.hypot(1, mean / half - 1) / clients
         points.append((window.stop, mean, spread))
     rounds, means, spreads = zip(*points, strict=True) if points else ((), (), ())
     return np.array(rounds, np.int64), np.array(means), np.array(spreads)

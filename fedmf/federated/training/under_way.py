@@ -90,7 +90,7 @@ class Training:
             allows, for the end is not that of a shorter plan.
         """
         self.stops = True
-        if by_data:
+        if by_data and self.done < self.last:
             self.folder.mark_stopped_by_data(self.done)
 
     @property
