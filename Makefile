@@ -1,10 +1,10 @@
-# make demo | picture | test | test-core | test-modern | test-flower | test-all | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | picture | test | test-core | test-modern | test-flower | test-all | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | compare | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo picture test test-core test-modern test-flower test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster lint docs lock clean setup modern
+.PHONY: demo picture test test-core test-modern test-flower test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster compare lint docs lock clean setup modern
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -79,6 +79,11 @@ bench-cluster: setup
 	  .venv/bin/python -m benchmarks.simulation --model full --kind compiled --kind cluster --threads $$workers --clients 10 --clients 100 --clients 1000 || exit; \
 	done
 
+# Other libraries in an environment of their own, beside fedmf in one sitting; not part of CI. Flower has its environment already.
+# opake does not start on early releases of Python 3.11 and 3.12, and runs from the same environment on 3.13.
+compare: setup .venv-compare/.installed .venv-flower/.installed
+	.venv/bin/python -m benchmarks.compare $(if $(MODERN),--newer $(MODERN)) --write docs/comparison.md
+
 lint: setup .venv-lint/.installed
 	.venv-lint/bin/ruff check .
 	.venv-lint/bin/ruff format --check .
@@ -145,6 +150,24 @@ endef
 	$(PIP) .venv-flower/bin/python install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+.venv-compare/.installed: requirements-compare.lock
+	$(call check_python)
+	@echo "fedmf: creating .venv-compare (about 1.5 GB; once)"
+	rm -rf .venv-compare
+	$(PYTHON) -m venv --without-pip .venv-compare
+	$(PIP) .venv-compare/bin/python $(INSTALL) -r requirements-compare.lock
+	echo '$(TORCH) --hash=sha256:$(TORCH_DIGEST)' > .venv-compare/torch.txt
+	$(PIP) .venv-compare/bin/python $(INSTALL) -r .venv-compare/torch.txt \
+	  || echo "fedmf: no build of PyTorch without GPUs was found; the rows that need it will say so"
+	@touch $@
+
+# What `make compare` measures; pfl asks for a dp-accounting below 0.6 and runs with it. PyTorch's libraries for GPUs (4 GB) stay out, and the
+# index's build for Linux does not start without them. So PyTorch's own build without GPUs is installed where pip finds it (PIP_FIND_LINKS).
+PEERS = correlated-noise-mechanism dp-accounting jax-privacy opake-accounting 'pfl[pytorch]' pld-accounting riskcal $(TORCH)
+TORCH = torch==2.13.0
+TORCH_DIGEST = 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
+GPU = cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton
+
 # TFF 0.87.0 asks for jaxlib 0.4.14, which is gone from the index; 0.4.13 imports and runs with jax 0.4.14.
 lock:
 	$(call check_python)
@@ -164,6 +187,11 @@ lock:
 	grep -oE '^(dp-accounting|duckdb|matplotlib|msgspec|numpy|scipy)==[^ ]+' requirements.lock > .venv-lock/same.txt
 	printf 'furo\nlatex2mathml\nmyst-nb\nplaywright\nsphinx\n' | .venv-lock/bin/uv pip compile pyproject.toml - --constraint .venv-lock/same.txt \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-docs.lock
+	printf '%s\n' $(GPU) torchvision > .venv-lock/exclude.txt
+	printf '%s\n' dp-accounting==0.6.0 > .venv-lock/override.txt
+	printf '%s\n' $(PEERS) | .venv-lock/bin/uv pip compile - --override .venv-lock/override.txt --excludes .venv-lock/exclude.txt --prerelease disallow \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-compare.lock
+	sed -i '/^torch==/,/[^\]$$/d' requirements-compare.lock
 
 clean:
-	rm -rf .venv .venv-lint .venv-core .venv-modern .venv-flower .venv-docs .venv-lock build *.egg-info
+	rm -rf .venv .venv-lint .venv-core .venv-modern .venv-flower .venv-compare .venv-docs .venv-lock build *.egg-info

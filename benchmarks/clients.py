@@ -11,7 +11,7 @@ import numpy as np
 MODELS: dict[str, dict[str, int]] = {
     "full": {"vocabulary_size": 10_000, "embedding_size": 96, "lstm_size": 670},
     "demo": {"vocabulary_size": 300, "embedding_size": 24, "lstm_size": 48},
-    "lstm": {"vocabulary_size": 1000, "embedding_size": 32, "lstm_size": 64},  # 122,076 parameters
+    "lstm": {"vocabulary_size": 1000, "embedding_size": 32, "lstm_size": 64},  # 92,172 parameters
 }
 SENTENCES = {"full": 64, "demo": 16, "lstm": 50}
 BATCH = {"full": 16, "demo": 16, "lstm": 10}

@@ -8,7 +8,7 @@ the same run.
     python -m benchmarks.simulation --small                    a check of this program
 
 Models and a client's examples: full and demo, the LSTMs of the papers (64 sentences of full length,
-batch 16) and of `make demo` (16); lstm, 122,076 parameters (50, batch 10); emnist, the CNN of 1.2
+batch 16) and of `make demo` (16); lstm, 92,172 parameters (50, batch 10); emnist, the CNN of 1.2
 million (100 images, batch 20); cnn, 56,714 (50, batch 10); logistic regression, 62 (50, batch 10);
 cifar10, 550,570 (1: privacy of single examples). Small models cost dispatch and not arithmetic.
 

@@ -205,6 +205,7 @@ def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bo
     import numpy as np
 
     from fedmf import partition, tasks
+    from fedmf.federated.examples import apart
     from fedmf.runs.config import TrainConfig
     from fedmf.terminal import progress_bar
 
@@ -215,7 +216,7 @@ def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bo
         for client in progress_bar.bar(
             task.client_ids, desc="reading", unit="client", disable=quiet
         ):
-            owned = task.examples_of(client)[1]
+            owned, _ = apart(task.examples_of(client)[1])
             if getattr(owned, "ndim", None) != 1:
                 raise ValueError(
                     f"task={config.task} has no one label for each example: choose another task"

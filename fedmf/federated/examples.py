@@ -133,6 +133,10 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
             f"the examples of {origin} are a {type(examples).__name__}: pass "
             "a pair (x, y) of arrays"
         )
+    labels, weights = apart(examples[1])
+    if weights is not None:
+        weights = _checked_weights(weights, origin, owner)
+        examples = examples[0], Weighted(labels, weights)
     try:
         leaves = [_of_texts(np.asarray(leaf)) for leaf in tf.nest.flatten(examples)]
         dtypes = [tf.as_dtype(array.dtype) for array in leaves]
@@ -147,6 +151,7 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
     lengths = {array.shape[0] if array.ndim else None for array in leaves}
     if len(lengths) != 1 or None in lengths:
         shapes = " and ".join(dict.fromkeys(str(array.shape) for array in leaves))
+        shapes += "" if weights is None else f" (of sample_weight {weights.shape})"
         raise ValueError(
             f"the examples of {origin} have the shapes {shapes}: the first axis must count them in "
             "every array, and lists are structures: make arrays of them"
@@ -160,21 +165,18 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
                 f"{owner(first)}: clean them, or leave them out"
             )
     arrays: Examples = tf.nest.pack_sequence_as(examples, leaves)
-    labels, weights = apart(arrays[1])
-    if weights is None:
-        return arrays
-    return arrays[0], Weighted(labels, _checked_weights(weights, origin, owner))
+    return arrays
 
 
 def _checked_weights(weights: Any, origin: str, owner: Callable[[int], str]) -> np.ndarray:
-    if not isinstance(weights, np.ndarray) or weights.ndim != 1 or not _is_real(weights):
-        found = tf.nest.map_structure(lambda array: f"{array.dtype} {array.shape}", weights)
+    found = np.asarray(weights)
+    if found.ndim != 1 or not _is_real(found):
         raise TypeError(
-            f"the sample weights of {origin} are {found}: give one real number for each example, "
-            "an array (examples,)"
+            f"the sample weights of {origin} are {found.dtype} {found.shape}: give one real number "
+            "for each example, an array (examples,)"
         )
     with np.errstate(over="ignore"):
-        weights = weights.astype(np.float32)
+        weights = found.astype(np.float32)
     wrong = ~((weights >= 0) & np.isfinite(weights))
     if wrong.any():
         first = int(wrong.argmax())
@@ -186,7 +188,10 @@ def _checked_weights(weights: Any, origin: str, owner: Callable[[int], str]) -> 
 
 
 def _is_real(array: np.ndarray) -> bool:
-    dtype = tf.as_dtype(array.dtype)
+    try:
+        dtype = tf.as_dtype(array.dtype)
+    except TypeError:
+        return False
     return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
 
 
@@ -204,7 +209,9 @@ def class_table(class_weight: Mapping[int, float]) -> np.ndarray:
     if not isinstance(class_weight, Mapping):
         raise TypeError(f"class_weight={class_weight!r} is no dict: {hint}")
     if not class_weight or set(class_weight) != set(range(len(class_weight))):
-        raise ValueError(f"class_weight={class_weight!r} has other classes: {hint}, as in Keras")
+        raise ValueError(
+            f"class_weight={class_weight!r} has other keys than 0, 1, 2 ...: {hint}, as in Keras"
+        )
     largest = float(np.finfo(np.float32).max)
     weights = [
         checks.positive(f"class_weight[{c}]", class_weight[c], hint, below=largest, zero=True)

@@ -240,6 +240,7 @@ class Task:
           TypeError, ValueError: as `examples_of` does.
         """
         examples = self._like_others(self._split(name), name)
+        self._with_class_weight(examples, self._origin(name))  # refuses a class without a weight
         if not of_examples.count(examples):
             raise ValueError(
                 f"{self._origin(name)} is empty: evaluation needs at least one example"
@@ -348,9 +349,9 @@ class Task:
     def _like_others(self, examples: Examples, name: str) -> Examples:
         if not of_examples.fits(examples, self.spec):
             raise TypeError(
-                f"the examples of {self._origin(name)} are {of_examples.spec(examples)} where "
-                f"those of the validation split are {self.spec}: give all the same shapes and "
-                "dtypes"
+                f"the examples of {self._origin(name)} are {_shown(of_examples.spec(examples))} "
+                f"where those of the validation split are {_shown(self.spec)}: give all the same "
+                "shapes and dtypes"
             )
         return examples
 
@@ -488,6 +489,15 @@ class Task:
             build_model=seeded(model),
             **{"description": f"{len(train.client_ids)} clients of a ClientData"} | attributes,
         )
+
+
+def _shown(spec: Any) -> str:
+    """Inputs and labels of a spec, as "float32 (3,) and int64 ()" for each example."""
+    parts = (
+        tf.nest.map_structure(lambda s: f"{s.dtype.name} {tuple(s.shape[1:])}", part)
+        for part in (spec[0], of_examples.apart(spec[1])[0])
+    )
+    return " and ".join(part if isinstance(part, str) else repr(part) for part in parts)
 
 
 def _elsewhere(name: str) -> Examples:

@@ -230,6 +230,8 @@ def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
     """
     # The config of a run with a plan of its caller's says nothing of its noise.
     made = "fedmf train --config config.json --out RUN --noise-seed os"
+    if run.config.task is None:  # it was trained in Python
+        made += " --task MODULE:FUNCTION"
     if run.plan.get("given"):
         made = calibrate_command(audit.planned, "RUN/mechanism.npz")
     values = audit.statement_values(

@@ -90,6 +90,7 @@ class KerasClient:
         sent = Broadcast(list(records.flat_specs), params_spec(records, config))
         ends = tf.TensorSpec([None], tf.int32)
         self._trained = tf.function(self._train, input_signature=[sent, *task.spec, ends])
+        self._trained.get_concrete_function()  # traced here, where one thread is at a time
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> tuple[QuerySample, float]:
         """See `OneClient`."""
@@ -140,6 +141,7 @@ class CompiledClient:
         self._clipped = tf.function(
             records.clipped, input_signature=[params_spec(records, config), list(specs)]
         )
+        self._clipped.get_concrete_function()  # see `KerasClient`
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> tuple[QuerySample, float]:
         """See `OneClient`."""

@@ -21,6 +21,11 @@ from fedmf.runs.config import TrainConfig
 # Larger outputs the C library gets from the system each time, page by page: a fifth of the time
 # with 256 examples of 20 words among 10,000.
 MAX_BATCH_EXAMPLES, MAX_OUTPUT_BYTES = 256, 2**25
+# What Keras's layers leave on their outputs, for its losses and metrics.
+_LEFT = ("_keras_mask", "_keras_logits")
+# Its crossentropies look for these operations, too, and take the input of one in place of a
+# probability that is rounded to 0.
+_OF_LOGITS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
 
 
 def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) -> None:
@@ -67,15 +72,30 @@ class Evaluator:
         self._pool = concurrent.futures.ThreadPoolExecutor(self._ahead, "evaluation")
         self._batch_size = 0
 
-    def _of_batch(self, x: Any) -> tuple[Any, dict[int, Any]]:
-        """The outputs of a Keras model, and the masks on them by their place."""
+    def _of_batch(self, x: Any) -> tuple[Any, dict[str, dict[int, Any]]]:
+        """The outputs of a Keras model, and what they come with: of `_LEFT`, and inputs of
+        `_OF_LOGITS`, by the output's place.
+        """
         outputs = self._model(x, training=False)
-        masks = (getattr(output, "_keras_mask", None) for output in tf.nest.flatten(outputs))
-        return outputs, {place: mask for place, mask in enumerate(masks) if mask is not None}
+        found: dict[str, dict[int, Any]] = {name: {} for name in (*_LEFT, *_OF_LOGITS)}
+        for place, output in enumerate(tf.nest.flatten(outputs)):
+            for name in _LEFT:
+                if (value := getattr(output, name, None)) is not None:
+                    found[name][place] = value
+            operation = getattr(output, "op", None)
+            if operation is not None and operation.type in _OF_LOGITS:
+                found[operation.type][place] = operation.inputs[0]
+        return outputs, found
 
-    def _count_batch(self, y: Any, outputs: Any, masks: dict[int, Any]) -> None:
-        for place, mask in masks.items():
-            tf.nest.flatten(outputs)[place]._keras_mask = mask
+    def _count_batch(self, y: Any, outputs: Any, found: dict[str, dict[int, Any]]) -> None:
+        flat = tf.nest.flatten(outputs)
+        for name, function in _OF_LOGITS.items() if found else ():
+            for place, logits in found[name].items():
+                flat[place] = function(logits)
+        for name in _LEFT if found else ():
+            for place, value in found[name].items():
+                setattr(flat[place], name, value)
+        outputs = tf.nest.pack_sequence_as(outputs, flat)
         if self._own is not None:  # which counts its metrics while it computes
             outputs = self._own(outputs)
         for metric in self._metrics:

@@ -66,6 +66,7 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
         and for weights that are not trained in a model for TFF, whose state does not hold them.
     """
     model = task.build_model(config.seed)
+    _check_labels(task)
     _check_dtypes(task, model)
     _check_inputs(task, model)
     loss = batch_loss(task)
@@ -194,6 +195,16 @@ def _check_dtypes(task: Task, model: Any) -> None:
         raise ValueError(
             f"build_model of task {task.name!r} gives a model of which nothing is trained: "
             "leave a layer trainable"
+        )
+
+
+def _check_labels(task: Task) -> None:
+    """Refuses texts as labels of a Keras loss."""
+    texts = [spec for spec in tf.nest.flatten(task.spec[1]) if spec.dtype == tf.string]
+    if texts and isinstance(task.loss, tf.keras.losses.Loss):
+        raise TypeError(
+            f"the labels of task {task.name!r} are texts, which no Keras loss takes: number them, "
+            "as by classes, y = np.unique(y, return_inverse=True)"
         )
 
 

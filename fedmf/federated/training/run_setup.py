@@ -287,6 +287,11 @@ def reopen_run(
                 "within noise that was made for all rounds beforehand; plan the most rounds that "
                 "you may want and end earlier (`stop_after`, `stop_at_epsilon`)"
             )
+        if run.config.task is None and config.task is not None:
+            why = (
+                ": it was trained in Python, so go on there, by "
+                "federated.train(task, config, folder=..., resume=True)"
+            )
         raise ValueError(
             f"{cannot} with another config: {changes}{why}; start a new folder for that"
         )

@@ -70,9 +70,10 @@ class Training:
         """The numbers of a row beside its round, under names that say whether the guarantee covers
         them, such as "covered/private/loss" and "not_covered/train_loss".
 
-        Of a run without noise none is covered.
+        Of a run without noise none is covered, and of a simulation of a larger cohort none either:
+        its guarantee is that of the cohort that it stands for.
         """
-        private = self.plan.noise_multiplier > 0
+        private = self.plan.noise_multiplier > 0 and self.plan.simulation is None
         numbers = flat({name: row[name] for name in row if name != "round"}, "/")
         return {
             f"{'' if private and name.split('/')[0] in _COVERED else 'not_'}covered/{name}": value

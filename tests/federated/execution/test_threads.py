@@ -1,10 +1,12 @@
 """--threads: what is limited, that nothing stays behind, and that it changes no result."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -111,3 +113,24 @@ def test_clients_in_any_number_of_threads_have_the_same_sum(sums_of):
         for mine, first in zip(part.total.record, parts[0].total.record, strict=True):
             np.testing.assert_array_equal(mine, first)
             assert np.any(mine)
+
+
+def test_models_of_threads_are_traced_one_after_the_other(sums_of):
+    """Each once: TensorFlow warns of many traces in calls."""
+    under_way, at_once = [], []
+
+    @tf.autograph.experimental.do_not_convert
+    def loss(labels, outputs, weights):
+        under_way.append(labels)
+        at_once.append(len(under_way))
+        time.sleep(0.2)  # for another thread to begin
+        under_way.pop()
+        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+        return tf.reduce_mean(each)
+
+    task = dataclasses.replace(small_task(), loss=loss)
+    cohort = [client_epochs(task, config(), 0, client) for client in range(12)]
+    part = sums_of(task, config(), 0, 3)(cohort)
+    assert part.loss > 0
+    assert 1 <= len(at_once) <= 3
+    assert set(at_once) == {1}

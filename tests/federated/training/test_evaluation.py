@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from fedmf.federated.training import evaluation
 from tests.federated.small_runs import config, start_of
-from tests.federated.small_task import CLASSES, LENGTH, small_task
+from tests.federated.small_task import CLASSES, LENGTH, small_task, task_of_arrays
+
+layers, losses = tf.keras.layers, tf.keras.losses
 
 
 class Batches(tf.keras.metrics.Metric):
@@ -50,3 +53,32 @@ def test_a_metric_named_loss_takes_the_place_of_the_mean():
         headline_metric="loss",
     )
     assert list(evaluation.Evaluator(task, config())(start_of(task), "test")) == ["loss"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "loss"),
+    [
+        ([layers.Dense(3, "softmax")], losses.SparseCategoricalCrossentropy()),
+        ([layers.Dense(3), layers.Softmax()], losses.SparseCategoricalCrossentropy()),
+        ([layers.Dense(1, "sigmoid")], losses.BinaryCrossentropy()),
+        ([layers.Dense(1, tf.nn.sigmoid)], losses.BinaryCrossentropy()),
+    ],
+    ids=["softmax", "layer of softmax", "sigmoid", "operation of sigmoid"],
+)
+def test_probabilities_that_are_rounded_to_0_have_the_loss_of_keras(ends, loss):
+    """Of the logits, which Keras finds behind the model's outputs: crossentropies of probabilities
+    alone end at 16.1, -log(1e-7).
+    """
+    x = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+    y = np.arange(300) % 2
+    task = task_of_arrays(
+        x, y, lambda: tf.keras.Sequential([tf.keras.Input((4,)), *ends]), loss=loss,
+        metrics=lambda: [Batches()],
+    )  # fmt: skip
+    model = task.build_model(0)
+    model.set_weights([100 * np.ones_like(w) * np.arange(w.shape[-1]) - 50 for w in start_of(task)])
+    model.compile(loss=loss)
+    expected = model.evaluate(x, y, verbose=0)
+    found = evaluation.Evaluator(task, config())(model.get_weights(), "test")["loss"]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert found > 20

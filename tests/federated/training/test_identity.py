@@ -260,6 +260,13 @@ def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
         go_on(folder, small_task())
 
 
+def test_a_run_of_python_goes_on_in_python(tmp_path):
+    folder = begin(tmp_path / "run")
+    named = dataclasses.replace(SETTINGS, task="my_module:task")
+    with refusal("it was trained in Python, so go on there, by federated.train"):
+        go_on(folder, settings=named)
+
+
 def test_the_end_is_declared_before_the_first_round(tmp_path):
     target = SETTINGS.plan().epsilon / 2
     ended = dataclasses.replace(SETTINGS, stop_at_epsilon=target)

@@ -226,6 +226,7 @@ def test_a_run_with_a_plan_of_its_own_goes_on_without_it_and_says_what_it_was(wh
     assert command.startswith("fedmf calibrate RUN/mechanism.npz --rounds 6 ")
     assert "--noise-multiplier 0.7" in command
     assert first_command(whole).startswith("fedmf train --config config.json")
+    assert first_command(whole).endswith("--task MODULE:FUNCTION")  # it was trained in Python
 
 
 def test_two_processes_do_not_train_in_one_folder(parts):

@@ -123,6 +123,15 @@ def refused(task, words, settings=None):
         check_model(task, settings or config())
 
 
+def test_texts_as_labels_are_refused():
+    x, y = small_task().split("validation")
+    texts = dataclasses.replace(
+        small_task(), evaluation_examples=lambda split: (x, y.astype(str)), data_version="texts"
+    )
+    with refusal("labels of task 'small' are texts, .* number them, .*np.unique", TypeError):
+        check_model(texts, config())
+
+
 @pytest.mark.parametrize(
     ("layer", "said"),
     [

@@ -1,0 +1,140 @@
+"""The comparison with other libraries, whose environments CI does not have."""
+
+import dataclasses
+import importlib
+import inspect
+import math
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.compare import __main__ as compare
+from benchmarks.compare import accounting, page, sitting
+from benchmarks.compare.sitting import Case, Result, Side, Sitting
+
+RANDOM = "random allocation, 1 of 8"
+OURS, THEIRS = (
+    Side(label=label, function="accounting:fedmf_allocation", environment="fedmf", distribution=of)
+    for label, of in (("fedmf", "fedmf"), ("numpy", "numpy"))
+)
+CASE = Case(work="one", value="epsilon", sides=(OURS, THEIRS), passes=3)
+
+
+def result(side=OURS, seconds=(1.0,), cpu=0.5, reason="", **found):
+    answers = [{"seconds": each, "cpu": cpu} | found for each in seconds]
+    return Result(side=side, version="1", answers=tuple(answers), reason=reason)
+
+
+def test_fedmfs_side_is_measured_where_no_other_is_installed(tmp_path):
+    written = tmp_path / "page.md"
+    written.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    options = ["--small", "--case", RANDOM, "--environments", tmp_path, "--write", written]
+    done = CliRunner().invoke(compare.main, [str(option) for option in options])
+    assert done.exit_code == 0, done.output
+    rows = [line.split(" | ") for line in written.read_text().splitlines() if RANDOM in line]
+    assert [row[1].split()[0] for row in rows] == ["opake-accounting", "PLD_accounting"]
+    for row in rows:
+        assert row[2].startswith("epsilon 4.2")  # as `random_allocation_epsilon` says of one of 2
+        assert row[3] == ".venv-compare is not there: make .venv-compare/.installed"
+        assert row[4].endswith(" s")
+        assert row[5] == "–"
+    assert "old" not in written.read_text()
+    assert written.read_text().startswith("before\n")
+    assert written.read_text().endswith("\nafter\n")
+
+
+def test_every_side_names_a_function_that_takes_its_arguments():
+    for case in compare.CASES:
+        assert case.sides[0].label == "fedmf", case.work
+        for side in case.sides:
+            module, function = side.function.split(":")
+            taken = inspect.signature(
+                getattr(importlib.import_module(f"benchmarks.compare.{module}"), function)
+            )
+            taken.bind(**side.arguments)
+            assert set(side.small) <= set(side.arguments) | set(taken.parameters), side
+
+
+def test_sides_take_turns_and_a_turn_that_is_not_counted_is_made(tmp_path):
+    told = []
+    arguments = {"noise": 1.0, "positions": 2, "delta": 1e-3}
+    sides = tuple(dataclasses.replace(side, arguments=arguments) for side in (OURS, THEIRS))
+    for fresh in (True, False):
+        case = dataclasses.replace(CASE, sides=sides, passes=2, unsaid=1, fresh=fresh)
+        results = sitting.run(case, Sitting(root=tmp_path), told.append)
+        assert [len(each.answers) for each in results] == [2, 2]
+        assert results[0].answers[0]["value"] == results[1].answers[0]["value"] > 0
+    turns = [line.split(": ")[1] for line in told[:6]]
+    assert [turn.split(",")[0] for turn in turns] == "fedmf numpy numpy fedmf fedmf numpy".split()
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "reason"),
+    [
+        ({"function": "accounting:opake_allocation"}, 60, "ModuleNotFoundError: No module"),
+        ({"arguments": {"noise": 1.0, "positions": 0, "delta": 0.1}}, 60, "ValueError: positions"),
+        ({}, 1e-3, "no answer within 0 s"),
+    ],
+)
+def test_a_side_that_does_not_answer_has_the_reason(tmp_path, changes, seconds, reason):
+    arguments = {"noise": 1.0, "positions": 2, "delta": 1e-3}
+    side = dataclasses.replace(THEIRS, **({"arguments": arguments} | changes))
+    case = dataclasses.replace(CASE, sides=(OURS, side))
+    sides = sitting.run(case, Sitting(root=tmp_path, seconds=seconds), lambda _: None)
+    assert sides[1].reason.startswith(reason)
+    assert not sides[1].answers
+    assert page.row(case, result(value=1.0), sides[1])[3].startswith(reason)
+
+
+def test_opake_runs_on_a_newer_python_from_the_same_packages(tmp_path):
+    packages = tmp_path / ".venv-compare/lib/python3.11/site-packages"
+    (tmp_path / ".venv-compare/bin").mkdir(parents=True)
+    packages.mkdir(parents=True)
+    (tmp_path / ".venv-compare/bin/python").touch()
+    side = dataclasses.replace(THEIRS, environment="newer")
+    command, added = Sitting(root=tmp_path, newer=sys.executable).command(side)
+    assert command[0] == sys.executable
+    assert added["PYTHONPATH"].endswith(str(packages))
+    command, added = Sitting(root=tmp_path).command(side)
+    assert (command[0], added) == (str(tmp_path / ".venv-compare/bin/python"), {})
+
+
+def test_the_better_is_bold_whoever_it_is():
+    ours, theirs = result(value=2.0, seconds=(4, 2, 4)), result(THEIRS, (2, 1, 1), value=1.5)
+    cells = page.row(CASE, ours, theirs)
+    assert cells == [
+        "one",
+        "numpy 1",
+        "epsilon 2.0000",
+        "**epsilon 1.5000**",
+        "4 s",
+        "**1 s**",
+        "0.5 (0.25 to 0.5)",
+    ]
+    higher = dataclasses.replace(CASE, lower=False, cost="CPU ms")
+    cells = page.row(higher, ours, theirs)
+    assert cells[2:5] == ["**epsilon 2.0000**", "epsilon 1.5000", "500 CPU ms"]
+    assert cells[4:] == ["500 CPU ms", "500 CPU ms", "1 (1 to 1)"]
+    rate = dataclasses.replace(CASE, value=sitting.RATE, lower=False, digits=1)
+    assert page.row(rate, ours, theirs)[2:4] == ["clients/s 0.2", "**clients/s 1.0**"]
+    alike = page.row(CASE, result(value=1.0), result(THEIRS, value=1.0 + 1e-9, failure=1e-6))
+    assert alike[2:4] == ["epsilon 1.0000", "epsilon 1.0000 (wrong with a chance of 1e-6)"]
+
+
+def test_a_page_without_the_marks_is_refused(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(page.BEGIN)
+    with pytest.raises(ValueError, match="page=.*lacks the lines"):
+        page.write(path, "text")
+    assert path.read_text() == page.BEGIN
+
+
+def test_all_libraries_get_the_same_encoder():
+    """The Gram matrix that opake is given is that of fedmf's mechanism, at its scale."""
+    from fedmf.privacy.sampling.losses import bin_gram
+
+    mechanism = accounting._toeplitz(12, 3)
+    ours = bin_gram(mechanism, 4) / mechanism.encoder()[0, 0] ** 2
+    theirs = accounting.bin_gram(12, 3, 4)
+    assert math.dist(ours.ravel(), theirs) < 1e-12
