@@ -80,7 +80,8 @@ class Evaluator:
         found: dict[str, dict[int, Any]] = {name: {} for name in (*_LEFT, *_OF_LOGITS)}
         for place, output in enumerate(tf.nest.flatten(outputs)):
             for name in _LEFT:
-                if (value := getattr(output, name, None)) is not None:
+                value = getattr(output, name, None)
+                if value is not None:
                     found[name][place] = value
             operation = getattr(output, "op", None)
             if operation is not None and operation.type in _OF_LOGITS:
