@@ -61,7 +61,9 @@ def tff() -> Any:
 # slow tests, and then those of more than 13 CPU seconds without them, longest first.
 LONG = (
     "experiments/test_studies.py",
+    "privacy/test_comparison.py",
     "test_readme.py",
+    "experiments/test_study_check.py",
     "examples/test_examples.py",
     "federated/training/test_full_size.py",
     "site/test_site.py",
@@ -73,6 +75,7 @@ LONG = (
     "cli/test_stopped.py",
     "cli/test_evaluate.py",
     "federated/training/test_loop.py",
+    "federated/execution/test_sample_weights.py",
     "federated/training/test_fine_tuning.py",
     "cli/test_commands.py",
     "federated/test_task.py",
