@@ -6,7 +6,6 @@ And plots of the noise: its matrices, and how much of it there is.
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -226,13 +225,13 @@ def private_plot(groups: Sequence[Group]) -> Plot | None:
 
 
 def _draw_deciles(
-    ax: Axes, group: Group, metric: str, deciles: Sequence[float], **style: Any
+    ax: Axes, group: Group, metric: str, deciles: Sequence[float], *, hollow: bool = False
 ) -> Line2D:
     """A line of the group through the deciles over clients of the metric."""
     percents = range(10, 100, 10)
-    (line,) = ax.plot(
-        percents, deciles, "o", color=group.color, linestyle=group.line, markersize=4, **style
-    )
+    (line,) = ax.plot(percents, deciles, "o", color=group.color, linestyle=group.line, markersize=4)
+    if hollow:
+        line.set(linewidth=1.0, markerfacecolor="white")
     ax.set_xlabel("percent of clients at or below")
     ax.set_xticks(percents)
     if is_share(metric):
@@ -304,8 +303,9 @@ def fine_tuned_plot(groups: Sequence[Group]) -> Plot | None:
         named: dict[str, Line2D] = {}
         for group, run, found, of in measured:
             start = f"{group.label}, " if len(groups) > 1 else ""
-            for name, style in (("before", {"linewidth": 1.0, "mfc": "white"}), ("after", {})):
-                line = _draw_deciles(values, group, metric, of[name]["deciles"], **style)
+            for name in ("before", "after"):
+                hollow = name == "before"
+                line = _draw_deciles(values, group, metric, of[name]["deciles"], hollow=hollow)
                 named.setdefault(f"{start}{name} fine-tuning", line)
             _draw_deciles(changes, group, metric, of["change"]["deciles"])
             means = " to ".join(metric_value(metric, of[n]["mean"]) for n in ("before", "after"))

@@ -1,6 +1,7 @@
 """An end where more rounds no longer make the model better."""
 
 import math
+import warnings
 
 from fedmf import checks
 from fedmf.federated.training.callbacks import Callback, Row
@@ -51,5 +52,12 @@ class EarlyStopping(Callback):
             ]
         losses = [math.inf if math.isnan(loss) else loss for loss in losses]
         before, newest = losses[: -self._patience], losses[-self._patience :]
-        if before and min(newest) >= min(before):
-            training.stop()
+        if not before or min(newest) < min(before):
+            return
+        if metrics is None:
+            warnings.warn(
+                "validation losses decide that the run stops here, which the guarantee does not "
+                "cover: private metrics are covered",
+                stacklevel=2,
+            )
+        training.stop()
