@@ -302,14 +302,14 @@ def test_no_distinguisher_beats_the_bound(name, quick):
     assert (true - false).max() <= risk.advantage + 1e-3
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values())
+@pytest.mark.parametrize("scheme", dict.fromkeys(SCHEMES.values()))
 def test_more_noise_and_fewer_devices_are_less_risk(scheme, quick):
     mechanism = two_bands(8) if scheme.needs_bands else IdentityMechanism(rounds=8)
     if isinstance(scheme, fedmf.CyclicShuffle):
         mechanism = IdentityMechanism(rounds=8)
+    noises = (0.5, 1.0, 8.0) if scheme.simulated else (0.5, 0.7, 1.0, 2.0, 8.0)
     risks = [
-        attack_risk(plan(None, mechanism, sampling=scheme, noise_multiplier=z))
-        for z in (0.5, 0.7, 1.0, 2.0, 8.0)
+        attack_risk(plan(None, mechanism, sampling=scheme, noise_multiplier=z)) for z in noises
     ]
     slack = 1.15 if risks[0].failure else 1.001  # of samples of their own
     for less, more in zip(risks[1:], risks, strict=False):
