@@ -41,8 +41,6 @@ def integrals(sigma, positions, epsilon, top, cells=2**21):
     ("sigma", "positions", "epsilon", "top"),
     [
         (1.0, 2, 0.8, 3000),
-        (1.0, 8, 0.5, 3000),
-        (1.0, 64, 0.5, 3000),
         (2.0, 64, 0.2, 200),
         (0.8, 5, 0.4, 9000),
     ],
