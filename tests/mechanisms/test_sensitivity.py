@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from fedmf.mechanisms import BandedMechanism, ToeplitzMechanism
+from fedmf.mechanisms import BandedMechanism, IdentityMechanism, ToeplitzMechanism
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.noise.stream import banded_matrix
 from fedmf.participation.schema import Participation
@@ -128,6 +128,22 @@ def test_a_mechanism_is_judged_by_its_encoder():
 
     participation = separated(4, 2)
     assert_allclose(sensitivity(Liar(), participation).value, 10.0 * np.sqrt(2.0))
+
+
+def test_a_mechanism_is_computed_once_for_each_participation():
+    made = []
+
+    class Counted(IdentityMechanism):
+        def toeplitz_coefficients(self):
+            made.append(self.rounds)
+            return super().toeplitz_coefficients()
+
+    mechanism = Counted(rounds=6)
+    for apart in (2, 3, 2, 3):
+        value = sensitivity(mechanism, separated(6, apart)).value
+        assert_allclose(value, np.sqrt(6 / apart))
+    assert_allclose(sensitivity(Counted(rounds=4), separated(4, 2)).value, np.sqrt(2))
+    assert made == [6, 6, 4]
 
 
 @pytest.mark.parametrize("unit", [1e-101, 1e101])

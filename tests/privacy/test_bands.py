@@ -120,11 +120,12 @@ def test_places_of_an_epoch_cost_less_than_a_coin_a_round(choice):
 
 @pytest.mark.slow
 def test_the_search_finds_the_best_of_all(choice):
-    every = choose_bands(fedmf.prefix_sum(64), **ASK, bands=range(1, 17))
-    assert choice.best.rmse <= 1.002 * every.best.rmse
-    assert len(choice.rows) < 16
-    for row in choice.rows:
-        assert row.rmse == pytest.approx(every.rows[row.bands - 1].rmse, rel=1e-9)
+    best = choice.best
+    others = {*range(1, 17)} - {row.bands for row in choice.rows}
+    assert others
+    rest = choose_bands(fedmf.prefix_sum(64), **ASK, bands=[*others, best.bands])
+    assert best.rmse <= 1.002 * rest.best.rmse
+    assert [row.rmse for row in rest.rows if row.bands == best.bands] == [best.rmse]
 
 
 def test_less_privacy_wants_more_bands():

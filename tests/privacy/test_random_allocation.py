@@ -111,7 +111,7 @@ def test_one_position_is_the_gaussian(sigma, epochs, epsilon):
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.floats(0.3, 8), st.integers(1, 60), st.integers(1, 6))
 def test_the_law_is_one(sigma, positions, epochs):
     law = allocation_law(sigma, positions, epochs)
