@@ -5,10 +5,6 @@ Each is given with the digits printed; a test allows half a unit of the last one
 
 import numpy as np
 
-# Denisov et al. 2022, App. H, Table 2: sqrt(loss) of prefix sums under a single participation. n ->
-# (Honaker's online estimator, the optimum).
-DENISOV_TABLE_2 = {256: (74.4, 40.4), 512: (116.5, 62.0), 1024: (180.8, 94.6)}
-
 # Banded paper, App. C, Table 2: n = 2052, prefix sums, matrices scaled to sensitivity 1 under (k =
 # 6, b = 342). mechanism -> (sensitivity for k = 1, rmse under (k = 6, b = 342) relative to the best
 # matrix there).

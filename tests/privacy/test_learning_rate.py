@@ -62,12 +62,12 @@ def test_the_rates_are_the_grid_and_the_tables_are_consistent():
 
 def test_command(tmp_path, plan):
     plan.mechanism.save(tmp_path / "tree.npz")
-    noise = "--noise-multiplier 3 --clip-norm 0.25 --cohort-size 50"
+    noise = "--noise-multiplier 3 --clip-norm 0.25 --cohort-size 500"
     ask = f"plan learning-rate {tmp_path}/tree.npz --rounds 8 --schema single {noise}"
     ask += " --workload momentum_sgd --learning-rate-schedule 6:0.15"
     found = printed_by(ask)
     falling = fedmf.momentum_sgd(8, 0.95, [1.0] * 6 + [0.15] * 2)
-    error = learning_rate.effective_rmse(plan, falling, cohort_size=50)
+    error = learning_rate.effective_rmse(plan, falling, cohort_size=500)
     rate = learning_rate.predicted_learning_rate(error, clip_norm=0.25)
     assert found["effective_rmse"] == pytest.approx(error, rel=1e-12)
     assert found["learning_rate"] == pytest.approx(rate, rel=1e-12)
