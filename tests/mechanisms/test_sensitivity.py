@@ -136,14 +136,12 @@ def test_a_mechanism_is_computed_once_for_each_participation():
     class Counted(IdentityMechanism):
         def toeplitz_coefficients(self):
             made.append(self.rounds)
-            return super().toeplitz_coefficients()
+            return np.ones(1)
 
     mechanism = Counted(rounds=6)
-    for apart in (2, 3, 2, 3):
-        value = sensitivity(mechanism, separated(6, apart)).value
-        assert_allclose(value, np.sqrt(6 / apart))
-    assert_allclose(sensitivity(Counted(rounds=4), separated(4, 2)).value, np.sqrt(2))
-    assert made == [6, 6, 4]
+    squares = [sensitivity(mechanism, separated(6, b)).value ** 2 for b in (2, 3, 2)]
+    assert_allclose(squares, [3, 2, 3])
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("unit", [1e-101, 1e101])
