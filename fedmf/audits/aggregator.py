@@ -99,7 +99,9 @@ class _Runs:
 
     def __init__(self, make: Maker, claim: AggregatorClaim, length: int) -> None:
         self._make, self._claim, self._length, self.calls = make, claim, length, 0
-        self.sizes = claim.sizes
+        self.sizes, self._shapes = claim.sizes, claim.arrays
+        ends = np.cumsum(self.sizes).tolist()
+        self._parts = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
         self.start()
 
     def start(self) -> None:
@@ -117,14 +119,11 @@ class _Runs:
         if self._t == self._length:
             self.start()
         self._t, self.calls = self._t + 1, self.calls + 1
-        arrays, ends = self._claim.arrays, np.cumsum(self._claim.sizes)[:-1]
-        lists = [
-            [part.reshape(shape) for part, shape in zip(np.split(u, ends), arrays, strict=True)]
-            for u in map(np.copy, updates)
-        ]
+        places = list(zip(self._parts, self._shapes, strict=True))
+        lists = [[u[part].reshape(shape) for part, shape in places] for u in map(np.copy, updates)]
         more = [[first_has] + [10] * (len(lists) - 1)] * self.weighted
         result = [np.asarray(array, np.float64) for array in self._function(lists, *more)]
-        if [array.shape for array in result] != arrays:
+        if [array.shape for array in result] != self._shapes:
             raise ValueError(
                 f"the function gave arrays of shapes {[array.shape for array in result]} for "
                 f"updates of shapes={self._claim.shapes!r}: it must give an aggregate of the same"

@@ -281,11 +281,12 @@ def _scale(name: str, rows: np.ndarray) -> Iterator[Finding]:
     The p-values of many rows are uniform, which a Kolmogorov-Smirnov test checks; the least of them
     is at most p with chance 1 - (1 - p)^rows.
     """
-    import scipy.stats
+    import scipy.special
 
     groups, size = rows.shape
     sums = (rows**2).sum(axis=1)
-    lower, upper = scipy.stats.chi2.cdf(sums, size), scipy.stats.chi2.sf(sums, size)
+    # Of the chi-square distribution, without what scipy.stats does around them.
+    lower, upper = scipy.special.chdtr(size, sums), scipy.special.chdtrc(size, sums)
     p = np.minimum(2 * np.minimum(lower, upper), 1)
     worst = int(p.argmin())
     words = f"{name}, the most extreme of {groups:,}" if groups > 1 else name
@@ -333,10 +334,10 @@ def _correlation(name: str, one: np.ndarray, other: np.ndarray) -> Finding:
 
 def _p_of_correlation(r: float, count: int) -> float:
     """r sqrt((count - 1) / (1 - r^2)) is Student's t with count - 1 degrees of freedom."""
-    import scipy.stats
+    import scipy.special
 
     t = abs(r) * math.sqrt((count - 1) / max(1 - r * r, 1e-300))
-    return min(1.0, 2 * float(scipy.stats.t.sf(t, count - 1))) if count > 1 else 1.0
+    return min(1.0, 2 * float(scipy.special.stdtr(count - 1, -t))) if count > 1 else 1.0
 
 
 def _largest_correlation(

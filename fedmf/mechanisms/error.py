@@ -15,6 +15,7 @@ from fedmf.mechanisms.banded.recursion import (
 )
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -125,12 +126,24 @@ def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
     rows = _toeplitz_rows(mechanism, workload)
     if rows is None:
         rows = _banded_rows(mechanism, workload)
-    if rows is None:
-        rows = _streamed_rows(mechanism, workload)
-    if rows is None:
-        AN = workload.matrix @ mechanism.noising()
-        rows = np.einsum("ij,ij->i", AN, AN)
-    return rows
+    if rows is not None:
+        return rows
+    stream = mechanism.stream()
+    if stream.buffers is not None and workload.inverse_diagonals is not None:
+        return _streamed_rows(stream, workload.inverse_diagonals)
+    # What a stream has of N took as long as N itself.
+    N, A = stream.contraction, workload.matrix
+    return _matrix_rows(A, mechanism.noising() if N is None else N)
+
+
+def _matrix_rows(A: np.ndarray, N: np.ndarray) -> np.ndarray:
+    """The squared norm of each row of A N, (rounds,), without what is above A's diagonal."""
+    n, squares = len(A), []
+    for first in range(0, n, _MAX_ROUNDS_SOLVED_AT_ONCE):
+        end = min(first + _MAX_ROUNDS_SOLVED_AT_ONCE, n)
+        AN = A[first:end, :end] @ N[:end]
+        squares.append(np.einsum("ij,ij->i", AN, AN))
+    return np.concatenate(squares)
 
 
 def _finite(squares: np.ndarray, mechanism: Mechanism) -> np.ndarray:
@@ -179,16 +192,13 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
         return np.concatenate([squared_rows_by_solving(rows, inverse, part) for part in parts])
 
 
-def _streamed_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray | None:
+def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
     """The squared norm of each row of A N, (rounds,), where N is made from running sums and A^-1 is
-    banded; otherwise None.
+    banded.
 
     In O(rounds (sums + bands)^3): the covariance of the sums and of the last errors of the workload
     is known before round 0, where it is 0, and moves on from round to round.
     """
-    stream, inverse = mechanism.stream(), workload.inverse_diagonals
-    if stream.buffers is None or inverse is None:
-        return None
     (n, p), r = inverse.shape, stream.width
     unknowns = np.eye(r + p)  # the draw, the sums, and p - 1 errors, the newest first
     squares, covariance = np.empty(n), np.zeros((r + p - 1, r + p - 1))

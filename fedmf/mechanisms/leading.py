@@ -1,7 +1,5 @@
 """The largest column of an encoder, and the mechanism of its first rounds."""
 
-import functools
-
 import numpy as np
 
 from fedmf.mechanisms.banded.fit import BandedMechanism
@@ -12,7 +10,6 @@ from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from fedmf.participation.schema import Participation
 
 
-@functools.lru_cache(maxsize=4)
 def column_norm(mechanism: Mechanism) -> float:
     """Largest column norm of the encoder: the sensitivity of a single participation, exact."""
     return sensitivity(mechanism, Participation(rounds=mechanism.rounds, schema="single")).value

@@ -15,6 +15,7 @@ has at most two rounds (take u_j = sign(X_ij) u_i). Papers: "banded" is Choquett
 
 import dataclasses
 import heapq
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ import scipy.linalg
 
 from fedmf import checks
 from fedmf.mechanisms.banded.recursion import columns_of_rows
+from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
 from fedmf.participation.schema import BUDGET_ROUNDING, Participation
 
@@ -50,6 +52,8 @@ _MAX_MAGNITUDE = 1e100
 _MAX_ROUNDS_TRIED_DENSE = 1024
 # Rounds of a client up to which the bound from its Toeplitz X is sharpened, which takes the matrix.
 _MAX_WINDOW_SHARPENED = 4096
+# Of mechanisms in use, which never change: dense encoders take seconds, and plans ask again.
+_COMPUTED: weakref.WeakKeyDictionary[Mechanism, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +99,14 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
             f"participation is of type {type(participation).__name__}: pass a fedmf.Participation"
         )
     _check_columns(getattr(encoder_or_mechanism, "rounds", participation.rounds), participation)
+    kept = isinstance(encoder_or_mechanism, Mechanism)
+    known = _COMPUTED.setdefault(encoder_or_mechanism, {}) if kept else {}
+    if participation not in known:
+        known[participation] = _computed(encoder_or_mechanism, participation)
+    return known[participation]
+
+
+def _computed(encoder_or_mechanism: Any, participation: Participation) -> Sensitivity:
     if participation.schema == "budget":
         return _budgeted(encoder_or_mechanism, participation)
     coefficients = _result_of(encoder_or_mechanism, "toeplitz_coefficients")
@@ -406,9 +418,8 @@ def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
     bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
     # Multi-epoch paper, Thm. 2.1, with the largest eigenvalue of all of X above that of each
     # pattern's submatrix. It holds for vectors as well: sum_ij X_ij <u_i, u_j> <= lambda_max *
-    # sum_i |u_i|^2 <= lambda_max * k.
-    spectral = k * _largest_eigenvalue(X)
-    if spectral < bound:
+    # sum_i |u_i|^2 <= lambda_max * k. Often the mean row sum, <= lambda_max, is too large already.
+    if k * X.sum() / n < bound and (spectral := k * _largest_eigenvalue(X)) < bound:
         return _root(
             spectral,
             False,

@@ -84,10 +84,7 @@ class TreeMechanism(Mechanism):
         the prefix sums.
         """
         if self.decoder == "full":
-            C = self.encoder()
-            # C holds a row for each leaf, so that C^T C >= I: its Cholesky factor is safe, and
-            # cheaper than an SVD.
-            return scipy.linalg.cho_solve(scipy.linalg.cho_factor(C.T @ C), C.T)
+            return _pseudo_inverse(self.rounds, self.completion)
         B = _estimates_from_below(self.rounds, self.completion)
         return np.diff(B, axis=0, prepend=0.0)
 
@@ -175,6 +172,24 @@ def _nodes(rounds: int, completion: str) -> list[_Node]:
 
     add(0, 1 << (rounds - 1).bit_length())
     return nodes
+
+
+def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
+    """pinv(C) = (C^T C)^-1 C^T, (rounds, m): the column of a node is the sum of its children's."""
+    nodes = _nodes(rounds, completion)
+    checks.fits_in_memory("the decoder of this tree", (rounds, len(nodes)), copies=2)
+    X = np.zeros((rounds, rounds))
+    for node in nodes:
+        X[node.first : node.last + 1, node.first : node.last + 1] += 1.0
+    # C holds a row for each leaf, so that X >= I: its Cholesky factor is safe, and cheaper than an
+    # SVD.
+    lower, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
+    inverse = np.tril(lower) + np.tril(lower, -1).T
+    columns = np.empty((len(nodes), rounds))
+    for place, node in enumerate(nodes):
+        below = columns[list(node.children)].sum(axis=0)
+        columns[place] = below if node.children else inverse[node.first]
+    return np.ascontiguousarray(columns.T)
 
 
 def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:

@@ -120,7 +120,8 @@ class NoiseStream(fields.Checked):
         N = self.contraction
         if N is None or (self.sources == self.rounds and not np.triu(N, 1).any()):
             return self
-        L = np.tril(scipy.linalg.qr(N.T, mode="economic", check_finite=False)[1].T)
+        R = scipy.linalg.qr(N.T, mode="r", check_finite=False)[0]  # of Q nothing is needed
+        L = np.tril(R[: self.rounds].T)
         L = L * np.where(np.diag(L) < 0, -1.0, 1.0)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _PROBES))
         solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)

@@ -1,6 +1,7 @@
 """Families and sampling schemes against epsilon: noise, error, risk and cost before any run."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -206,6 +207,7 @@ class Comparison:
         )
 
 
+@functools.lru_cache(maxsize=1)  # that of a family serves all its epsilons
 def _cost(mechanism: Mechanism, parameters: int) -> tuple[float, int]:
     best = host_strategies(mechanism.stream().causal(), parameters)[0]
     return best.seconds(parameters), best.memory + best.disk

@@ -72,12 +72,6 @@ def test_stream_with_basis_vectors_writes_out_the_noising_matrix(build, rounds):
     stream = mechanism.stream()
     assert (stream.rounds, stream.sources) == mechanism.noising().shape
     assert_allclose(written(stream), mechanism.noising(), atol=1e-9)
-
-
-@SIZES
-@every_mechanism
-def test_both_forms_of_a_stream_agree(build, rounds):
-    stream = build(rounds).stream()
     contraction = stream.as_contraction()
     assert contraction.contraction is not None
     assert_allclose(written(contraction), written(stream), atol=1e-9)

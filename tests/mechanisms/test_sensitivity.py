@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from fedmf.mechanisms import BandedMechanism, ToeplitzMechanism
+from fedmf.mechanisms import BandedMechanism, IdentityMechanism, ToeplitzMechanism
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.noise.stream import banded_matrix
 from fedmf.participation.schema import Participation
@@ -128,6 +128,20 @@ def test_a_mechanism_is_judged_by_its_encoder():
 
     participation = separated(4, 2)
     assert_allclose(sensitivity(Liar(), participation).value, 10.0 * np.sqrt(2.0))
+
+
+def test_a_mechanism_is_computed_once_for_each_participation():
+    made = []
+
+    class Counted(IdentityMechanism):
+        def toeplitz_coefficients(self):
+            made.append(self.rounds)
+            return np.ones(1)
+
+    mechanism = Counted(rounds=6)
+    squares = [sensitivity(mechanism, separated(6, b)).value ** 2 for b in (2, 3, 2)]
+    assert_allclose(squares, [3, 2, 3])
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("unit", [1e-101, 1e101])

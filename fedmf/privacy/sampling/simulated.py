@@ -123,7 +123,7 @@ class Simulated(Sampling):
 
     def _multiplier(self, mechanism: Mechanism, noise: float) -> float:
         """The noise multiplier of the whole run without amplification."""
-        return noise / _sensitivity(mechanism, self.participation(mechanism.rounds))
+        return noise / sensitivity(mechanism, self.participation(mechanism.rounds)).value
 
     def _refuse_signed(self, mechanism: Mechanism) -> None:
         """Raises for encoders whose dominating pair is not proven."""
@@ -435,11 +435,6 @@ class MinSepPoisson(Simulated):
             f"then drawn with probability {self.probability:.12g} in each round, independently of "
             "all others, and began in the stationary state of that rule.",
         }
-
-
-@functools.lru_cache(maxsize=16)
-def _sensitivity(mechanism: Mechanism, participation: Participation) -> float:
-    return sensitivity(mechanism, participation).value
 
 
 @functools.lru_cache(maxsize=8)
