@@ -73,6 +73,7 @@ def test_the_table_says_who_needs_tensorflow():
 )
 def test_program(name, tmp_path, monkeypatch, capfd):
     """In this process, which has imported TensorFlow; a cluster begins with one of its own."""
+    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))  # which users have: fits are kept
     if name.startswith("cluster"):
         done = run(name, tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
