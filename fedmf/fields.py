@@ -106,8 +106,8 @@ def check_fields(options: Any) -> None:
         value = getattr(options, field.name)
         if value is None and "default" in field.metadata:
             value = field.metadata["default"](options)
-        optional = type(None) in typing.get_args(field.type)
-        if "check" in field.metadata and not (value is None and optional):
+        nothing = value is None and type(None) in typing.get_args(field.type)
+        if "check" in field.metadata and not nothing:
             # A plain number, also of numpy's: options are stored as JSON.
             set_fields(options, {field.name: field.metadata["check"](field.name, value)})
 

@@ -98,44 +98,38 @@ def completed(config: "TrainConfig") -> "TrainConfig":
       ValueError: no such task or option, or a value that the option does not take.
     """
     name = config.task or DEFAULT
-    options = (
-        dataclasses.asdict(_options(name, config))
-        if options_class(name)
-        else dict(_none_of(name, config))
-    )
+    given = _options(name, config)
+    options = dataclasses.asdict(given[0]) if given else {}
     options.pop("data", None)
     return dataclasses.replace(config, task=name, task_options=options)
 
 
-def _none_of(name: str, config: "TrainConfig") -> Mapping[str, Any]:
-    given = dict(config.task_options) | ({} if config.data is None else {"data": config.data})
-    if given:
-        raise ValueError(
-            f"`task_option` {next(iter(given))!r}: the task {name} has no options, leave it out"
-        )
-    return {}
-
-
-def _options(name: str, config: "TrainConfig") -> Any:
+def _options(name: str, config: "TrainConfig") -> list[Any]:
+    """What its function takes: the checked options, or nothing."""
     kind = options_class(name)
-    assert kind is not None
+    if kind is None:
+        for option in (*config.task_options, *["data"] * (config.data is not None)):
+            raise ValueError(
+                f"`task_option` {option!r}: the task {name} has no options, leave it out"
+            )
+        return []
     fields = {field.name: field for field in dataclasses.fields(kind)}
     given = {option.replace("-", "_"): value for option, value in config.task_options.items()}
     if config.data is not None:
         if "data" not in fields:
             raise ValueError(f"data={config.data!r}: the task {name} reads no data, leave it out")
         given["data"] = config.data
-    types_of = typing.get_type_hints(kind)
     for option, value in given.items():
         if option not in fields:
             hint = meant(_spelled(option), map(_spelled, fields), "its options are")
             raise ValueError(
                 f"`task_option` {_spelled(option)!r} is none of the task {name}: {hint}"
             )
-        if value == "none" and types.NoneType in typing.get_args(types_of[option]):
-            given[option] = None
+        if value == "none":
+            annotation = typing.get_type_hints(kind)[option]
+            given[option] = None if types.NoneType in typing.get_args(annotation) else value
     try:
-        return msgspec.convert(given, kind, strict=False)
+        return [msgspec.convert(given, kind, strict=False)]
     except msgspec.ValidationError as error:
         # msgspec names the field behind the sentence: "Expected `int`, got `str` - at `$.clients`".
         message, _, place = re.sub(r" - at `\$`$", "", str(error)).partition(" - at `$.")
@@ -216,7 +210,7 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
 
     name = config.task or DEFAULT
     function = task_function(name)
-    options = [_options(name, config)] if options_class(name) else list(_none_of(name, config))
+    options = _options(name, config)
     signature = inspect.signature(function)
     shown = {"progress": progress} if "progress" in signature.parameters else {}
     try:

@@ -9,7 +9,6 @@ import re
 
 import pytest
 
-import fedmf
 from tests.cli.program import commands_of, printed_by
 from tests.cli.program import fedmf as program
 from tests.test_architecture import FLOORS
@@ -86,30 +85,6 @@ def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch):
             program(f"{line} --dry-run --json")
     assert runs == [180, 35, 3, 3, 20, 35, 9, 9, 9, 9, 9, 9]
     assert not list(tmp_path.glob("sweeps"))
-
-
-@pytest.mark.parametrize(
-    ("words", "epsilon", "printed"),
-    [
-        # Banded paper, Table 4
-        (
-            "--family identity --min-sep 342 --claimed-cohort 1000",
-            8.0,
-            "0.65294",
-        ),
-        # Of the whole run
-        (
-            "--family identity --schema every_round --claimed-cohort 342477",
-            2.0,
-            "2.23048",
-        ),
-    ],
-)
-def test_what_they_run_has_the_noise_of_the_papers(words, epsilon, printed):
-    options = {name.replace("-", "_"): value for name, value in re.findall(r"--(\S+) (\S+)", words)}
-    options = {name: int(value) if value.isdigit() else value for name, value in options.items()}
-    plan = fedmf.TrainConfig(epsilon=epsilon, cohort_size=100, **options).plan()
-    assert f"{plan.noise_multiplier:.5f}" == printed
 
 
 @pytest.mark.tensorflow

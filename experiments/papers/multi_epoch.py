@@ -8,7 +8,7 @@ import numpy as np
 import fedmf
 from fedmf.experiments.papers import printed
 from fedmf.experiments.papers.drawing import Line, Lines, heat_maps
-from fedmf.experiments.papers.error_tables import stamped_row
+from fedmf.experiments.papers.error_tables import stamped_loss, stamped_row
 from fedmf.experiments.papers.fits import epochs, fit, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
@@ -138,7 +138,7 @@ def figure_6(request: Request) -> Outcome:
         for row in printed.MULTI_EPOCH_TABLE_1
         if "Honaker" in row.name and (not tiny or row.times >= 10)
     ]
-    losses = [fedmf.loss(stamped_row(row), workload, CIFAR) for row in rows]
+    losses = [stamped_loss(row) for row in rows]
     right = sum(map(printed.agrees, losses, (row.printed for row in rows)))
     times = sorted({row.times for row in rows})
     online, full = np.array(losses).reshape(2, -1)  # in the order of the table

@@ -247,13 +247,17 @@ def dry_run(study: Study, request: Request) -> Cost:
     Raises:
       ValueError: scale "full" without data; or a run that cannot train.
     """
-    _check(study, *_prepared(study, request))
-    return cost_of(study, request)
+    out, targets = _prepared(study, request)
+    _check(study, out, targets)
+    return _cost(study, request, targets)
 
 
 def cost_of(study: Study, request: Request) -> Cost:
     """What the runs of a study cost; at the speed of those in its folder, if there are any."""
-    targets = _targets(study, request, request.data or pathlib.Path("data"))
+    return _cost(study, request, _targets(study, request, request.data or pathlib.Path("data")))
+
+
+def _cost(study: Study, request: Request, targets: Targets) -> Cost:
     return study_check.cost(
         list(_tuned(targets).values()),
         [next(iter(settings.values())) for settings in targets.values()] * study.repeats,

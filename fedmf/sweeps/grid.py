@@ -152,14 +152,16 @@ def sweep_configs(
             raise ValueError(f"vary {name}={list(values)} must be different values, at least one")
     configs: dict[str, TrainConfig] = {}
     taken: set[str] = set()
+    made: set[TrainConfig] = set()
     for values in product(*varied.values()):
         chosen = dict(zip(varied, values, strict=True))
         taken |= set(applying(fixed, chosen))
         name, config = sweep_config(fixed, chosen)
         if name in configs and configs[name] != config:
             raise ValueError(f"two runs would be named {name}: vary values whose names differ")
-        if config not in configs.values():
+        if config not in made:
             configs[name] = config
+            made.add(config)
     for name in sorted((set(fixed) | set(varied)) - taken):
         raise ValueError(
             f"{name} belongs to no family of this sweep: leave it out, or add one that takes it"

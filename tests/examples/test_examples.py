@@ -68,10 +68,12 @@ def test_the_table_says_who_needs_tensorflow():
     [
         pytest.param(name, marks=[pytest.mark.cluster] * name.startswith("cluster"))
         for name in SHOWN
+        if name != "flower_accuracy"  # has a test of its own
     ],
 )
 def test_program(name, tmp_path, monkeypatch, capfd):
     """In this process, which has imported TensorFlow; a cluster begins with one of its own."""
+    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))  # which users have: fits are kept
     if name.startswith("cluster"):
         done = run(name, tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
@@ -106,6 +108,9 @@ def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_p
     done = run("flower_accuracy", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     found = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", done.stdout, re.M)
+    words, file = SHOWN["flower_accuracy"]
+    assert words in done.stdout
+    assert (tmp_path / file).exists()
     assert found == [*by_hand, "3.38", "3.16"]
     assert found[0] == "85.10"
 

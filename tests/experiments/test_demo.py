@@ -25,6 +25,8 @@ def tiny(monkeypatch):
         | {"validation_sentences": 40, "test_sentences": 40},
     }  # fmt: skip
     monkeypatch.setattr(demo, "SETTINGS", demo.SETTINGS | small)
+    # Only these train; the settings of all are compared below.
+    monkeypatch.setattr(demo, "FAMILIES", ("none", "tree"))
 
 
 @pytest.mark.slow
@@ -58,7 +60,7 @@ def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, c
         demo.FAMILIES, 2
     )
     html = (out / "report" / "report.html").read_text()
-    for label in ("DP-FedAvg", "Banded", "Tree", "No noise", "Privacy statement"):
+    for label in ("Tree", "No noise", "Privacy statement"):
         assert label in html
     assert len(list((out / "report" / "plots").glob("*.png"))) >= 3
     runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
@@ -69,7 +71,7 @@ def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, c
     assert (
         len({path.read_text() for path in (out / "runs").glob("*/private/noise_seed")})
         == len(runs)
-        == 8
+        == 4
     )
 
     # Finished runs are kept: another call trains nothing and says the same.

@@ -100,7 +100,6 @@ def test_denisovs_decay_is_0_15_in_the_last_512_rounds():
         )
     stems = [pathlib.Path(c[0].mechanism).stem for c in (after, inside)]
     assert stems == ["prefix", "momentum-0.95-decay"]
-    assert grids.DECAY_AFTER not in lines(grids.schedules, "small")
     # The mechanism of the second is that of the decay.
     size = dataclasses.replace(SIZES["tiny"], rounds_once=16)
     falling = fedmf.momentum_sgd(16, 0.9, np.repeat([1.0, 0.15], [12, 4]))
@@ -122,7 +121,6 @@ def test_cifars_lines_are_those_of_figures_8_and_9(monkeypatch):
         "MF(k=20)", "MF(k=10) x2", "MF(k=5) x4", "MF(k=1) x2", "MF(k=1) x1",
     ]  # fmt: skip
     small = cifar.with_plain("small")
-    assert not [line for line, _ in small.parts if "plain" in line]
     assert small.name == cifar.multi_epoch("small").name  # they share their runs
     size = dataclasses.replace(cifar.SIZES["tiny"], epochs=4)  # of four steps
     assert list(cifar.some_epochs(size)) == ["MF(k=2) x2"]
@@ -232,49 +230,44 @@ def test_the_data_has_the_clients_that_a_study_draws_or_claims_to(name):
         )
 
 
-@pytest.mark.slow
-def test_cifars_trees_are_completed_as_in_table_1():
-    found = cifar.losses(cifar.HONAKER, cifar.SIZES["full"])
-    rows = [row for row in printed.MULTI_EPOCH_TABLE_1 if row.name == "(Online) Honaker"]
-    figures = {row.times: row.printed for row in rows}
-    for times in (5, 10, 20):
-        assert printed.agrees(2000 * found[times] ** 2, figures[times])
+def printed_losses(kind):
+    """Number of stamps -> loss, as printed in Table 1; least first."""
+    name = {cifar.HONAKER: "(Online) Honaker", cifar.FFT: "FFT Optimal Decoder", cifar.ONE: "MF"}
+    losses = {
+        row.times: row.printed
+        for row in printed.MULTI_EPOCH_TABLE_1
+        if row.name == name.get(kind, "FFT") and row.participations in (None, 1)
+    }
+    return dict(sorted(losses.items(), key=lambda item: float(item[1])))
+
+
+@pytest.mark.parametrize("kind", CIFARS_STAMPS)
+def test_cifars_stamps_are_those_of_least_printed_loss(kind):
+    assert next(iter(printed_losses(kind))) == CIFARS_STAMPS[kind]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CIFARS_STAMPS)
 def test_cifars_stamps_are_those_of_least_error(kind):
-    """Beside the next ones. The others, half of the work, are further off in the printed table."""
-    size = cifar.SIZES["full"]
-    if kind != cifar.HONAKER:  # whose losses the test above has computed
-        size = dataclasses.replace(size, stamps=(2, 5, 10))
+    """Beside the next best ones; the others are further off in the printed table. Losses are those
+    of Table 1, trees completed. Fits of MF are looser here, by more than its third digit.
+    """
+    theirs = printed_losses(kind)
+    size = dataclasses.replace(cifar.SIZES["full"], stamps=tuple(theirs)[:2])
     assert cifar.best_stamps(kind, size) == CIFARS_STAMPS[kind]
+    for times, error in cifar.losses(kind, size).items():
+        assert kind == cifar.ONE or printed.agrees(2000 * error**2, theirs[times])
 
 
-def test_cifars_stamps_are_those_of_least_printed_loss():
-    names = ("(Online) Honaker", "FFT Optimal Decoder", "FFT", "MF")
-    for kind, name in zip(CIFARS_STAMPS, names, strict=True):
-        rows = [row for row in printed.MULTI_EPOCH_TABLE_1 if row.name == name]
-        losses = {row.times: float(row.printed) for row in rows if row.participations in (None, 1)}
-        assert min(losses, key=losses.get) == CIFARS_STAMPS[kind]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STACKOVERFLOW)
-def test_a_smaller_size_has_the_same_lines(name):
+def test_a_smaller_size_has_the_same_lines(name, monkeypatch):
+    without_search(monkeypatch)
     tiny, small, full = (
         # Of several printed numbers of bands a smaller size has the best.
         {line.partition(", 64")[0] for line, _ in getattr(grids, name)(scale).parts}
         for scale in ("tiny", "small", "full")
     )
-    # Those that decide no order are at full scale, and tried out at the tiny one.
-    besides = {
-        "schedules": {grids.DECAY_AFTER, grids.M_DECAY},
-        "unnoised": {grids.MF_6_6, f"{grids.MF_6_6}, prefix"},
-    }.get(name, set())
-    assert besides <= full & tiny
-    assert not besides & small
-    assert len(small) == len(full - besides)
+    assert len(small) == len(full)
     assert len(tiny) >= len(full) / 2
 
 
@@ -379,7 +372,7 @@ def trained(sign):
         rows = []
         for t in range(config.rounds):
             rows.append({"round": t, "examples": 1, "zeroed": round(100 * most)})
-            if (t + 1) % 12 == 0:
+            if (t + 1) % min(12, config.rounds // 2) == 0:
                 loss = float(t) if sign < 0 else 1 / (t + 1)
                 rows[-1]["validation"] = {"accuracy": accuracy_at(t), "loss": loss}
         final, private = {"accuracy": accuracy_at(config.rounds)}, config.family != "none"
@@ -396,17 +389,33 @@ def trained(sign):
     return lambda out, configs, request, check, **_: {n: run(c) for n, c in configs.items()}
 
 
+def without_search(patch):
+    """For the best bands, which takes most of the time; the verdicts that are turned have it."""
+    patch.setattr(cifar, "best_bands", lambda size, epsilon: (4, True))
+    patch.setattr(grids, "_bands", lambda *question: 4)
+
+
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "_trained", trained(sign))
     monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
-    if sign == 1:  # Their search takes most of the time; the slow half of this test has it.
-        monkeypatch.setattr(cifar, "best_bands", lambda size, epsilon: (4, True))
-        monkeypatch.setattr(grids, "best_bands", lambda size, epsilon: 4)
+    if sign == 1:
+        without_search(monkeypatch)
     result = results.run(ITEMS[name], Request(folder=tmp_path / name, scale="small"))
     assert result["holds"] == (sign == 1), result["verdict"]
     assert (tmp_path / name / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_item_is_made_at_the_smallest_scale(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "_trained", trained(1))
+    without_search(monkeypatch)
+    result = results.run(ITEMS[name], Request(folder=tmp_path / name, scale="tiny"))
+    assert result["reduced"]
+    assert len(list(csv.DictReader((tmp_path / name / "numbers.csv").open()))) > 1
+    assert (tmp_path / name / "figure.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
@@ -467,14 +476,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("papers")
 
 
-# Whether they hold does not rest on several seeds.
-NO_TEST = ("denisov-table-4", "multi-epoch-figure-12", "multi-epoch-table-2")
-
-
-# These train the papers' models, one of each task; the others a logistic regression of as many
-# clients, with the same mechanisms, plans and cohorts. That all models can begin is tested at full
-# size (test_study_check.py).
-WITH_THEIR_MODELS = ("stackoverflow-centre", "cifar-stamps")
+# Those that train: of each task one with the papers' models, and one with a logistic regression of
+# as many clients. That all runs can begin is tested at full size (test_study_check.py).
+WITH_THEIR_MODELS = ("stackoverflow-divergence", "cifar-stamps")
+TRAINING = (
+    "multi-epoch-table-2", "multi-epoch-figure-7", "denisov-figure-6",
+    "slides-nu-dp-ftrl-on-cifar-10",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -506,18 +514,14 @@ def one_process():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRAINED)
-def test_every_item_is_made(name, folder, one_process):
+@pytest.mark.parametrize("name", TRAINING)
+def test_an_item_trains_what_it_is_made_of(name, folder, one_process):
     def finished():
         return {p: p.stat().st_mtime_ns for p in folder.glob("sweeps/*/runs/*/result.json")}
 
     request = Request(folder=folder / name, scale="tiny")
     result = results.run(ITEMS[name], request)
-    assert not result["holds"] or name in NO_TEST
-    assert result["reduced"]
-    table = list(csv.DictReader((folder / name / "numbers.csv").open()))
-    assert len(table) > 1
-    assert (folder / name / "figure.png").stat().st_size > 10_000
+    assert not result["holds"] or name == "multi-epoch-table-2"  # not of several seeds
     # The test split is read by runs that are reported alone.
     for path in finished():
         assert bool(json.loads(path.read_text())["test"]) != path.parent.name.endswith("seed=0")
