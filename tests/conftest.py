@@ -76,7 +76,7 @@ LONG = (
     "cli/test_stopped.py",
     "cli/test_evaluate.py",
     "federated/training/test_loop.py",
-    "federated/execution/test_sample_weights.py",
+    "federated/execution/test_as_keras.py",
     "federated/training/test_fine_tuning.py",
     "cli/test_commands.py",
     "federated/test_task.py",
@@ -153,13 +153,13 @@ def clients_in_turn() -> Iterator[None]:
     """
     from fedmf import TrainConfig
     from fedmf.federated.execution import client_setup, side_by_side
-    from fedmf.federated.training import loop, under_way
+    from fedmf.federated.training import fine_tuning, loop, trained_run, under_way
 
     client = [f.name for f in dataclasses.fields(TrainConfig) if f.name.startswith("client_")]
     shared = [
         (client_setup, "KerasClient", [*client, "proximal_strength", "server_optimizer", "seed"]),
         (loop, "check_model", ["seed", "execution", "private_metrics"]),
-        (under_way, "Evaluator", ["seed"]),
+        *((module, "Evaluator", ["seed"]) for module in (fine_tuning, trained_run, under_way)),
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side_by_side, "SMALL_MODEL", 0)

@@ -46,7 +46,7 @@ def run(folder, execution, mechanism, *, under_gb, clients=10, sentences=16, **e
 def test_two_rounds_of_tff_in_under_10_gb(tmp_path):
     """That resumed runs of TFF are the same is tested on a small model (test_loop.py)."""
     mechanism = mechanism_file(tmp_path, "banded", full_size.MIN_SEP)
-    run(tmp_path / "run", "tff", mechanism, under_gb=10)
+    run(tmp_path / "run", "tff", mechanism, under_gb=10, clients=3)
 
 
 def test_two_rounds_and_a_resume_in_under_3_gb(tmp_path):
