@@ -37,7 +37,8 @@ def task(tmp_path_factory):
     write_synthetic_corpus(
         corpus, clients=12, seed=0, sentences_per_client=9.0, vocabulary_size=259
     )
-    made = stackoverflow_nwp(StackOverflowOptions(data=corpus, **SIZES), progress=False)
+    options = StackOverflowOptions(data=corpus, loss="masked", **SIZES)
+    made = stackoverflow_nwp(options, progress=False)
     if made.compiled_epoch() is None:
         pytest.skip("no C compiler")
     return made

@@ -143,7 +143,7 @@ def keras(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    # TFF's runtime takes each Keras task as one of `from_keras_model`.
+    # In TFF's runtime one VariableModel stands for both.
     [*((name, "fast") for name in TASKS), ("by hand", "tff"), ("functional", "tff")],
 )
 @pytest.mark.slow

@@ -156,12 +156,6 @@ def test_what_keeps_or_draws_something_is_refused(layer, said):
     refused(task_with(layer), f"build_model of task 'small' .* {said}.* in training")
 
 
-def test_the_refusal_comes_before_there_is_a_folder(tmp_path):
-    with refusal("draws random numbers"):
-        train(tmp_path / "run", task=task_with(lambda: layers.GaussianNoise(1.0)))
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     "middle",
     [

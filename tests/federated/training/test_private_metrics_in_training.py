@@ -84,6 +84,8 @@ def test_a_resume_releases_the_same(whole, tmp_path):
             {"clip_norm", "scale_drift"},
         ),
         ({"family": "none", "noise_multiplier": None}, None),
+        # The guarantee is that of the cohort that it stands for, and its noise is less.
+        ({"claimed_cohort": 40}, None),
     ],
 )
 def test_what_a_callback_sees_is_marked_by_the_guarantee(tmp_path, changes, more):
