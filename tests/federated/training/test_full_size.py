@@ -69,4 +69,4 @@ def test_two_rounds_and_a_resume_in_under_3_gb(tmp_path):
 @pytest.mark.skipif(compiler() is None, reason="the test above is without one")
 def test_two_rounds_without_a_compiler_in_under_3_gb(tmp_path):
     mechanism = mechanism_file(tmp_path, "toeplitz", 32)
-    run(tmp_path / "run", "fast", mechanism, under_gb=3, FEDMF_CC="")
+    run(tmp_path / "run", "fast", mechanism, under_gb=3, clients=3, FEDMF_CC="")
