@@ -52,8 +52,6 @@ class Size:
       stamps: numbers of parts that are tried, all divisors of the steps.
       test_images: of the stand-in; None for as many as training images, and at most 1000.
       repeats: seeds.
-      whole: whether lines are trained that few seeds do not tell from others: FFT with the plain
-        decoder, and optima for some epochs (docs/fidelity.md).
     """
 
     images: int = 50_000
@@ -71,7 +69,6 @@ class Size:
     stamps: tuple[int, ...] = (1, 2, 5, 10, 20)
     test_images: int | None = None
     repeats: int = 12
-    whole: bool = True
 
     @property
     def participation(self) -> Participation:
@@ -90,7 +87,7 @@ SIZES: dict[Any, Size] = {
     "small": Size(
         images=800, cohort=80, epochs=10, model="small", momentum=0.9, momentums=None,
         epsilons=(16.0,), epsilons_banded=(4.0,), rates=(0.1, 0.2, 0.5), rates_sgd=(0.5, 1.0, 2.0),
-        rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5, whole=False,
+        rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5,
     ),
     "tiny": Size(
         images=20, cohort=5, epochs=2, model="small", momentums=None, epsilons=(16.0,),
@@ -149,7 +146,7 @@ def for_some_epochs(size: Size, s: int) -> Mechanism:
 
 def some_epochs(size: Size) -> dict[str, int]:
     """MF(k=10) x2 and MF(k=5) x4 of 20 epochs: what the figures call them -> the parts."""
-    parts = [s for s in (2, 4) if size.whole and size.epochs % s == 0 and size.epochs > s]
+    parts = [s for s in (2, 4) if size.epochs % s == 0 and size.epochs > s]
     return {label(f"MF(k={size.epochs // s})", s): s for s in parts}
 
 
@@ -234,9 +231,9 @@ def multi_epoch(size: Size) -> Study:
 
 @sized(SIZES)
 def with_plain(size: Size) -> Study:
-    """Multi-epoch Fig. 9: Fig. 1 and, at the paper's size, the plain FFT; runs of Fig. 1."""
+    """Multi-epoch Fig. 9: Fig. 1 and the plain FFT; runs of Fig. 1."""
     study = multi_epoch.make(size)
-    plain = [_stamped(size, PLAIN_FFT, best_stamps(PLAIN_FFT, size))] if size.whole else []
+    plain = [_stamped(size, PLAIN_FFT, best_stamps(PLAIN_FFT, size))]
     return dataclasses.replace(study, parts=[*study.parts, *plain])
 
 
@@ -360,9 +357,8 @@ def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
     optimal decoder (App. C).
     """
     orders, kinds = _figure_1_orders(scores, size), (FFT, PLAIN_FFT, HONAKER)
-    if size.whole:
-        between = itertools.pairwise(label(kind, best_stamps(kind, size)) for kind in kinds)
-        orders += [accuracy.order(scores, *pair) for pair in between]
+    between = itertools.pairwise(label(kind, best_stamps(kind, size)) for kind in kinds)
+    orders += [accuracy.order(scores, *pair) for pair in between]
     return accuracy.ordered(scores, orders)
 
 

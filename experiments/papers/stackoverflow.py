@@ -166,8 +166,8 @@ def schedules(size: Size) -> Study:
     """Denisov Fig. 3: where momentum and the rates' fall are part of the mechanism. In the paper at
     epsilon 18.9.
     """
-    lines = [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE]
-    return _schedules("schedules", size, lines + [DECAY_AFTER, M_DECAY] * size.whole)
+    lines = [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE, DECAY_AFTER, M_DECAY]
+    return _schedules("schedules", size, lines)
 
 
 @sized(SIZES, **sizes.DECAYS)
@@ -189,7 +189,7 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
         fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
         if line in (DECAY_AFTER, M_DECAY):
             fall = {"learning_rate_schedule": decay(size.rounds_once)}
-        if line == M_CONSTANT and size.whole:  # constant rates have the settings of Table 4
+        if line == M_CONSTANT and not size.corpus:  # The settings of Table 4, of the real data.
             rate, _, momentum = DENISOV_TABLE_4[MOMENTUM][0]
             fall |= _file(f"momentum-{momentum:g}") | {"server_learning_rate": rate}
             fall["server_momentum"] = momentum
@@ -278,8 +278,7 @@ def unnoised(size: Size) -> Study:
     private |= {"epsilon": size.epsilons, "server_learning_rate": size.rates, "cooldown": 0.25}
     inside = _file(f"momentum-{size.momentum:g}{COOLDOWN}-epochs")
     lines: dict[str, Fields] = {MF_6_6: inside, f"{MF_6_6}, prefix": _file("prefix-epochs")}
-    for line, fields in lines.items() if size.whole else ():
-        parts.append((line, private | fields))
+    parts += [(line, private | fields) for line, fields in lines.items()]
     return _study("unnoised", size, parts, server_momentum=size.momentum, family="none")
 
 

@@ -38,8 +38,6 @@ class Size:
       repeats, repeats_denisov: seeds.
       corpus: options of the synthetic corpus, besides its clients, the population.
       differs: what is not only smaller than in the paper.
-      whole: whether lines are trained that decide no order, as those whose rates fall in a step,
-        and constant rates have the settings of Denisov's Table 4.
     """
 
     rounds: int = 2052
@@ -68,7 +66,6 @@ class Size:
     repeats_denisov: int = 10
     corpus: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     differs: str = ""
-    whole: bool = True
 
     @property
     def once(self) -> Participation:
@@ -94,7 +91,7 @@ SIZES: dict[Any, Size] = {
         client_rate=4.0, client_rates=(4.0,), server_rates=(0.25, 0.5, 1.0), momentums=(0.9,),
         momentum=0.9, noise=(0.341, 1.364), epsilons=(2.0, 4.0), rates=(0.25, 0.5, 1.0),
         epsilons_banded=(2.0, 4.0), rates_banded=(0.25, 0.5, 1.0), repeats=5, repeats_denisov=5,
-        corpus=_CORPUS, whole=False,
+        corpus=_CORPUS,
     ),
     "tiny": Size(
         rounds=4, cohort=4, epoch=2, rounds_once=4, single=3, denisov=2, unnoised=(1, 2, 4),

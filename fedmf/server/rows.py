@@ -8,6 +8,7 @@ rows from the counter-based source, bit for bit: a round that was released has t
 whatever a killed process had half written. Strategies: `fedmf.noise.strategies`.
 """
 
+import contextlib
 import os
 import pathlib
 import tempfile
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 
 from fedmf import checks
 from fedmf.noise.blocks import BlockForm
@@ -199,6 +201,19 @@ def _replace(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
     return tree.traverse(lambda part: change(part) if isinstance(part, NoiseState) else None, state)
 
 
+_PRODUCTS = threading.Lock()
+
+
+@contextlib.contextmanager
+def _products_on_one_thread() -> Iterator[None]:
+    """Inside, numpy's products of matrices have the same bits on any number of processors, and no
+    thread that waits for its part of one takes a processor meanwhile.
+    """
+    # The limit is the process's: of two that overlap, the last to end would leave its own behind.
+    with _PRODUCTS, threadpoolctl.threadpool_limits(1, user_api="blas"):
+        yield
+
+
 def _array(rows: int, size: int, *, mapped: bool, folder: str | pathlib.Path | None) -> np.ndarray:
     """Float32 (rows, size), in memory or in a file without a name, of this process alone."""
     if not mapped:
@@ -278,14 +293,15 @@ class _Recurrent:
         stacked = np.zeros((L + r, side), np.float32)
         # Rows around the end of the ring are in two parts.
         cut = int(np.argmin(written)) or len(written)
-        for tile in self._tiles:
-            inputs = stacked[:, : tile.stop - tile.start]
-            self._tiles.draw(b * L, tile, inputs[:L])
-            for i, place in enumerate(state if b else ()):
-                inputs[L + i] = self._array[place, tile]
-            for rows in (slice(0, cut), slice(cut, len(written))):
-                places = written[rows]
-                if len(places):
+        parts = [rows for rows in (slice(0, cut), slice(cut, len(written))) if len(written[rows])]
+        with _products_on_one_thread():
+            for tile in self._tiles:
+                inputs = stacked[:, : tile.stop - tile.start]
+                self._tiles.draw(b * L, tile, inputs[:L])
+                for i, place in enumerate(state if b else ()):
+                    inputs[L + i] = self._array[place, tile]
+                for rows in parts:
+                    places = written[rows]
                     np.matmul(M[rows], inputs, out=self._array[places[0] : places[-1] + 1, tile])
         self._made, self._next = range(b * L, (b + 1) * L), b + 1
 
@@ -312,13 +328,13 @@ class _Regenerated:
         drawn, product = (
             np.empty((rows, min(TILE, self._tiles.size)), np.float32) for rows in (end, together)
         )
-        for tile in self._tiles:
-            z, count = drawn[:, : tile.stop - tile.start], tile.stop - tile.start
-            self._tiles.draw(0, tile, z)
-            for i in range(start, end, together):
-                stop = min(i + together, end)
-                out = np.matmul(
-                    N[i - start : stop - start, :stop], z[:stop], out=product[: stop - i, :count]
-                )
-                self._rows[i - start : stop - start, tile] = out
+        with _products_on_one_thread():
+            for tile in self._tiles:
+                z, count = drawn[:, : tile.stop - tile.start], tile.stop - tile.start
+                self._tiles.draw(0, tile, z)
+                for i in range(start, end, together):
+                    stop = min(i + together, end)
+                    rows = slice(i - start, stop - start)
+                    np.matmul(N[rows, :stop], z[:stop], out=product[: stop - i, :count])
+                    self._rows[rows, tile] = product[: stop - i, :count]
         self._made = range(start, end)

@@ -413,15 +413,11 @@ def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
     "name",
     ["denisov-figure-3", "multi-epoch-figure-8", "multi-epoch-figure-9", "multi-epoch-figure-10"],
 )
-def test_lines_of_scale_full_alone_are_judged_and_drawn(name, tmp_path, monkeypatch):
+def test_every_line_is_judged_and_drawn(name, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "_trained", trained(1))
     monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
-    grid, judge = ITEMS[name].make.args
-    whole = dataclasses.replace(grid.sizes["small"], whole=True)
-    request = Request(folder=tmp_path / name, scale="small")
-    found = study.judged(study.Grid(grid.make, {"small": whole}), judge, request)
+    found = study.judged(*ITEMS[name].make.args, Request(folder=tmp_path / name, scale="small"))
     assert found.holds, found.verdict
-    assert len({row[0] for row in found.rows}) > len({line for line, _ in grid("small").parts})
     # Every row of the table is a point of the picture.
     assert sum(len(line.x) for p in found.figure for line in p.series.values()) == len(found.rows)
 

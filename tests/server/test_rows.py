@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedmf
 from fedmf.mechanisms import DenseMechanism
@@ -86,6 +87,26 @@ def test_any_round_at_any_time_gives_the_same_bits(name, mapped):
     row = jumping.row(3)
     row[:] = 0
     np.testing.assert_array_equal(jumping.row(3), whole[3])
+
+
+@pytest.mark.parametrize("name", ["recurrent", "regenerated"])
+def test_products_are_made_on_one_thread(name, monkeypatch):
+    """On more their bits may depend on how many there are."""
+    seen, fill = [], GaussianSource.fill
+
+    def threads():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    def record(self, *arguments):
+        seen.append(threads())
+        fill(self, *arguments)
+
+    monkeypatch.setattr(GaussianSource, "fill", record)
+    with threadpool_limits(2):
+        noise_of(banded(), name).row(39)
+        assert threads() == {2}
+    assert seen[0] == {1}
+    assert seen == seen[:1] * len(seen)
 
 
 def test_no_bit_of_a_dense_mechanism_depends_on_the_room():

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 
 import tensorflow as tf
+import threadpoolctl
 
 # Read by TensorFlow when it starts, also in TFF's worker, which inherits the environment.
 _OF_TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -26,8 +27,8 @@ def limited_threads(threads: int | None) -> Iterator[None]:
     threads each; None changes nothing.
 
     Limited are TensorFlow's operations (in this process for good: TensorFlow decides that once),
-    TensorFlow in workers started inside, and the linear algebra behind numpy and scipy where the
-    package threadpoolctl is installed. Threads that wait, such as those of gRPC, are not counted.
+    TensorFlow in workers started inside, and the linear algebra behind numpy and scipy. Threads
+    that wait, such as those of gRPC, are not counted.
     Clients that train side by side are limited by the executions themselves.
 
     Raises:
@@ -52,10 +53,7 @@ def limited_threads(threads: int | None) -> Iterator[None]:
         ) from error
     saved = {name: os.environ.get(name) for name in _OF_TENSORFLOW}
     with contextlib.ExitStack() as limits:
-        with contextlib.suppress(ImportError):
-            import threadpoolctl
-
-            limits.enter_context(threadpoolctl.threadpool_limits(limits=threads))
+        limits.enter_context(threadpoolctl.threadpool_limits(limits=threads))
         os.environ.update(dict.fromkeys(_OF_TENSORFLOW, str(threads)))
         try:
             yield
