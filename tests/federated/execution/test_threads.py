@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+import threadpoolctl
 
 import fedmf
 from fedmf.federated.execution.client_data import client_epochs
@@ -35,7 +36,6 @@ def test_a_limit_after_tensorflow_has_started_is_refused():
 
 
 def test_linear_algebra_and_the_environment_come_back(monkeypatch):
-    threadpoolctl = pytest.importorskip("threadpoolctl")
     for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
         # TensorFlow has started in this process
         monkeypatch.setattr(tf.config.threading, name, lambda threads: None)
@@ -59,9 +59,7 @@ def test_linear_algebra_and_the_environment_come_back(monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
-    """With noise of six rounds; numpy's longer products round otherwise on other numbers
-    of threads (docs/cluster.md). With three, TFF's worker is limited too.
-    """
+    """With the noise of six rounds (docs/cluster.md). TFF's worker is limited too."""
     runs = []
     for threads, executions in ((1, ["fast"]), (3, ["fast", "tff"])):
         folder = tmp_path / str(threads)
