@@ -1,11 +1,12 @@
 """What all tests share."""
 
+import dataclasses
 import gc
 import importlib.util
 import os
 import pathlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -75,7 +76,7 @@ LONG = (
     "cli/test_stopped.py",
     "cli/test_evaluate.py",
     "federated/training/test_loop.py",
-    "federated/execution/test_sample_weights.py",
+    "federated/execution/test_as_keras.py",
     "federated/training/test_fine_tuning.py",
     "cli/test_commands.py",
     "federated/test_task.py",
@@ -129,18 +130,42 @@ def _no_worker_is_left() -> Iterator[None]:
         end_workers()
 
 
+def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
+    """What is made of a task and these fields of a config, the same again for the same task."""
+    made: dict[Any, Any] = {}
+
+    def of(task: Any, config: Any, *more: Any) -> Any:
+        key = (id(task), *(getattr(config, name) for name in fields))
+        if key not in made:
+            made[key] = make(task, config, *more), task  # kept, so that its id is no other's
+        return made[key][0]
+
+    return of
+
+
 @pytest.fixture(scope="module")
 def clients_in_turn() -> Iterator[None]:
-    """Clients of small models train one after the other too, for tests whose subject
-    is not their work.
+    """Clients of small models train one after the other too, by what was traced for an earlier run
+    of the same task, for tests whose subject is not their work.
 
-    Tracing the clients side by side takes two thirds of a small run; tests/federated/execution has
-    that both train the same model.
+    Tracing the clients side by side takes two thirds of a small run, and tracing at all two thirds
+    of the rest; tests/federated/execution has that all train the same model.
     """
-    from fedmf.federated.execution import side_by_side
+    from fedmf import TrainConfig
+    from fedmf.federated.execution import client_setup, side_by_side
+    from fedmf.federated.training import fine_tuning, loop, trained_run, under_way
 
+    client = [f.name for f in dataclasses.fields(TrainConfig) if f.name.startswith("client_")]
+    shared = [
+        (client_setup, "KerasClient", [*client, "proximal_strength", "server_optimizer", "seed"]),
+        (loop, "check_model", ["seed", "execution", "private_metrics"]),
+        *((module, "Evaluator", ["seed"]) for module in (fine_tuning, trained_run, under_way)),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side_by_side, "SMALL_MODEL", 0)
+        patch.setattr(client_setup, "cores", lambda: 1)
+        for module, name, fields in shared:
+            patch.setattr(module, name, _traced_once(getattr(module, name), *fields))
         yield
 
 

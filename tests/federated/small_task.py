@@ -2,6 +2,8 @@
 the last.
 """
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -10,6 +12,7 @@ from fedmf import federated
 CLASSES, LENGTH = 7, 5
 
 
+@functools.cache
 def small_task(clients: int = 12) -> federated.Task:
     """Clients have between 0 and 9 sequences; one of them has none."""
 

@@ -90,8 +90,7 @@ def of_client_data(data, preprocess, **changes):
     )
 
 
-@pytest.mark.slow
-def test_a_client_data_and_a_preprocessing_function(tmp_path, tff):
+def test_a_client_data_and_a_preprocessing_function(tff):
     def mapped(dataset):
         return dataset.map(lambda e: (e["pixels"], e["label"]))
 
@@ -99,11 +98,14 @@ def test_a_client_data_and_a_preprocessing_function(tmp_path, tff):
     clients = {str(i): {"pixels": x[i == OWNERS], "label": LABELS[i == OWNERS]} for i in range(9)}
     data = tff.simulation.datasets.TestClientData(clients)
     arrays, task = task_of(x), of_client_data(data, mapped, validation=(x, LABELS))
-    ours, theirs = (train(tmp_path / each.description, task=each) for each in (arrays, task))
-    np.testing.assert_equal(theirs.weights, ours.weights)
-    # Their splits are the same examples, in another order.
-    assert theirs.result["validation"] == ours.result["validation"]
-    assert theirs.result["test"] == pytest.approx(ours.result["test"], rel=1e-5)
+    assert (task.spec, task.client_ids) == (arrays.spec, arrays.client_ids)
+    for name in task.client_ids:
+        np.testing.assert_equal(task.examples_of(name), arrays.examples_of(name))
+    np.testing.assert_equal(task.split("validation"), (x, LABELS))
+    found, expected = (
+        sorted(zip(map(bytes, x), y, strict=True)) for x, y in (task.split("test"), (x, LABELS))
+    )
+    assert found == expected
     with refusal("client '0' of task 'arrays' are a NoneType", TypeError):
         examples_of(task, lambda x, y: None, "0").examples_of("0")
     with refusal("single examples .* not batched", TypeError):
@@ -249,6 +251,7 @@ def test_an_error_of_the_users_function_says_whose_examples_it_read():
 
 @pytest.mark.slow
 def test_a_client_s_examples_that_do_not_do_lose_no_round(tmp_path):
+    """The checkpoint is what it is after Ctrl-C (test_loop.py)."""
     task, rounds, settings = task_of(), [], config(checkpoint_every=6)
     read = task.client_examples
     broken = dataclasses.replace(
@@ -256,11 +259,8 @@ def test_a_client_s_examples_that_do_not_do_lose_no_round(tmp_path):
     )
     with refusal("pass a pair", TypeError):
         train(tmp_path / "run", settings, broken, on_round=rounds.append)
-    whole = train(tmp_path / "whole", settings, task)
-    assert fedmf.Run.load(tmp_path / "run").metrics == whole.metrics[:3]
+    assert len(fedmf.Run.load(tmp_path / "run").metrics) == 3
     assert RunFolder(tmp_path / "run").saved_rounds() == 3
-    resumed = train(tmp_path / "run", settings, task, resume=True)
-    np.testing.assert_equal(resumed.weights, whole.weights)
 
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
@@ -313,7 +313,7 @@ def test_texts_of_any_kind_and_length_reach_the_model_whole(tmp_path):
             texts = [words[i].encode() if kind is bytes else str(words[i]) for i in label]
             return np.array(texts, object if kind is object else None), label
 
-        silent = config(family="none", noise_multiplier=None)
+        silent = config(rounds=2, family="none", noise_multiplier=None)
         task = dataclasses.replace(
             task_of(model=lookup),
             client_examples=examples,

@@ -143,14 +143,9 @@ def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path
         (tmp_path / name / "__init__.py").write_text(
             "raise AssertionError('the user\\'s own package was imported')\n"
         )
-    train = (
-        "train --data c.sqlite --out run --noise-seed 1 --quiet -o vocabulary-size=30 -o "
-        "embedding-size=4 -o lstm-size=6"
-    )
-    small = "-o validation-sentences=20 -o test-sentences=20 -o max-sentences=8 --evaluate-every 4"
     commands = [
         "data synth --clients 20 --out c.sqlite --quiet",
-        f"{train} {small} {' '.join(OPTIONS)}",
+        f"train --task regression --out run --noise-seed 1 --quiet {' '.join(OPTIONS)}",
         "demo --help",
     ]
     # As `python -m` does it: the working folder comes first. All in one process, which imports

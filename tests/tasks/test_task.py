@@ -55,16 +55,6 @@ def test_tff_s_load_data_reads_the_corpus_from_a_cache_folder(corpus_file, tff):
         assert rows[0]["score"].dtype == np.int64
 
 
-@pytest.mark.parametrize("split", data.SPLITS)
-def test_the_corpus_reads_what_is_in_the_file(corpus_file, split):
-    corpus, expected = data.open_corpus(corpus_file), plain_sentences(corpus_file, split)
-    assert list(corpus.client_sizes(split)) == sorted(expected)
-    for client in expected:
-        assert corpus.sentences(split, client) == expected[client]
-        assert corpus.sentences(split, client, 3) == expected[client][:3]
-    assert corpus.sentences(split, "nobody", 3) == []
-
-
 def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
     task = made(corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL)
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words

@@ -110,6 +110,7 @@ class Records:
             tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero
         )
 
+    @tf.autograph.experimental.do_not_convert  # it would take each process seconds
     def clipped(self, params: SampleParams, record: Any) -> QuerySample:
         """Zeroing, then clipping to clip_norm in L2 over all leaves together.
 

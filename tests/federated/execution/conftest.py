@@ -31,7 +31,7 @@ def sums_of(monkeypatch):
     up to `small` parameters train side by side in one call, others in threads.
     """
 
-    def made(task, settings, small, threads=2):
+    def made(task, settings, small, threads=1):
         monkeypatch.setattr(side_by_side, "SMALL_MODEL", small)
         weights = [v.value() for v in task.build_model(3).trainable_variables]
         work = ClientSetup(task=task, config=settings, kind="autodiff").work(threads)

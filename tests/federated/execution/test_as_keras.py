@@ -1,7 +1,10 @@
-"""A client's update is that of Keras's `train_on_batch` on its own examples, whatever model and
-loss, in every kind of client work.
+"""A client's update is that of Keras's `train_on_batch` on its own examples, whatever model, loss
+and weights of examples and classes, in every kind of client work.
 """
 
+import pickle
+
+import cloudpickle
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,6 +30,11 @@ WORDS = RNG.integers(1, 9, (len(OWNERS), 6)).astype(np.uint8)
 PADDED = np.where(np.arange(6) < RNG.integers(2, 7, (len(OWNERS), 1)), WORDS, 0)
 NEXT = RNG.integers(0, 3, WORDS.shape)
 TABLE = {"z": PADDED, "a": FEATURES}  # keys that are not in order
+# Some examples do not count, a batch of the third client among them.
+WEIGHTS = np.where(OWNERS == 2, 0.0, RNG.choice([0.0, 0.5, 3.0], len(OWNERS), p=[0.2, 0.4, 0.4]))
+CLASSES = {0: 1.0, 1: 4.0, 2: 0.25}
+SAMPLE = {"sample_weight": WEIGHTS}
+BOTH = SAMPLE | {"class_weight": CLASSES}
 
 
 class BatchMean(layers.Layer):
@@ -72,6 +80,10 @@ def sequences():
     return tf.keras.Model({"z": words, "a": features}, layers.Dense(3)(hidden))
 
 
+def masked():
+    return tf.keras.Sequential([layers.Embedding(9, 4, mask_zero=True), layers.Dense(3)])
+
+
 def two_outputs():
     features = tf.keras.Input((5,))
     return tf.keras.Model(
@@ -83,26 +95,28 @@ def crossentropy(**options):
     return losses.SparseCategoricalCrossentropy(from_logits=True, **options)
 
 
-# Inputs, labels, model, loss.
+# Inputs, labels, model, loss, weights.
 KINDS = {
-    "masked pooling, sum": (WORDS, LABELS, pooled, lambda: crossentropy(reduction="sum")),
-    "masked sequences, a class ignored": (
-        TABLE,
-        NEXT,
-        sequences,
-        lambda: crossentropy(ignore_class=1),
+    "masked pooling, sum": (WORDS, LABELS, pooled, lambda: crossentropy(reduction="sum"), BOTH),
+    "masked": (PADDED, NEXT, masked, crossentropy, SAMPLE),
+    "masked, a class ignored": (
+        TABLE, NEXT, sequences, lambda: crossentropy(ignore_class=1), SAMPLE
     ),
-    "rows mixed, own losses": (FEATURES, LABELS, lambda: dense(3, BatchMean()), crossentropy),
-    "own class": (FEATURES, FEATURES[:, 0].astype(np.float64), lambda: dense(1), Tripled),
-    "two outputs": (FEATURES, {"q": LABELS, "b": (LABELS + 1) % 3}, two_outputs, crossentropy),
-}
+    "rows mixed, own losses": (FEATURES, LABELS, lambda: dense(3, BatchMean()), crossentropy, {}),
+    "own class": (FEATURES, FEATURES[:, 0].astype(np.float64), lambda: dense(1), Tripled, {}),
+    "one output": (FEATURES, FEATURES[:, 0], lambda: dense(1), losses.Huber, SAMPLE),
+    "two outputs": (
+        FEATURES, {"q": LABELS, "b": (LABELS + 1) % 3}, two_outputs, crossentropy, SAMPLE
+    ),
+}  # fmt: skip
 
 
-def task_of(x, y, model, loss, **changes):
-    return task_of_arrays(x, y, model, loss=loss(), client_ids=OWNERS, **changes)
+def task_of(x, y, model, loss, weights, **changes):
+    values = {"loss": loss(), "client_ids": OWNERS, "batch_size": BATCH}
+    return task_of_arrays(x, y, model, **values | weights | changes)
 
 
-def settings(execution="fast"):
+def settings(execution="fast", **changes):
     """One round without noise, zeroing and clipping; the server adds the mean."""
     values = {
         "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None,
@@ -110,42 +124,58 @@ def settings(execution="fast"):
         "client_epochs": 2,
         "server_learning_rate": 1.0, "server_momentum": 0.0, "warmup": 0.0, "cooldown": 0.0,
     }  # fmt: skip
-    return config(execution, **values)
+    return config(execution, **values | changes)
 
 
 def cohort_of(task):
-    return [client_epochs(task, settings(), 0, client) for client in range(len(SIZES))]
+    clients = range(len(task.client_ids))
+    return [client_epochs(task, settings(), 0, client) for client in clients]
 
 
-def trained_by_keras(task, loss):
-    """The sum of the updates, and the mean loss with the model's own losses."""
-    model = task.build_model(3)
-    start = model.get_weights()
-    total, values, examples = [np.zeros_like(w) for w in start], 0.0, 0
-    for epochs in cohort_of(task):
+def trained_by_keras(x, y, build, loss, weights):
+    """The sum of the updates, and the mean loss with the model's own losses. Keras gets the weights
+    as fedmf does.
+    """
+    # Places instead of inputs: the order of fedmf's batches
+    order = cohort_of(task_of(np.arange(len(OWNERS)), y, build, loss, {}))
+    model = task_of(x, y, build, loss, {}).build_model(3)
+    model.compile(tf.keras.optimizers.legacy.SGD(RATE), loss(), run_eagerly=True)
+    start, values, examples = model.get_weights(), 0.0, 0
+    total, sample = [np.zeros_like(w) for w in start], weights.get("sample_weight")
+    for epochs in order:
         model.set_weights(start)
-        model.compile(tf.keras.optimizers.legacy.SGD(RATE), loss())
-        for epoch in epochs:
-            count = len(tf.nest.flatten(epoch)[0])
-            for first in range(0, count, BATCH):
-                x, y = tf.nest.map_structure(lambda array, i=first: array[i : i + BATCH], epoch)
-                value, rows = np.ravel(model.train_on_batch(x, y))[0], min(BATCH, count - first)
-                values, examples = values + value * rows, examples + rows
+        for places, _ in epochs:
+            for first in range(0, len(places), BATCH):
+                rows = places[first : first + BATCH]
+                value = model.train_on_batch(
+                    *tf.nest.map_structure(lambda array, rows=rows: array[rows], (x, y)),
+                    sample_weight=None if sample is None else sample[rows],
+                    class_weight=weights.get("class_weight"),
+                )
+                values, examples = values + np.ravel(value)[0] * len(rows), examples + len(rows)
         total = [t + s - w for t, s, w in zip(total, start, model.get_weights(), strict=True)]
     return total, values / examples
 
 
+QUICK = ("masked pooling, sum", "masked")
+
+
 @pytest.mark.parametrize(
-    "kind",
-    [kind if "sum" in kind else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
+    "kind", [*QUICK, *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k not in QUICK)]
 )
 def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
-    *_, loss = KINDS[kind]
+    """To 2e-6, some roundings of float32; the updates have entries of 0.001 and more."""
+    *_, weights = KINDS[kind]
     task = task_of(*KINDS[kind])
-    expected, mean = trained_by_keras(task, loss)
+    expected, mean = trained_by_keras(*KINDS[kind])
     assert min(np.abs(keras).max() for keras in expected) > 1e-3
-    for small in (0, 10_000):
-        part = sums_of(task, settings(), small)(cohort_of(task))
+    if weights is BOTH:  # the control
+        without, _ = trained_by_keras(*KINDS[kind][:-1], {})
+        assert max(np.abs(a - b).max() for a, b in zip(without, expected, strict=True)) > 1e-3
+    # As workers of a cluster get it, which are sent the examples.
+    elsewhere = pickle.loads(cloudpickle.dumps(task.without_examples()))
+    for given, small in ((task, 0), (elsewhere, 10_000)):
+        part = sums_of(given, settings(), small)(cohort_of(task))
         # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
         assert bool(vectorised) is (small > 0 and "ignored" not in kind)
         assert int(part.total.zeroed) == 0
@@ -156,9 +186,9 @@ def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
 
 @pytest.mark.slow
 def test_fast_and_tff_train_the_same():
-    kind = KINDS["masked sequences, a class ignored"]
+    kind = KINDS["masked, a class ignored"]
     task = task_of(*kind)
-    expected, _ = trained_by_keras(task, kind[-1])
+    expected, _ = trained_by_keras(*kind)
     # A client whose examples are not finite, and one whose update is not.
     (x, y), *_ = cohort_of(task)[0]
     cohort, rows = [*cohort_of(task), [], [({"z": x["z"], "a": x["a"] * np.float32(1e38)}, y)]], []
@@ -177,18 +207,16 @@ def test_fast_and_tff_train_the_same():
     assert (rows[0]["examples"], rows[0]["zeroed"], rows[0]["not_finite"]) == (2 * sum(SIZES), 1, 1)
 
 
-@pytest.mark.parametrize("kind", ["masked sequences, a class ignored", "own class"])
+@pytest.mark.parametrize("kind", ["masked, a class ignored", "own class"])
 def test_evaluation_is_that_of_keras(kind):
     """The loss of a class of one's own depends on the batches: they are those of training."""
-    *_, loss = KINDS[kind]
+    x, y, _, loss, _ = KINDS[kind]
     metrics = tf.keras.metrics
     made = metrics.MeanAbsoluteError if kind == "own class" else metrics.SparseCategoricalAccuracy
     task = task_of(*KINDS[kind], metrics=lambda: [made("accuracy")])
     model = task.build_model(3)
     model.compile(loss=loss(), metrics=[made("accuracy")])
-    expected = model.evaluate(
-        *task.split("test"), batch_size=BATCH if kind == "own class" else 256, verbose=0
-    )
+    expected = model.evaluate(x, y, batch_size=BATCH if kind == "own class" else 256, verbose=0)
     found = Evaluator(task, settings())([v.numpy() for v in model.trainable_variables], "test")
     assert found["accuracy"] == pytest.approx(expected[1])
     if not model.losses:  # which Keras adds to what it reports
@@ -214,7 +242,7 @@ class Weighted(OnIndices):
 
 
 def test_labels_of_tff_s_rank_are_taken():
-    check_model(task_of(FEATURES, LABELS, dense, OnIndices), settings())
+    check_model(task_of(FEATURES, LABELS, dense, OnIndices, {}), settings())
 
 
 @pytest.mark.parametrize(
@@ -230,25 +258,7 @@ def test_labels_of_tff_s_rank_are_taken():
 def test_what_cannot_be_honoured_is_refused(model, loss, said):
     for execution in ("fast", "tff"):
         with refusal(said, (TypeError, ValueError)):
-            check_model(task_of(FEATURES, LABELS, model, loss), settings(execution))
-
-
-def test_few_steps_have_all_batches_in_each_client_s_order():
-    rng = np.random.default_rng(2)
-    for _ in range(20):
-        sizes = rng.integers(0, 12, (rng.integers(1, 8), 3))
-        found = batches([[(np.zeros(n), np.zeros(n)) for n in epochs] for epochs in sizes], 4)
-        order, seen, size = steps(found), [], dict(zip(found.start, found.size, strict=True))
-        for begin, end, rows in zip([0, *order.end[:-1]], order.end, order.size, strict=True):
-            together = [*zip(order.client[begin:end], order.start[begin:end], strict=True)]
-            assert len(dict(together)) == len(together) > 0
-            assert all(size[start] == rows for _, start in together)
-            seen += together
-        for client in range(len(sizes)):
-            starts = [start for each, start in seen if each == client]
-            assert starts == found.start[found.client == client].tolist()
-        firsts = order.end[order.first - 1] if order.first else 0
-        assert len(dict(seen[:firsts])) == firsts == len(dict(seen))
+            check_model(task_of(FEATURES, LABELS, model, loss, {}), settings(execution))
 
 
 def test_clients_of_equal_epochs_need_few_steps():

@@ -32,20 +32,13 @@ SIZES = {
 
 
 @pytest.fixture(scope="module")
-def task_of(tmp_path_factory):
-    """Loss -> task."""
+def task(tmp_path_factory):
     corpus = tmp_path_factory.mktemp("corpus") / "corpus.sqlite"
     write_synthetic_corpus(
         corpus, clients=12, seed=0, sentences_per_client=9.0, vocabulary_size=259
     )
-    return lambda loss: stackoverflow_nwp(
-        StackOverflowOptions(data=corpus, loss=loss, **SIZES), progress=False
-    )
-
-
-@pytest.fixture(scope="module")
-def task(task_of):
-    made = task_of("masked")
+    options = StackOverflowOptions(data=corpus, loss="masked", **SIZES)
+    made = stackoverflow_nwp(options, progress=False)
     if made.compiled_epoch() is None:
         pytest.skip("no C compiler")
     return made
@@ -67,9 +60,8 @@ def run(task, settings, *, rounds=6, state=None, first=0, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["masked", "published"])
-def test_the_same_model_as_stock_tff(task, task_of, loss):
-    task = task_of(loss)
+def test_the_same_model_as_stock_tff(task):
+    """tests/tasks/test_compiled.py has the other losses."""
     settings = {"client_learning_rate": 1.0, "zeroing_norm": 1.0}
     fast, rows, _ = run(task, config(**settings))
     stock, expected, _ = run(task, config("tff", **settings))

@@ -1,83 +1,40 @@
-"""Weights of examples and of classes: an update is that of Keras's `train_on_batch` with the same
-weights, in every kind of client work, whatever they are it is clipped, and evaluation counts each
-example once.
+"""Weights of examples and of classes: where they come from, that an update is clipped whatever they
+are, and that evaluation counts each example once. test_as_keras.py has the updates.
 """
 
 import dataclasses
-import pickle
 
-import cloudpickle
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from fedmf import federated
 from fedmf.federated.examples import NotFinite, Weighted, apart
-from fedmf.federated.execution.base import RunOptions
-from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.client_data import client_epochs
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
-from tests.federated.small_runs import assert_close, config, train
+from tests.federated.execution.test_as_keras import (
+    BATCH,
+    BOTH,
+    CLASSES,
+    FEATURES,
+    LABELS,
+    NEXT,
+    OWNERS,
+    RATE,
+    SIZES,
+    WEIGHTS,
+    cohort_of,
+    crossentropy,
+    dense,
+    settings,
+)
+from tests.federated.small_runs import assert_close, config
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
 
-layers, losses = tf.keras.layers, tf.keras.losses
-
-BATCH, RATE = 4, 0.1
-SIZES = (3, 4, 1, 9)
-OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
-RNG = np.random.default_rng(4)
-FEATURES = RNG.normal(size=(len(OWNERS), 5)).astype(np.float32)
-LABELS = RNG.integers(0, 3, len(OWNERS))
+layers = tf.keras.layers
 ONE_HOT = (LABELS[:, None] == np.arange(3)).astype(np.float32)
-# Some examples do not count, a batch of the third client among them.
-WEIGHTS = np.where(OWNERS == 2, 0.0, RNG.choice([0.0, 0.5, 3.0], len(OWNERS), p=[0.2, 0.4, 0.4]))
-WORDS = RNG.integers(1, 9, (len(OWNERS), 6))
-PADDED = np.where(np.arange(6) < RNG.integers(2, 7, (len(OWNERS), 1)), WORDS, 0)
-NEXT = RNG.integers(0, 3, WORDS.shape)
-CLASSES = {0: 1.0, 1: 4.0, 2: 0.25}
-
-
-def dense(outputs=3):
-    return tf.keras.Sequential(
-        [tf.keras.Input((5,)), layers.Dense(4, "relu"), layers.Dense(outputs)]
-    )
-
-
-def sequences():
-    """Its outputs have a mask."""
-    return tf.keras.Sequential([layers.Embedding(9, 4, mask_zero=True), layers.Dense(3)])
-
-
-def two_outputs():
-    x = tf.keras.Input((5,))
-    return tf.keras.Model(x, {"q": layers.Dense(3)(x), "b": layers.Dense(3)(x)})
-
-
-def crossentropy(**options):
-    return losses.SparseCategoricalCrossentropy(from_logits=True, **options)
-
-
-BOTH = {"sample_weight": WEIGHTS, "class_weight": CLASSES}
-# Inputs, labels, model, loss, weights.
-KINDS = {
-    "samples": (FEATURES, LABELS, dense, crossentropy(), {"sample_weight": WEIGHTS}),
-    "classes": (FEATURES, LABELS, dense, crossentropy(), {"class_weight": CLASSES}),
-    "both, sum": (FEATURES, LABELS, dense, crossentropy(reduction="sum"), BOTH),
-    "both, one-hot": (
-        FEATURES, ONE_HOT, dense, losses.CategoricalCrossentropy(from_logits=True), BOTH
-    ),
-    "mask": (PADDED, NEXT, sequences, crossentropy(), {"sample_weight": WEIGHTS}),
-    "ignored": (PADDED, NEXT, sequences, crossentropy(ignore_class=1), {"sample_weight": WEIGHTS}),
-    "one output": (
-        FEATURES, FEATURES[:, 0], lambda: dense(1), losses.Huber(), {"sample_weight": WEIGHTS}
-    ),
-    "two outputs": (
-        FEATURES, {"q": LABELS, "b": (LABELS + 1) % 3}, two_outputs, crossentropy(),
-        {"sample_weight": WEIGHTS},
-    ),
-}  # fmt: skip
 
 
 def task_of(x=FEATURES, y=LABELS, model=dense, loss=None, weights=BOTH, **changes):
@@ -85,102 +42,18 @@ def task_of(x=FEATURES, y=LABELS, model=dense, loss=None, weights=BOTH, **change
     return task_of_arrays(x, y, model, **values | weights | changes)
 
 
-def settings(execution="fast", **changes):
-    """One round without noise, zeroing and clipping; the server adds the mean."""
-    values = {
-        "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None,
-        "clip_norm": 1e6, "cohort_size": len(SIZES), "client_learning_rate": RATE,
-        "client_epochs": 2, "server_learning_rate": 1.0, "server_momentum": 0.0, "warmup": 0.0,
-        "cooldown": 0.0,
-    }  # fmt: skip
-    return config(execution, **values | changes)
-
-
-def cohort_of(task):
-    clients = range(len(task.client_ids))
-    return [client_epochs(task, settings(), 0, client) for client in clients]
-
-
-def trained_by_keras(x, y, build, loss, weights):
-    """The sum of the updates, and the mean loss. Keras gets the weights as fedmf does."""
-    # Places instead of inputs: the order of fedmf's batches
-    order = cohort_of(task_of(np.arange(len(OWNERS)), y, build, loss, {}))
-    model = task_of(x, y, build, loss, {}).build_model(3)
-    model.compile(tf.keras.optimizers.legacy.SGD(RATE), loss)
-    start, values, examples = model.get_weights(), 0.0, 0
-    total = [np.zeros_like(w) for w in start]
-    for epochs in order:
-        model.set_weights(start)
-        for places, _ in epochs:
-            for first in range(0, len(places), BATCH):
-                rows = places[first : first + BATCH]
-                sample = weights.get("sample_weight")
-                value = model.train_on_batch(
-                    x[rows],
-                    tf.nest.map_structure(lambda array, rows=rows: array[rows], y),
-                    sample_weight=None if sample is None else sample[rows],
-                    class_weight=weights.get("class_weight"),
-                )
-                values, examples = values + np.ravel(value)[0] * len(rows), examples + len(rows)
-        total = [t + s - w for t, s, w in zip(total, start, model.get_weights(), strict=True)]
-    return total, values / examples
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind if kind in ("both, sum", "mask") else pytest.param(kind, marks=pytest.mark.slow)
-        for kind in KINDS
-    ],
-)
-def test_in_turn_and_side_by_side_are_keras(kind, sums_of, vectorised):
-    """To 2e-6, some roundings of float32; the updates have entries of 0.01 and more."""
-    expected, mean = trained_by_keras(*KINDS[kind])
-    without, _ = trained_by_keras(*KINDS[kind][:-1], {})  # the control
-    assert max(np.abs(a - b).max() for a, b in zip(without, expected, strict=True)) > 1e-2
-    task = task_of(*KINDS[kind])
-    cohort = cohort_of(task)
-    # As workers of a cluster get it, which are sent the examples.
-    elsewhere = pickle.loads(cloudpickle.dumps(task.without_examples()))
-    for given, small in ((task, 0), (elsewhere, 10_000)):
-        part = sums_of(given, settings(), small)(cohort)
-        assert bool(vectorised) is (small > 0 and kind != "ignored")
-        assert int(part.total.zeroed) == 0
-        assert_close(part.total.record, expected, atol=2e-6)
-        assert part.loss / part.examples == pytest.approx(mean, rel=1e-5)
-
-
-@pytest.mark.usefixtures("tff")
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["both, sum", "mask"])
-def test_tff_is_keras(kind):
-    expected, mean = trained_by_keras(*KINDS[kind])
-    for name in ("fast", "tff"):
-        task, settled = task_of(*KINDS[kind]), settings(name)
-        execution = build_execution(task, settled.plan(), settled, 9, options=RunOptions())
-        start = execution.init()
-        state, row = execution.next(start, cohort_of(task))
-        change = map(np.subtract, execution.weights(start), execution.weights(state))
-        assert_close(change, [keras / len(SIZES) for keras in expected], atol=1e-6)
-        assert row["train_loss"] == pytest.approx(mean, rel=1e-5)
-
-
 def test_one_gradient_a_client_is_keras(sums_of, vectorised):
     """Privacy of single examples: each has a client of its own."""
     task = task_of(client_ids=np.arange(len(OWNERS)), batch_size=1)
     once = settings(client_epochs=1)
     cohort = [client_epochs(task, once, 0, client) for client in range(len(OWNERS))]
-    in_turn, single = (
-        (sums_of(given, once, 0)(cohort).total.record, bool(vectorised))
-        for given in (dataclasses.replace(task, batch_size=2), task)
-    )
-    assert (in_turn[1], single[1]) == (False, True)
-    assert_close(single[0], in_turn[0], atol=2e-6)
+    single = sums_of(task, once, 0)(cohort).total.record
+    assert vectorised
     model = task.build_model(3)
     start = model.get_weights()
     model.compile(tf.keras.optimizers.legacy.SGD(RATE), crossentropy(reduction="sum"))
     model.train_on_batch(FEATURES, LABELS, sample_weight=WEIGHTS, class_weight=CLASSES)
-    assert_close(single[0], map(np.subtract, start, model.get_weights()), atol=2e-6)
+    assert_close(single, map(np.subtract, start, model.get_weights()), atol=2e-6)
 
 
 def test_a_function_is_given_the_weights(sums_of):
@@ -197,15 +70,14 @@ def test_a_function_is_given_the_weights(sums_of):
             FEATURES[:4], LABELS[:4], dense, loss, {"sample_weight": weights},
             client_ids=np.zeros(4, int),
         )  # fmt: skip
-        found.append(sums_of(task, settings(), 10_000)(cohort_of(task)))
+        found.append(sums_of(task, settings(), 0)(cohort_of(task)))
     assert_close(found[0].total.record, found[1].total.record, atol=2e-6)
     assert found[0].loss == pytest.approx(found[1].loss)
 
 
-@pytest.mark.parametrize("small", [0, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_an_update_is_clipped_whatever_the_weights(small, sums_of):
+def test_an_update_is_clipped_whatever_the_weights(sums_of):
     """The last client's weights are large, and then so large that its update overflows."""
-    summed = sums_of(task_of(), settings(clip_norm=0.5), small)
+    summed = sums_of(task_of(), settings(clip_norm=0.5), 0)
     *others, (epoch, *_) = cohort_of(task_of())
     for weight, zeroed in ((1e2, 0), (1e30, 1)):
         huge = (epoch[0], epoch[1]._replace(weights=np.full(SIZES[-1], weight, np.float32)))
@@ -222,12 +94,10 @@ def test_evaluation_counts_each_example_once():
     weights = [v.numpy() for v in task.build_model(3).trainable_variables]
     expected = Evaluator(plain, settings())(weights, "test")
     assert Evaluator(task, settings())(weights, "test") == expected
-    for client_id in plain.client_ids:
-        ours, theirs = (
-            Evaluator(each, settings()).on(weights, each.examples_of(client_id))
-            for each in (task, plain)
-        )
-        assert ours == theirs
+    ours, theirs = (
+        Evaluator(each, settings()).on(weights, each.examples_of("3")) for each in (task, plain)
+    )
+    assert ours == theirs
     check_model(task, settings(private_metrics=0.1))
 
 
@@ -354,27 +224,20 @@ def test_what_takes_no_weights_is_refused(task, said):
         check_model(made, settings())
 
 
-def test_a_client_of_no_weights_is_zeroed_and_does_not_stop_the_run(tmp_path):
-    """As one of NaN features: where a run stops tells of the client."""
+def test_a_client_of_no_weights_is_not_finite():
+    """As one of NaN features, which stops no run (tests/federated/test_task.py): where it stops
+    tells of the client.
+    """
     plain, bad = task_of(weights={}), {"0": (-1.0, 0), "1": (np.nan, 0), "2": (1.0, 3)}
 
-    def task(empty):
-        def examples(name):
-            x, y = plain.client_examples(name)
-            if name in bad:
-                x, y = (x[:0], y[:0]) if empty else (x, np.full_like(y, bad[name][1]))
-            return x, y
+    def examples(name):
+        x, y = plain.client_examples(name)
+        return x, np.full_like(y, bad[name][1])
 
-        def weights(name):
-            return np.full(len(examples(name)[0]), bad.get(name, (1.0, 0))[0])
+    def weights(name):
+        return np.full(len(examples(name)[0]), bad[name][0])
 
-        return functions(weights, client_examples=examples, class_weight=CLASSES)
-
+    task = functions(weights, client_examples=examples, class_weight=CLASSES)
     for name, said in zip(bad, ("hold -1.0", "hold nan", "hold class 3"), strict=True):
         with pytest.raises(NotFinite, match=f"client '{name}' of task .*{said}"):
-            task(empty=False).examples_of(name)
-    with pytest.warns(UserWarning, match=r"client '.' .* hold .*; its update is zeroed"):
-        broken = train(tmp_path / "broken", settings(), task(empty=False))
-    empty = train(tmp_path / "empty", settings(), task(empty=True))
-    np.testing.assert_equal(broken.weights, empty.weights)
-    assert [row["zeroed"] for row in broken.metrics] == [3]
+            task.examples_of(name)

@@ -129,14 +129,22 @@ def test_games_that_break_the_claim_are_caught(monkeypatch):
 REFEREE = {"clients": 6, "rounds": 8, "noise_multiplier": 0.2, "shapes": "30x20,20"}
 
 
-def summed(query, state, updates):
-    """What a query makes of the updates, and the state after it."""
-    params = query.derive_sample_params(state)
-    records = [[tf.constant(array) for array in update] for update in updates]
-    sample = query.initial_sample_state(records[0])
-    for record in records:
-        sample = query.accumulate_record(params, sample, record)
-    return query.get_noised_result(sample, state)[:2]
+def summed(query):
+    """(state, updates) -> what a query makes of them and the state after it, a graph for each
+    number of updates.
+    """
+
+    @tf.function
+    def of(state, updates):
+        params, sample = query.derive_sample_params(state), query.initial_sample_state(updates[0])
+        for record in updates:
+            sample = query.accumulate_record(params, sample, record)
+        return query.get_noised_result(sample, state)[:2]
+
+    def on_tensors(state, updates):
+        return of(state, [[tf.constant(array) for array in update] for update in updates])
+
+    return on_tensors
 
 
 @pytest.mark.slow
@@ -144,14 +152,15 @@ def test_the_referee_passes_the_mean_of_dp_aggregator():
     claim = AggregatorClaim(**REFEREE, noise="correlated", min_sep=3)
     plan = plan_of(MECHANISMS["banded"](8), noise_multiplier=0.2, clip_norm=1.0, delta=1e-4)
     specs = [tf.TensorSpec(shape) for shape in claim.arrays]
+    query = mean_query(plan, specs, clients_per_round=claim.clients, noise_seed="os")
+    next_round = summed(query)
 
     def make():
-        query = mean_query(plan, specs, clients_per_round=claim.clients, noise_seed="os")
         state = query.initial_global_state()
 
         def aggregate(updates):
             nonlocal state
-            result, state = summed(query, state, updates)
+            result, state = next_round(state, updates)
             return result
 
         return aggregate
@@ -167,9 +176,11 @@ def test_the_referee_passes_tf_privacys_sum_but_for_what_is_no_number():
     """
     import tensorflow_privacy as tfp
 
+    query = tfp.GaussianSumQuery(1.0, 0.2)
+    next_round = summed(query)
+
     def make():
-        query = tfp.GaussianSumQuery(1.0, 0.2)
-        return lambda updates: summed(query, query.initial_global_state(), updates)[0]
+        return lambda updates: next_round(query.initial_global_state(), updates)[0]
 
     result = audit_aggregator(make, AggregatorClaim(**REFEREE, releases="sum"))
     assert result.failed == ("not-finite",)

@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -70,16 +67,9 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_after_kill_9_has_the_same_canaries_bit_for_bit(run, tmp_path):
-    program = (
-        "import os, signal, sys; from tests.federated.training.test_canaries import train; "
-        "from fedmf.federated.execution import side_by_side; side_by_side.SMALL_MODEL = 0; "
-        "train(sys.argv[1], on_round=lambda t: t == 4 and os.kill(os.getpid(), signal.SIGKILL))"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "parts")]
-    killed = subprocess.run(command, capture_output=True, timeout=300)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    parts = train(tmp_path / "parts", resume=True)
+def test_a_run_that_crashed_has_the_same_canaries_bit_for_bit(run, tmp_path):
+    parts = small_runs.broken_off(tmp_path / "parts", 5, config(), wide_task())
+    parts = train(parts, resume=True)
     assert evidence(run)["releases"].shape == (8, CANARIES)
     np.testing.assert_equal(evidence(parts), evidence(run))
     np.testing.assert_equal(parts.weights, run.weights)

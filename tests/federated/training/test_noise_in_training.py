@@ -2,8 +2,6 @@
 and what the metrics say of it.
 """
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -20,11 +18,12 @@ def whole(tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole") / "run", SETTINGS).weights
 
 
-@pytest.mark.parametrize(("before", "after"), itertools.permutations(HOST_STRATEGIES, 2))
 @pytest.mark.slow
-def test_a_resume_may_change_the_strategy(tmp_path, whole, before, after):
-    broken_off(tmp_path, 4, SETTINGS, noise_strategy=before)
-    run = train(tmp_path, SETTINGS, resume=True, noise_strategy=after)
+def test_a_resume_may_change_the_strategy(tmp_path, whole):
+    one, other = HOST_STRATEGIES
+    broken_off(tmp_path, 3, SETTINGS, noise_strategy=one)
+    broken_off(tmp_path, 5, SETTINGS, resume=True, noise_strategy=other)
+    run = train(tmp_path, SETTINGS, resume=True, noise_strategy=one)
     assert_close(run.weights, whole, **ROUNDING)
 
 

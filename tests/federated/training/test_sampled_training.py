@@ -90,15 +90,6 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
     with refusal("plan has .*sampling=None"):
         train(tmp_path / "run", sampled(), plan=plan)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"bands": None}, "needs bands"),
-        ({"cohort_size": 13}, "cohort_size=13 exceeds"),
-    ],
-)
-def test_configs_that_cannot_be_meant(changes, words):
-    with refusal(words):
-        sampled(**changes)
+    for changes, words in (({"bands": None}, "needs bands"), ({"cohort_size": 13}, "exceeds")):
+        with refusal(words):
+            sampled(**changes)
