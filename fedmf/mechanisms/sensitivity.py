@@ -52,7 +52,8 @@ _MAX_MAGNITUDE = 1e100
 _MAX_ROUNDS_TRIED_DENSE = 1024
 # Rounds of a client up to which the bound from its Toeplitz X is sharpened, which takes the matrix.
 _MAX_WINDOW_SHARPENED = 4096
-# Of mechanisms in use, which never change: dense encoders take seconds, and plans ask again.
+# Of mechanisms in use, which never change and compare by identity: dense encoders take seconds, and
+# plans ask again.
 _COMPUTED: weakref.WeakKeyDictionary[Mechanism, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -99,7 +100,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
             f"participation is of type {type(participation).__name__}: pass a fedmf.Participation"
         )
     _check_columns(getattr(encoder_or_mechanism, "rounds", participation.rounds), participation)
-    kept = isinstance(encoder_or_mechanism, Mechanism)
+    kind = type(encoder_or_mechanism)
+    kept = issubclass(kind, Mechanism) and kind.__hash__ is object.__hash__
     known = _COMPUTED.setdefault(encoder_or_mechanism, {}) if kept else {}
     if participation not in known:
         known[participation] = _computed(encoder_or_mechanism, participation)
