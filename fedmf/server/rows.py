@@ -8,7 +8,7 @@ rows from the counter-based source, bit for bit: a round that was released has t
 whatever a killed process had half written. Strategies: `fedmf.noise.strategies`.
 """
 
-import contextlib
+import concurrent.futures
 import os
 import pathlib
 import tempfile
@@ -26,6 +26,11 @@ from fedmf.privacy.plan import Plan, noise_size
 from fedmf.server.source import LARGEST, GaussianSource, check_noise_seed, noise_key
 from fedmf.server.state import NoiseState, check_plan, check_tail, plan_mark, state_mark
 from fedmf.terminal import progress_bar
+
+# Each has working memory, of which the strategy's `memory` counts two.
+_THREADS = 2
+# A limit on products is the process's: of two that overlap, the last to end would leave its own.
+_ONE_LIMIT = threading.Lock()
 
 
 class HostNoise:
@@ -201,19 +206,6 @@ def _replace(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
     return tree.traverse(lambda part: change(part) if isinstance(part, NoiseState) else None, state)
 
 
-_PRODUCTS = threading.Lock()
-
-
-@contextlib.contextmanager
-def _products_on_one_thread() -> Iterator[None]:
-    """Inside, numpy's products of matrices have the same bits on any number of processors, and no
-    thread that waits for its part of one takes a processor meanwhile.
-    """
-    # The limit is the process's: of two that overlap, the last to end would leave its own behind.
-    with _PRODUCTS, threadpoolctl.threadpool_limits(1, user_api="blas"):
-        yield
-
-
 def _array(rows: int, size: int, *, mapped: bool, folder: str | pathlib.Path | None) -> np.ndarray:
     """Float32 (rows, size), in memory or in a file without a name, of this process alone."""
     if not mapped:
@@ -231,7 +223,7 @@ class _Tiles:
     """Draws of the source in tiles of coordinates."""
 
     def __init__(self, key: np.ndarray, size: int) -> None:
-        self.source, self.size, self.shown = GaussianSource(key), size, False
+        self._key, self._own, self.size, self.shown = key, threading.local(), size, False
 
     def __iter__(self) -> Iterator[slice]:
         """The tiles, with a progress bar if it is to be shown."""
@@ -242,7 +234,27 @@ class _Tiles:
 
     def draw(self, first: int, tile: slice, out: np.ndarray) -> None:
         """Rows first, first + 1, ... of Z in `tile` into out, float32 (rows, coordinates)."""
-        self.source.fill(out, first, tile.start)
+        if not hasattr(self._own, "source"):
+            self._own.source = GaussianSource(self._key)  # with working memory of its own
+        self._own.source.fill(out, first, tile.start)
+
+    def each(self, work: Callable[[slice], None]) -> None:
+        """Does the work of every tile, in two threads where numpy's products may take more than
+        one.
+
+        Its products take one each: they have the same bits on any number of processors, and no
+        thread of theirs takes a processor from the draws while it waits.
+        """
+        with _ONE_LIMIT:
+            blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+            allowed = max((library["num_threads"] for library in blas.info()), default=1)
+            pool = concurrent.futures.ThreadPoolExecutor(min(allowed, _THREADS), "noise")
+            with blas.limit(limits=1):
+                try:
+                    for job in [pool.submit(work, tile) for tile in self]:
+                        job.result()
+                finally:
+                    pool.shutdown(cancel_futures=True)
 
 
 class _Independent:
@@ -254,7 +266,7 @@ class _Independent:
     def row(self, t: int) -> np.ndarray:
         row = np.empty((1, self._tiles.size), np.float32)
         scale = np.float32(self._form.matrix(t)[0, 0])
-        self._tiles.source.fill(row, t)
+        self._tiles.draw(t, slice(0, None), row)
         return row[0] if scale == 1 else row[0] * scale
 
 
@@ -289,20 +301,23 @@ class _Recurrent:
         else:
             written, state = np.arange(L + r), np.arange(L, L + r)
         M = self._form.matrix(b)[: len(written)].astype(np.float32)
-        side = min(TILE, self._tiles.size)
-        stacked = np.zeros((L + r, side), np.float32)
         # Rows around the end of the ring are in two parts.
         cut = int(np.argmin(written)) or len(written)
         parts = [rows for rows in (slice(0, cut), slice(cut, len(written))) if len(written[rows])]
-        with _products_on_one_thread():
-            for tile in self._tiles:
-                inputs = stacked[:, : tile.stop - tile.start]
-                self._tiles.draw(b * L, tile, inputs[:L])
-                for i, place in enumerate(state if b else ()):
-                    inputs[L + i] = self._array[place, tile]
-                for rows in parts:
-                    places = written[rows]
-                    np.matmul(M[rows], inputs, out=self._array[places[0] : places[-1] + 1, tile])
+        own = threading.local()
+
+        def make(tile: slice) -> None:
+            if not hasattr(own, "stacked"):
+                own.stacked = np.zeros((L + r, min(TILE, self._tiles.size)), np.float32)
+            inputs = own.stacked[:, : tile.stop - tile.start]
+            self._tiles.draw(b * L, tile, inputs[:L])
+            for i, place in enumerate(state if b else ()):
+                inputs[L + i] = self._array[place, tile]
+            for rows in parts:
+                places = written[rows]
+                np.matmul(M[rows], inputs, out=self._array[places[0] : places[-1] + 1, tile])
+
+        self._tiles.each(make)
         self._made, self._next = range(b * L, (b + 1) * L), b + 1
 
 
@@ -328,13 +343,12 @@ class _Regenerated:
         drawn, product = (
             np.empty((rows, min(TILE, self._tiles.size)), np.float32) for rows in (end, together)
         )
-        with _products_on_one_thread():
-            for tile in self._tiles:
-                z, count = drawn[:, : tile.stop - tile.start], tile.stop - tile.start
-                self._tiles.draw(0, tile, z)
-                for i in range(start, end, together):
-                    stop = min(i + together, end)
-                    rows = slice(i - start, stop - start)
-                    np.matmul(N[rows, :stop], z[:stop], out=product[: stop - i, :count])
-                    self._rows[rows, tile] = product[: stop - i, :count]
+        for tile in self._tiles:
+            z, count = drawn[:, : tile.stop - tile.start], tile.stop - tile.start
+            self._tiles.draw(0, tile, z)
+            for i in range(start, end, together):
+                stop = min(i + together, end)
+                rows = slice(i - start, stop - start)
+                np.matmul(N[rows, :stop], z[:stop], out=product[: stop - i, :count])
+                self._rows[rows, tile] = product[: stop - i, :count]
         self._made = range(start, end)

@@ -7,6 +7,8 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -89,24 +91,49 @@ def test_any_round_at_any_time_gives_the_same_bits(name, mapped):
     np.testing.assert_array_equal(jumping.row(3), whole[3])
 
 
-@pytest.mark.parametrize("name", ["recurrent", "regenerated"])
-def test_products_are_made_on_one_thread(name, monkeypatch):
-    """On more their bits may depend on how many there are."""
+def test_two_threads_make_the_bits_of_one(monkeypatch):
+    """Each with products of its own, which take one: on more their bits may depend on how many."""
     seen, fill = [], GaussianSource.fill
 
-    def threads():
+    def limits():
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
     def record(self, *arguments):
-        seen.append(threads())
+        seen.append((limits(), threading.get_ident(), id(self)))
+        time.sleep(0.01)  # for the other to begin
         fill(self, *arguments)
 
     monkeypatch.setattr(GaussianSource, "fill", record)
-    with threadpool_limits(2):
-        noise_of(banded(), name).row(39)
-        assert threads() == {2}
-    assert seen[0] == {1}
-    assert seen == seen[:1] * len(seen)
+    made = {}
+    for threads in (1, 2):
+        seen.clear()
+        with threadpool_limits(threads):
+            noise = noise_of(banded(), "recurrent")
+            made[threads] = [noise.row(t) for t in range(noise.strategy.length)]
+            assert limits() == {threads}
+        assert [limit for limit, *_ in seen] == [{1}] * len(seen)
+        assert len({ident for _, ident, _ in seen}) == len({id for *_, id in seen}) == threads
+    np.testing.assert_array_equal(made[1], made[2])
+
+
+def test_an_interrupt_waits_for_the_other_thread(monkeypatch):
+    """Else it would write into the block that is made next."""
+    ended, fill = [], GaussianSource.fill
+
+    def slow(self, out, row, start=0):
+        if not start:
+            raise KeyboardInterrupt
+        time.sleep(0.3)
+        fill(self, out, row, start)
+        ended.append(start)
+
+    monkeypatch.setattr(GaussianSource, "fill", slow)
+    with threadpool_limits(2), pytest.raises(KeyboardInterrupt):
+        noise_of(banded(), "recurrent").row(0)
+    assert ended in ([], [CHUNK])
+    before = list(ended)
+    time.sleep(0.5)
+    assert ended == before
 
 
 def test_no_bit_of_a_dense_mechanism_depends_on_the_room():
