@@ -120,6 +120,10 @@ class Checked:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Copies and pickles, whose arrays could be written to, have read-only ones again."""
+        set_fields(self, state)
+
 
 def flat(values: Mapping[str, Any], between: str = ".") -> dict[str, Any]:
     """The values with those inside of mappings beside the others, under the names of both.

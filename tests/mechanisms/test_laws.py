@@ -1,6 +1,8 @@
 """Laws of every mechanism: each test runs over the whole registry."""
 
+import copy
 import pathlib
+import pickle
 
 import numpy as np
 import pytest
@@ -107,8 +109,12 @@ def test_a_certificate_or_the_reason_why_there_is_none(build):
 
 
 @every_mechanism
-def test_arrays_inside_cannot_be_changed(build):
-    mechanism = build(5)
+@pytest.mark.parametrize(
+    "made", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_arrays_inside_cannot_be_changed(build, made):
+    """Sensitivities that were computed of them are kept."""
+    mechanism = made(build(5))
     before = mechanism.encoder()
     mechanism.encoder()[:] = 7.0
     mechanism.noising()[:] = 7.0
@@ -117,6 +123,9 @@ def test_arrays_inside_cannot_be_changed(build):
     for array in mechanism.state().values():
         if array.ndim == 2:
             assert not array.flags.writeable
+    for holder in (mechanism, getattr(mechanism, "part", mechanism)):
+        for value in vars(holder).values():
+            assert not isinstance(value, np.ndarray) or not value.flags.writeable
     assert np.array_equal(mechanism.encoder(), before)
 
 
