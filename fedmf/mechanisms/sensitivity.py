@@ -52,8 +52,7 @@ _MAX_MAGNITUDE = 1e100
 _MAX_ROUNDS_TRIED_DENSE = 1024
 # Rounds of a client up to which the bound from its Toeplitz X is sharpened, which takes the matrix.
 _MAX_WINDOW_SHARPENED = 4096
-# Of mechanisms in use, which never change and compare by identity: dense encoders take seconds, and
-# plans ask again.
+# Of mechanisms in use, which never change: dense encoders take seconds, and plans ask again.
 _COMPUTED: weakref.WeakKeyDictionary[Mechanism, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -101,8 +100,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
         )
     _check_columns(getattr(encoder_or_mechanism, "rounds", participation.rounds), participation)
     kind = type(encoder_or_mechanism)
-    kept = issubclass(kind, Mechanism) and kind.__hash__ is object.__hash__
-    known = _COMPUTED.setdefault(encoder_or_mechanism, {}) if kept else {}
+    by_identity = issubclass(kind, Mechanism) and kind.__hash__ is object.__hash__
+    known = _COMPUTED.setdefault(encoder_or_mechanism, {}) if by_identity else {}
     if participation not in known:
         known[participation] = _computed(encoder_or_mechanism, participation)
     return known[participation]
@@ -116,11 +115,8 @@ def _computed(encoder_or_mechanism: Any, participation: Participation) -> Sensit
         known = _toeplitz(_of_known_scale(coefficients), participation)
         if known.exact or participation.rounds > _MAX_ROUNDS_TRIED_DENSE:
             return known
-        return min(
-            known,
-            sensitivity(encoder_or_mechanism.encoder(), participation),
-            key=lambda bound: bound.value,
-        )
+        dense = sensitivity(encoder_or_mechanism.encoder(), participation)
+        return min(known, dense, key=lambda bound: bound.value)
     gram = _result_of(encoder_or_mechanism, "toeplitz_gram")
     if gram is not None:
         return _toeplitz_gram(_of_known_scale(gram), participation)
