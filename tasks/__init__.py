@@ -185,9 +185,9 @@ def task_of_run(
     if data is None or made.data_version == run.plan["task"]["data_version"]:
         return made
     options = _options(config.task or DEFAULT, config)
-    if not hasattr(options, "on_data"):
+    if not options or not hasattr(options[0], "on_data"):
         return made
-    values = dataclasses.asdict(options.on_data(data))
+    values = dataclasses.asdict(options[0].on_data(data))
     config = dataclasses.replace(config, data=values.pop("data"), task_options=values)
     return task_from_config(config, progress=progress)
 
