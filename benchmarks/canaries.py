@@ -3,6 +3,7 @@ clients of 64 sentences).
 
     python -m benchmarks.canaries                        100 clients a round, 100 canaries
     python -m benchmarks.canaries --clients 10 --canaries 1000
+    python -m benchmarks.canaries --small                a check of this program, measures nothing
 
 Two executions in one process take turns on the same cohorts, one of them with canaries that do not
 take part: in every round their products with the release are taken. A canary that takes part stands
@@ -13,7 +14,6 @@ import statistics
 import time
 
 import click
-import numpy as np
 
 from benchmarks.clients import random_sentences
 
@@ -22,13 +22,15 @@ from benchmarks.clients import random_sentences
 @click.option("--clients", default=100, help="Clients a round.")
 @click.option("--canaries", default=100, help="Canaries of the run.")
 @click.option("--rounds", default=3, help="Rounds that are counted, after one that is not.")
-def main(clients: int, canaries: int, rounds: int) -> None:
+@click.option("--small", is_flag=True, help="The demo's model and two clients.")
+def main(clients: int, canaries: int, rounds: int, small: bool) -> None:
     """Prints seconds and shares."""
     import fedmf
     from fedmf.federated.execution.choice import build_execution
     from fedmf.federated.execution.client_data import client_epochs
 
-    task = random_sentences("full", clients)
+    clients = 2 if small else clients
+    task = random_sentences("demo" if small else "full", clients)
     config = fedmf.TrainConfig(
         rounds=rounds + 1,
         cohort_size=clients,
@@ -47,16 +49,16 @@ def main(clients: int, canaries: int, rounds: int) -> None:
             began = time.perf_counter()
             states[which], _ = executions[which].next(states[which], cohort, ())
             seconds[which].append(time.perf_counter() - began)
-    special, query = executions[1]._canaries, executions[1]._query  # type: ignore[attr-defined]
-    mean, total = executions[1].weights(states[1]), query.initial_sample_state()
-    params = query.derive_sample_params(query.initial_global_state())
+    special, means = executions[1]._canaries, executions[1]._means  # type: ignore[attr-defined]
+    mean, total = executions[1].weights(states[1]), means.empty_sum()
+    sent = means.to_clients(means.initial())
     projecting, adding = [], []
     for _ in range(11):
         began = time.perf_counter()
         special.projections(mean)
         projecting.append(time.perf_counter() - began)
         began = time.perf_counter()
-        np.asarray(special.add(total, [0], params).clients)
+        special.add(total, [0], sent)
         adding.append(time.perf_counter() - began)
     without, with_canaries = (statistics.median(each[1:]) for each in seconds)
     project, add = statistics.median(projecting), statistics.median(adding)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import aggregator, gradients, simulation
+from benchmarks import adaptive, aggregator, canaries, gradients, simulation
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
@@ -49,6 +49,20 @@ def test_the_aggregators_rounds_stand_beside_the_plain_means(bench):
     assert list(results["rounds"]) == kinds
     assert all(len(seconds) == 1 and min(seconds) > 0 for seconds in results["rounds"].values())
     assert results["rows"][kinds[1]] > results["rows"][kinds[2]] == results["rows"][kinds[0]] == 0
+
+
+def test_what_canaries_cost(capfd):
+    canaries.main.main(["--small", "--canaries", "3", "--rounds", "1"], standalone_mode=False)
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "a round of 2 clients", "along all directions", "a canary in the cohort",
+    ]  # fmt: skip
+
+
+def test_what_optimizers_reach(capfd):
+    words = "--task regression --rates 0.4 --seed 0 --way clip_quantile=0.5"
+    adaptive.main.main(words.split(), standalone_mode=False)
+    assert "clip_quantile=0.5" in capfd.readouterr().out
 
 
 def test_stock_is_keras_own_layer():
