@@ -130,6 +130,7 @@ def planned(family, min_sep, multiplier):
     [
         ("identity", 8, "independent"),
         ("banded", 4, "correlated"),
+        pytest.param("tree", 2, "correlated", marks=pytest.mark.slow),
     ],
 )
 def test_a_server_passes(family, min_sep, noise):

@@ -82,7 +82,14 @@ def test_p_values_are_as_rare_as_they_say():
     assert (np.array(p_values["run 1: variance of all entries"]) / 3 < 0.05).sum() > limits[0.05]
 
 
-@pytest.mark.parametrize("name", ["decaying", "identity"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decaying",
+        "identity",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("blt", "tree full")),
+    ],
+)
 def test_mistakes_are_caught(name):
     L, runs = runs_of(
         MECHANISMS[name](ROUNDS).noising()

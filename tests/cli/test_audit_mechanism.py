@@ -14,6 +14,9 @@ def test_honest_noise(identity):
     text = fedmf(f"audit mechanism {identity} {PLAN} --quiet --trials 20").stdout
     assert "consistent with the claim" in text
     assert "proved at 95%" in text
+
+
+def test_honest_noise_for_programs(identity):
     result = printed_by(f"audit mechanism {identity} {PLAN} --quiet --trials 1000")
     assert result["consistent"] is True
     assert len(result["findings"]) > 40

@@ -18,7 +18,9 @@ def mechanism_file(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("availability", ["always", "independent:0.025"])
+@pytest.mark.parametrize(
+    "availability", ["always", "independent:0.1", "independent:0.025", "diurnal:rounds_per_day=20"]
+)
 def test_the_default_pace_never_loses(mechanism_file, availability, tmp_path):
     # The smallest population that min_sep fills: 40 cohorts.
     picture = tmp_path / "who.png"

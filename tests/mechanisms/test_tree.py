@@ -9,7 +9,7 @@ from fedmf.mechanisms import IdentityMechanism, StampedMechanism, TreeMechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, separated, single
-from tests.paper_figures import BANDED_TABLE_2
+from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
 
 
 @pytest.mark.parametrize("rounds", range(1, 20))
@@ -42,6 +42,12 @@ def test_online_decoder_is_the_best_that_waits_for_nodes(rounds):
 def test_full_decoder_is_the_pseudoinverse(rounds):
     mechanism = TreeMechanism(rounds=rounds, decoder="full")
     assert_allclose(mechanism.noising(), np.linalg.pinv(mechanism.encoder()), atol=1e-12)
+
+
+@pytest.mark.parametrize("n", DENISOV_TABLE_2)
+def test_denisov_table_2_honaker(n):
+    found = np.sqrt(fedmf.loss(TreeMechanism(rounds=n), prefix_sum(n), single(n)))
+    assert abs(found - DENISOV_TABLE_2[n][0]) <= 0.05
 
 
 def squared_sensitivity_of_large_separations(n, b, k):

@@ -125,8 +125,8 @@ def test_the_explanation_names_all_and_begins_with_the_choice(disk):
     ("stream", "size", "possible"),
     [
         (lambda: banded(2052, 8), LARGE, True),
-        (lambda: banded(400, 342), LARGE, False),
-        (lambda: banded(400, 342), 90_000, True),
+        (lambda: banded(2052, 342), LARGE, False),
+        (lambda: banded(2052, 342), 90_000, True),
         (lambda: dense(200), LARGE, False),
         (lambda: dense(200), 1000, True),
         pytest.param(lambda: dense(1600), 1000, False, marks=pytest.mark.slow),

@@ -240,6 +240,10 @@ def test_event_is_that_of_example_f1():
         CyclicPoisson(population=1000, cohort_size=20),
         CyclicFixedSize(population=1000, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20),
+        pytest.param(
+            CyclicShuffle(population=4_000_000, cohort_size=2),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):

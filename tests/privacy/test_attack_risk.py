@@ -1,6 +1,7 @@
 """Bounds on attacks: printed values, exact trade-offs, distinguishers that may not beat them."""
 
 import dataclasses
+import itertools
 import math
 
 import hypothesis
@@ -17,7 +18,9 @@ from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, pi
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement, statement_values, summary
 from fedmf.privacy.gaussian import exact_gaussian_epsilon
-from tests.privacy.plans import ledger_of, plan, two_bands
+from fedmf.privacy.stopping import stopped_after
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, trials_that_see
+from tests.privacy.plans import banded, ledger_of, plan, two_bands
 from tests.refusals import refusal
 
 TWICE = Participation(rounds=8, schema="min_sep", min_sep=4)
@@ -158,6 +161,36 @@ def exact_delta(mu, epsilon):
     return log(a) + math.log1p(-min(1.0, math.exp(epsilon + log(b) - log(a))) + 1e-12)
 
 
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(
+    rounds=st.integers(2, 12),
+    min_sep=st.integers(1, 6),
+    entries=st.lists(st.floats(0.01, 1), min_size=1, max_size=3),
+    noise=st.floats(0.2, 8),
+)
+def test_the_risk_of_random_plans(rounds, min_sep, entries, noise):
+    """It is that of the farthest pair of outputs, by brute force over sets of rounds."""
+    mechanism = banded(rounds, *entries[: min(rounds, len(entries))])
+    made = plan(
+        Participation(rounds=rounds, schema="min_sep", min_sep=min(min_sep, rounds)),
+        mechanism,
+        noise_multiplier=noise,
+    )
+    C, stddev = mechanism.encoder(), made.stddev / made.clip_norm
+    farthest = 0.0
+    for pattern in range(2**rounds):
+        t = [i for i in range(rounds) if pattern >> i & 1]
+        if all(b - a >= made.participation.min_sep for a, b in itertools.pairwise(t)):
+            farthest = max(farthest, float(np.linalg.norm(C[:, t].sum(axis=1))))
+    risk = attack_risk(made)
+    assert risk.mu >= farthest / stddev * (1 - 1e-9)
+    for a in (1e-6, 0.01, 0.5):
+        truth = scipy.stats.norm.cdf(scipy.stats.norm.ppf(a) + farthest / stddev)
+        assert risk.true_positive_rate(a) >= truth * (1 - 1e-9)
+    # A run that ends early is no easier to attack.
+    assert attack_risk(stopped_after(made, 1)).advantage <= risk.advantage * (1 + 1e-9)
+
+
 def test_one_poisson_sample_is_exact():
     """P = (1 - q) N(0, 1) + q N(mu, 1): found as often as (1 - q) a + q G(a), and the reverse."""
     q, z = 0.2, 0.7
@@ -206,8 +239,10 @@ def patterns(name):
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_no_distinguisher_beats_the_bound(name, quick):
-    """The likelihood ratio test, the best there is, in a run of two rounds, by quadrature; the
-    control is the bound of a plan of twice the noise or more.
+    """The likelihood ratio test, the best there is, on simulated runs of two rounds.
+
+    A false positive has a chance of FALSE_POSITIVE_RATE. The control is the claim of a plan of
+    too much noise, which the trials refute but for a chance of MISS_RATE.
     """
     scheme, chances = SCHEMES[name], patterns(name)
     mechanism = IdentityMechanism(rounds=2)
@@ -224,29 +259,57 @@ def test_no_distinguisher_beats_the_bound(name, quick):
     means = np.array([C[:, list(t)].sum(axis=1) / stddev for t in chances])
     weights = np.array(list(chances.values()))
 
-    # Both rates of the test.
+    def ratio(y):
+        return np.exp(y @ means.T - (means**2).sum(axis=1) / 2) @ weights
+
+    # Both rates of the test, by quadrature.
     grid = np.linspace(-7, 9, 801)
     plane = np.stack(np.meshgrid(grid, grid), axis=-1).reshape(-1, 2)
     absent = np.exp(-(plane**2).sum(axis=1) / 2)
-    ratios = np.exp(plane @ means.T - (means**2).sum(axis=1) / 2) @ weights
+    ratios = ratio(plane)
     order = np.argsort(-ratios)
     false = np.cumsum(absent[order]) / absent.sum()
     true = np.cumsum((absent * ratios)[order]) / (absent * ratios).sum()
     at = int(np.searchsorted(false, 0.02))
-    assert true[at] > control.true_positive_rate(float(false[at]))
-    for i in np.searchsorted(false, [1e-4, 1e-3, 0.01, 0.02, 0.1, 0.5]):
+    threshold, rates = ratios[order][at], (float(false[at]), float(true[at]))
+
+    def bounds(hits, trials):
+        low, high = FALSE_POSITIVE_RATE / 2, 1 - FALSE_POSITIVE_RATE / 2
+        return (
+            float(scipy.stats.beta.ppf(high, hits[0] + 1, trials - hits[0])),
+            float(scipy.stats.beta.ppf(low, hits[1], trials - hits[1] + 1)),
+        )
+
+    def missed(trials):
+        worst = (
+            scipy.stats.binom.isf(MISS_RATE / 4, trials, rates[0]),
+            scipy.stats.binom.ppf(MISS_RATE / 4, trials, rates[1]),
+        )
+        accused, found = bounds(worst, trials)
+        return 0.0 if found > control.true_positive_rate(accused) else 1.0
+
+    trials = trials_that_see(missed, start=1000)
+    rng = np.random.default_rng(7)
+    noise = rng.standard_normal((2, trials, 2))
+    drawn = rng.choice(len(weights), size=trials, p=weights)
+    hits = [int((ratio(y) >= threshold).sum()) for y in (noise[0], noise[1] + means[drawn])]
+    accused, found = bounds(hits, trials)
+    assert found <= risk.true_positive_rate(accused)
+    assert found > control.true_positive_rate(accused)
+    # And by quadrature at every threshold, with devices as so many clients.
+    for i in np.searchsorted(false, [1e-4, 1e-3, 0.01, 0.1, 0.5]):
         assert true[i] <= risk.true_positive_rate(float(false[i])) * (1 + 1e-3)
     assert (true - false).max() <= risk.advantage + 1e-3
 
 
-@pytest.mark.parametrize("scheme", dict.fromkeys(SCHEMES.values()))
+@pytest.mark.parametrize("scheme", SCHEMES.values())
 def test_more_noise_and_fewer_devices_are_less_risk(scheme, quick):
     mechanism = two_bands(8) if scheme.needs_bands else IdentityMechanism(rounds=8)
     if isinstance(scheme, fedmf.CyclicShuffle):
         mechanism = IdentityMechanism(rounds=8)
-    noises = (0.5, 1.0, 8.0) if scheme.simulated else (0.5, 0.7, 1.0, 2.0, 8.0)
     risks = [
-        attack_risk(plan(None, mechanism, sampling=scheme, noise_multiplier=z)) for z in noises
+        attack_risk(plan(None, mechanism, sampling=scheme, noise_multiplier=z))
+        for z in (0.5, 0.7, 1.0, 2.0, 8.0)
     ]
     slack = 1.15 if risks[0].failure else 1.001  # of samples of their own
     for less, more in zip(risks[1:], risks, strict=False):
@@ -278,7 +341,10 @@ def test_devices_of_one_user():
     assert [row["attack_risk"]["mu"] for row in rows] == [1.0, 1.5, 2.5]
 
 
-@pytest.mark.parametrize("target", [{"advantage": 0.1}, {"true_positive_rate": (0.01, 0.05)}])
+TARGETS = [{"advantage": 0.1}, {"true_positive_rate": (0.01, 0.05)}, {"epsilon": 2.0}]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -300,9 +366,12 @@ def test_targets_are_met_and_not_by_much_more_noise(target, scheme):
     )
 
     def reached(made):
+        if "epsilon" in target:
+            return made.epsilon / 2.0
         risk = attack_risk(made)
-        of = risk.advantage / 0.1, risk.true_positive_rate(0.01) / 0.05
-        return of["advantage" not in target]
+        if "advantage" in target:
+            return risk.advantage / 0.1
+        return risk.true_positive_rate(0.01) / 0.05
 
     assert reached(made) <= 1
     less = dataclasses.replace(made, noise_multiplier=made.noise_multiplier * 0.995)

@@ -98,11 +98,11 @@ def test_a_row_is_the_plan_that_its_options_make():
 def test_the_command_says_what_check_ins_allow(tmp_path):
     words = (
         "plan compare --rounds 16 --population 80 --cohort-size 10 --availability every:3days "
-        f"--epsilon 4 1,2 --epsilon 8 --family identity,tree --family blt --out {tmp_path}/c.png"
+        f"--epsilon 1 2,4 8 --family identity,blt --out {tmp_path}/c.png"
     )
     shown = printed_by(f"fedmf {words}")
     assert shown["min_sep"] == shown["check_ins"]["min_sep"] == 8
-    assert [row["epsilon"] for row in shown["rows"]] == [1, 2, 4, 8] * 3
+    assert [row["epsilon"] for row in shown["rows"]] == [1, 2, 4, 8] * 2
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     json.dumps(shown, allow_nan=False)
     text = run(words).stdout
@@ -141,16 +141,26 @@ def test_check_ins_that_are_none(text):
 
 def test_a_scheme_takes_the_bands_of_least_error_or_is_refused():
     """As the search for them finds, with each epsilon its own."""
-    settings = {"rounds": 8, "min_sep": 4, "cohort_size": 20}
+    settings = {"rounds": 16, "min_sep": 4, "cohort_size": 20}
     rows = compared(["identity"], (1.0, 8.0), ["poisson"], 1600, **settings)[2:]
     for row in rows:
         choice = fedmf.choose_bands(
-            fedmf.prefix_sum(8), population=1600, cohort_size=20, epsilon=row.epsilon, delta=1e-6
+            fedmf.prefix_sum(16), population=1600, cohort_size=20, epsilon=row.epsilon, delta=1e-6
         )
         assert (row.bands, row.sampling) == (choice.best.bands, "poisson")
         assert row.effective_rmse == pytest.approx(choice.best.effective_rmse, rel=1e-3)
     with refusal("sampling=poisson amplifies nothing where cohort_size=20 of population=20"):
         compared(["identity"], (1.0,), ["poisson"], 20, **settings)
+
+
+def test_names_and_targets_may_be_given_one_by_one():
+    ask = "plan compare --rounds 8 --min-sep 4 --population 800 --cohort-size 10 --bands 2"
+    together = printed_by(f"{ask} --family identity,tree --sampling poisson --epsilon 1 4")
+    apart = printed_by(
+        f"{ask} --family identity --family tree --sampling poisson --epsilon 4 --epsilon 1"
+    )
+    assert together["rows"] == apart["rows"]
+    assert len(together["rows"]) == 6
 
 
 def test_metrics_that_share_the_budget_are_paid_for():

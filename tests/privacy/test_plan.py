@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import fedmf
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.privacy.describe import statement_values, summary
-from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon
+from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.plan import cohort_scale, dp_event, rdp_epsilon
+from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
 from tests.privacy import plans
 from tests.refusals import refusal
 
@@ -58,8 +59,31 @@ def plan(**changes):
     return plans.plan(**{"participation": TWICE, "mechanism": ONE, **changes})
 
 
+def half_a_unit(printed):
+    return 0.5 * 10 ** -len(printed.partition(".")[2])
+
+
 class TestPapers:
-    # The multipliers and epsilons that are printed: items banded-table-4 and banded-app-k-1.
+    @pytest.mark.parametrize(("epsilon", "printed"), BANDED_TABLE_4.items())
+    def test_noise_multipliers(self, epsilon, printed):
+        assert gaussian_noise_multiplier(epsilon, 1e-6) == pytest.approx(
+            float(printed), rel=0, abs=half_a_unit(printed)
+        )
+
+    @pytest.mark.parametrize(("epsilon", "printed"), BANDED_TABLE_4_MULTI_EPOCH.items())
+    def test_sensitivity_scales_the_printed_multiplier(self, epsilon, printed):
+        # 1.1269 is known to four decimals: the product is good to half a unit of that, times sigma.
+        tolerance = 0.5e-4 * gaussian_noise_multiplier(epsilon, 1e-6) + half_a_unit(printed)
+        assert gaussian_noise_multiplier(epsilon, 1e-6) * 1.1269 == pytest.approx(
+            float(printed), rel=0, abs=tolerance
+        )
+
+    @pytest.mark.parametrize(("rho", "printed"), BANDED_K1.items())
+    def test_epsilon_from_rho(self, rho, printed):
+        made = plan(noise_multiplier=math.sqrt(1 / (2 * rho)), delta=1e-10)
+        assert made.rho == pytest.approx(rho, rel=1e-12)
+        assert made.epsilon == pytest.approx(float(printed), rel=0, abs=half_a_unit(printed))
+
     @pytest.mark.parametrize("sigma", [0.3, 1.0, 7.5])
     def test_zcdp(self, sigma):
         # Bun and Steinke 2016, Prop. 1.6, from the definition (Denisov et al. 2022, Def. J.2):

@@ -41,6 +41,8 @@ def integrals(sigma, positions, epsilon, top, cells=2**21):
     ("sigma", "positions", "epsilon", "top"),
     [
         (1.0, 2, 0.8, 3000),
+        (1.0, 8, 0.5, 3000),
+        (1.0, 64, 0.5, 3000),
         (2.0, 64, 0.2, 200),
         (0.8, 5, 0.4, 9000),
     ],
@@ -111,7 +113,7 @@ def test_one_position_is_the_gaussian(sigma, epochs, epsilon):
     )
 
 
-@settings(max_examples=10)
+@settings(max_examples=20)
 @given(st.floats(0.3, 8), st.integers(1, 60), st.integers(1, 6))
 def test_the_law_is_one(sigma, positions, epochs):
     law = allocation_law(sigma, positions, epochs)

@@ -360,7 +360,7 @@ class TestEpsilon:
         assert not np.isin(*samples).any()
 
     def test_of_a_calibration_is_met_and_stated(self, quick):
-        mechanism = banded(12, 0.8, 0.6)
+        mechanism = banded(24, 0.8, 0.6)
         scheme = fedmf.MinSepPoisson(population=600, cohort_size=30)
         plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-4, sampling=scheme)
         assert 1.9 < plan.epsilon <= 2.0 < unamplified_epsilon(plan)

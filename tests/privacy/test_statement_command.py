@@ -20,13 +20,13 @@ from fedmf.privacy.stopping import stopped_after
 from tests.cli.program import fedmf, printed_by, refused
 from tests.privacy.plans import banded
 
-ROUNDS = 24
+ROUNDS = 48
 BANDED = banded(ROUNDS, 0.8, 0.5, 0.3, 0.1)
 LIMITS = {
     "single": {},
     "every_round": {},
-    "fixed_epoch": {"min_sep": 6, "max_participations": 3},
-    "min_sep": {"min_sep": 6, "max_participations": 3},
+    "fixed_epoch": {"min_sep": 12, "max_participations": 3},
+    "min_sep": {"min_sep": 6, "max_participations": 5},
 }
 
 
@@ -107,11 +107,11 @@ def test_private_metrics(folder, clipping):
 
 
 def test_of_a_run_that_ends_early(folder):
-    made = stopped_after(plan(), 10)
+    made = stopped_after(plan(), 20)
     made.longer.mechanism.save(folder / "mechanism.npz")
     shown = printed_by(calibrate_command(made))
     assert shown["statement_values"] == json.loads(json.dumps(statement_values(made)))
-    assert "--stop-after 10" in calibrate_command(made)
+    assert "--stop-after 20" in calibrate_command(made)
 
 
 def test_of_a_budget(folder):

@@ -274,8 +274,8 @@ class Crash(Exception):
     pass
 
 
-# Besides the plain one of test_with_a_plan_of_their_own.
 KINDS = {
+    "banded": {},
     "no noise": {"family": "none", "noise_multiplier": None},
     "simulated": {
         "schema": "fixed_epoch",

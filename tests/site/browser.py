@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the tests' own environment, which collects this file, has n
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # A telephone, windows beside another, screens.
-WIDTHS = (390, 800, 1100, 1280, 1350, 1900)
+WIDTHS = (390, 800, 1100, 1280, 1350, 1480, 1600, 1900)
 COLUMNS_FROM = 1100  # from here on code and its output fit their column
 # Words that a heading has: a page with such a heading is the first result.
 SOUGHT = ("min_sep", "resume", "flower", "sensitivity")
@@ -47,15 +47,11 @@ DARK = """(least) => {
     const a = top.length > 3 ? top[3] : 1;
     return [0, 1, 2].map(i => a * top[i] + (1 - a) * below[i]);
   };
-  const known = new Map();
   const under = element => {
     if (!element) return [255, 255, 255];
-    if (!known.has(element)) {
-      const own = channels(getComputedStyle(element).backgroundColor);
-      const behind = under(element.parentElement);
-      known.set(element, own.length > 3 && own[3] === 0 ? behind : over(own, behind));
-    }
-    return known.get(element);
+    const own = channels(getComputedStyle(element).backgroundColor);
+    const behind = under(element.parentElement);
+    return own.length > 3 && own[3] === 0 ? behind : over(own, behind);
   };
   const found = new Set();
   for (const element of document.querySelectorAll('body *')) {

@@ -77,6 +77,18 @@ def test_options_of_the_task_vary_as_fields_do():
         sweep_configs(FIXED | {"epsilon": 1.0}, {"task_option.size": ["8"]})
 
 
+def test_an_option_of_a_family_at_its_default_is_none():
+    configs = sweep_configs(
+        FIXED | {"epsilon": 8.0}, {"family": ["banded", "dense"], "equal_norms": [True, False]}
+    )
+    assert [(c.family, dict(c.mechanism_options)) for c in configs.values()] == [
+        ("banded", {}),
+        ("banded", {"equal_norms": False}),
+        ("dense", {"equal_norms": True}),
+        ("dense", {}),
+    ]
+
+
 @pytest.mark.parametrize(
     ("fixed", "varied", "said"),
     [
@@ -90,7 +102,9 @@ def test_options_of_the_task_vary_as_fields_do():
             "bands belongs to no family",
         ),
         (FIXED, {"family": ["none"], "epsilon": [1.0, 2.0]}, "epsilon belongs to no family"),
+        (FIXED, {"epsilon": [1.0, -1.0]}, "epsilon=-1.0 must be positive"),
         ({"min_sep": 4, "epsilon": 1.0}, {"rounds": [8, "x"]}, "run rounds=x: .*Expected `int`"),
+        (FIXED | {"colour": 1}, {"epsilon": [1.0]}, "unknown field 'colour'"),
         (
             FIXED | {"family": "file"},
             {"epsilon": [1.0], "mechanism": ["a/b.npz", "c/b.npz"]},

@@ -101,6 +101,21 @@ def test_tff_reads_the_same(digits_file, tff):
             assert_array_equal([example["label"] for example in examples], y)
 
 
+@TENSORFLOW
+def test_tensorflow_writes_the_same_records():
+    import tensorflow as tf
+
+    pixels = np.random.default_rng(0).random(784, np.float32)
+    feature = {
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[3])),
+        "pixels": tf.train.Feature(float_list=tf.train.FloatList(value=pixels)),
+    }
+    theirs = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(
+        deterministic=True
+    )
+    assert theirs == encode_example({"label": 3, "pixels": pixels})
+
+
 def execute(path, *statement):
     with sqlite3.connect(path) as connection:
         connection.execute(*statement)

@@ -29,7 +29,7 @@ from tests.federated.execution.test_as_keras import (
     dense,
     settings,
 )
-from tests.federated.small_runs import assert_close, config
+from tests.federated.small_runs import assert_close, config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
 
@@ -75,9 +75,10 @@ def test_a_function_is_given_the_weights(sums_of):
     assert found[0].loss == pytest.approx(found[1].loss)
 
 
-def test_an_update_is_clipped_whatever_the_weights(sums_of):
+@pytest.mark.parametrize("small", [0, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_an_update_is_clipped_whatever_the_weights(small, sums_of):
     """The last client's weights are large, and then so large that its update overflows."""
-    summed = sums_of(task_of(), settings(clip_norm=0.5), 0)
+    summed = sums_of(task_of(), settings(clip_norm=0.5), small)
     *others, (epoch, *_) = cohort_of(task_of())
     for weight, zeroed in ((1e2, 0), (1e30, 1)):
         huge = (epoch[0], epoch[1]._replace(weights=np.full(SIZES[-1], weight, np.float32)))
@@ -224,20 +225,27 @@ def test_what_takes_no_weights_is_refused(task, said):
         check_model(made, settings())
 
 
-def test_a_client_of_no_weights_is_not_finite():
-    """As one of NaN features, which stops no run (tests/federated/test_task.py): where it stops
-    tells of the client.
-    """
+def test_a_client_of_no_weights_is_zeroed_and_does_not_stop_the_run(tmp_path):
+    """As one of NaN features: where a run stops tells of the client."""
     plain, bad = task_of(weights={}), {"0": (-1.0, 0), "1": (np.nan, 0), "2": (1.0, 3)}
 
-    def examples(name):
-        x, y = plain.client_examples(name)
-        return x, np.full_like(y, bad[name][1])
+    def task(empty):
+        def examples(name):
+            x, y = plain.client_examples(name)
+            if name in bad:
+                x, y = (x[:0], y[:0]) if empty else (x, np.full_like(y, bad[name][1]))
+            return x, y
 
-    def weights(name):
-        return np.full(len(examples(name)[0]), bad[name][0])
+        def weights(name):
+            return np.full(len(examples(name)[0]), bad.get(name, (1.0, 0))[0])
 
-    task = functions(weights, client_examples=examples, class_weight=CLASSES)
+        return functions(weights, client_examples=examples, class_weight=CLASSES)
+
     for name, said in zip(bad, ("hold -1.0", "hold nan", "hold class 3"), strict=True):
         with pytest.raises(NotFinite, match=f"client '{name}' of task .*{said}"):
-            task.examples_of(name)
+            task(empty=False).examples_of(name)
+    with pytest.warns(UserWarning, match=r"client '.' .* hold .*; its update is zeroed"):
+        broken = train(tmp_path / "broken", settings(), task(empty=False))
+    empty = train(tmp_path / "empty", settings(), task(empty=True))
+    np.testing.assert_equal(broken.weights, empty.weights)
+    assert [row["zeroed"] for row in broken.metrics] == [3]

@@ -1,6 +1,7 @@
 """The aggregator inside TFF's own processes."""
 
 import collections
+import copy
 import itertools
 
 import numpy as np
@@ -99,14 +100,14 @@ def test_results_have_the_dtypes_and_shapes_of_the_updates(dtype):
 
 
 def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state():
-    """With the same noise, two parts of one model would give away their updates' difference. Copies
-    of every kind share their seeds: test_noise_rows.py.
-    """
+    """With the same noise, two parts of one model would give away their updates' difference."""
+
     factory = federated.dp_aggregator(PLAN, clients_per_round=1, noise_seed=2)
-    one, *others = (each.create(TYPE) for each in (factory, factory, factory.with_scaling(None)))
+    copies = factory, factory.with_scaling(None), copy.copy(factory), copy.deepcopy(factory)
+    one, *others = (each.create(TYPE) for each in (factory, *copies))
     first, state = run(one, 1)
     # The process itself, initialised again, has noise of its own, each time.
-    noises = [first, *(run(process, 1)[0] for process in (*others, one))]
+    noises = [first, *(run(process, 1)[0] for process in (*others, one, one))]
     assert all(not np.isclose(a, b).any() for a, b in itertools.combinations(noises, 2))
     # Negative control: the first process of another factory has the noise of the seed.
     np.testing.assert_array_equal(run(process_of(PLAN), 1)[0], first)

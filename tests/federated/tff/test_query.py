@@ -162,6 +162,15 @@ def test_metrics_are_those_of_the_last_round():
     assert set(fewer) == {"rounds_done", "noise_stddev"}
 
 
+@pytest.mark.parametrize("clients", [0, 1, 40])
+def test_the_divisor_is_fixed_whoever_takes_part(clients):
+    query = make_query(tf.TensorSpec([2]), divisor=10)
+    state = query.initial_global_state()
+    sample = add_up(query, [tf.constant([0.25, 0.0])] * clients)
+    result, _, _ = query.get_noised_result(sample, state)
+    np.testing.assert_allclose(result, ([0.25 * clients, 0] + rows(query, 2)[0]) / 10, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_half_precision_is_rounded_once_after_the_sum(dtype):
     query = make_query(tf.TensorSpec([2], dtype), noise_multiplier=0.0, divisor=4096)

@@ -70,8 +70,9 @@ def test_a_clip_norm_that_adapts_is_refused():
 
 
 @pytest.mark.slow
-def test_rounding_to_integers_does_not_lift_an_update_over_the_clip_norm():
-    size, clip_norm = 50_000, 0.1
+@pytest.mark.parametrize("clip_norm", [0.1, 30.0])
+def test_rounding_to_integers_does_not_lift_an_update_over_the_clip_norm(clip_norm):
+    size = 50_000
     rng = np.random.default_rng(1)
     updates = [np.ones(size), rng.standard_normal(size), np.where(np.arange(size) == 7, 90.0, 0.0)]
     rounds = [[update.astype(np.float32)] for update in updates]

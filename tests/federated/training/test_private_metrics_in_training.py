@@ -116,6 +116,8 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     with refusal("private_metrics=0.1 are computed where the run is"):
         train(tmp_path / "run", SETTINGS, cluster="local", worker_task=small_task)
     assert not (tmp_path / "run").exists()
+    with refusal("with another config: private_metrics"):
+        train(broken_off(tmp_path / "other", 2, config()), SETTINGS, resume=True)
 
 
 def test_a_server_optimizer_s_noise_grows_by_the_share():

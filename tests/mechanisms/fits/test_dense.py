@@ -71,6 +71,22 @@ def independent_optimum(A, b, equal_norms=False):
     return best
 
 
+@pytest.mark.parametrize(
+    ("workload", "smallest", "error"),
+    [(prefix_sum(6), 0.0, 6.4609), (momentum_sgd(6), -0.015, 16.1313)],
+)
+def test_multi_epoch_table_6(workload, smallest, error):
+    # App. I.3, n = 6, k = 3, b = 2, the rows of Eq. 36. The others: experiments.
+    mechanism = fit(workload, epochs(6, 2), family="dense", tolerance=1e-8)
+    X = mechanism.encoder().T @ mechanism.encoder()
+    t = np.arange(6)
+    assert abs(X.min() - smallest) < 5e-4
+    assert abs(X[(t[:, None] - t) % 2 == 0].min()) < 5e-4
+    assert abs(np.sqrt(mechanism.certificate.loss) - error) < 5e-5
+    assert mechanism.certificate.gap <= 1e-8
+    assert_allclose(fedmf.sensitivity(mechanism, epochs(6, 2)).value, 1.0, rtol=1e-8)
+
+
 @pytest.mark.parametrize(("n", "b"), [(4, 2), (5, 2), (6, 3), (5, 3)])
 @pytest.mark.parametrize("equal_norms", [False, True])
 def test_optimum_is_that_of_an_independent_solver(n, b, equal_norms):

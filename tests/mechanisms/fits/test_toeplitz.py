@@ -38,7 +38,7 @@ def test_the_optimum_is_that_of_another_solver(make, objective, participation):
     assert_allclose(measure(mechanism, workload, participation), found.fun, rtol=1e-7)
 
 
-@pytest.mark.parametrize("power", [4, 8, 16])
+@pytest.mark.parametrize("power", [4, 8, 12, 16, pytest.param(20, marks=pytest.mark.slow)])
 def test_largest_errors_of_the_slides(power):
     # BLT slides: log(n) / pi + constant for the optimal Toeplitz encoder. It is the standard
     # deviation, sensitivity times error: both are the root of the sum of the squared coefficients
