@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Epochs, count
+from fedmf.federated.examples import Epochs, Examples, count
 from fedmf.federated.execution.client_data import Steps, batches, end_to_end, steps
 from fedmf.federated.execution.client_work import (
     Broadcast,
@@ -49,7 +49,7 @@ class ClientsSideBySide(ClientWork):
 
     Raises:
       Exception: a model that cannot be built in a graph, or whose operations have no vectorised
-        form that is safe.
+        form that is safe and runs here.
     """
 
     def __init__(
@@ -75,24 +75,22 @@ class ClientsSideBySide(ClientWork):
         sent, _, *batch = signature(None)
         apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch])
         check_apart(apart)
-        self._check_same(task.build_model(config.seed), apart)
+        example = self._made_up()
+        self._check_same(task.build_model(config.seed), apart, *example)
         if self._small:
             self._train = tf.function(
                 self._train_in_steps, input_signature=[*signature(None), order, number]
             )
         else:
             self._train = tf.function(self._train_single, input_signature=signature(None, 1))
-        self._train.get_concrete_function()
+        # An operation without a kernel here fails when it runs, and not before: a grouped
+        # convolution's gradient, say, on processors for which TensorFlow does not use oneDNN.
+        ones = tf.nest.map_structure(lambda spec: tf.ones(spec.shape, spec.dtype), sent)
+        epochs = [tf.nest.map_structure(np.asarray, example)]
+        self._added(ones, [epochs * 2 if self._small else epochs] * 2)
 
-    def _check_same(self, model: Any, apart: Any) -> None:
-        """Checks that the stateless model computes what the model does, whatever weights it has.
-
-        A tensor that a model makes of its weights when it is built is that of the first weights in
-        Keras, and would be that of a client's own here.
-
-        Raises:
-          ValueError: it does not, on made-up examples.
-        """
+    def _made_up(self) -> Examples:
+        """A batch of two, or of one."""
         rng = np.random.default_rng(0)
 
         def made_up(whole: int, spec: Any) -> Any:
@@ -106,6 +104,18 @@ class ClientsSideBySide(ClientWork):
             tf.nest.map_structure(functools.partial(made_up, whole), part)
             for whole, part in zip((1, 0), self._structure, strict=True)
         )
+        return x, y
+
+    def _check_same(self, model: Any, apart: Any, x: Any, y: Any) -> None:
+        """Checks that the stateless model computes what the model does, whatever weights it has.
+
+        A tensor that a model makes of its weights when it is built is that of the first weights in
+        Keras, and would be that of a client's own here.
+
+        Raises:
+          ValueError: it does not, on the examples x, y.
+        """
+        rng = np.random.default_rng(1)
         variables = model.trainable_variables
         for variable in variables:
             variable.assign_add(rng.normal(scale=0.1, size=variable.shape).astype(np.float32))

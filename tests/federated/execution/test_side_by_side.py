@@ -40,6 +40,12 @@ def rolled():
     return layers.Lambda(lambda x: tf.roll(x, 1, axis=-1))
 
 
+def grouped():
+    """Side by side its gradients are made one by one, which some processors have no kernel for."""
+    convolution = layers.Conv2D(4, 1, groups=2)
+    return tf.keras.Sequential([layers.Reshape((2, 1, 2)), convolution, layers.Flatten()])
+
+
 @pytest.fixture
 def together_and_alone(sums_of):
     """layer -> the sum of the cohort's updates, and the sum of those of each client by itself."""
@@ -76,6 +82,20 @@ def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
 ):
     np.testing.assert_allclose(*together_and_alone(layer), atol=1e-5)
     assert bool(vectorised) is side_by_side
+
+
+def test_what_has_no_kernel_on_this_processor_trains_in_turn(together_and_alone, monkeypatch):
+    np.testing.assert_allclose(*together_and_alone(grouped), atol=1e-5)
+
+    def missing(*_):
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=tf.zeros([1, 2, 2, 2]), filter_sizes=[1], out_backprop=tf.zeros([1, 2, 2, 2]),
+            strides=[1, 1, 1, 1], padding="SAME",
+        ), tf.constant(0.0)  # fmt: skip
+
+    in_turn = together_and_alone(lambda: layers.Dense(3))
+    monkeypatch.setattr(side_by_side.ClientsSideBySide, "_train_in_steps", missing)
+    np.testing.assert_allclose(together_and_alone(lambda: layers.Dense(3)), in_turn, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ CONVOLUTIONS = [
     {"kernel_size": (3, 1), "padding": "valid", "strides": (1, 2), "use_bias": False},
     {"kernel_size": 4, "padding": "valid", "strides": 5},
     {"kernel_size": 3, "padding": "same", "dilation_rate": 2},
-    {"kernel_size": 3, "groups": 2},
 ]
 
 
