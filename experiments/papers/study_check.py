@@ -56,8 +56,13 @@ def check_runs(
         key = json.dumps([config.task, config.data, dict(config.task_options)])
         if key not in made:
             task = tasks.task_from_config(config, progress=False)
-            # Nothing here trains the model, so that one of each task will do.
-            task = dataclasses.replace(task, build_model=functools.cache(task.build_model))
+            # Nothing here trains the model, so that one of each task will do. Runs of one grid look
+            # at the same clients first.
+            task = dataclasses.replace(
+                task,
+                build_model=functools.cache(task.build_model),
+                client_examples=functools.lru_cache(2000)(task.client_examples),
+            )
             made[key] = task, check_model(task, config)
         return made[key]
 

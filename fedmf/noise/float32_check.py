@@ -42,7 +42,8 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
         else:
             single = block_form(stream, length=1)
             assert single is not None
-            back = _draws(single, _rows(form or single, z))
+            rows = _rows(form or single, z)
+            back = _draws(single, rows) if stream.recurrence is None else _decoded(stream, rows)
         largest = float(np.abs(back - z).max())
     if not largest <= _TOLERANCE:
         raise ValueError(
@@ -62,18 +63,22 @@ def _rows(form: BlockForm, z: np.ndarray) -> np.ndarray:
     return x[: len(z)]
 
 
+def _decoded(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
+    """z = C x from the rows x of N z and C's diagonals, float64."""
+    assert stream.recurrence is not None
+    z = np.zeros(x.shape)
+    for j, diagonal in enumerate(stream.recurrence.T):
+        z[j:] += diagonal[j:, None] * x[: len(x) - j]
+    return z
+
+
 def _draws(form: BlockForm, x: np.ndarray) -> np.ndarray:
-    """z from the rows x of N z, float64; `form` has one round a block."""
+    """z from the rows x of N z of buffers, float64; `form` has one round a block."""
     z, S = np.zeros(x.shape), np.zeros((form.width, x.shape[1]))
     for t in range(len(x)):
         M = form.matrix(t)
         z[t] = (x[t] - M[0, 1:] @ S) / M[0, 0]
-        # S after a round as that round really was: the rows themselves where they are the state.
-        S = (
-            np.vstack([x[t], S[:-1]])[: form.width]
-            if form.rolling
-            else M[1:] @ np.vstack([z[t], S])
-        )
+        S = M[1:] @ np.vstack([z[t], S])
     return z
 
 

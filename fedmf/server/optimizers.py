@@ -19,7 +19,8 @@ class OptimizerState(NamedTuple):
     """State between steps; lists in the weights' shapes and dtypes, empty where a rule has none.
 
     Attributes:
-      step: float32 (), steps taken.
+      step: float32 (), steps taken; (clients,) of clients side by side, which are the first axis of
+        all else then.
       velocity: momentum, or the first moment.
       moment: the second moment.
       start: the weights before the first step, for FedProx.
@@ -129,5 +130,9 @@ class Optimizer:
         return m + part * self.xp.sign(square - m) * square
 
     def _like(self, value: Any, array: Any) -> Any:
-        """A number in the array's dtype."""
-        return np.asarray(value, array.dtype) if self.xp is np else self.xp.cast(value, array.dtype)
+        """A number in the array's dtype, or the clients' numbers along its first axis."""
+        if self.xp is np:
+            return np.asarray(value, array.dtype)
+        value = self.xp.cast(value, array.dtype)
+        ones = [1] * (array.shape.rank - 1)
+        return self.xp.reshape(value, [-1, *ones]) if value.shape.rank else value

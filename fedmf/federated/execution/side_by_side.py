@@ -199,13 +199,9 @@ class ClientsSideBySide(ClientWork):
         """`_train_single` for clients of many steps, in this order; `clients` is their number."""
         broadcast, params = sent
 
-        def step(weights: Any, state: Any, x: Any, y: Any) -> Any:
+        def gradients_of(weights: Any, x: Any, y: Any) -> Any:
             loss, found = self._loss_and_gradients(weights, x, y)
-            after = self._optimizer.next(
-                state, weights, [dense_rows(gradient) for gradient in found], self._rate
-            )
-            # TensorFlow does not vectorise what is returned as it came in.
-            return tf.nest.map_structure(tf.identity, after), loss
+            return loss, [dense_rows(gradient) for gradient in found]
 
         def members(s: Any) -> tuple[Any, Any]:
             """The clients of step s, and their batches."""
@@ -215,10 +211,15 @@ class ClientsSideBySide(ClientWork):
                 lambda a: tf.gather(a, rows), (xs, ys)
             )
 
-        def written(held: Any, those: Any, values: Any) -> Any:
-            return tf.nest.map_structure(
-                lambda h, v: tf.tensor_scatter_nd_update(h, those, v), held, values
+        def after_step(
+            held: Any, loss_sum: Any, s: Any, those: Any, losses: Any, found: Any
+        ) -> tuple[Any, Any]:
+            state, weights = tf.nest.map_structure(lambda leaf: tf.gather_nd(leaf, those), held)
+            after = self._optimizer.next(state, weights, found, self._rate)
+            held = tf.nest.map_structure(
+                lambda h, v: tf.tensor_scatter_nd_update(h, those, v), held, after
             )
+            return held, loss_sum + tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
 
         start = tf.nest.map_structure(
             tf.convert_to_tensor, (self._optimizer.initial(list(broadcast)), list(broadcast))
@@ -229,19 +230,15 @@ class ClientsSideBySide(ClientWork):
         loss_sum = tf.constant(0.0)
         for s in tf.range(order.first):  # all with the same weights, which is faster
             those, batch = members(s)
-            after, losses = tf.vectorized_map(lambda each: step(start[1], start[0], *each), batch)
-            held = written(held, those, after)
-            loss_sum += tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
+            losses, found = tf.vectorized_map(lambda each: gradients_of(start[1], *each), batch)
+            held, loss_sum = after_step(held, loss_sum, s, those, losses, found)
         for s in tf.range(order.first, tf.shape(order.end)[0]):
             those, batch = members(s)
-            before = tf.nest.map_structure(
-                lambda leaf, those=those: tf.gather_nd(leaf, those), held
+            weights = [tf.gather_nd(leaf, those) for leaf in held[1]]
+            losses, found = tf.vectorized_map(
+                lambda each: gradients_of(each[0], *each[1]), (weights, batch)
             )
-            after, losses = tf.vectorized_map(
-                lambda each: step(each[0][1], each[0][0], *each[1]), (before, batch)
-            )
-            held = written(held, those, after)
-            loss_sum += tf.reduce_sum(losses) * tf.cast(order.size[s], tf.float32)
+            held, loss_sum = after_step(held, loss_sum, s, those, losses, found)
         for c in tf.range(clients):
             update = [w - each[c] for w, each in zip(broadcast, held[1], strict=True)]
             total = self._records.added(params, total, update)
