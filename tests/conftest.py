@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import dataclasses
+import functools
 import gc
 import importlib.util
 import os
@@ -58,34 +59,42 @@ def tff() -> Any:
     return tff
 
 
-# A file stays in one process: the last to begin must be short. First the files of minutes, with the
-# slow tests, and then those of more than 13 CPU seconds without them, longest first.
+# A file stays in one process: the last to begin must be short. Those of more than 15 CPU seconds,
+# slow tests included, longest first.
 LONG = (
     "experiments/test_studies.py",
-    "privacy/test_comparison.py",
-    "test_readme.py",
-    "experiments/test_study_check.py",
     "examples/test_examples.py",
     "federated/training/test_full_size.py",
+    "test_readme.py",
     "site/test_site.py",
-    "benchmarks/test_training.py",
-    "tasks/test_tasks_doc.py",
-    "experiments/test_items.py",
-    "sweeps/test_run.py",
     "federated/test_pages.py",
-    "cli/test_stopped.py",
-    "cli/test_evaluate.py",
-    "federated/training/test_loop.py",
+    "experiments/test_items.py",
+    "benchmarks/test_training.py",
+    "experiments/test_study_check.py",
+    "tasks/test_tasks_doc.py",
+    "tasks/test_data_doc.py",
+    "audits/test_aggregator.py",
     "federated/execution/test_as_keras.py",
-    "federated/training/test_fine_tuning.py",
+    "federated/execution/test_in_process.py",
+    "sweeps/test_run.py",
+    "test_packaging.py",
+    "federated/training/test_loop.py",
+    "privacy/test_attack_risk.py",
+    "federated/tff/test_tff_models.py",
+    "privacy/test_amplification.py",
+    "federated/execution/test_threads.py",
+    "mechanisms/fits/test_dense.py",
+    "privacy/test_comparison.py",
     "cli/test_commands.py",
-    "federated/test_task.py",
+    "cli/test_evaluate.py",
     "federated/tff/test_audit.py",
-    "federated/training/test_canaries.py",
-    "reports/test_report.py",
+    "privacy/test_bands.py",
+    "federated/execution/test_optimizers.py",
+    "federated/execution/test_side_by_side.py",
     "federated/tff/test_check_process.py",
+    "federated/execution/test_sample_weights.py",
     "federated/training/test_model_check.py",
-    "privacy/test_simulated.py",
+    "federated/tff/test_aggregator.py",
 )
 
 
@@ -143,16 +152,11 @@ def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
     return of
 
 
-@pytest.fixture(scope="module")
-def clients_in_turn() -> Iterator[None]:
-    """Clients of small models train one after the other too, by what was traced for an earlier run
-    of the same task, for tests whose subject is not their work.
-
-    Tracing the clients side by side takes two thirds of a small run, and tracing at all two thirds
-    of the rest; tests/federated/execution has that all train the same model.
-    """
+@functools.cache
+def _traced() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """What is traced for one task in all of this process: module, name, and what stands there."""
     from fedmf import TrainConfig
-    from fedmf.federated.execution import client_setup, side_by_side
+    from fedmf.federated.execution import client_setup
     from fedmf.federated.training import fine_tuning, loop, trained_run, under_way
 
     client = [f.name for f in dataclasses.fields(TrainConfig) if f.name.startswith("client_")]
@@ -161,11 +165,24 @@ def clients_in_turn() -> Iterator[None]:
         (loop, "check_model", ["seed", "execution", "private_metrics"]),
         *((module, "Evaluator", ["seed"]) for module in (fine_tuning, trained_run, under_way)),
     ]
+    return [(module, name, _traced_once(getattr(module, name), *f)) for module, name, f in shared]
+
+
+@pytest.fixture(scope="module")
+def clients_in_turn() -> Iterator[None]:
+    """Clients of small models train one after the other too, by what was traced for an earlier run
+    of the same task, for tests whose subject is not their work.
+
+    Tracing the clients side by side takes two thirds of a small run, and tracing at all two thirds
+    of the rest; tests/federated/execution has that all train the same model.
+    """
+    from fedmf.federated.execution import client_setup, side_by_side
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side_by_side, "SMALL_MODEL", 0)
         patch.setattr(client_setup, "cores", lambda: 1)
-        for module, name, fields in shared:
-            patch.setattr(module, name, _traced_once(getattr(module, name), *fields))
+        for module, name, once in _traced():
+            patch.setattr(module, name, once)
         yield
 
 

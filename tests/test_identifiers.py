@@ -29,6 +29,7 @@ def in_sql(texts):
 class TestPythonAndSqlAgree:
     """The rule stands twice: for logs in the database, for arrays in Python."""
 
+    @pytest.mark.slow
     def test_on_every_character(self):
         # Between letters, and after one that it may be composed with. Characters that one of the
         # two does not know yet are left out.

@@ -16,7 +16,7 @@ def claim(**changes):
 
 
 def norm_of(update):
-    return float(np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in update)))
+    return float(np.linalg.norm(np.concatenate([*map(np.ravel, update)]).astype(np.float64)))
 
 
 def as_one(update):

@@ -63,6 +63,7 @@ def honest():
     return [audit_aggregator(aggregator(), settings) for _ in range(40)]
 
 
+@pytest.mark.slow
 def test_honest_ones_pass(honest):
     assert [result.failed for result in honest if not result.passed] == []
     assert {play.name for result in honest for play in result.plays if play.passed} == set(PLAYS)
@@ -129,7 +130,7 @@ def planned(family, min_sep, multiplier):
     ("family", "min_sep", "noise"),
     [
         ("identity", 8, "independent"),
-        ("banded", 4, "correlated"),
+        pytest.param("banded", 4, "correlated", marks=pytest.mark.slow),
         pytest.param("tree", 2, "correlated", marks=pytest.mark.slow),
     ],
 )

@@ -67,6 +67,7 @@ class TestReading:
         st.booleans(),
         st.integers(0, 1),
     )
+    @pytest.mark.slow
     def test_the_same_as_in_memory(self, tmp_path_factory, pairs, texts, first_round):
         folder = tmp_path_factory.mktemp("logs")
         rows = [(f"device {client}" if texts else client, t + first_round) for client, t in pairs]

@@ -56,6 +56,7 @@ def test_every_side_names_a_function_that_takes_its_arguments():
             assert set(side.small) <= set(side.arguments) | set(taken.parameters), side
 
 
+@pytest.mark.slow
 def test_sides_take_turns_and_a_turn_that_is_not_counted_is_made(tmp_path):
     told = []
     arguments = {"noise": 1.0, "positions": 2, "delta": 1e-3}

@@ -39,6 +39,7 @@ def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
 
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("tff")
+@pytest.mark.slow
 def test_the_query_is_another_subject(identity, monkeypatch):
     from fedmf.federated.tff import audit
 

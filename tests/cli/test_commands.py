@@ -186,6 +186,7 @@ def test_data_may_move_before_a_resume_but_not_change(trained, corpus, tmp_path)
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_rounds_without_enough_clients_are_said_once(corpus, tmp_path):
     few, loud = "--availability independent:0.2", TRAIN.replace("--quiet", "")
     said = fedmf(f"train --data {corpus} --out {tmp_path}/run {loud} {few}").stderr.splitlines()

@@ -28,6 +28,7 @@ def test_evaluate(trained, tmp_path):
     assert "plot-clients" in (write_report([Run.load(folder)], tmp_path, title="one")).read_text()
 
 
+@pytest.mark.slow
 def test_clients_are_fine_tuned(trained, tmp_path):
     folder = shutil.copytree(trained[0], tmp_path / "run")
     picture = tmp_path / "picture.png"
@@ -52,6 +53,7 @@ def test_clients_are_fine_tuned(trained, tmp_path):
         refused(f"evaluate {folder} {option}", option.split()[0], "need --fine-tune EPOCHS")
 
 
+@pytest.mark.slow
 def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, corpus, tmp_path):
     folder, _ = trained
     same = printed_by(f"evaluate {folder} --data {shutil.copy(corpus, tmp_path / 'copy')} --quiet")
@@ -141,6 +143,7 @@ def others() -> federated.Task:
 
 
 @pytest.mark.usefixtures("clients_in_turn")
+@pytest.mark.slow
 def test_a_run_trained_in_python(tmp_path, monkeypatch):
     """Its config does not name its task.
 

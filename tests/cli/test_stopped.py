@@ -153,6 +153,7 @@ def test_a_run_that_diverges_ends_with_status_1(tmp_path):
 
 
 @pytest.mark.usefixtures("clients_in_turn")
+@pytest.mark.slow
 def test_a_run_goes_on_whose_file_of_learning_rates_is_gone(tmp_path):
     shares = tmp_path / "shares.txt"
     shares.write_text("1 1 0.5 0.25")

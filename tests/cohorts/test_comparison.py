@@ -21,6 +21,7 @@ def mechanism_file(tmp_path_factory):
 @pytest.mark.parametrize(
     "availability", ["always", "independent:0.1", "independent:0.025", "diurnal:rounds_per_day=20"]
 )
+@pytest.mark.slow
 def test_the_default_pace_never_loses(mechanism_file, availability, tmp_path):
     # The smallest population that min_sep fills: 40 cohorts.
     picture = tmp_path / "who.png"

@@ -39,6 +39,7 @@ class TestUniformity:
             ({"schema": "fixed_epoch", "min_sep": 3}, 6, None),  # the second cohort of the order
         ],
     )
+    @pytest.mark.slow
     def test_over_sets_of_two_out_of_six(self, schema, population, drawn_before):
         def cohort(seed):
             participation = fedmf.Participation(rounds=3, **schema)
@@ -67,6 +68,7 @@ class TestUniformity:
         )
         assert scipy.stats.chisquare(counts).pvalue < FALSE_POSITIVE_RATE
 
+    @pytest.mark.slow
     def test_rounds_are_independent(self):
         # Whether client 0 comes in round 0 says nothing of round 1 when every round is allowed.
         everyone = fedmf.Participation(rounds=2, schema="every_round")
@@ -227,6 +229,7 @@ class TestPlaces:
         assert (again.clients(28) == epochs[2][4]).all()
         assert (again.clients(2) == epochs[0][2]).all()
 
+    @pytest.mark.slow
     def test_places_are_independent_of_those_of_others_and_of_other_epochs(self):
         # All 256 ways of 4 clients in 2 places and 2 epochs. A deal of two clients a round has 36
         # of them; here it is had once in ten runs.

@@ -92,6 +92,7 @@ def test_program(name, tmp_path, monkeypatch, capfd):
     assert file is None or (tmp_path / file).exists()
 
 
+@pytest.mark.slow
 def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_path):
     """Root mean square of the running sum's error in clip norms: 200 rounds, epsilon 8, delta 1e-5.
 

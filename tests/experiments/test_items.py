@@ -198,6 +198,7 @@ def test_curves_are_those_of_calibration():
         assert sigma == pytest.approx(exact, rel=2e-4)
 
 
+@pytest.mark.slow
 def test_a_sweep_of_bands_is_a_grid_of_choices():
     table = band_sweep.sweep(rounds=16, epsilons=(2.0,), epochs=(2, 8))
     for j, k in enumerate((2, 8)):

@@ -453,6 +453,7 @@ def test_bands_of_table_5_are_those_that_train(tmp_path, monkeypatch):
     assert ("Band MF, epsilon 8, rate 1.7000", "24.99") in [(row[0], row[2]) for row in found]
 
 
+@pytest.mark.slow
 def test_tables_have_the_accuracies_of_the_runs_that_there_are(tmp_path, monkeypatch):
     request = Request(folder=tmp_path / "table", scale="full")
     alone = results.run(ITEMS["banded-table-4"], request)

@@ -275,6 +275,7 @@ def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, exec
         train(tmp_path / "run", config(execution), task)
 
 
+@pytest.mark.slow
 def test_a_label_for_each_example_and_a_model_with_one_output(tmp_path):
     """Keras adds the axis that such labels lack.
 
@@ -297,6 +298,7 @@ def test_a_label_for_each_example_and_a_model_with_one_output(tmp_path):
     assert one.result["test"] == pytest.approx(other.result["test"])
 
 
+@pytest.mark.slow
 def test_texts_of_any_kind_and_length_reach_the_model_whole(tmp_path):
     """As numpy, pandas and tf.data give them. The longest of each client is as long as it is."""
     words = np.array(["a", "much longer", "word"])

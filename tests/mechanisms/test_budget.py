@@ -65,6 +65,7 @@ def test_no_vectors_of_any_allowed_rounds_exceed_the_sensitivity(data, share):
     assert claimed <= budget.participation.budget * (1 + 2e-12)
 
 
+@pytest.mark.slow
 def test_twelve_rounds_by_a_semidefinite_program():
     # Of a Toeplitz encoder whose X has both signs, every set of rounds.
     budget = with_budget(ToeplitzMechanism(rounds=12, coefficients=[1.0, -0.8, 0.3, 0.2]), 0.3)

@@ -135,6 +135,7 @@ def test_many_rounds_without_matrices(n):
     assert stream.width < 50
 
 
+@pytest.mark.slow
 def test_a_file_of_many_rounds_is_read_without_matrices(tmp_path, monkeypatch):
     FFTMechanism(rounds=20_011).save(tmp_path / "fft.npz")
     monkeypatch.setattr(FFTMechanism, "encoder", lambda self: pytest.fail("a dense encoder"))

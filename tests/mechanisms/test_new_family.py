@@ -92,6 +92,7 @@ def run(tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_in_python(run, tmp_path):
     shown = json.loads(run(PROGRAM))
     assert not (

@@ -79,6 +79,7 @@ def test_composed_deltas_are_above_the_closed_form(k, sigma):
 
 @settings(max_examples=6)
 @given(st.floats(0.7, 4), st.floats(0.01, 1), st.integers(1, 40))
+@pytest.mark.slow
 def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
     def epsilon(noise, probability, compositions):
         given = {"probability": probability, "compositions": compositions}

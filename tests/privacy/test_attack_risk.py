@@ -378,6 +378,7 @@ def test_targets_are_met_and_not_by_much_more_noise(target, scheme):
     assert reached(less) > 1
 
 
+@pytest.mark.slow
 def test_a_simulated_target(quick):
     scheme = fedmf.BallsInBins(population=400, bins=4)
     made = fedmf.calibrate(two_bands(8), None, delta=1e-6, sampling=scheme, advantage=0.3)

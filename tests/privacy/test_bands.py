@@ -29,6 +29,7 @@ def choice():
     return choose_bands(fedmf.prefix_sum(64), **ASK, rounds=64)
 
 
+@pytest.mark.slow
 def test_rows_meet_the_target_and_no_more(choice, search):
     for row in (*choice.rows, search.dense()):
         if row.amplified:
@@ -130,6 +131,7 @@ def test_the_search_finds_the_best_of_all(choice):
         assert row.rmse == pytest.approx(every.rows[row.bands - 1].rmse, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_less_privacy_wants_more_bands():
     best = [
         choose_bands(
@@ -148,6 +150,7 @@ def test_less_than_an_epoch_is_amplified_with_any_bands():
     assert few.participation.max_participations == 1
 
 
+@pytest.mark.slow
 def test_command(tmp_path):
     sizes = "plan bands --rounds 16 --population 80 --cohort-size 10 --epsilon 4"
     found = printed_by(f"{sizes} --out {tmp_path}/curve.png --dense")

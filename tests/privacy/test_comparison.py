@@ -139,6 +139,7 @@ def test_check_ins_that_are_none(text):
         check_ins(text, rounds=2000, population=3_000_000, cohort_size=6500)
 
 
+@pytest.mark.slow
 def test_a_scheme_takes_the_bands_of_least_error_or_is_refused():
     """As the search for them finds, with each epsilon its own."""
     settings = {"rounds": 16, "min_sep": 4, "cohort_size": 20}

@@ -90,6 +90,7 @@ def plan(bernoulli):
     return fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=sampling)
 
 
+@pytest.mark.slow
 def test_calibrate_controller_audit_and_statement(plan):
     assert 1.99 < plan.epsilon <= 2.0 < 0.5 * unamplified_epsilon(plan)
     assert plan.participation.schema == "every_round"

@@ -359,6 +359,7 @@ class TestEpsilon:
         ]
         assert not np.isin(*samples).any()
 
+    @pytest.mark.slow
     def test_of_a_calibration_is_met_and_stated(self, quick):
         mechanism = banded(24, 0.8, 0.6)
         scheme = fedmf.MinSepPoisson(population=600, cohort_size=30)

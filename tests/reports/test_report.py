@@ -226,6 +226,7 @@ def test_a_broken_promise_stands_out(make_run, tmp_path, undrawn):
         assert all(words in page.text for words in said)
 
 
+@pytest.mark.slow
 def test_same_runs_same_bytes_whatever_the_readers_matplotlib_settings(make_run, tmp_path):
     run, files = make_run("banded"), []
     (tmp_path / "report.html").write_text("old")

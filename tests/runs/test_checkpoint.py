@@ -108,6 +108,7 @@ class TestDamage:
         lengths = {*range(0, len(data), 7), *range(len(data) - 100, len(data))}
         assert all(self.refused(path, data[:length]) for length in lengths)
 
+    @pytest.mark.slow
     def test_single_bit_flips(self, path):
         # An archive holds some bits that nobody reads, such as times. Those of the arrays
         # are all refused.

@@ -63,6 +63,7 @@ with folder.rows("metrics") as write:
 
 
 class TestKilled:
+    @pytest.mark.slow
     def test_kill_9_at_random_moments(self, tmp_path):
         folder = new_run(tmp_path / "run")
         pauses = random.Random(2)

@@ -115,6 +115,7 @@ def state_of(server):
     )
 
 
+@pytest.mark.slow
 def test_killed_at_every_write_of_a_round(new, tmp_path):
     """Whatever was released once, to a caller or by `open`, is the only sum of its row."""
     new().close()
@@ -203,6 +204,7 @@ def test_without_room_the_same_sum_is_released_later(new, monkeypatch):
     np.testing.assert_array_equal(same.release()[0], mean)
 
 
+@pytest.mark.slow
 def test_interrupted_at_every_line_of_a_release(new, tmp_path):
     """KeyboardInterrupt anywhere: the round is released once, with one sum."""
     reference = new(None)

@@ -116,6 +116,7 @@ def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
     assert "--threads 3" in second
 
 
+@pytest.mark.slow
 def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
     def seeds(out, noise_seed, **varied):
         sweep.train_all(out, grid(**varied), Training(noise_seed=noise_seed, jobs=4))

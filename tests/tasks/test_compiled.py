@@ -109,6 +109,7 @@ def draw(seed, sizes, sentences, length, scale=0.5):
     batch_size=20,
     seed=2,
 )  # more positions than one block of the softmax holds
+@pytest.mark.slow
 def test_any_shape_trains_as_keras_does(
     kind, form, vocabulary, width, units, length, sentences, batch_size, seed
 ):

@@ -114,6 +114,7 @@ def keras_alone(weights):
     return made
 
 
+@pytest.mark.slow
 def test_the_published_form_is_keras_s():
     built = model.build_model(3, **SMALL, form="published")
     drawn = np.random.default_rng(0).normal(size=built.count_params()).astype(np.float32)

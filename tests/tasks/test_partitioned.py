@@ -125,6 +125,7 @@ RUN = (
         ("cifar10", "-o partition=dirichlet:0.3 -o clients=10 -o batch-size=8"),
     ],
 )
+@pytest.mark.slow
 def test_a_run_says_that_its_clients_were_made_and_is_not_resumed_with_others(
     files, tmp_path, name, option
 ):

@@ -19,6 +19,7 @@ def many():
     return data.split_examples(MANY, "validation")
 
 
+@pytest.mark.slow
 def test_the_features_have_the_spectrum(many):
     """Entries of the mean over 20,000 independent clients are within six standard deviations of
     what they should be.
@@ -47,6 +48,7 @@ def test_least_squares_finds_the_weights(many):
     assert data.true_weights(MANY) ** 2 @ data.eigenvalues(MANY) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_logistic_labels_follow_the_logits():
     o = dataclasses.replace(MANY, kind="logistic")
     x, y = data.split_examples(o, "validation")

@@ -84,6 +84,7 @@ def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
     assert single.examples == in_turn.examples == 5
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_built_in_a_graph_trains_in_turn(sums_of, vectorised):
     """Tensors take the place of its variables, and have no set_weights."""
 

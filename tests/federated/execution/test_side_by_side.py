@@ -84,6 +84,7 @@ def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
     assert bool(vectorised) is side_by_side
 
 
+@pytest.mark.slow
 def test_what_has_no_kernel_on_this_processor_trains_in_turn(together_and_alone, monkeypatch):
     np.testing.assert_allclose(*together_and_alone(grouped), atol=1e-5)
 

@@ -80,6 +80,7 @@ def test_clips_zeroes_sums_and_divides_by_the_fixed_number():
     assert result["b"] == pytest.approx((0.25 + 0.5 + 0.5) / 10, rel=3e-6)
 
 
+@pytest.mark.slow
 def test_a_simulated_cohort_scales_the_noise_and_nothing_else():
     plan = plan_of(IdentityMechanism(rounds=3))
     simulated = plan.simulating(simulated=4, claimed=40)
@@ -99,6 +100,7 @@ def test_results_have_the_dtypes_and_shapes_of_the_updates(dtype):
     np.testing.assert_allclose(np.asarray(out[0], np.float64), [0.3, 0.4, 0], rtol=2.0**-8)
 
 
+@pytest.mark.slow
 def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state():
     """With the same noise, two parts of one model would give away their updates' difference."""
 

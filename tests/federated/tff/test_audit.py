@@ -41,6 +41,7 @@ def claim():
     return plan_of(MECHANISMS["banded"](ROUNDS))
 
 
+@pytest.mark.slow
 def test_an_audit_is_of_two_runs_and_a_game():
     progress = []
     plan = plan_of(MECHANISMS["tree online"](4))
@@ -111,6 +112,7 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
 # The game.
 
 
+@pytest.mark.slow
 def test_games_that_break_the_claim_are_caught(monkeypatch):
     claim = plan_of(MECHANISMS["banded"](12))
     case = worst_case(claim)

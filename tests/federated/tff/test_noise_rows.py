@@ -92,6 +92,7 @@ def test_a_row_is_handed_in_for_its_round_only():
             step(wrong)
 
 
+@pytest.mark.slow
 def test_source_is_standard_normal_and_the_test_can_fail():
     size = 2**22
     values = source_of_key(noise_key(8), size)(3).numpy().astype(np.float64)

@@ -41,6 +41,7 @@ def rounds_of(value_type, rounds, *, secure_sum=True, **changes):
     return outputs
 
 
+@pytest.mark.slow
 def test_the_sum_and_the_metrics_are_those_of_the_open_sum():
     kind = collections.OrderedDict(
         w=tff.TensorType(np.float16, [4]),

@@ -166,6 +166,7 @@ class Remembers(ByHand):
 
 
 @pytest.mark.usefixtures("clients_in_turn")
+@pytest.mark.slow
 def test_nothing_is_carried_from_client_to_client(tmp_path):
     """Without noise: a client's update is the same, whoever came before."""
     start = small_task().build_model(3).get_weights()

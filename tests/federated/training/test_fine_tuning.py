@@ -79,6 +79,7 @@ def losses_by_hand(run, pairs, strength=0.0):
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_the_clients_train_as_in_keras(run):
     """With Ditto's objective, and two epochs; clipped, nothing would change."""
     pairs, strength = divided(run, 2), 2.0
@@ -203,6 +204,7 @@ def test_what_is_refused(run, arguments, words):
         run.evaluate_fine_tuned(**arguments)
 
 
+@pytest.mark.slow
 def test_a_compiled_epoch_trains_what_keras_trains(tmp_path):
     """A made-up compiled epoch, which says that it was called."""
     calls = []

@@ -127,6 +127,7 @@ def test_a_server_optimizer_s_noise_grows_by_the_share():
     assert isinstance(shared, fedmf.Plan)
 
 
+@pytest.mark.slow
 def test_a_report_draws_them_over_windows_and_halving_goes_by_them(tmp_path):
     """The mean over a window from the rows is that of the sums, with the deviation of the sum."""
     settings = config(private_metrics=0.9, largest_loss=4.0, noise_multiplier=0.01)

@@ -34,6 +34,7 @@ def whole_and_resumed(folder, settings):
     return whole, [np.sort(rows[rows[:, 1] == client, 0]) for client in np.unique(rows[:, 1])]
 
 
+@pytest.mark.slow
 def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path):
     settings = sampled(availability="independent:0.8", dropout=0.2, checkpoint_every=2)
     whole, rounds = whole_and_resumed(tmp_path, settings)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # Commands, a line each; every import of TFF and what comes with it alone fails.
 _PROGRAM = """
 import sys
@@ -25,6 +27,7 @@ def without_tff(*commands):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_another_execution_says_what_it_needs(tmp_path):
     run = (
         f"train --out {tmp_path}/run --task regression --rounds 2 --cohort-size 4 --min-sep 2 "

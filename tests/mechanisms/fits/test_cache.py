@@ -131,6 +131,7 @@ def test_processes_at_once(tmp_path):
     assert len(files(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path):
     # Fits are scaled by their sensitivity: one made before a change of it must not be read after.
     package = pathlib.Path(disk_cache.__file__).parent
