@@ -134,5 +134,6 @@ class Optimizer:
         if self.xp is np:
             return np.asarray(value, array.dtype)
         value = self.xp.cast(value, array.dtype)
-        ones = [1] * (array.shape.rank - 1)
-        return self.xp.reshape(value, [-1, *ones]) if value.shape.rank else value
+        if not value.shape.rank:
+            return value
+        return self.xp.reshape(value, [-1, *[1] * (array.shape.rank - 1)])

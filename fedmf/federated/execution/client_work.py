@@ -77,5 +77,9 @@ def specs_of(structure: Any) -> Any:
 
 
 def gradients(tape: Any, loss: Any, weights: Any) -> Any:
-    """Of the loss by the weights; zeros where it does not depend on them."""
-    return tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    """Of the loss by the weights, in their shapes; zeros where it does not depend on them."""
+    found = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    for gradient, weight in zip(found, weights, strict=True):
+        if not isinstance(gradient, tf.IndexedSlices):
+            gradient.set_shape(weight.shape)  # of a gradient of one's own it may be unknown
+    return found

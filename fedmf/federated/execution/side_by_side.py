@@ -75,8 +75,9 @@ class ClientsSideBySide(ClientWork):
         sent, _, *batch = signature(None)
         apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch])
         check_apart(apart)
-        example = self._made_up()
-        self._check_same(task.build_model(config.seed), apart, *example)
+        example, model = self._made_up(), task.build_model(config.seed)
+        weights = [variable.read_value() for variable in model.trainable_variables]
+        self._check_same(model, apart, *example)
         if self._small:
             self._train = tf.function(
                 self._train_in_steps, input_signature=[*signature(None), order, number]
@@ -85,9 +86,9 @@ class ClientsSideBySide(ClientWork):
             self._train = tf.function(self._train_single, input_signature=signature(None, 1))
         # An operation without a kernel here fails when it runs, and not before: a grouped
         # convolution's gradient, say, on processors for which TensorFlow does not use oneDNN.
-        ones = tf.nest.map_structure(lambda spec: tf.ones(spec.shape, spec.dtype), sent)
+        params = tf.nest.map_structure(lambda spec: tf.ones(spec.shape, spec.dtype), sent.params)
         epochs = [tf.nest.map_structure(np.asarray, example)]
-        self._added(ones, [epochs * 2 if self._small else epochs] * 2)
+        self._added(Broadcast(weights, params), [epochs * 2 if self._small else epochs] * 2)
 
     def _made_up(self) -> Examples:
         """A batch of two, or of one."""
@@ -201,7 +202,8 @@ class ClientsSideBySide(ClientWork):
 
         def gradients_of(weights: Any, x: Any, y: Any) -> Any:
             loss, found = self._loss_and_gradients(weights, x, y)
-            return loss, [dense_rows(gradient) for gradient in found]
+            # TensorFlow does not vectorise what is returned as it came in.
+            return loss, [tf.identity(dense_rows(gradient)) for gradient in found]
 
         def members(s: Any) -> tuple[Any, Any]:
             """The clients of step s, and their batches."""

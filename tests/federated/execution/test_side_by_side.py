@@ -36,6 +36,26 @@ class Embedded(layers.Layer):
         return tf.reshape(tf.gather(self.table, tf.cast(tf.abs(x), tf.int32)), [-1, 12])
 
 
+class OwnGradient(layers.Layer):
+    """Of a weight the gradient's rank is known when it is there; of the other it is a weight."""
+
+    def build(self, shape):
+        self.w, self.v = (self.add_weight(name, shape=(4, 3)) for name in "wv")
+
+    def call(self, x):
+        @tf.custom_gradient
+        def product(x, w, v):
+            def gradient(upstream):
+                shape = tf.unstack(tf.shape(w)[: tf.rank(w)], 2)
+                by_w = tf.reshape(tf.matmul(x, upstream, transpose_a=True), tf.stack(shape))
+                by_w = tf.raw_ops.PlaceholderWithDefault(input=by_w, shape=None)
+                return upstream @ tf.transpose(w), by_w, w
+
+            return x @ w, gradient
+
+        return product(x, tf.convert_to_tensor(self.w), tf.convert_to_tensor(self.v))
+
+
 def rolled():
     return layers.Lambda(lambda x: tf.roll(x, 1, axis=-1))
 
@@ -50,14 +70,14 @@ def grouped():
 def together_and_alone(sums_of):
     """layer -> the sum of the cohort's updates, and the sum of those of each client by itself."""
 
-    def of(layer):
+    def of(layer, **settings):
         def model():
             return tf.keras.Sequential([tf.keras.Input((4,)), layer(), layers.Dense(2)])
 
         task = task_of_arrays(*COHORT[0][0], model, batch_size=2)
 
         def summed(small, cohorts):
-            sums = sums_of(task, config(), small)
+            sums = sums_of(task, config(**settings), small)
             return sum(
                 np.concatenate([np.ravel(leaf) for leaf in sums(cohort).total.record])
                 for cohort in cohorts
@@ -82,6 +102,14 @@ def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
 ):
     np.testing.assert_allclose(*together_and_alone(layer), atol=1e-5)
     assert bool(vectorised) is side_by_side
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi"])
+def test_gradients_of_one_s_own(optimizer, together_and_alone, vectorised):
+    settings = {"client_optimizer": optimizer, "client_epochs": 2, "client_learning_rate": 0.1}
+    np.testing.assert_allclose(*together_and_alone(OwnGradient, **settings), atol=1e-5)
+    assert vectorised
 
 
 @pytest.mark.slow
