@@ -116,14 +116,15 @@ def test_updates_are_summed_in_the_cohort_s_order(task):
 
 
 def test_so_many_clients_train_side_by_side(task):
-    together = threading.Barrier(3)
+    together, trained = threading.Barrier(3), []
 
     def epoch(weights, x, y, rate, update):
-        together.wait(60)  # which fails where fewer are under way
+        trained.append(together.wait(60))  # which fails where fewer are under way
         return 0.0
 
     execution, state = execution_of(task, epoch, threads=3)
     execution.next(state, [[(np.ones((2, 5), np.int32),) * 2]] * 3)
+    assert sorted(trained) == [0, 1, 2]
 
 
 def test_ctrl_c_stops_between_clients_and_waits_for_those_that_train(task):

@@ -221,7 +221,8 @@ def test_a_damaged_noise_seed_is_refused_and_not_shown(tmp_path):
 
 def test_the_place_of_the_data_may_change(tmp_path):
     folder = begin(tmp_path / "run", settings=dataclasses.replace(SETTINGS, data="here.sqlite"))
-    go_on(folder, settings=dataclasses.replace(SETTINGS, data="there.sqlite"))
+    there = dataclasses.replace(SETTINGS, data="there.sqlite")
+    assert go_on(folder, settings=there).config == there
 
 
 def test_functions_that_are_not_pure_are_refused_before_anything_is_written(begun, tmp_path):
