@@ -85,18 +85,3 @@ def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch):
             program(f"{line} --dry-run --json")
     assert runs == [180, 35, 3, 3, 20, 35, 9, 9, 9, 9, 9, 9]
     assert not list(tmp_path.glob("sweeps"))
-
-
-@pytest.mark.tensorflow
-@pytest.mark.slow
-def test_the_commands_of_the_start_run(tmp_path, monkeypatch):
-    """With a model that a test can afford."""
-    monkeypatch.chdir(tmp_path)
-    small = (
-        " -o vocabulary-size=60 -o embedding-size=8 -o lstm-size=8 -o sequence-length=4 "
-        "-o max-sentences=8 -o validation-sentences=50 -o test-sentences=50"
-    )
-    for line in commands_of("start.md"):
-        program(line + small * line.startswith("fedmf train "))
-    assert (tmp_path / "runs/first/final_statement.md").exists()
-    assert (tmp_path / "report/report.html").exists()

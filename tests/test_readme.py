@@ -1,7 +1,8 @@
-"""Every snippet of the README and of the tour runs as printed.
+"""Every snippet of the README, of the start and of the tour runs as printed; what several print,
+once.
 
-Exceptions, stated here: `make`, and the full-size training commands. These get sizes appended that
-a test can afford, and a synthetic corpus under the file name that they expect.
+Exceptions, stated here: `make`, and commands of the tour that train. These get sizes appended that
+a test can afford, and those of full size a synthetic corpus under the file name that they expect.
 """
 
 import pathlib
@@ -9,29 +10,23 @@ import re
 
 import pytest
 
-from tests.cli.program import commands_in
+from tests.cli.program import SMALL_MODEL, commands_in
 from tests.cli.program import fedmf as program
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/tour.md")}
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/tour.md")}
 
 
 def snippets(language):
-    """Those of both pages; what both print runs once."""
-    places = {
-        text: f"{name} {number}"
-        for name, page in PAGES.items()
-        for number, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page, re.S))
-    }
-    return [pytest.param(text, id=place) for text, place in places.items()]
+    places = {}
+    for name, page in PAGES.items():
+        for number, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page, re.S)):
+            places.setdefault(text, f"{name} {number}")
+    return [pytest.param(text, place, id=place) for text, place in places.items()]
 
 
 # Appended to what trains at full size
-AFFORDABLE = (
-    "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4 -o vocabulary-size=60 -o "
-    "embedding-size=8 -o lstm-size=8 -o sequence-length=4 -o max-sentences=8 "
-    "-o validation-sentences=50 -o test-sentences=50 --quiet"
-)
+AFFORDABLE = "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4"
 
 
 def test_the_snippets_are_found():
@@ -45,8 +40,9 @@ def test_the_readme_is_short():
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.parametrize("snippet", snippets("python"))
-def test_python_snippet(snippet, tmp_path, monkeypatch, capfd):
+@pytest.mark.usefixtures("clients_in_turn")
+@pytest.mark.parametrize(("snippet", "place"), snippets("python"))
+def test_python_snippet(snippet, place, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, "a python snippet", "exec"), {"__name__": "readme"})
     # capfd, not capsys: TFF hands its worker the real file descriptor of standard output.
@@ -58,14 +54,17 @@ def test_python_snippet(snippet, tmp_path, monkeypatch, capfd):
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.parametrize("snippet", snippets("sh"))
-def test_shell_snippet(snippet, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("snippet", "place"), snippets("sh"))
+def test_shell_snippet(snippet, place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if "stackoverflow.sqlite" in snippet:
+    full_size = "stackoverflow.sqlite" in snippet
+    if full_size:
         program("data synth --clients 12 --sentences-per-client 12 --out stackoverflow.sqlite")
     for line in commands_in(snippet):
-        trains = line.startswith(("fedmf train ", "fedmf sweep ")) and "stackoverflow" in line
-        program(f"{line} {AFFORDABLE}" if trains else line)
+        if "tour" in place and line.startswith(("fedmf train ", "fedmf sweep ")):
+            line += f" {SMALL_MODEL} --quiet"
+            line += f" {AFFORDABLE}" if full_size else ""
+        program(line)
         for _, path in re.findall(r"--(out|statement) (\S+)", line):
             assert (tmp_path / path).exists()
 

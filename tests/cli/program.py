@@ -12,10 +12,13 @@ from fedmf.cli import main
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 # Sentences of 4 words: TensorFlow traces every step of the LSTM, and 20 take most of the time.
+SMALL_MODEL = (
+    "-o vocabulary-size=60 -o embedding-size=8 -o lstm-size=8 -o sequence-length=4 "
+    "-o max-sentences=8 -o validation-sentences=50 -o test-sentences=50"
+)
 SMALL = (
-    "--rounds 4 --cohort-size 4 --min-sep 2 -o vocabulary-size=60 -o embedding-size=8 -o "
-    "lstm-size=8 -o sequence-length=4 -o max-sentences=8 -o validation-sentences=50 -o "
-    "test-sentences=50 --checkpoint-every 2 --evaluate-every 2 --quiet"
+    f"--rounds 4 --cohort-size 4 --min-sep 2 {SMALL_MODEL} --checkpoint-every 2 "
+    "--evaluate-every 2 --quiet"
 )
 SECRET = "98765432109876543210"
 SEED = f"--noise-seed {SECRET}"

@@ -1,7 +1,6 @@
 """Every program of examples/ runs, and what it prints is what it is about."""
 
 import math
-import os
 import pathlib
 import re
 import runpy
@@ -29,14 +28,35 @@ SHOWN = {
     "audit_own_log": ("observed: 15 rounds apart", "audit_statement.md"),
     "check_statement": ("The statement is true.", "statement.json"),
 }
-MAX_SECONDS, MAX_LINES = 60, 80
+MAX_LINES = 80
 
 
-def run(name, folder, *arguments):
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-    environment = os.environ | {"MPLBACKEND": "agg"}
-    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
-    return subprocess.run(command, timeout=5 * MAX_SECONDS, **options)
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """Runs a program in this process, which has imported TensorFlow: its exit status, and what it
+    printed.
+    """
+    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))  # which users have: fits are kept
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(EXAMPLES), *filter(None, sys.path)])
+
+    def run(name, *arguments):
+        status = None
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        try:
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        except SystemExit as stop:
+            status = stop.code
+        return status, capfd.readouterr().out
+
+    return run
+
+
+def assert_shown(name, folder, status, printed):
+    words, file = SHOWN[name]
+    assert not status
+    assert words in printed
+    assert file is None or (folder / file).exists()
 
 
 def test_every_program_is_listed_and_short():
@@ -63,37 +83,26 @@ def test_the_table_says_who_needs_tensorflow():
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("clients_in_turn")
+# Three have tests of their own
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.cluster] * name.startswith("cluster"))
-        for name in SHOWN
-        if name != "flower_accuracy"  # has a test of its own
-    ],
+    "name", sorted({*SHOWN} - {"cluster_sweep", "flower_accuracy", "check_statement"})
 )
-def test_program(name, tmp_path, monkeypatch, capfd):
-    """In this process, which has imported TensorFlow; a cluster begins with one of its own."""
-    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))  # which users have: fits are kept
-    if name.startswith("cluster"):
-        done = run(name, tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
-        printed = done.stdout
-    else:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [name])
-        monkeypatch.setattr(sys, "path", [str(EXAMPLES), *filter(None, sys.path)])
-        monkeypatch.setattr(
-            sys, "exit", lambda status: pytest.fail(f"{status}") if status else None
-        )
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-        printed = capfd.readouterr().out
-    words, file = SHOWN[name]
-    assert words in printed
-    assert file is None or (tmp_path / file).exists()
+def test_program(name, tmp_path, run):
+    assert_shown(name, tmp_path, *run(name))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_cluster_begins_with_a_process_of_its_own(tmp_path):
+    command = [sys.executable, str(EXAMPLES / "cluster_sweep.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert_shown("cluster_sweep", tmp_path, done.returncode, done.stdout)
 
 
 @pytest.mark.slow
-def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_path):
+def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_path, run):
     """Root mean square of the running sum's error in clip norms: 200 rounds, epsilon 8, delta 1e-5.
 
     With independent noise by hand: k participations need the noise multiplier of one (Balle and
@@ -106,23 +115,20 @@ def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_p
 
     single = 1 / scipy.optimize.brentq(excess, 0.1, 10, xtol=1e-12)
     by_hand = [f"{single * math.sqrt(k * 201 / 2):.2f}" for k in (200, 4)]
-    done = run("flower_accuracy", tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", done.stdout, re.M)
-    words, file = SHOWN["flower_accuracy"]
-    assert words in done.stdout
-    assert (tmp_path / file).exists()
+    status, printed = run("flower_accuracy")
+    assert_shown("flower_accuracy", tmp_path, status, printed)
+    found = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", printed, re.M)
     assert found == [*by_hand, "3.38", "3.16"]
     assert found[0] == "85.10"
 
 
 @pytest.mark.slow
-def test_a_false_statement_is_found(tmp_path):
-    run("check_statement", tmp_path)
+def test_a_false_statement_is_found(tmp_path, run):
+    assert_shown("check_statement", tmp_path, *run("check_statement"))
     path = tmp_path / "statement.json"
     said = path.read_text()
     stddev = re.search(r'"stddev": ([\d.]+)', said)
     path.write_text(said.replace(stddev[0], f'"stddev": {0.99 * float(stddev[1])}'))
-    done = run("check_statement", tmp_path, "statement.json", "mechanism.npz")
-    assert done.returncode == 1
-    assert "NOT TRUE" in done.stdout
+    status, printed = run("check_statement", "statement.json", "mechanism.npz")
+    assert status == 1
+    assert "NOT TRUE" in printed

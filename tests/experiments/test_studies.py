@@ -29,13 +29,13 @@ from fedmf.experiments.papers import (
 from fedmf.experiments.papers import stackoverflow as grids
 from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, SIZES
 from fedmf.privacy.amplification import sampled_gaussian_noise_multiplier
+from fedmf.privacy.bands import choose_bands
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.sweeps import job
 from fedmf.tasks.regression.data import RegressionOptions
 from tests.paper_figures import DENISOV_DECAY
 from tests.refusals import refusal
 
-STACKOVERFLOW = "denisov schedules decays epochs divergence unnoised phones centre nu_noise".split()
 # Those that are made in the same way once.
 TRAINED = list({i.make.args: n for n, i in ITEMS.items() if i.study is not None}.values())
 
@@ -219,17 +219,6 @@ def test_cifars_grid_is_that_of_the_papers():
     assert_fixed(configs, "warmup=0.0 cooldown=0.25 zeroing_norm=None delta=1e-05")
 
 
-@pytest.mark.parametrize("name", STACKOVERFLOW)
-def test_the_data_has_the_clients_that_a_study_draws_or_claims_to(name):
-    for config in itertools.chain(*lines(getattr(grids, name)).values()):
-        scheme, cohort = config.scheme(), config.claimed_cohort or config.cohort_size
-        assert scheme is None or scheme.population == 342_477
-        assert config.rounds in (2048, 2052)
-        fedmf.ParticipationController(
-            config.participation(), population=342_477, cohort_size=cohort, seed=0
-        )
-
-
 def printed_losses(kind):
     """Number of stamps -> loss, as printed in Table 1; least first."""
     name = {cifar.HONAKER: "(Online) Honaker", cifar.FFT: "FFT Optimal Decoder", cifar.ONE: "MF"}
@@ -257,18 +246,6 @@ def test_cifars_stamps_are_those_of_least_error(kind):
     assert cifar.best_stamps(kind, size) == CIFARS_STAMPS[kind]
     for times, error in cifar.losses(kind, size).items():
         assert kind == cifar.ONE or printed.agrees(2000 * error**2, theirs[times])
-
-
-@pytest.mark.parametrize("name", STACKOVERFLOW)
-def test_a_smaller_size_has_the_same_lines(name, monkeypatch):
-    without_search(monkeypatch)
-    tiny, small, full = (
-        # Of several printed numbers of bands a smaller size has the best.
-        {line.partition(", 64")[0] for line, _ in getattr(grids, name)(scale).parts}
-        for scale in ("tiny", "small", "full")
-    )
-    assert len(small) == len(full)
-    assert len(tiny) >= len(full) / 2
 
 
 def test_the_best_mechanism_for_two_epochs_is_made_for_them():
@@ -389,43 +366,48 @@ def trained(sign):
     return lambda out, configs, request, check, **_: {n: run(c) for n, c in configs.items()}
 
 
-def without_search(patch):
-    """For the best bands, which takes most of the time; the verdicts that are turned have it."""
-    patch.setattr(cifar, "best_bands", lambda size, epsilon: (4, True))
-    patch.setattr(grids, "_bands", lambda *question: 4)
+@pytest.fixture
+def untrained(monkeypatch):
+    """Items of runs that are made up, with one number of bands in place of the search for the best,
+    which takes most of the time (tests/privacy/test_bands.py).
+    """
+    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
+    for module in (cifar, grids):
+        monkeypatch.setattr(module, "choose_bands", functools.partial(choose_bands, bands=[4]))
+
+    def with_sign(sign=1):
+        monkeypatch.setattr(study, "_trained", trained(sign))
+
+    with_sign()
+    yield with_sign
+    cifar.best_bands.cache_clear()
+    grids._bands.cache_clear()
 
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
-def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "_trained", trained(sign))
-    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
-    if sign == 1:
-        without_search(monkeypatch)
-    result = results.run(ITEMS[name], Request(folder=tmp_path / name, scale="small"))
+def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, untrained):
+    untrained(sign)
+    result = results.run(ITEMS[name], Request(folder=tmp_path, scale="small"))
     assert result["holds"] == (sign == 1), result["verdict"]
-    assert (tmp_path / name / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_item_is_made_at_the_smallest_scale(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "_trained", trained(1))
-    without_search(monkeypatch)
-    result = results.run(ITEMS[name], Request(folder=tmp_path / name, scale="tiny"))
+def test_every_item_is_made_at_the_smallest_scale(name, tmp_path, untrained):
+    result = results.run(ITEMS[name], Request(folder=tmp_path, scale="tiny"))
     assert result["reduced"]
-    assert len(list(csv.DictReader((tmp_path / name / "numbers.csv").open()))) > 1
-    assert (tmp_path / name / "figure.png").stat().st_size > 10_000
+    assert len(list(csv.DictReader((tmp_path / "numbers.csv").open()))) > 1
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
     "name",
     ["denisov-figure-3", "multi-epoch-figure-8", "multi-epoch-figure-9", "multi-epoch-figure-10"],
 )
-def test_every_line_is_judged_and_drawn(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "_trained", trained(1))
-    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
-    found = study.judged(*ITEMS[name].make.args, Request(folder=tmp_path / name, scale="small"))
+def test_every_line_is_judged_and_drawn(name, tmp_path, untrained):
+    found = study.judged(*ITEMS[name].make.args, Request(folder=tmp_path, scale="small"))
     assert found.holds, found.verdict
     # Every row of the table is a point of the picture.
     assert sum(len(line.x) for p in found.figure for line in p.series.values()) == len(found.rows)

@@ -27,12 +27,7 @@ from tests.cli.program import refused
 from tests.refusals import refusal
 
 USERS, IMAGES = 342_477, 50_000
-# One item for each grid.
-STUDIES = {
-    f"{item.study.make.__module__.rpartition('.')[2]}-{item.study.make.__name__}": item.study
-    for item in ITEMS.values()
-    if item.study is not None
-}
+STUDIES = {id(item.study): item.study for item in ITEMS.values() if item.study is not None}
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +109,6 @@ def quick(monkeypatch):
     )
 
 
-def test_no_grid_is_left_out():
-    grids = {id(item.study) for item in ITEMS.values() if item.study is not None}
-    assert {id(grid) for grid in STUDIES.values()} == grids
-
-
 def asked(tmp_path, data, grid, **options):
     return Request(
         folder=tmp_path / "item",
@@ -147,7 +137,7 @@ def test_every_run_of_every_study_can_begin(tmp_path, data, quick, monkeypatch):
     """In one check, which makes each task once; a refusal names the study and the run."""
     seen, check = [], study_check.check_runs
     monkeypatch.setattr(study_check, "check_runs", lambda *given: seen.append(given))
-    for grid in STUDIES.values():
+    for grid in STUDIES.values():  # each once
         made = grid("full")
         assert study.dry_run(made, asked(tmp_path, data, made)).repeats
     every = {f"{out.name} {run}": config for runs, out, _ in seen for run, config in runs.items()}
@@ -175,23 +165,33 @@ def test_167_clients_do_not_last_for_2052_rounds(grid, wrong, tmp_path, data, mo
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_nothing_trains_before_the_check(done, tmp_path, monkeypatch):
+def test_nothing_trains_before_the_check_nor_elsewhere_than_was_asked_for(
+    done, tmp_path, monkeypatch
+):
+    asked_for = []
+
     def refuse(configs, folder, write_mechanisms):
         assert len(configs) == 8
         raise ValueError("a client is missing")
 
+    def train_all(out, configs, training):
+        asked_for.append((training.cluster, training.jobs))
+        return {}
+
     monkeypatch.setattr(study_check, "check_runs", refuse)
-    monkeypatch.setattr(study.sweep, "train_all", lambda *_, **__: {})
+    monkeypatch.setattr(study.sweep, "train_all", train_all)
     monkeypatch.setattr(
         study.sweep, "state", lambda out, name: "finished" if done else "5 rounds done"
     )
     monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
-    grid = stackoverflow.unnoised("tiny")
+    cluster = "ray://10.0.0.1:10001"
+    request = Request(folder=tmp_path / "item", scale="tiny", jobs=7, cluster=cluster)
     # Runs that are all finished are read: there is none here.
     with pytest.raises(
         (ValueError, FileNotFoundError), match="config.json" if done else "a client is missing"
     ):
-        study.run_study(grid, Request(folder=tmp_path / "item", scale="tiny"))
+        study.run_study(stackoverflow.unnoised("tiny"), request)
+    assert asked_for[:1] == [(cluster, 7)] * done
 
 
 def priced(tmp_path, grid, **options):
@@ -257,24 +257,6 @@ def test_the_table_in_the_docs_is_that_of_the_grids(tmp_path, monkeypatch):
             holds = {True: "holds", False: "not shown"}.get(result.get("holds"), "not run")
             found[name] = [*cells, holds + fewer]
     assert stated == found
-
-
-def test_a_study_trains_on_the_cluster_that_was_asked_for(tmp_path, monkeypatch):
-    asked_for = []
-    monkeypatch.setattr(study_check, "check_runs", lambda *_: None)
-    monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
-
-    def train_all(out, configs, training):
-        asked_for.append((training.cluster, training.jobs))
-        return {}
-
-    monkeypatch.setattr(study.sweep, "train_all", train_all)
-    request = Request(
-        folder=tmp_path / "item", scale="tiny", jobs=7, cluster="ray://10.0.0.1:10001"
-    )
-    with pytest.raises(ValueError, match="config.json"):  # nothing was trained
-        study.run_study(stackoverflow.unnoised("tiny"), request)
-    assert asked_for[:1] == [("ray://10.0.0.1:10001", 7)]
 
 
 def test_a_study_that_trains_already_tells_the_speed(tmp_path):
