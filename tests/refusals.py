@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -19,12 +19,19 @@ def named(kind: type[Exception], call: Callable[..., object], **values: list) ->
 
 @contextlib.contextmanager
 def refusal(
-    words: str, kind: type[Exception] | tuple[type[Exception], ...] = ValueError
+    words: str | None,
+    kind: type[Exception] | tuple[type[Exception], ...] = ValueError,
+    *,
+    naming: Iterable[object] = (),
 ) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """An error of this kind with these words, a regular expression, in one sentence."""
+    """An error of this kind with these words, a regular expression, in one sentence that has these
+    names.
+    """
     with pytest.raises(kind, match=words) as caught:
         yield caught
     assert_one_sentence(caught)
+    for name in naming:
+        assert str(name) in str(caught.value)
 
 
 def assert_refused(call: Callable[[], object], kind: type[Exception], words: str) -> None:

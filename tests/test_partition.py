@@ -196,11 +196,6 @@ def test_logarithms_of_sizes_have_sigma():
     assert not fits(sigma * 1.5**0.5)
 
 
-def test_without_skew_shares_are_equal():
-    sizes = np.bincount(partition.quantity_skew(1003, 10, 0, 0))
-    assert set(sizes) <= {99, 100, 101}
-
-
 def test_a_text_says_the_same():
     for text, ids in {
         "dirichlet:0.3": partition.dirichlet(LABELS, 5, 0.3, 7),
@@ -273,7 +268,7 @@ def test_a_picture_shows_who_has_what(tmp_path):
     assert first[row].sum() / second[row].sum() == pytest.approx(3, rel=0.02)
 
 
-@pytest.mark.parametrize(("clients", "labels"), [(60, 10), (100, 62), (101, 3), (5000, 200)])
+@pytest.mark.parametrize(("clients", "labels"), [(100, 62), (101, 3)])
 def test_pictures_of_many_clients_are_no_taller_than_those_of_100(tmp_path, clients, labels):
     y = np.arange(10_000) % labels
     ids = partition.dirichlet(y, clients, 0.3, 0)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmf.schedule import GivenSchedule, WarmupCooldown, schedule_text
-from tests.paper_figures import BANDED_SCHEDULE, DENISOV_DECAY
+from tests.paper_figures import BANDED_SCHEDULE
 from tests.refusals import assert_refused, named
 
 
@@ -50,17 +50,6 @@ def test_every_split_into_hundredths_fits():
         ).learning_rates()
         assert rates.shape == (100,)
         assert rates.min() == pytest.approx(0.05)
-
-
-def test_denisovs_decay():
-    figures = DENISOV_DECAY
-    first = figures["rounds"] - figures["last_rounds"]
-    rates = GivenSchedule(
-        rounds=figures["rounds"], peak=0.5, shares=f"{first}:{figures['share']}"
-    ).learning_rates()
-    assert (rates[:first] == 0.5).all()
-    assert (rates[first:] == 0.5 * figures["share"]).all()
-    assert len(rates) == figures["rounds"]
 
 
 @given(st.dictionaries(st.integers(0, 29), st.floats(1e-9, 1e9), min_size=1))

@@ -2,14 +2,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum, sgd
 from tests.refusals import refusal
-
-rates_of_a_run = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12)
-momenta = st.floats(0.0, 0.99)
 
 
 @pytest.mark.parametrize("n", [1, 2, 9])
@@ -19,28 +16,22 @@ def test_prefix_sums_sum(n):
     assert prefix_sum(n).rounds == n
 
 
-@given(rates=rates_of_a_run, momentum=momenta)
-@settings(deadline=None)
+@given(rates=st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12), momentum=st.floats(0, 0.99))
 def test_momentum_workload_gives_the_iterates_of_heavy_ball_sgd(rates, momentum):
-    gradients = np.random.default_rng(len(rates)).standard_normal((len(rates), 3))
+    """And is the product of Denisov et al. 2022, Prop. 4.2."""
+    n = len(rates)
+    matrix = momentum_sgd(n, momentum, rates).matrix
+    gradients = np.random.default_rng(n).standard_normal((n, 3))
     iterate, buffer, iterates = np.zeros(3), np.zeros(3), []
     for rate, gradient in zip(rates, gradients, strict=True):  # Denisov et al. 2022, Algorithm 2
         buffer = momentum * buffer + gradient
         iterate = iterate - rate * buffer
         iterates.append(iterate)
-    workload = momentum_sgd(len(rates), momentum, rates)
-    np.testing.assert_allclose(-workload.matrix @ gradients, np.stack(iterates), atol=1e-9)
-
-
-@given(rates=rates_of_a_run, momentum=momenta)
-@settings(deadline=None)
-def test_momentum_workload_is_the_product_of_prop_4_2(rates, momentum):
-    """Denisov et al. 2022, Prop. 4.2."""
-    n = len(rates)
+    np.testing.assert_allclose(-matrix @ gradients, np.stack(iterates), atol=1e-9)
     lags = np.subtract.outer(np.arange(n), np.arange(n))
     M_eta = np.tril(np.broadcast_to(rates, (n, n)))
     M_beta = np.where(lags >= 0, momentum ** np.abs(lags), 0.0)
-    np.testing.assert_allclose(momentum_sgd(n, momentum, rates).matrix, M_eta @ M_beta, rtol=1e-12)
+    np.testing.assert_allclose(matrix, M_eta @ M_beta, rtol=1e-12)
 
 
 def test_a_workload_keeps_its_own_read_only_copy():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fedmf.server import audit
-from tests.cli.program import fedmf, printed_by, refused
+from tests.cli.program import fedmf, printed_by
 
 PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
@@ -14,9 +14,6 @@ def test_honest_noise(identity):
     text = fedmf(f"audit mechanism {identity} {PLAN} --quiet --trials 20").stdout
     assert "consistent with the claim" in text
     assert "proved at 95%" in text
-
-
-def test_honest_noise_for_programs(identity):
     result = printed_by(f"audit mechanism {identity} {PLAN} --quiet --trials 1000")
     assert result["consistent"] is True
     assert len(result["findings"]) > 40
@@ -53,8 +50,3 @@ def test_the_query_is_another_subject(identity, monkeypatch):
     text = fedmf(f"audit mechanism {identity} {PLAN} --query --trials 0 --quiet").stdout
     assert "consistent with the claim" in text
     assert len(made) == 3  # two runs, one of them resumed
-
-
-@pytest.mark.parametrize("option", ["--coordinates", "--trials"])
-def test_refused_without_a_progress_bar(identity, option):
-    refused(f"audit mechanism {identity} {PLAN} {option} 3", f"{option} 3")

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -28,8 +29,7 @@ def test_help_imports_nothing_slow():
     code = (
         "import sys; sys.argv = ['fedmf', '--help']\nfrom fedmf.cli import main\ntry: main()\n"
         "except SystemExit: pass\n"
-        "slow = {'tensorflow', 'tensorflow_federated', 'scipy.optimize', 'dp_accounting', "
-        "'matplotlib', 'jinja2'}\n"
+        "slow = set('numpy scipy tensorflow dp_accounting matplotlib jinja2'.split())\n"
         "print('SLOW', sorted(slow & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -44,7 +44,6 @@ def test_data_synth_and_info(corpus):
     shown = fedmf(f"data info {corpus}").stdout
     assert "12" in shown
     assert not set(shown) & set("{}[]'")
-    refused(f"data synth --clients 3 --out {corpus}", "corpus.sqlite", "--overwrite")
 
 
 def test_data_synth_writes_the_stand_in_of_any_task(tmp_path):
@@ -117,8 +116,6 @@ def test_train_from_a_config_file_with_flags_on_top_and_resume(corpus, trained, 
     refused(f"{resume} --clip-norm 2", "--clip-norm 2.0", "1.0")
     refused(f"{resume} --rounds 8", "--rounds 8 (the run has 4)")
     refused(f"train --data {corpus} --out {run} {TRAIN}", "already holds a run", "--resume")
-    refused(f"train --out {corpus.parent} --resume", "holds no run")
-    refused(f"train --data {corpus} --out {corpus}/run {TRAIN}", "cannot write to folder")
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
@@ -146,21 +143,14 @@ def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkey
 
 
 @pytest.mark.tensorflow
-def test_bad_data_files_are_one_sentence_and_status_2(corpus, tmp_path):
-    whole = corpus.read_bytes()
-    train = f"train --out {tmp_path}/run {TRAIN} --data"
-    for name, content in {
-        "truncated": whole[: len(whole) // 2],
-        "text": b"not a database\n" * 100,
-    }.items():
-        path = tmp_path / f"{name}.sqlite"
-        path.write_bytes(content)
-        refused(f"{train} {path}", path.name)
-        refused(f"data info {path}", path.name)
-        assert path.read_bytes() == content
-    refused(f"{train} {tmp_path}/absent", "absent", "data synth")
-    refused(f"data info {tmp_path}/absent", "absent", "data synth")
-    assert not (tmp_path / "run").exists()
+def test_a_run_that_cannot_begin_is_one_sentence_and_leaves_nothing(corpus, tmp_path):
+    (tmp_path / "text").write_bytes(b"not a database\n" * 100)
+    train = f"train --out {tmp_path}/run {TRAIN} --data {tmp_path}"
+    refused(f"{train}/text", "text is not a SQLite file")
+    refused(f"{train}/absent", "absent", "data synth")
+    refused(f"train --data {corpus} --out {corpus}/run {TRAIN}", "cannot write to folder")
+    refused(f"train --out {tmp_path} --resume", "holds no run")
+    assert os.listdir(tmp_path) == ["text"]
 
 
 @pytest.mark.tensorflow

@@ -12,6 +12,8 @@ import pytest
 import scipy.optimize
 import scipy.stats
 
+import fedmf
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 # Program -> words that it prints, and files that it writes.
 SHOWN = {
@@ -52,6 +54,11 @@ def run(tmp_path, monkeypatch, capfd):
     return run
 
 
+def smaller(make, **sizes):
+    """The same with these sizes, where it is called with others."""
+    return lambda *args, **given: make(*args, **given | {n: sizes[n] for n in given if n in sizes})
+
+
 def assert_shown(name, folder, status, printed):
     words, file = SHOWN[name]
     assert not status
@@ -88,7 +95,12 @@ def test_the_table_says_who_needs_tensorflow():
 @pytest.mark.parametrize(
     "name", sorted({*SHOWN} - {"cluster_sweep", "flower_accuracy", "check_statement"})
 )
-def test_program(name, tmp_path, run):
+def test_program(name, tmp_path, run, monkeypatch):
+    """With fewer rounds, clients and bands, except where a program counts the rounds itself."""
+    if name != "tff_pipeline":
+        fewer = smaller(fedmf.TrainConfig, rounds=6, cohort_size=8, min_sep=3, evaluate_every=3)
+        monkeypatch.setattr(fedmf, "TrainConfig", fewer)
+        monkeypatch.setattr(fedmf, "choose_bands", smaller(fedmf.choose_bands, bands=[64, 128]))
     assert_shown(name, tmp_path, *run(name))
 
 

@@ -27,6 +27,16 @@ CONFIG = fedmf.TrainConfig(
 PLAN = CONFIG.plan()
 
 
+def in_turn(rounds=12):
+    """Cohorts in which each client waits three rounds."""
+    return [np.arange(COHORT) + t % 3 * COHORT for t in range(rounds)]
+
+
+def said_of(arguments):
+    """What a command prints for people, as a dictionary."""
+    return dict(line.split(maxsplit=1) for line in command(arguments).stdout.splitlines())
+
+
 def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, recorded=12, run=12):
     """A folder as `federated.train` leaves it after `run` rounds, the first `recorded` of which are
     in a checkpoint.
@@ -34,8 +44,7 @@ def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, reco
     folder = new_run(
         path, config, plan, given=given, task={"name": "x", "clients": 12}, versions=VERSIONS
     )
-    if cohorts is None:
-        cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(12)]
+    cohorts = cohorts or in_turn()
     ledger = fedmf.ParticipationLedger(cohort_size=COHORT, cohorts=cohorts)
     state = [np.zeros(3, np.float32)]
     folder.save_checkpoint(
@@ -84,10 +93,7 @@ class TestRoundsBeyondTheRecord:
 
     def test_are_named_on_the_command_line_and_in_the_statement(self, interrupted, tmp_path):
         out = tmp_path / "statement.md"
-        said = dict(
-            line.split(maxsplit=1)
-            for line in command(f"audit {interrupted} --statement {out}").stdout.splitlines()
-        )
+        said = said_of(f"audit {interrupted} --statement {out}")
         assert said["epsilon_achieved"] == said["epsilon_planned"]
         assert said["not_in_the_record"].startswith("rounds 6 to 10 are not")
         assert said["keeps_to_the_plan"] == "yes, as far as it is recorded"
@@ -103,7 +109,7 @@ class TestRoundsBeyondTheRecord:
         assert audit_run(interrupted).epsilon == PLAN.epsilon
 
     def test_without_clients_hide_nothing(self, tmp_path):
-        cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(12)]
+        cohorts = in_turn()
         cohorts[6] = cohorts[5] = cohorts[7] = np.zeros(0, np.int64)
         audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=8))
         assert audit.unrecorded is None
@@ -119,22 +125,11 @@ class TestRoundsBeyondTheRecord:
         assert "as if every client had taken part in all of them" in audit.unrecorded
 
     def test_with_sampling_rest_on_no_chance(self, tmp_path):
-        config = dataclasses.replace(
-            CONFIG,
-            family="banded",
-            bands=2,
-            sampling="poisson",
-            population=12,
-            schema="min_sep",
-            min_sep=None,
-        )
-        plan = config.plan()
-        cohorts = [np.arange(t % 2, 4, 2) for t in range(12)]
-        audit = audit_run(
-            folder_of(
-                tmp_path / "run", config=config, plan=plan, cohorts=cohorts, recorded=6, run=11
-            )
-        )
+        sampled = {"family": "banded", "bands": 2, "sampling": "poisson", "population": 12}
+        config = dataclasses.replace(CONFIG, schema="min_sep", min_sep=None, **sampled)
+        plan, cohorts = config.plan(), [np.arange(t % 2, 4, 2) for t in range(12)]
+        shape = {"cohorts": cohorts, "recorded": 6, "run": 11}
+        audit = audit_run(folder_of(tmp_path / "run", config=config, plan=plan, **shape))
         assert audit.epsilon == unamplified_epsilon(plan)
         assert audit.amplified_epsilon == plan.epsilon
 
@@ -146,9 +141,7 @@ class TestRoundsBeyondTheRecord:
     def test_that_were_saved_are_known_without_metrics(self, tmp_path):
         # Nobody came in the last three rounds; their releases say something of those
         # before all the same.
-        cohorts = [np.arange(COHORT) + t % 3 * COHORT for t in range(9)] + [
-            np.zeros(0, np.int64)
-        ] * 3
+        cohorts = in_turn(9) + [np.zeros(0, np.int64)] * 3
         run = folder_of(tmp_path / "run", cohorts=cohorts, recorded=11, run=11)
         assert audit_run(run).planned.participation.rounds == 11
         write_atomically(run / "metrics.jsonl", "")
@@ -240,15 +233,9 @@ class TestTheFinalStatement:
         without = folder_of(
             tmp_path / "silent", plan=dataclasses.replace(PLAN, noise_multiplier=0.0), given=True
         )
-        said = dict(
-            line.split(maxsplit=1) for line in command(f"audit {without}").stdout.splitlines()
-        )
-        assert (
-            said["epsilon_planned"]
-            == said["epsilon_achieved"]
-            == said["rho_achieved"]
-            == "infinite"
-        )
+        said = said_of(f"audit {without}")
+        for name in ("epsilon_planned", "epsilon_achieved", "rho_achieved"):
+            assert said[name] == "infinite"
         plan = dataclasses.replace(PLAN, noise_multiplier=PLAN.noise_multiplier / 2)
         run = folder_of(tmp_path / "run", plan=plan, given=True)
         assert plan.epsilon > 1.5 * PLAN.epsilon
@@ -270,38 +257,19 @@ class TestTheFinalStatement:
         refused(f"audit {finished}", "has no participation.csv yet", status=1)
 
 
-class Crash(Exception):
-    pass
-
-
 KINDS = {
     "banded": {},
     "no noise": {"family": "none", "noise_multiplier": None},
     "simulated": {
-        "schema": "fixed_epoch",
-        "min_sep": 3,
-        "claimed_cohort": 40,
-        "noise_multiplier": None,
+        "schema": "fixed_epoch", "min_sep": 3, "claimed_cohort": 40, "noise_multiplier": None,
         "epsilon": 8.0,
     },
     "dropout": {"dropout": 0.6, "availability": "independent:0.5"},
     "sampled": {
-        "bands": 2,
-        "sampling": "poisson",
-        "population": 12,
-        "cohort_size": 1,
-        "min_sep": None,
+        "bands": 2, "sampling": "poisson", "population": 12, "cohort_size": 1, "min_sep": None,
         "dropout": 0.3,
     },
-}
-
-
-@pytest.fixture
-def small():
-    """The settings of a small run, and what trains it."""
-    from tests.federated.small_runs import config, train
-
-    return config, lambda settings, **options: train(settings=settings, **options)
+}  # fmt: skip
 
 
 @pytest.mark.tensorflow
@@ -309,22 +277,16 @@ def small():
 class TestRunsThatWereTrained:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.slow
-    def test_agree_with_themselves_interrupted_resumed_and_finished(self, tmp_path, kind, small):
-        config, train = small
+    def test_agree_with_themselves_interrupted_resumed_and_finished(self, tmp_path, kind):
+        from tests.federated.small_runs import broken_off, config, train
+
         settings = config(checkpoint_every=2, **KINDS[kind])
-
-        def crash(t):
-            if t == 4:
-                raise Crash
-
-        with pytest.raises(Crash):
-            train(settings, folder=tmp_path / "run", on_round=crash)
-        audit = audit_run(tmp_path / "run")
+        audit = audit_run(broken_off(tmp_path / "run", 5, settings))
         assert audit.contradictions == ()
         if json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[4])["clients"]:
             assert audit.unrecorded.startswith("round 4 is not")
             assert audit.epsilon == unamplified_epsilon(audit.planned)
-        train(settings, folder=tmp_path / "run", resume=True)
+        train(tmp_path / "run", settings, resume=True)
         audit = audit_run(tmp_path / "run")
         assert (audit.contradictions, audit.unrecorded, audit.observed.rounds) == ((), None, 6)
         final = json.loads((tmp_path / "run" / "final_statement.json").read_text())
@@ -336,10 +298,11 @@ class TestRunsThatWereTrained:
             assert "not known: the run that the simulation stands for was not observed" in said
             assert "_achieved" not in said
 
-    def test_with_a_plan_of_their_own(self, tmp_path, small):
-        config, train = small
+    def test_with_a_plan_of_their_own(self, tmp_path):
+        from tests.federated.small_runs import config, train
+
         plan = dataclasses.replace(config().plan(), noise_multiplier=2.5, delta=1e-5)
-        run = train(config(), folder=tmp_path / "run", plan=plan)
+        run = train(tmp_path / "run", plan=plan)
         audit = audit_run(run)
         assert (audit.contradictions, audit.planned.noise_multiplier) == ((), 2.5)
         # What was added is what the plan says, to the rounding of float32.

@@ -13,7 +13,7 @@ import fedmf
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.runs.config import TrainConfig, read_config_file
 from tests.paper_figures import BANDED_SCHEDULE
-from tests.refusals import assert_one_sentence, assert_refused, named, refusal
+from tests.refusals import assert_refused, named, refusal
 
 NAN, INF = float("nan"), float("inf")
 BASE = {"rounds": 8, "min_sep": 4, "family": "identity", "epsilon": 8.0}
@@ -49,10 +49,8 @@ def test_every_field_refuses_what_cannot_work(field):
     for value in values:
         if value == "8" and name in TAKES_ANY_TEXT:
             continue
-        with refusal(f"^{name}=", (TypeError, ValueError)) as caught:
+        with refusal(f"^{name}=", (TypeError, ValueError), naming=[value]):
             config(**others, **{name: value})
-        assert_one_sentence(caught)
-        assert str(value) in str(caught.value)
     if name in ZERO_ALLOWED:
         assert getattr(config(**others, **{name: 0}), name) == 0
 
@@ -314,9 +312,7 @@ def test_bad_fields_name_their_file(field, words):
 def test_files_that_cannot_be_read_are_named(tmp_path, name, text, words):
     path = tmp_path / name
     path.write_text(text)
-    with refusal(words) as caught:
+    with refusal(words, naming=[path]):
         read_config_file(path)
-    assert_one_sentence(caught)
-    assert str(path) in str(caught.value)
     with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "none.toml"))):
         read_config_file(tmp_path / "none.toml")

@@ -19,7 +19,7 @@ from fedmf.runs.audit import plan_record
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.folder import Run, RunFolder
 from tests.refusals import refusal
-from tests.runs.test_checkpoint import checkpoint, written
+from tests.runs.test_checkpoint import checkpoint
 
 CONFIG = fedmf.TrainConfig(rounds=8, min_sep=4, family="identity", epsilon=8.0)
 
@@ -34,6 +34,10 @@ def new_run(path, config=CONFIG, plan=None, **facts):
     write_atomically(folder.path / "private" / "noise_seed", "17\n", mode=0o600)
     write_atomically(folder.path / "config.json", config.to_json())
     return folder
+
+
+def save(folder, rounds_done=3):
+    folder.save_checkpoint(checkpoint(rounds_done=rounds_done, digest=folder.digest()))
 
 
 def files(path):
@@ -102,20 +106,8 @@ class TestKilled:
         # What the killed writers left half-written is swept up by the next checkpoint.
         litter = folder.path / "checkpoints" / ".round-000001.ckpt.0123456789abcdef.part"
         litter.write_bytes(b"half")
-        folder.save_checkpoint(
-            dataclasses.replace(checkpoint(digest=folder.digest()), rounds_done=done + 1)
-        )
+        save(folder, done + 1)
         assert len(list((folder.path / "checkpoints").iterdir())) == 2
-
-    def test_a_writer_without_atomicity_is_caught(self, tmp_path):
-        # Negative control: writing in place, stopped half-way, is what the checks above would see
-        # and refuse.
-        folder = new_run(tmp_path / "run")
-        path = folder.path / "checkpoints" / "round-000003.ckpt"
-        data = written(path, checkpoint(digest=folder.digest()))
-        path.write_bytes(data[: len(data) // 2])
-        with refusal("half-written"):
-            folder.load_checkpoint()
 
 
 class TestCheckpointsOfARun:
@@ -123,14 +115,24 @@ class TestCheckpointsOfARun:
         folder = new_run(tmp_path / "run")
         assert folder.load_checkpoint() is None
         for rounds_done in (8, 9, 10, 999_999, 1_000_000):
-            folder.save_checkpoint(checkpoint(rounds_done=rounds_done, digest=folder.digest()))
+            save(folder, rounds_done)
             assert folder.load_checkpoint().rounds_done == rounds_done
         names = sorted(path.name for path in (folder.path / "checkpoints").iterdir())
         assert names == ["round-1000000.ckpt", "round-999999.ckpt"]
-        assert all(
-            stat.S_IMODE(p.stat().st_mode) == 0o600 for p in (folder.path / "checkpoints").iterdir()
-        )
-        assert (folder.path / "participation.csv").read_text() == checkpoint().ledger.to_csv()
+
+    def test_who_took_part_is_as_secret_as_the_checkpoint(self, tmp_path):
+        folder = new_run(tmp_path / "run")
+        before = os.umask(0)
+        try:
+            save(folder)
+        finally:
+            os.umask(before)
+        taken, selected = (folder.path / f"{name}.csv" for name in ("participation", "selected"))
+        assert taken.read_text() == "round,client\n0,5\n0,1\n2,2\n"
+        assert selected.read_text() == "round,client\n0,5\n0,1\n0,7\n1,3\n2,2\n"
+        saved = (taken, selected, *(folder.path / "checkpoints").iterdir())
+        assert {stat.S_IMODE(path.stat().st_mode) for path in saved} == {0o600}
+        assert stat.S_IMODE((folder.path / "private").stat().st_mode) == 0o700
 
     def test_rounds_before_a_crash_are_counted_and_never_guessed(self, tmp_path):
         folder = new_run(tmp_path / "run")
@@ -145,19 +147,18 @@ class TestCheckpointsOfARun:
     @pytest.mark.parametrize("name", ["config.json", "plan.json", "private/noise_seed"])
     def test_of_another_run(self, tmp_path, name):
         folder = new_run(tmp_path / "run")
-        folder.save_checkpoint(checkpoint(digest=folder.digest()))
+        save(folder)
         path = folder.path / name
         path.write_bytes(path.read_bytes() + b" ")
         before = files(tmp_path)
-        with refusal(r"round-000003\.ckpt belongs to another run") as caught:
+        with refusal(r"round-000003\.ckpt belongs to another run.*move it out"):
             folder.load_checkpoint()
-        assert "move it out" in str(caught.value)
         assert files(tmp_path) == before
 
     def test_a_damaged_newest_names_the_way_back(self, tmp_path):
         folder = new_run(tmp_path / "run")
         for rounds_done in (2, 4):
-            folder.save_checkpoint(checkpoint(rounds_done=rounds_done, digest=folder.digest()))
+            save(folder, rounds_done)
         newest = folder.path / "checkpoints" / "round-000004.ckpt"
         newest.write_bytes(newest.read_bytes()[:-1])
         with refusal(r"round-000004\.ckpt is damaged.*delete this file to resume from the one"):
@@ -202,10 +203,8 @@ class TestRows:
 class TestCreate:
     def refused(self, path, words):
         before = files(path.parent)
-        with refusal(words) as caught:
+        with refusal(words, naming=[path]):
             RunFolder.create(path)
-        assert str(path) in str(caught.value)
-        assert "\n" not in str(caught.value)
         assert files(path.parent) == before
 
     def test_an_existing_run(self, tmp_path):
@@ -225,7 +224,7 @@ class TestCreate:
         assert (tmp_path / "run" / "log.txt").read_text() == "mine"
 
     @pytest.mark.parametrize(
-        "name", ["model.npz", "metrics.jsonl", "checkpoints/round-000008.ckpt"]
+        "name", ["model.npz", "metrics.jsonl", "result.json", "checkpoints/round-000008.ckpt"]
     )
     def test_what_would_be_lost(self, tmp_path, name):
         (tmp_path / "notes" / "checkpoints").mkdir(parents=True)
@@ -235,15 +234,6 @@ class TestCreate:
             "another folder, or empty"
         )
         self.refused(tmp_path / "notes", words)
-
-    @pytest.mark.parametrize("left", ["result.json", "checkpoints/round-000008.ckpt"])
-    def test_the_remains_of_a_run(self, tmp_path, left):
-        new_run(tmp_path / "run")
-        (tmp_path / "run" / left).write_text("{}")
-        (tmp_path / "run" / "config.json").unlink()
-        self.refused(
-            tmp_path / "run", f"has a {left} and no config.json: a new run would overwrite it"
-        )
 
     def test_where_nothing_can_be_written(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("kept")
@@ -261,12 +251,8 @@ class TestCreate:
 
 class TestLoad:
     def refused(self, path, *words):
-        with refusal(re.escape(str(path))) as caught:
+        with refusal(re.escape(str(path)), naming=words):
             Run.load(path)
-        message = str(caught.value)
-        assert "\n" not in message
-        for word in words:
-            assert word in message
 
     def test_unfinished_and_finished(self, tmp_path):
         folder = new_run(tmp_path / "run")
@@ -318,24 +304,3 @@ class TestLoad:
             self.refused(
                 folder.path, "incomplete or damaged", name, "run it again in another folder"
             )
-
-
-def test_who_took_part_is_as_secret_as_the_checkpoint(tmp_path):
-    folder = new_run(tmp_path / "run")
-    assert stat.S_IMODE((folder.path / "private").stat().st_mode) == 0o700
-    participation = [folder.path / "participation.csv", folder.path / "selected.csv"]
-    ledger = fedmf.ParticipationLedger(cohort_size=2)
-    ledger.append(np.array([4]), selected=np.array([4, 5]))
-    mask = os.umask(0)
-    try:
-        folder.save_checkpoint(
-            dataclasses.replace(checkpoint(digest=folder.digest()), ledger=ledger, rounds_done=1)
-        )
-    finally:
-        os.umask(mask)
-    assert [path.read_text() for path in participation] == [
-        "round,client\n0,4\n",
-        "round,client\n0,4\n0,5\n",
-    ]
-    (saved,) = (folder.path / "checkpoints").iterdir()
-    assert {stat.S_IMODE(path.stat().st_mode) for path in [saved, *participation]} == {0o600}

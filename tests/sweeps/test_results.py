@@ -23,12 +23,13 @@ from fedmf.sweeps.results import (
 from tests.reports.conftest import make_run
 
 
-def reached(run, validation, name="run"):
-    result = run.result | {
-        "validation": {"accuracy": validation},
-        "test": {"accuracy": validation - 0.01},
-    }
-    return dataclasses.replace(run, result=result, path=pathlib.Path(name))
+def reached(run, validation, name="run", metric="accuracy"):
+    splits = {"validation": {metric: validation}, "test": {metric: validation - 0.01}}
+    return dataclasses.replace(run, result=run.result | splits, path=pathlib.Path(name))
+
+
+def table(runs, *smoothed_over):
+    return list(csv.DictReader(io.StringIO(results_csv(runs, *smoothed_over))))
 
 
 @pytest.fixture
@@ -59,20 +60,20 @@ def test_the_best_setting_is_that_of_the_largest_mean_over_the_seeds(runs):
     assert (banded.settings, banded.at_edge) == (4, [])
     assert none.tuned == {"server_learning_rate": 1.0}
     assert none.at_edge == ["server_learning_rate"]
-    table = best_table(runs).splitlines()
-    assert table[1].split()[:4] == ["banded", "8", "0.5", "0.3050"]
-    assert table[2].split()[:3] == ["none", "-", "1*"]
-    assert "may lie beyond" in table[-1]
+    _, first, second, *_, last = best_table(runs).splitlines()
+    assert first.split()[:4] == ["banded", "8", "0.5", "0.3050"]
+    assert second.split()[:3] == ["none", "-", "1*"]
+    assert "may lie beyond" in last
 
 
 def test_the_best_setting_has_the_smallest_error():
     errors = {0.1: 0.7, 0.5: 0.3, 1.0: 0.4, 2.0: math.inf}
-    runs = []
-    for rate, error in errors.items():
-        run = reached(make_run("banded", server_learning_rate=rate), error)
+    runs = [
+        reached(make_run("banded", server_learning_rate=rate), error, metric="accuracy_error")
+        for rate, error in errors.items()
+    ]
+    for run in runs:
         run.plan["task"]["headline_metric"] = "accuracy_error"
-        result = run.result | {split: {"accuracy_error": error} for split in ("validation", "test")}
-        runs.append(dataclasses.replace(run, result=result))
     (best,) = best_settings(runs)
     assert best.tuned == {"server_learning_rate": 0.5}
 
@@ -99,13 +100,12 @@ def test_a_search_maximises_accuracies_and_minimises_errors():
 
 def test_runs_that_left_out_the_test_split_have_an_empty_cell_for_it(runs):
     tuned = [dataclasses.replace(run, result=run.result | {"test": {}}) for run in runs]
-    rows = list(csv.DictReader(io.StringIO(results_csv(tuned))))
-    assert {row["test_accuracy"] for row in rows} == {""}
+    assert {row["test_accuracy"] for row in table(tuned)} == {""}
     assert best_table(tuned).splitlines()[1].split()[3] == "0.3050"
 
 
 def test_a_row_for_every_run(runs):
-    rows = list(csv.DictReader(io.StringIO(results_csv(runs))))
+    rows = table(runs)
     assert [row["run"] for row in rows] == [run.path.name for run in runs]
     assert varying(runs) == ["family", "epsilon", "server_learning_rate", "seed"]
     for row, run in zip(rows, runs, strict=True):
@@ -120,16 +120,13 @@ def test_a_row_for_every_run(runs):
 
 
 def test_a_simulation_is_named_in_its_row():
-    rows = list(
-        csv.DictReader(
-            io.StringIO(results_csv([make_run("banded", claimed_cohort=50), make_run("banded")]))
-        )
-    )
+    simulated, honest = make_run("banded", claimed_cohort=50), make_run("banded")
+    rows = table([simulated, honest])
     assert [row["simulated_for_cohort"] for row in rows] == ["50", ""]
     assert [bool(row["achieved_epsilon"]) for row in rows] == [False, True]
-    table = best_table([make_run("banded", claimed_cohort=50)])
-    assert "the models trained here do not have it" in " ".join(table.split())
-    assert "Simulation" not in best_table([make_run("banded")])
+    said = " ".join(best_table([simulated]).split())
+    assert "the models trained here do not have it" in said
+    assert "Simulation" not in best_table([honest])
 
 
 def test_together_is_the_composition():
@@ -216,20 +213,19 @@ def test_the_figure_of_a_search_has_a_panel_for_each_number(runs, drawn):
     assert best_figure(runs, 0, ["server_learning_rate"]) is None
 
 
-def with_curve(run, values, final):
+def with_curve(run, values):
     rows = [row for row in run.metrics if "validation" in row]
     for row, value in zip(rows, values, strict=True):
         row["validation"]["accuracy"] = value
-    return reached(run, final)
+    return reached(run, values[-1])
 
 
 def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
     # Validated after rounds 4, 8, ..., 24 of 24.
-    lucky = with_curve(
-        make_run("banded", server_learning_rate=0.1), [0.0, 0.0, 0.1, 0.1, 0.1, 0.4], 0.4
-    )
-    steady = with_curve(
-        make_run("banded", server_learning_rate=0.5), [0.0, 0.0, 0.3, 0.3, 0.3, 0.3], 0.3
+    curves = {0.1: [0, 0, 0.1, 0.1, 0.1, 0.4], 0.5: [0, 0, 0.3, 0.3, 0.3, 0.3]}
+    lucky, steady = (
+        with_curve(make_run("banded", server_learning_rate=rate), curve)
+        for rate, curve in curves.items()
     )
     assert validation_of(lucky) == 0.4
     assert validation_of(lucky, 1) == pytest.approx(0.4)
@@ -240,7 +236,7 @@ def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
         (best,) = best_settings([lucky, steady], over)
         assert best.tuned == {"server_learning_rate": rate}
         assert ("the last 16 rounds" in best_table([lucky, steady], over)) == (over == 16)
-        rows = list(csv.DictReader(io.StringIO(results_csv([lucky, steady], over))))
+        rows = table([lucky, steady], over)
         assert ("smoothed_validation_accuracy" in rows[0]) == (over == 16)
         assert float(rows[0]["validation_accuracy"]) == 0.4
     assert float(rows[0]["smoothed_validation_accuracy"]) == pytest.approx(0.175)

@@ -17,7 +17,7 @@ from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.run import Training
 from tests.cli.program import fedmf as program
-from tests.cli.program import printed_by, refused
+from tests.cli.program import printed_by
 from tests.refusals import refusal
 from tests.runs.test_folder import new_run
 
@@ -74,41 +74,42 @@ def grid(**varied):
     )
 
 
-def times(out, name):
-    folder = sweep.run_folder(out, name)
-    return float((folder / "began.txt").read_text().split()[0]), float(
-        (folder / "ended.txt").read_text()
-    )
+def train(out, configs, *, noise_seed="os", **training):
+    return sweep.train_all(out, configs, Training(noise_seed=noise_seed, **training))
+
+
+def said(out, name, file="began"):
+    return (sweep.run_folder(out, name) / f"{file}.txt").read_text()
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_so_many_run_at_a_time(trains, tmp_path, jobs):
     configs = grid(seed=[0, 1, 3, 4])
-    assert sweep.train_all(tmp_path, configs, Training(noise_seed="os", jobs=jobs)) == {}
+    assert train(tmp_path, configs, jobs=jobs) == {}
     assert [sweep.state(tmp_path, name) for name in configs] == ["finished"] * 4
-    spans = [times(tmp_path, name) for name in configs]
+    spans = [
+        (float(said(tmp_path, name).split()[0]), float(said(tmp_path, name, "ended")))
+        for name in configs
+    ]
     most = max(sum(began <= start < ended for began, ended in spans) for start, _ in spans)
     assert most == jobs
     logs = [sweep.log_file(tmp_path, name) for name in configs]
     assert {log.stat().st_mode & 0o077 for log in logs} == {0}  # warnings name training losses
     # A process trains run after run.
-    processes = {(sweep.run_folder(tmp_path, name) / "process.txt").read_text() for name in configs}
-    assert len(processes) == jobs
+    assert len({said(tmp_path, name, "process") for name in configs}) == jobs
 
 
 def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
     configs = grid(seed=[0, 1])
-    sweep.train_all(tmp_path, {"seed=0": configs["seed=0"]}, Training(noise_seed=5))
+    train(tmp_path, grid(seed=[0]), noise_seed=5)
     folder = sweep.run_folder(tmp_path, "seed=1")
     folder.mkdir()
     (folder / "config.json").write_text(configs["seed=1"].to_json())
-    sweep.train_all(tmp_path, configs, Training(noise_seed=5, threads=3))
+    train(tmp_path, configs, noise_seed=5, threads=3)
     seeds = sorted((tmp_path / "private").iterdir())
     assert len(seeds) == len(configs)
     assert {file.stat().st_mode & 0o777 for file in seeds} == {0o600}
-    first, second = (
-        (sweep.run_folder(tmp_path, name) / "began.txt").read_text() for name in configs
-    )
+    first, second = (said(tmp_path, name) for name in configs)
     assert first.count("\n") == second.count("\n") == 1
     assert "--resume" not in first
     assert "--resume" in second
@@ -119,11 +120,8 @@ def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
 @pytest.mark.slow
 def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
     def seeds(out, noise_seed, **varied):
-        sweep.train_all(out, grid(**varied), Training(noise_seed=noise_seed, jobs=4))
-        words = [
-            (sweep.run_folder(out, name) / "began.txt").read_text().split("--noise-seed ")[1]
-            for name in grid(**varied)
-        ]
+        train(out, grid(**varied), noise_seed=noise_seed, jobs=4)
+        words = [said(out, name).partition("--noise-seed ")[2] for name in grid(**varied)]
         return [word.split()[0] for word in words]
 
     first = seeds(tmp_path / "a", 5, seed=[0, 1], epsilon=[2.0, 8.0])
@@ -134,7 +132,7 @@ def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
 
 
 def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
-    failed = sweep.train_all(tmp_path, grid(seed=[9, 0]), Training(noise_seed="os"))
+    failed = train(tmp_path, grid(seed=[9, 0]))
     assert list(failed) == ["seed=9"]
     assert failed["seed=9"].status == 1
     assert "signal 9" in failed["seed=9"].reason
@@ -142,32 +140,20 @@ def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
     assert sweep.state(tmp_path, "seed=0") == "finished"
 
 
-def left_out(**changes):
-    """The runs of a sweep with these options in place of FIXED's, that varies nothing but seeds."""
-    fixed = {name: value for name, value in (FIXED | changes).items() if name != "seed"}
-    return sweep_configs(fixed, {"seed": [5]})
-
-
 def test_a_run_that_is_there_under_another_name_is_not_trained_again(trains, tmp_path):
-    sweep.train_all(tmp_path, grid(epsilon=[8.0]), Training(noise_seed="os"))
-    both = sweep_configs(
-        {k: v for k, v in FIXED.items() if k != "epsilon"}, {"epsilon": [8.0], "seed": [0, 1]}
-    )
-    assert list(sweep.in_folder(tmp_path, both)) == ["epsilon=8", "epsilon=8,seed=1"]
-    sweep.train_all(tmp_path, both, Training(noise_seed="os"))
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
-        "epsilon=8",
-        "epsilon=8,seed=1",
-    ]
-    assert (sweep.run_folder(tmp_path, "epsilon=8") / "began.txt").read_text().count("\n") == 1
+    train(tmp_path, grid(epsilon=[8.0]))
+    both, names = grid(epsilon=[8.0], seed=[0, 1]), ["epsilon=8", "epsilon=8,seed=1"]
+    assert list(sweep.in_folder(tmp_path, both)) == names
+    train(tmp_path, both)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
+    assert said(tmp_path, "epsilon=8").count("\n") == 1
 
 
 def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_path):
-    sweep.train_all(tmp_path, grid(seed=[0, 1]), Training(noise_seed="os"))
-    for changes in ({"cohort_size": 3}, {"epsilon": 2.0}, {"rounds": 6}, {"clip_norm": 2.0}):
-        (field,) = changes
+    train(tmp_path, grid(seed=[0, 1]))
+    for field, value in {"cohort_size": 3, "epsilon": 2.0, "rounds": 6, "clip_norm": 2.0}.items():
         with refusal(f"holds a run with {field}=.*, or vary {field}"):
-            sweep.train_all(tmp_path, left_out(**changes), Training(noise_seed="os"))
+            train(tmp_path, sweep_configs(FIXED | {field: value}, {"seed": [5]}))
     moved = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
     assert sweep.in_folder(tmp_path, moved) == moved
     # What a name says may differ, and what one of the families does not take.
@@ -176,22 +162,20 @@ def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_p
         {"family": ["none", "tree"]},
         {"family": ["banded"], "bands": [2]},
     ):
-        configs = sweep_configs({k: v for k, v in FIXED.items() if k not in varied}, varied)
-        assert sweep.in_folder(tmp_path, configs) == configs
+        assert sweep.in_folder(tmp_path, grid(**varied)) == grid(**varied)
 
 
 def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_path):
     once = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
     file = tmp_path / "m.npz"
     fedmf.fit(fedmf.prefix_sum(4), once, family="identity").save(file)
-    configs = sweep_configs(FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0]})
-    out = tmp_path / "sweep"
-    sweep.train_all(out, configs, Training(noise_seed="os"))
+    both = sweep_configs(FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0, 1]})
+    first, out = {"seed=0": both["seed=0"]}, tmp_path / "sweep"
+    train(out, first)
     shutil.copy(file, sweep.run_folder(out, "seed=0") / "mechanism.npz")  # as a run does
-    more = sweep_configs(FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0, 1]})
-    assert list(sweep.in_folder(out, more)) == ["seed=0", "seed=1"]
+    assert list(sweep.in_folder(out, both)) == ["seed=0", "seed=1"]
     fedmf.fit(fedmf.prefix_sum(4), once, family="banded", bands=2).save(file)
-    for configs in (more, {"seed=0": more["seed=0"]}):
+    for configs in (both, first):
         with refusal("is not the one that .*seed=0 was trained with"):
             sweep.in_folder(out, configs)
 
@@ -203,7 +187,7 @@ def test_inputs_with_which_no_run_can_begin_end_the_sweep(trains, tmp_path):
             'print("fedmf: error: no such data"); sys.exit(2)',
         )
     )
-    failed = sweep.train_all(tmp_path, grid(seed=[0, 2, 1]), Training(noise_seed="os"))
+    failed = train(tmp_path, grid(seed=[0, 2, 1]))
     assert failed == {"seed=2": sweep.Failure(status=2, reason="no such data")}
     assert sweep.state(tmp_path, "seed=0") == "finished"
     assert sweep.state(tmp_path, "seed=1") == "not begun"
@@ -228,7 +212,7 @@ def test_ctrl_c_waits_until_every_run_has_saved(trains, tmp_path):
         lambda: os.kill(os.getpid(), signal.SIGINT),
     )
     with pytest.raises(sweep.StoppedSweep, match="2 runs are stopped and saved"):
-        sweep.train_all(tmp_path, configs, Training(noise_seed="os", jobs=2))
+        train(tmp_path, configs, jobs=2)
     assert all((folder / "saved").exists() for folder in folders)
     assert not sweep.run_folder(tmp_path, list(configs)[2]).exists()
 
@@ -244,7 +228,7 @@ def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
 
     when((folder / "metrics.jsonl").exists, again)
     with pytest.raises(KeyboardInterrupt):
-        sweep.train_all(tmp_path, configs, Training(noise_seed="os"))
+        train(tmp_path, configs)
     rounds = (folder / "metrics.jsonl").read_bytes()
     time.sleep(0.5)
     assert (folder / "metrics.jsonl").read_bytes() == rounds
@@ -290,7 +274,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert (out / "results.csv").read_text().count("\n") == 5
     # The bar has the rounds of the runs that were asked for.
     capfd.readouterr()
-    assert sweep.train_all(out, first, Training(noise_seed="os", progress=True)) == {}
+    assert train(out, first, progress=True) == {}
     assert "sweep: 100%" in capfd.readouterr().err
     # So does one that was killed: it trained on the same clients.
     kept = (runs[-1].path / "result.json").read_bytes()
@@ -316,11 +300,10 @@ def test_a_run_whose_rows_a_resume_has_cut_has_been_seen_all_the_same(tmp_path):
     ]
 
 
-def test_the_noise_seed_is_asked_for_and_lists_in_a_file_vary(tmp_path):
+def test_lists_in_a_file_vary(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text('family = ["none", "tree"]\nepsilon = [2.0, 8.0]\nrounds = 4\nmin_sep = 2\n')
     command = f"sweep --out {tmp_path}/s --config {file}"
-    refused(command, "--noise-seed is missing")
     states = printed_by(f"{command} --dry-run")
     assert list(states) == ["family=none", "family=tree,epsilon=2", "family=tree,epsilon=8"]
     # The command line wins: over a list with one value, and over a value with several.

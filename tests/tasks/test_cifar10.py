@@ -137,10 +137,8 @@ def batch(**changes):
     ("name", "content", "words"),
     [
         ("data_batch_1", b"", "is not a pickle"),
-        ("data_batch_1", b"\x80\x02}q", "is not a pickle"),
         ("data_batch_1", pickle.dumps([1]), "3,072 bytes an image"),
         ("data_batch_1", batch(data=np.zeros((10, 3071), np.uint8)), "3,072 bytes an image"),
-        ("data_batch_1", batch(data=b"text"), "3,072 bytes an image"),
         ("data_batch_1", batch(labels=[0] * 9), "one label in 0..9 for each of 10"),
         ("data_batch_1", batch(labels=[0] * 9 + [10]), "one label in 0..9"),
         (
@@ -153,16 +151,13 @@ def batch(**changes):
 )
 def test_batches_of_another_kind(archive, tmp_path, name, content, words):
     path = changed(archive, tmp_path, name, content)
-    with refusal(words) as caught:
+    with refusal(words, naming=[path, name]):
         data.load_images(path)
-    assert str(path) in str(caught.value)
-    assert name in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda path, whole: path.write_bytes(b""), "no whole .tar.gz archive"),
         (lambda path, whole: path.write_bytes(b"hello"), "no whole .tar.gz archive"),
         (
             lambda path, whole: path.write_bytes(whole.read_bytes()[:100_000]),
@@ -181,9 +176,8 @@ def test_batches_of_another_kind(archive, tmp_path, name, content, words):
 def test_archives_of_another_kind(archive, tmp_path, damage, words):
     path = tmp_path / "archive"
     damage(path, archive)
-    with refusal(words) as caught:
+    with refusal(words, naming=[path]):
         data.load_images(path)
-    assert str(path) in str(caught.value)
 
 
 @TENSORFLOW

@@ -4,30 +4,21 @@ No TensorFlow here.
 """
 
 import contextlib
-import shutil
 import sqlite3
 
 import pytest
 
 from fedmf.tasks.stackoverflow import data, describe_file
+from tests.refusals import refusal
+from tests.tasks.data_files import execute
 
 CHECKS = (data.open_corpus, describe_file)
 
 
 def refused(path, error, *parts):
     for check in CHECKS:
-        with pytest.raises(error) as caught:
+        with refusal(None, error, naming=[path, *parts]):
             check(path)
-        message = str(caught.value)
-        assert "\n" not in message
-        for part in (str(path), *parts):
-            assert part in message
-
-
-def execute(path, *statements):
-    with sqlite3.connect(path) as connection:
-        for statement in statements:
-            connection.execute(statement)
 
 
 @pytest.mark.parametrize(
@@ -46,18 +37,6 @@ def test_no_database(tmp_path, name, content, error, words):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     refused(tmp_path / name, error, words)
-
-
-def test_it_is_looked_for_in_tff_s_cache_and_not_downloaded(corpus_file, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    place = tmp_path / ".tff" / "stackoverflow.sqlite"
-    for check in CHECKS:
-        with pytest.raises(FileNotFoundError, match=f"{place}.*fedmf data synth"):
-            check(None)
-    assert not list(tmp_path.iterdir())
-    place.parent.mkdir()
-    shutil.copy(corpus_file, place)
-    assert data.open_corpus(None).path == place
 
 
 @pytest.mark.parametrize("kept", [10, 100, 4_096, 20_000, -1])
@@ -137,13 +116,12 @@ def test_another_format(corpus_copy, statement, words):
 
 @pytest.mark.parametrize("record", ["x'ff'", "x'0a00'", "'text'", "NULL"])
 def test_records_of_another_kind(corpus_copy, record):
-    execute(
-        corpus_copy,
-        "CREATE TABLE other (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)",
-        f"INSERT INTO other VALUES ('train', '1', {record})",
+    for statement in (
         "DROP TABLE examples",
-        "ALTER TABLE other RENAME TO examples",
-    )
+        "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)",
+        f"INSERT INTO examples VALUES ('train', '1', {record})",
+    ):
+        execute(corpus_copy, statement)
     refused(corpus_copy, ValueError, "fedmf data synth")
 
 
@@ -156,15 +134,9 @@ def test_names_with_odd_letters_are_opened_read_only(corpus_copy, tmp_path):
 
 
 def test_a_file_that_is_not_ours_is_not_called_synthetic(corpus_copy):
-    execute(
-        corpus_copy,
-        "PRAGMA application_id = 0",
-        "DELETE FROM client_metadata WHERE split_name = 'heldout'",
-    )
+    execute(corpus_copy, "PRAGMA application_id = 0")
+    execute(corpus_copy, "DELETE FROM client_metadata WHERE split_name = 'heldout'")
     found = describe_file(corpus_copy)
     assert found["origin"] == "StackOverflow file"
     # A split may be without clients
-    assert found["splits"]["heldout"] == {
-        "clients": 0,
-        "examples": 0,
-    }
+    assert found["splits"]["heldout"] == {"clients": 0, "examples": 0}

@@ -4,15 +4,14 @@ its sizes are for.
 
 import csv
 import re
-import sqlite3
 
 import pytest
 
 import fedmf
-from fedmf.tasks import example_proto
 from fedmf.tasks.stackoverflow import write_synthetic_corpus
 from tests.cli.program import commands_of
 from tests.cli.program import fedmf as program
+from tests.tasks.data_files import sentences
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
@@ -22,18 +21,13 @@ def write_posts(path):
     write_synthetic_corpus(
         path.with_suffix(".made"), clients=1700, vocabulary_size=4000, progress=False
     )
-    query = (
-        "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = "
-        "'train' ORDER BY rowid"
-    )
-    with (
-        sqlite3.connect(path.with_suffix(".made")) as connection,
-        path.open("w", newline="") as file,
-    ):
+    made = sentences(path.with_suffix(".made"))
+    with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["author", "body"])
-        for author, record in connection.execute(query):
-            rows.writerow([author, example_proto.decode_example(record)["tokens"].decode() + "."])
+        for (split, author), texts in made.items():
+            if split == "train":
+                rows.writerows([author, f"{text}."] for text in texts)
 
 
 def test_the_recipe_reaches_its_accuracy(tmp_path, monkeypatch):

@@ -1,15 +1,67 @@
-"""`fedmf data info`: each task's file is told by its content and described,
-anything else is one sentence.
+"""The data file of each task that ships: where it is looked for, and what `fedmf data info` tells
+by its content; anything else is one sentence.
 """
 
+import functools
 import gzip
 import json
 
 import pytest
 
-from fedmf.tasks import cifar10, emnist
+from fedmf.tasks import cifar10, emnist, stackoverflow
+from fedmf.tasks.cifar10.data import load_images
 from fedmf.tasks.describe import describe_file
+from fedmf.tasks.emnist.data import open_file
 from tests.refusals import refusal
+
+TFF, KERAS = ".tff", ".keras/datasets"
+# Task -> who writes a stand-in and who reads the file, and where.
+TASKS = {
+    "stackoverflow_nwp": (
+        functools.partial(stackoverflow.write_synthetic_corpus, clients=3),
+        stackoverflow.data.open_corpus,
+        f"{TFF}/stackoverflow.sqlite",
+    ),
+    "emnist": (
+        functools.partial(emnist.write_synthetic, clients=3, examples_per_client=40),
+        open_file,
+        f"{TFF}/emnist_all.sqlite",
+    ),
+    "cifar10": (
+        functools.partial(cifar10.write_synthetic, examples=50, test_examples=20),
+        load_images,
+        f"{KERAS}/cifar-10-batches-py.tar.gz",
+    ),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_it_is_looked_for_where_others_keep_it_and_not_downloaded(task, tmp_path, monkeypatch):
+    write, read, place = TASKS[task]
+    place = tmp_path / place
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with refusal(f"{place}.*fedmf data synth", FileNotFoundError):
+        read(None)
+    assert not list(tmp_path.iterdir())
+    place.parent.mkdir(parents=True)
+    write(place, progress=False)
+    assert read(None).synthetic
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_stand_in_is_told_by_its_content(task, tmp_path):
+    write, *_ = TASKS[task]
+    found = describe_file(write(tmp_path / "file", progress=False))  # the name says nothing
+    assert json.loads(json.dumps(found)) == found
+    assert found["task"] == task
+    assert found["origin"].startswith("synthetic ")
+    splits = found["splits"].values()
+    if task == "cifar10":
+        assert [sum(split["labels"].values()) for split in splits] == [50, 20]
+    elif task == "emnist":
+        for split in splits:
+            assert split["writers"] == split["sample"]["writers"] == 3
+            assert split["images"] == sum(split["sample"]["labels"].values()) > 0
 
 
 def test_other_files(tmp_path):
@@ -20,31 +72,3 @@ def test_other_files(tmp_path):
         describe_file(text)
     with refusal(r"posts\.gz is no whole \.tar\.gz archive"):
         describe_file(packed)
-
-
-@pytest.mark.parametrize(
-    ("task", "sizes", "images"),
-    [
-        (emnist, {"clients": 3, "examples_per_client": 40}, None),
-        (cifar10, {"examples": 50, "test_examples": 20}, [50, 20]),
-    ],
-    ids=["emnist", "cifar10"],
-)
-def test_images(tmp_path, task, sizes, images):
-    path = task.write_synthetic(tmp_path / "file", progress=False, **sizes)  # the name says nothing
-    found = json.loads(json.dumps(describe_file(path)))
-    assert (found["task"], found["origin"]) == (
-        task.__name__.rpartition(".")[2],
-        "synthetic stand-in",
-    )
-    splits = found["splits"].values()
-    if images:
-        assert [sum(split["labels"].values()) for split in splits] == images
-    else:
-        for split in splits:
-            assert split["writers"] == split["sample"]["writers"] == 3
-            assert split["images"] == sum(split["sample"]["labels"].values()) > 0
-
-
-def test_stackoverflow(corpus_file):
-    assert describe_file(corpus_file)["task"] == "stackoverflow_nwp"

@@ -1,10 +1,6 @@
-"""Options of the tasks: they have help and are checked, and neither they nor the writers of
-stand-ins need TensorFlow.
-"""
+"""Options of the tasks have help and are checked."""
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 
@@ -12,7 +8,6 @@ from fedmf.tasks.cifar10 import Cifar10Options
 from fedmf.tasks.emnist import EmnistOptions
 from fedmf.tasks.regression import RegressionOptions
 from tests.refusals import refusal
-from tests.test_import_without_tensorflow import _PROGRAM
 
 OPTIONS = (EmnistOptions, Cifar10Options, RegressionOptions)
 
@@ -46,9 +41,16 @@ def test_values_are_checked(options, changes):
         options(**changes)
 
 
-def test_they_import_without_tensorflow():
-    names = sorted({options.__module__.rpartition(".")[0] for options in OPTIONS})
-    result = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *names], capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize("options", [EmnistOptions, Cifar10Options])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"clients": 4}, "clients=4 belongs to partition"),
+        ({"partition_seed": 1}, "partition_seed=1 belongs to partition"),
+        ({"partition": "shards:2"}, "partition='shards:2' needs clients"),
+        ({"partition": "shards:x", "clients": 4}, "partition='shards:x'"),
+    ],
+)
+def test_what_belongs_together(options, changes, words):
+    with refusal(words):
+        options(**changes)

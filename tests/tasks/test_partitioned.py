@@ -53,18 +53,6 @@ def pool(task):
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
-@pytest.mark.parametrize("options", [EmnistOptions, Cifar10Options])
-def test_what_belongs_together(options):
-    for changes, words in [
-        ({"clients": 4}, "clients=4 belongs to partition"),
-        ({"partition_seed": 1}, "partition_seed=1 belongs to partition"),
-        ({"partition": "shards:2"}, "partition='shards:2' needs clients"),
-        ({"partition": "shards:x", "clients": 4}, "partition='shards:x'"),
-    ]:
-        with refusal(words):
-            options(**changes)
-
-
 @TENSORFLOW
 @pytest.mark.parametrize("name", MADE)
 def test_all_examples_are_dealt(made, name):

@@ -5,7 +5,6 @@ No TensorFlow here.
 
 import collections
 import os
-import sqlite3
 
 import numpy as np
 import pytest
@@ -15,43 +14,30 @@ from hypothesis import strategies as st
 from fedmf.tasks import example_proto
 from fedmf.tasks.stackoverflow import data, describe_file, language, write_synthetic_corpus
 from tests.refusals import refusal
-
-
-def rows(
-    path,
-    query="SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid",
-):
-    with sqlite3.connect(path) as connection:
-        return connection.execute(query).fetchall()
+from tests.tasks.data_files import execute, records, sentences
 
 
 def write(path, **changes):
-    arguments = {
-        "clients": 5,
-        "seed": 1,
-        "sentences_per_client": 8,
-        "vocabulary_size": 400,
-        "progress": False,
-    }
-    return write_synthetic_corpus(path, **(arguments | changes))
+    sizes = {"clients": 5, "seed": 1, "sentences_per_client": 8, "vocabulary_size": 400}
+    return write_synthetic_corpus(path, **sizes | changes, progress=False)
 
 
 def test_a_client_is_found_by_an_index(corpus_file):
     """Otherwise each costs a scan of the whole file. What TFF's loader asks of it is in
     test_task.py.
     """
-    with sqlite3.connect(corpus_file) as connection:
-        plan = connection.execute(
-            "EXPLAIN QUERY PLAN SELECT serialized_example_proto FROM examples "
-            "WHERE client_id = '1' and split_name ='train'"
-        ).fetchall()
+    plan = execute(
+        corpus_file,
+        "EXPLAIN QUERY PLAN SELECT serialized_example_proto FROM examples "
+        "WHERE client_id = '1' and split_name ='train'",
+    )
     assert "USING INDEX" in plan[0][3]
 
 
 def test_metadata_counts_the_examples(corpus_file):
-    query = "SELECT split_name, client_id, num_examples FROM client_metadata"
-    counted = collections.Counter((split, client) for split, client, _ in rows(corpus_file))
-    assert {row[:2]: row[2] for row in rows(corpus_file, query)} == counted
+    stated = execute(corpus_file, "SELECT split_name, client_id, num_examples FROM client_metadata")
+    counted = {of: len(texts) for of, texts in sentences(corpus_file).items()}
+    assert {row[:2]: row[2] for row in stated} == counted
     users = {name: {c for split, c in counted if split == name} for name in data.SPLITS}
     assert {name: len(of) for name, of in users.items()} == {"train": 40, "heldout": 4, "test": 24}
     # Test users are mostly train users; held-out users are neither.
@@ -63,22 +49,22 @@ def test_same_seed_same_rows_other_seed_other_rows(tmp_path):
     first, again, other = (
         write(tmp_path / name, seed=seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
     )
-    assert rows(first) == rows(again)
-    assert rows(first) != rows(other)
+    assert records(first) == records(again)
+    assert records(first) != records(other)
 
 
 def test_words_follow_a_zipf_like_law_and_users_differ(tmp_path):
     path = write(tmp_path / "file", clients=60, sentences_per_client=60, vocabulary_size=1_000)
     users = collections.defaultdict(collections.Counter)
-    for split, client, record in rows(path):
+    for (split, client), texts in sentences(path).items():
         if split == "train":
-            users[client].update(example_proto.decode_example(record)["tokens"].split())
+            users[client].update(" ".join(texts).split())
     total = sum(users.values(), collections.Counter())
     counts = np.array(sorted(total.values(), reverse=True))
     assert 0.04 < counts[0] / counts.sum() < 0.12
     slope = np.polyfit(np.log(np.arange(10, 500)), np.log(counts[9:499]), 1)[0]
     assert -1.8 < slope < -0.7
-    content = [word for word, _ in total.most_common(300) if word.endswith((b"et", b"ic"))]
+    content = [word for word, _ in total.most_common(300) if word.endswith(("et", "ic"))]
     profile = np.array([[counter[word] for word in content] for counter in users.values()], float)
     profile /= profile.sum(1, keepdims=True)
     distance = np.abs(profile[:, None] - profile[None]).sum(-1)[np.triu_indices(len(users), 1)] / 2
@@ -101,7 +87,7 @@ def test_an_existing_file_is_kept_unless_told(tmp_path):
     with refusal(r"file exists already: .*overwrite"):
         write(path, seed=2)
     assert path.read_bytes() == before
-    assert rows(write(path, seed=2, overwrite=True)) != []
+    assert records(write(path, seed=2, overwrite=True)) != []
     assert path.read_bytes() != before
     assert os.listdir(tmp_path) == ["file"]
 
@@ -146,7 +132,7 @@ def test_description(corpus_file):
     assert found["origin"] == "synthetic corpus"
     train = found["splits"]["train"]
     assert train["clients"] == train["sample"]["clients"] == 40
-    assert train["examples"] == sum(split == "train" for split, *_ in rows(corpus_file))
+    assert train["examples"] == sum(split == "train" for split, *_ in records(corpus_file))
     assert list(train["sentences_per_client"]) == ["min", "10%", "median", "90%", "max"]
     assert 8 < train["sample"]["mean_sentence_length"] < 18
     assert set(train["sample"]["top_words"][:2]) == {"the", "."}

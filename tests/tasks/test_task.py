@@ -2,7 +2,6 @@
 
 import pathlib
 import shutil
-import sqlite3
 
 import numpy as np
 import pytest
@@ -11,12 +10,12 @@ from numpy.testing import assert_array_equal
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from fedmf.tasks import example_proto  # noqa: E402
 from fedmf.tasks.stackoverflow import StackOverflowOptions, data  # noqa: E402
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor  # noqa: E402
 from fedmf.tasks.stackoverflow.task import build_task  # noqa: E402
 from fedmf.tasks.stackoverflow.vocabulary import load_vocabulary  # noqa: E402
 from tests.refusals import refusal  # noqa: E402
+from tests.tasks.data_files import execute, sentences  # noqa: E402
 
 SMALL = {"vocabulary_size": 200, "embedding_size": 8, "lstm_size": 16}
 
@@ -30,27 +29,19 @@ def task(corpus_file):
     return made(corpus_file, validation_sentences=100, **SMALL)
 
 
-def plain_sentences(path, split):
-    """client -> sentences, by plain SQL: what every loader must find."""
-    result = {}
-    with sqlite3.connect(path) as connection:
-        query = (
-            "SELECT client_id, serialized_example_proto FROM examples WHERE "
-            "split_name = ? ORDER BY rowid"
-        )
-        for client, record in connection.execute(query, (split,)):
-            result.setdefault(client, []).append(example_proto.decode_example(record)["tokens"])
-    return result
+def of_clients(path, split):
+    """client -> sentences, as every loader must find them."""
+    return {client: texts for (of, client), texts in sentences(path).items() if of == split}
 
 
 def test_tff_s_load_data_reads_the_corpus_from_a_cache_folder(corpus_file, tff):
     loaded = tff.simulation.datasets.stackoverflow.load_data(cache_dir=str(corpus_file.parent))
     for split, clients in zip(data.SPLITS, loaded, strict=True):
-        expected = plain_sentences(corpus_file, split)
+        expected = of_clients(corpus_file, split)
         assert clients.client_ids == sorted(expected)
         client = clients.client_ids[1]
         rows = list(clients.create_tf_dataset_for_client(client).as_numpy_iterator())
-        assert [row["tokens"] for row in rows] == expected[client]
+        assert [row["tokens"].decode() for row in rows] == expected[client]
         assert list(rows[0]) == ["creation_date", "score", "tags", "title", "tokens", "type"]
         assert rows[0]["score"].dtype == np.int64
 
@@ -58,7 +49,7 @@ def test_tff_s_load_data_reads_the_corpus_from_a_cache_folder(corpus_file, tff):
 def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
     task = made(corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL)
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
-    expected = plain_sentences(corpus_file, "train")
+    expected = of_clients(corpus_file, "train")
     assert list(task.client_ids) == sorted(expected)
     for client in [*task.client_ids[:5], task.client_ids[0]]:  # the last one again, from memory
         x, y = task.client_examples(client)
@@ -71,7 +62,7 @@ def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
 
 def test_validation_is_the_beginning_of_the_test_split_and_test_the_rest(corpus_file, task):
     validation, test = (task.evaluation_examples(split) for split in ("validation", "test"))
-    by_client = plain_sentences(corpus_file, "test")
+    by_client = of_clients(corpus_file, "test")
     everything = [sentence for client in sorted(by_client) for sentence in by_client[client]]
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
     x, y = Preprocessor(words, 200).encode(everything)
@@ -105,8 +96,7 @@ def test_a_vocabulary_larger_than_the_corpus_keeps_the_model_s_size(corpus_file)
 
 def test_examples_that_are_gone(corpus_copy):
     def changed(statement):
-        with sqlite3.connect(corpus_copy) as connection:
-            connection.execute(statement)
+        execute(corpus_copy, statement)
         return made(corpus_copy, **SMALL)
 
     task = changed("DELETE FROM examples WHERE client_id = '2' AND split_name = 'train'")
@@ -126,8 +116,7 @@ def test_another_vocabulary_is_other_data(corpus_file, tmp_path, published):
     words = path.with_name(f"{data.FILE_NAME}.word_count")
     head, *counts = words.read_text().splitlines(keepends=True)
     if published:  # TFF's own, which is read beside a file that is not synthetic
-        with sqlite3.connect(path) as connection:
-            connection.execute("PRAGMA application_id = 0")
+        execute(path, "PRAGMA application_id = 0")
         words, head = path.with_suffix(".word_count"), ""
         words.write_text("".join(counts))
         before = made(path, **SMALL)

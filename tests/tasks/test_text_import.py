@@ -4,7 +4,6 @@ and what a failure leaves.
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import time
@@ -18,24 +17,11 @@ from fedmf.tasks.stackoverflow.sentences import split_sentences
 from fedmf.tasks.stackoverflow.text_import import ImportOptions
 from tests.cli.program import fedmf, printed_by, refused
 from tests.refusals import refusal
-
-
-def read_back(path):
-    """(split, user) -> sentences in the order of the file."""
-    found = {}
-    with sqlite3.connect(path) as connection:
-        query = (
-            "SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"
-        )
-        for split, user, record in connection.execute(query):
-            found.setdefault((split, user), []).append(
-                example_proto.decode_example(record)["tokens"].decode()
-            )
-    return found
+from tests.tasks.data_files import records, sentences
 
 
 def by_user(path):
-    return {user: sentences for (_, user), sentences in read_back(path).items()}
+    return {user: texts for (_, user), texts in sentences(path).items()}
 
 
 def crowd(users=20):
@@ -102,7 +88,7 @@ def test_the_three_formats_give_the_same_file(tmp_path):
     for path in paths:
         summary, out = run(path, path.with_suffix(".sqlite"))
         assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (22, 0, 0)
-        made.append(read_back(out))
+        made.append(sentences(out))
     assert made[0] == made[1] == made[2]
     assert by_user(out)["ann"] == ['said " no " .', "twice , äöü"]
     assert summary.users == {split: sum(s == split for s, _ in made[0]) for split in data.SPLITS}
@@ -114,20 +100,15 @@ def test_the_file_is_what_tffs_loader_and_ours_expect(table):
     found = describe_file(out)
     assert found["origin"] == "imported text"
     assert {split: found["splits"][split]["clients"] for split in data.SPLITS} == summary.users
-    with sqlite3.connect(out) as connection:
-        records = connection.execute("SELECT serialized_example_proto FROM examples").fetchall()
     # Those that TFF's parser asks for.
-    assert all(
-        sorted(example_proto.decode_example(record))
-        == ["creation_date", "score", "tags", "title", "tokens", "type"]
-        for (record,) in records
-    )
+    features = {tuple(sorted(example_proto.decode_example(record))) for *_, record in records(out)}
+    assert features == {("creation_date", "score", "tags", "title", "tokens", "type")}
     stated = {
         (split, user): n
         for split in data.SPLITS
         for user, n in data.open_corpus(out).client_sizes(split).items()
     }
-    assert stated == {key: len(sentences) for key, sentences in read_back(out).items()}
+    assert stated == {key: len(texts) for key, texts in sentences(out).items()}
 
 
 def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
@@ -156,7 +137,7 @@ def test_users_are_split_by_a_keyed_hash(tmp_path):
     for split, share in (("heldout", 0.1), ("test", 0.3), ("train", 0.6)):
         assert abs(splits.count(split) / 20_000 - share) < 6 * (share * (1 - share) / 20_000) ** 0.5
     path = write_csv(tmp_path / "rows.csv", [(user, "hi") for user in users[:300]])
-    assert read_back(run(path, **shares)[1]).keys() == {*zip(splits[:300], users, strict=False)}
+    assert sentences(run(path, **shares)[1]).keys() == {*zip(splits[:300], users, strict=False)}
 
 
 # What tables refuse is tried in tests/audits/test_log.py; here, that they are asked.
@@ -179,10 +160,8 @@ def test_users_are_split_by_a_keyed_hash(tmp_path):
 def test_files_that_cannot_be_imported(tmp_path, name, content, words):
     path = tmp_path / name
     path.write_bytes(content)
-    with refusal(r"\A[^\n]*\Z") as caught:
+    with refusal(None, naming=[path, *words]):
         run(path)
-    for word in (str(path), *words):
-        assert word in str(caught.value)
     assert os.listdir(tmp_path) == [name]
 
 
@@ -278,4 +257,3 @@ def test_the_command(table):
     assert (again["path"], again["rows"]) == (str(out), 20)
     assert sum(again["users"].values()) == 20
     refused(ask, "corpus.sqlite", "--overwrite")
-    refused(f"{ask} --overwrite --text-column body", "'body'", "--text-column")

@@ -4,7 +4,6 @@ No TensorFlow here.
 """
 
 import os
-import sqlite3
 
 import pytest
 
@@ -13,6 +12,7 @@ from fedmf.tasks.data_file import SYNTHETIC
 from fedmf.tasks.stackoverflow import data, vocabulary
 from fedmf.tasks.stackoverflow.vocabulary import load_vocabulary
 from tests.refusals import refusal
+from tests.tasks.data_files import execute
 
 
 @pytest.fixture
@@ -24,18 +24,18 @@ def tiny(tmp_path):
         *(("train", "2", "a c"), ("train", "3", "c d")),
         *(("test", "3", text) for text in ("e a", "e")),
     ]
-    with sqlite3.connect(path) as connection:
-        connection.execute(
-            "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)"
-        )
-        connection.executemany(
-            "INSERT INTO examples VALUES (?, ?, ?)",
-            [(*of, example_proto.encode_example({"tokens": t.encode()})) for *of, t in texts],
-        )
-        connection.execute(
-            "CREATE TABLE client_metadata AS SELECT client_id, split_name, COUNT(*) num_examples "
-            "FROM examples GROUP BY client_id, split_name"
-        )
+    execute(
+        path,
+        "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)",
+    )
+    for *of, text in texts:
+        record = example_proto.encode_example({"tokens": text.encode()})
+        execute(path, "INSERT INTO examples VALUES (?, ?, ?)", *of, record)
+    execute(
+        path,
+        "CREATE TABLE client_metadata AS SELECT client_id, split_name, COUNT(*) num_examples "
+        "FROM examples GROUP BY client_id, split_name",
+    )
     return path
 
 
@@ -57,8 +57,7 @@ def test_the_count_is_kept_until_the_file_changes(tiny):
     assert counts == ["a 2", "c 2", "b 1", "d 1"]
     cache.write_text("\n".join([stamp, *counts[::-1]]) + "\n")
     assert load(tiny).words == ("d", "b", "c", "a")  # not counted again
-    with sqlite3.connect(tiny) as connection:
-        connection.execute("DELETE FROM examples WHERE client_id = '2'")
+    execute(tiny, "DELETE FROM examples WHERE client_id = '2'")
     os.utime(tiny, ns=(1, 1))
     assert load(tiny).words == ("a", "b", "c", "d")
 
@@ -101,8 +100,7 @@ def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):
     count.write_text("the 9\nof\n")
     with refusal(r"stackoverflow\.word_count, line 2"):
         load(real)
-    with sqlite3.connect(real) as connection:
-        connection.execute(f"PRAGMA application_id = {SYNTHETIC}")
+    execute(real, f"PRAGMA application_id = {SYNTHETIC}")
     assert load(real, 2).words == ("a", "c")
 
 

@@ -1,0 +1,28 @@
+"""Data files by plain SQL: what every loader must find in them, and damage."""
+
+import contextlib
+import sqlite3
+
+from fedmf.tasks import example_proto
+
+
+def execute(path, statement, *parameters):
+    """The rows that a statement gives, which is committed."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(statement, parameters).fetchall()
+
+
+def records(path):
+    """(split, client, serialized example), in the order of the file."""
+    return execute(
+        path, "SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"
+    )
+
+
+def sentences(path):
+    """(split, client) -> its sentences, in the order of the file."""
+    found = {}
+    for split, client, record in records(path):
+        text = example_proto.decode_example(record)["tokens"].decode()
+        found.setdefault((split, client), []).append(text)
+    return found
