@@ -79,7 +79,6 @@ def test_the_ends_of_ranges(call, kind, words):
         ({"noise_multiplier": 0.6}, "epsilon=8.0 and noise_multiplier=0.6"),
         ({"epsilon": None}, "epsilon=None and"),
         ({"family": "none"}, "family=none.*epsilon"),
-        ({"family": "none", "epsilon": None, "noise_multiplier": 1.0}, "family=none"),
         ({"claimed_cohort": 100}, "claimed_cohort=100.* cohort_size=100"),
         ({"canaries": 5, "execution": "tff"}, "canaries=5.* execution=tff"),
         ({"canaries": 5, "claimed_cohort": 200}, "canaries=5.* claimed_cohort=200"),
@@ -289,10 +288,6 @@ def test_every_field_has_a_help_text_for_the_command_line():
         ({"epsilno": 8}, "has an unknown field 'epsilno': did you mean `epsilon`?"),
         ({"colour": 8}, "has an unknown field 'colour': the fields are `rounds`, .*`noise_m"),
         ({"rounds": "8"}, "rounds='8'"),
-        ({"rounds": 8.5}, "rounds=8.5"),
-        ({"rounds": True}, "rounds=True"),
-        ({"data": 3}, "data=3"),
-        ({"delta": [1]}, r"delta=\[1\]"),
     ],
 )
 def test_bad_fields_name_their_file(field, words):

@@ -3,6 +3,7 @@ of the Keras model.
 """
 
 import concurrent.futures
+import functools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -75,45 +76,25 @@ def draw(seed, sizes, sentences, length, scale=0.5):
     return weights, np.ascontiguousarray(words[:, :-1]), np.ascontiguousarray(words[:, 1:])
 
 
+published = functools.partial(hypothesis.example, kind="published", form="published")
+
+
 @hypothesis.settings(max_examples=5)
 @hypothesis.given(
     kind=st.sampled_from(model.LOSSES),
     form=st.sampled_from(model.MODELS),
-    vocabulary=st.integers(1, 60),
-    width=st.integers(1, 30),
-    units=st.integers(1, 60),
+    sizes=st.tuples(st.integers(1, 60), st.integers(1, 30), st.integers(1, 60)),
     length=st.integers(1, 6),
     sentences=st.integers(0, 12),
     batch_size=st.integers(2, 9),
     seed=st.integers(0, 99),
 )
-@hypothesis.example(
-    kind="published",
-    form="published",
-    vocabulary=4,
-    width=2,
-    units=3,
-    length=1,
-    sentences=3,
-    batch_size=2,
-    seed=1,
-)  # no step but the first, whose state is zero
-@hypothesis.example(
-    kind="published",
-    form="published",
-    vocabulary=30,
-    width=5,
-    units=7,
-    length=12,
-    sentences=40,
-    batch_size=20,
-    seed=2,
-)  # more positions than one block of the softmax holds
+# No step but the first, whose state is zero
+@published(sizes=(4, 2, 3), length=1, sentences=3, batch_size=2, seed=1)
+# More positions than one block of the softmax holds
+@published(sizes=(30, 5, 7), length=12, sentences=40, batch_size=20, seed=2)
 @pytest.mark.slow
-def test_any_shape_trains_as_keras_does(
-    kind, form, vocabulary, width, units, length, sentences, batch_size, seed
-):
-    sizes = (vocabulary, width, units)
+def test_any_shape_trains_as_keras_does(kind, form, sizes, length, sentences, batch_size, seed):
     drawn = draw(seed, sizes, sentences, length)
     check(kind, sizes, drawn, form=form, batch_size=batch_size)
 
@@ -172,24 +153,26 @@ def test_a_client_that_diverges_says_so(case):
     assert not all(np.isfinite(part).all() for part in update)
 
 
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        (lambda weights, x, y: (weights, x + 11 * (x == x.max()), y), ValueError),
-        (lambda weights, x, y: (weights, x, -x), ValueError),
-        (lambda weights, x, y: (weights[::-1], x, y), ValueError),
-        (lambda weights, x, y: (weights, x[:-1], y), ValueError),
-        (lambda weights, x, y: (weights, x.astype(np.int64), y), TypeError),
-        (lambda weights, x, y: ([w.astype(np.float64) for w in weights], x, y), TypeError),
-        (lambda weights, x, y: (weights, np.asfortranarray(x), y), ValueError),
-    ],
-    ids=["beyond", "negative", "shapes", "lengths", "int64", "float64", "order"],
-)
-def test_what_c_would_read_past_is_refused(case, change, error):
+# What is changed, and how
+READ_PAST = {
+    "beyond": ("x", lambda x: x + 11 * (x == x.max()), ValueError),
+    "negative": ("y", np.negative, ValueError),
+    "shapes": ("weights", lambda weights: weights[::-1], ValueError),
+    "lengths": ("x", lambda x: x[:-1], ValueError),
+    "int64": ("x", np.int64, TypeError),
+    "float64": ("weights", lambda weights: [*map(np.float64, weights)], TypeError),
+    "order": ("x", np.asfortranarray, ValueError),
+}
+
+
+@pytest.mark.parametrize("name", READ_PAST)
+def test_what_c_would_read_past_is_refused(case, name):
+    changed, change, error = READ_PAST[name]
     sizes, *arrays = case
-    compiled("masked", sizes, *arrays)
+    given = dict(zip(("weights", "x", "y"), arrays, strict=True))
+    compiled("masked", sizes, **given)
     with pytest.raises(error):
-        compiled("masked", sizes, *change(*arrays))
+        compiled("masked", sizes, **given | {changed: change(given[changed])})
 
 
 def test_extreme_numbers_match_tensorflow():
