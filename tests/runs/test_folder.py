@@ -224,7 +224,7 @@ class TestCreate:
         assert (tmp_path / "run" / "log.txt").read_text() == "mine"
 
     @pytest.mark.parametrize(
-        "name", ["model.npz", "metrics.jsonl", "result.json", "checkpoints/round-000008.ckpt"]
+        "name", ["model.npz", "metrics.jsonl", "checkpoints/round-000008.ckpt"]
     )
     def test_what_would_be_lost(self, tmp_path, name):
         (tmp_path / "notes" / "checkpoints").mkdir(parents=True)
@@ -234,6 +234,15 @@ class TestCreate:
             "another folder, or empty"
         )
         self.refused(tmp_path / "notes", words)
+
+    @pytest.mark.parametrize("left", ["result.json", "checkpoints/round-000008.ckpt"])
+    def test_the_remains_of_a_run(self, tmp_path, left):
+        new_run(tmp_path / "run")
+        (tmp_path / "run" / left).write_text("{}")
+        (tmp_path / "run" / "config.json").unlink()
+        self.refused(
+            tmp_path / "run", f"has a {left} and no config.json: a new run would overwrite it"
+        )
 
     def test_where_nothing_can_be_written(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("kept")
