@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from tests.cli.program import TRAIN, fedmf
@@ -15,6 +17,12 @@ def trained(corpus, tmp_path_factory):
     """The folder of a run of four rounds, and what its command printed. Read only."""
     folder = tmp_path_factory.mktemp("runs") / "first"
     return folder, fedmf(f"train --data {corpus} --out {folder} {TRAIN} --json").stdout
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of that folder, to change."""
+    return shutil.copytree(trained[0], tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,10 @@
 """Commands that work, and what they keep when they are stopped."""
 
-import contextlib
 import inspect
 import json
 import os
 import pathlib
-import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -18,6 +15,7 @@ from fedmf.tasks.cifar10.data import load_images
 from fedmf.tasks.emnist.data import open_file
 from tests.cli.program import SEED, TRAIN, fedmf, printed_by, refused
 from tests.cli.test_errors import commands
+from tests.tasks.data_files import execute
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
@@ -154,22 +152,18 @@ def test_a_run_that_cannot_begin_is_one_sentence_and_leaves_nothing(corpus, tmp_
 
 
 @pytest.mark.tensorflow
-def test_data_may_move_before_a_resume_but_not_change(trained, corpus, tmp_path):
-    run = shutil.copytree(trained[0], tmp_path / "run")
+def test_data_may_move_before_a_resume_but_not_change(run, corpus, tmp_path):
     resume = f"train --out {run} --resume --quiet --data"
     renamed = tmp_path / "renamed.sqlite"
     renamed.write_bytes(corpus.read_bytes())
     refused(f"{resume} {tmp_path}/absent", "there is no file", "--data FILE")
     fedmf(f"{resume} {renamed}")
-    with contextlib.closing(sqlite3.connect(renamed)) as connection, connection:
-        (row,) = connection.execute(
-            "SELECT max(rowid) FROM examples WHERE split_name = 'train'"
-        ).fetchone()
-        connection.execute(
-            "UPDATE examples SET serialized_example_proto = (SELECT serialized_example_proto FROM "
-            "examples LIMIT 1) WHERE rowid = ?",
-            [row],
-        )
+    execute(
+        renamed,
+        "UPDATE examples SET serialized_example_proto = (SELECT serialized_example_proto FROM "
+        "examples LIMIT 1) WHERE rowid = (SELECT max(rowid) FROM examples WHERE split_name = "
+        "'train')",
+    )
     assert renamed.stat().st_size == corpus.stat().st_size
     line = refused(f"{resume} {renamed}", "on other data", "data_version=")
     assert "description" not in line

@@ -14,27 +14,25 @@ from tests.cli.program import fedmf, printed_by, refused
 pytestmark = pytest.mark.tensorflow
 
 
-def test_evaluate(trained, tmp_path):
-    folder = shutil.copytree(trained[0], tmp_path / "run")  # --by-client adds a file
-    result = json.loads((folder / "result.json").read_text())
-    found = printed_by(f"evaluate {folder} --by-client --quiet")
+def test_evaluate(run, tmp_path):
+    result = json.loads((run / "result.json").read_text())
+    found = printed_by(f"evaluate {run} --by-client --quiet")
     assert found["test accuracy"] == pytest.approx(result["test"]["accuracy"])
     assert (found["data"], found["rounds"], found["clients"]) == ("the run's", 4, 12)
     assert len(found["client accuracy, deciles"]) == 9
     assert found["client accuracy, deciles"] == sorted(found["client accuracy, deciles"])
-    kept = Run.load(folder).clients
+    kept = Run.load(run).clients
     assert kept["deciles"] == found["client accuracy, deciles"]
-    assert (folder / "clients.json").stat().st_mode & 0o777 == 0o600
-    assert "plot-clients" in (write_report([Run.load(folder)], tmp_path, title="one")).read_text()
+    assert (run / "clients.json").stat().st_mode & 0o777 == 0o600
+    assert "plot-clients" in (write_report([Run.load(run)], tmp_path, title="one")).read_text()
 
 
 @pytest.mark.slow
-def test_clients_are_fine_tuned(trained, tmp_path):
-    folder = shutil.copytree(trained[0], tmp_path / "run")
+def test_clients_are_fine_tuned(run, tmp_path):
     picture = tmp_path / "picture.png"
-    done = fedmf(f"evaluate {folder} --fine-tune 1 --clients 5 --out {picture} --quiet")
+    done = fedmf(f"evaluate {run} --fine-tune 1 --clients 5 --out {picture} --quiet")
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    tuned = Run.load(folder).fine_tuned
+    tuned = Run.load(run).fine_tuned
     assert (tuned["clients"], tuned["population"], tuned["measured_on"]) == (
         5,
         12,
@@ -45,12 +43,12 @@ def test_clients_are_fine_tuned(trained, tmp_path):
     assert float(lines["fine_tuned.metrics.loss.after.mean"]) == pytest.approx(mean, rel=1e-4)
     assert lines["picture"] == str(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    for path in (picture, folder / "fine_tuned.json"):
+    for path in (picture, run / "fine_tuned.json"):
         assert path.stat().st_mode & 0o777 == 0o600
-    page = write_report([Run.load(folder)], tmp_path, title="one").read_text()
+    page = write_report([Run.load(run)], tmp_path, title="one").read_text()
     assert "plot-fine_tuned" in page
     for option in ("--clients 3", "--proximal-strength 1", f"--out {picture}"):
-        refused(f"evaluate {folder} {option}", option.split()[0], "need --fine-tune EPOCHS")
+        refused(f"evaluate {run} {option}", option.split()[0], "need --fine-tune EPOCHS")
 
 
 @pytest.mark.slow

@@ -26,11 +26,6 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture
-def run(trained, tmp_path):
-    return shutil.copytree(trained[0], tmp_path / "run")
-
-
-@pytest.fixture
 def train(tmp_path):
     return f"train --out {tmp_path}/run {TABLE} -o clients=12 --epsilon 8 {SEED}"
 

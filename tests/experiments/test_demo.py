@@ -1,13 +1,13 @@
 """The demo's driver, at a size for tests; the real size is `make demo`."""
 
-import json
 import pathlib
 
 import pytest
 
 import fedmf
-from fedmf.cli import main
 from fedmf.experiments import demo
+from tests.cli.program import fedmf as program
+from tests.cli.program import printed_by
 from tests.federated.small_runs import Calls
 from tests.refusals import refusal
 
@@ -30,7 +30,7 @@ def tiny(monkeypatch):
 
 
 @pytest.mark.slow
-def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, capfd, monkeypatch):
+def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, monkeypatch):
     from fedmf import federated
 
     train = federated.train
@@ -42,20 +42,17 @@ def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, c
 
         return train(*arguments, **options, callbacks=[Calls(stop)])
 
-    seeds = ["--seed", "1", "--seed", "2"]
+    seeds = "--seed 1 --seed 2"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(federated, "train", interrupted)
-    with pytest.raises(SystemExit) as stop:
-        main(["demo", "--out", "demo", *seeds])
-    assert stop.value.code == 130
-    said = capfd.readouterr().err.splitlines()[-1]
+    said = program(f"demo --out demo {seeds}", status=130).stderr.splitlines()[-1]
     assert "interrupted after 3 of 4 rounds" in said
     assert said.endswith("give the same command again to go on")
 
     monkeypatch.setattr(federated, "train", train)
     monkeypatch.chdir("/")
     out = tmp_path / "demo"
-    first = run(["demo", "--out", str(out), *seeds, "--json"], capfd)
+    first = printed_by(f"demo --out {out} {seeds}")
     assert {family: len(values) for family, values in first["accuracy"].items()} == dict.fromkeys(
         demo.FAMILIES, 2
     )
@@ -68,17 +65,12 @@ def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, c
         assert (run_.plan["epsilon"] is None) == (run_.config.family == "none")
         assert run_.plan["epsilon"] is None or run_.plan["epsilon"] <= 8.0
         assert run_.config.claimed_cohort is None  # the demo's guarantee is that of its own runs
-    assert (
-        len({path.read_text() for path in (out / "runs").glob("*/private/noise_seed")})
-        == len(runs)
-        == 4
-    )
+    noise_seeds = {path.read_text() for path in (out / "runs").glob("*/private/noise_seed")}
+    assert len(noise_seeds) == len(runs) == 4
 
     # Finished runs are kept: another call trains nothing and says the same.
     monkeypatch.setattr(federated, "train", None)
-    assert (
-        run(["demo", "--out", str(out), *seeds, "--json"], capfd)["accuracy"] == first["accuracy"]
-    )
+    assert printed_by(f"demo --out {out} {seeds}")["accuracy"] == first["accuracy"]
 
 
 def test_everything_but_the_mechanism_and_its_rate_is_equal():
@@ -99,9 +91,3 @@ def test_unwritable_folder_is_one_sentence(tiny, tmp_path):
     (tmp_path / "file").write_text("")
     with refusal("cannot write to folder"):
         demo.run_demo(tmp_path / "file" / "demo", seeds=[1], epsilon=8.0)
-
-
-def run(arguments, capfd):
-    capfd.readouterr()
-    main(arguments)  # anything but success raises SystemExit
-    return json.loads(capfd.readouterr().out)

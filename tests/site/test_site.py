@@ -104,7 +104,7 @@ def test_unknown_references_and_cells_that_fail_end_the_build(tmp_path):
     )
     done = build(tmp_path, tmp_path / "html")
     assert done.returncode != 0
-    for what in ("fedmf.nowhere", "nowhere.md", "other.md#?nowhere", "assert 1 == 2"):
+    for what in ("fedmf.nowhere", "nowhere.md", "doc 'other': 'nowhere'", "assert 1 == 2"):
         assert re.search(rf"WARNING: .*{what}", done.stderr, re.S), what
 
 

@@ -5,6 +5,7 @@ Nothing is trained: the accuracy is a known function, and is best at a rate of 0
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import shutil
@@ -111,6 +112,14 @@ def found(out, trials, varied=RATES, *, jobs=1, **changes):
     )
 
 
+def in_turn(asked, trials):
+    """The first trials that are asked for, random ones, where none has come to anything."""
+    known = {}
+    for _ in range(trials):
+        name, known[name] = search.next_trial(asked, known)
+    return known
+
+
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(trains, tmp_path):
     assert found(tmp_path / "whole", 16) == {}
     whole = trains()
@@ -131,12 +140,10 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(trains, tmp_pat
 
 def test_it_goes_by_what_trials_came_to(trains, tmp_path):
     """With the accuracies of the first trials in another order it asks for others."""
-    known = {}
-    for i in range(14):
-        name, trial = search.next_trial(space(), known)
-        known[name] = Trial(
-            chosen=trial.chosen, config=trial.config, score=-abs(math.log10(i + 1) - 0.5)
-        )
+    known = {
+        name: dataclasses.replace(trial, score=-abs(math.log10(i + 1) - 0.5))
+        for i, (name, trial) in enumerate(in_turn(space(), 14).items())
+    }
     there = search.next_trial(space(), known)
     assert search.next_trial(space(), dict(reversed(known.items()))) == there
     scores = sorted(trial.score for trial in known.values())
@@ -144,7 +151,7 @@ def test_it_goes_by_what_trials_came_to(trains, tmp_path):
 
     def suggested(order):
         sorted_by_rate = {
-            name: Trial(chosen=known[name].chosen, config=known[name].config, score=score)
+            name: dataclasses.replace(known[name], score=score)
             for name, score in zip(names, order, strict=True)
         }
         return search.next_trial(space(), sorted_by_rate)[1].chosen["server_learning_rate"]
@@ -177,12 +184,9 @@ def test_lists_ranges_and_what_only_some_families_take(trains, tmp_path):
 
 def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positive():
     varied = {"server_learning_rate": Range(1e-4, 1.0), "server_momentum": Range(0.0, 0.9)}
-    known = {}
-    for _ in range(9):  # random ones
-        name, trial = search.next_trial(space(varied), known)
-        known[name] = trial
-        for part in name.split(","):
-            assert len(part.partition("=")[2]) <= len("0.0001234")
+    known = in_turn(space(varied), 9)
+    for part in ",".join(known).split(","):
+        assert len(part.partition("=")[2]) <= len("0.0001234")
     rates = sorted(trial.chosen["server_learning_rate"] for trial in known.values())
     momenta = sorted(trial.chosen["server_momentum"] for trial in known.values())
     assert 1e-4 <= rates[0] < rates[-1] <= 1
@@ -263,12 +267,10 @@ def test_fields_that_do_not_go_together_are_no_trial(monkeypatch):
 
     rates = space()
     monkeypatch.setattr(grid, "sweep_config", refusing)
-    known = {}
-    for _ in range(8):  # of random ones 0.4 ** 8 = 7e-4 of all seeds would have met none
-        name, trial = search.next_trial(rates, known)
-        known[name] = trial
-        assert not 0.02 < trial.chosen["server_learning_rate"] < 1
+    known = in_turn(rates, 8)  # 0.4 ** 8 = 7e-4 of all seeds would have met none
     assert len(known) == 8
+    for trial in known.values():
+        assert not 0.02 < trial.chosen["server_learning_rate"] < 1
 
 
 def test_a_diverged_model_is_a_bad_one_and_not_the_best(trains, tmp_path):

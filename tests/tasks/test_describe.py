@@ -46,6 +46,8 @@ def test_it_is_looked_for_where_others_keep_it_and_not_downloaded(task, tmp_path
     place.parent.mkdir(parents=True)
     write(place, progress=False)
     assert read(None).synthetic
+    if task == "stackoverflow_nwp":  # that of `fedmf data info` alone
+        assert describe_file(None)["path"] == str(place)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -3,7 +3,6 @@ experiments are nobody's business.
 """
 
 import importlib.metadata
-import json
 import os
 import pathlib
 import subprocess
@@ -13,7 +12,8 @@ import pytest
 
 import fedmf
 from fedmf import TrainConfig, tasks
-from fedmf.cli import main
+from tests.cli.program import fedmf as program
+from tests.cli.program import printed_by, refused
 
 pytestmark = pytest.mark.tensorflow
 
@@ -42,7 +42,10 @@ def nothing():
 
 number = 3
 """
-OPTIONS = "--rounds 4 --cohort-size 4 --min-sep 2 --noise-multiplier 0.3 --evaluate-every 2".split()
+OPTIONS = (
+    "--rounds 4 --cohort-size 4 --min-sep 2 --noise-multiplier 0.3 --evaluate-every 2 "
+    "--noise-seed 1"
+)
 
 
 @pytest.fixture
@@ -56,23 +59,20 @@ def module(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("clients_in_turn")
-def test_a_task_is_one_module_and_its_name(module, monkeypatch, capsys):
+def test_a_task_is_one_module_and_its_name(module, monkeypatch):
     monkeypatch.setitem(tasks.TASKS, "tiny", "tiny_task:tiny")
-    train = ["train", "--out", "run", "--quiet", "--json"]
-    own = "--task tiny -o batch-size=3 -o label=none --noise-seed 1".split()
-    main([*train, *own, *OPTIONS])
-    assert "validation accuracy" in json.loads(capsys.readouterr().out)
+    train = "train --out run --quiet"
+    own = "--task tiny -o batch-size=3 -o label=none"
+    assert "validation accuracy" in printed_by(f"{train} {own} {OPTIONS}")
     run = fedmf.Run.load("run")
     assert (run.config.task, run.config.task_options) == ("tiny", {"batch_size": 3, "label": None})
     assert run.plan["task"]["name"] == "nameless"
-    main([*train, "--resume"])
-    main(["audit", "./run"])
-    capsys.readouterr()
-    vary = ["--vary", "task-option.batch-size=2,3", "--vary", "seed=0,1", "--dry-run"]
-    main(["sweep", "--task", "tiny", "--out", "sweep", "--noise-seed", "1", *vary, *OPTIONS])
-    assert "task_option.batch_size=3,seed=1" in capsys.readouterr().out
-    main(["train", "--task", "tiny", "--help"])
-    assert "Sequences in a batch." in capsys.readouterr().out
+    program(f"{train} --resume")
+    program("audit ./run")
+    vary = "--vary task-option.batch-size=2,3 --vary seed=0,1 --dry-run"
+    shown = program(f"sweep --task tiny --out sweep {vary} {OPTIONS}").stdout
+    assert "task_option.batch_size=3,seed=1" in shown
+    assert "Sequences in a batch." in program("train --task tiny --help").stdout
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny_task:tiny"])
@@ -100,12 +100,8 @@ def test_a_task_of_another_package(name, module, monkeypatch):
         ("tiny_task:tiny -o sentences=3", "its options are `batch-size`, `label`"),
     ],
 )
-def test_a_task_that_cannot_be_is_one_sentence(arguments, said, module, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "--task", *arguments.split(), "--out", "run", "--noise-seed", "1", *OPTIONS])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
-    assert said in line
+def test_a_task_that_cannot_be_is_one_sentence(arguments, said, module):
+    refused(f"train --task {arguments} --out run {OPTIONS}", said)
     assert not pathlib.Path("run").exists()
 
 
@@ -118,9 +114,9 @@ def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
     environment = {
         name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"
     }
-    program = "from fedmf.cli import main; main('train --task loud:absent --help'.split())"
+    code = "from fedmf.cli import main; main('train --task loud:absent --help'.split())"
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", code],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -145,16 +141,16 @@ def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path
         )
     commands = [
         "data synth --clients 20 --out c.sqlite --quiet",
-        f"train --task regression --out run --noise-seed 1 --quiet {' '.join(OPTIONS)}",
+        f"train --task regression --out run --quiet {OPTIONS}",
         "demo --help",
     ]
     # As `python -m` does it: the working folder comes first. All in one process, which imports
     # TensorFlow once.
-    program = (
+    code = (
         "import sys; sys.path.insert(0, ''); from fedmf.cli import main\n"
         "for line in sys.argv[1:]: main(line.split())"
     )
-    command = [sys.executable, "-c", program, *commands]
+    command = [sys.executable, "-c", code, *commands]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
