@@ -196,6 +196,11 @@ def test_logarithms_of_sizes_have_sigma():
     assert not fits(sigma * 1.5**0.5)
 
 
+def test_without_skew_shares_are_equal():
+    sizes = np.bincount(partition.quantity_skew(1003, 10, 0, 0))
+    assert set(sizes) <= {99, 100, 101}
+
+
 def test_a_text_says_the_same():
     for text, ids in {
         "dirichlet:0.3": partition.dirichlet(LABELS, 5, 0.3, 7),

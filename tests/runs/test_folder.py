@@ -36,6 +36,11 @@ def new_run(path, config=CONFIG, plan=None, **facts):
     return folder
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return new_run(tmp_path / "run")
+
+
 def save(folder, rounds_done=3):
     folder.save_checkpoint(checkpoint(rounds_done=rounds_done, digest=folder.digest()))
 
@@ -68,8 +73,7 @@ with folder.rows("metrics") as write:
 
 class TestKilled:
     @pytest.mark.slow
-    def test_kill_9_at_random_moments(self, tmp_path):
-        folder = new_run(tmp_path / "run")
+    def test_kill_9_at_random_moments(self, folder):
         pauses = random.Random(2)
         done = 0
         for _ in range(6):
@@ -111,8 +115,7 @@ class TestKilled:
 
 
 class TestCheckpointsOfARun:
-    def test_the_newest_two_are_kept(self, tmp_path):
-        folder = new_run(tmp_path / "run")
+    def test_the_newest_two_are_kept(self, folder):
         assert folder.load_checkpoint() is None
         for rounds_done in (8, 9, 10, 999_999, 1_000_000):
             save(folder, rounds_done)
@@ -120,8 +123,7 @@ class TestCheckpointsOfARun:
         names = sorted(path.name for path in (folder.path / "checkpoints").iterdir())
         assert names == ["round-1000000.ckpt", "round-999999.ckpt"]
 
-    def test_who_took_part_is_as_secret_as_the_checkpoint(self, tmp_path):
-        folder = new_run(tmp_path / "run")
+    def test_who_took_part_is_as_secret_as_the_checkpoint(self, folder):
         before = os.umask(0)
         try:
             save(folder)
@@ -134,8 +136,7 @@ class TestCheckpointsOfARun:
         assert {stat.S_IMODE(path.stat().st_mode) for path in saved} == {0o600}
         assert stat.S_IMODE((folder.path / "private").stat().st_mode) == 0o700
 
-    def test_rounds_before_a_crash_are_counted_and_never_guessed(self, tmp_path):
-        folder = new_run(tmp_path / "run")
+    def test_rounds_before_a_crash_are_counted_and_never_guessed(self, folder):
         (folder.path / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1}\n')
         for done in (1, 0):  # the second resume sees one row
             folder.truncate_rows(done)
@@ -145,8 +146,7 @@ class TestCheckpointsOfARun:
             folder.rounds_ever_done()
 
     @pytest.mark.parametrize("name", ["config.json", "plan.json", "private/noise_seed"])
-    def test_of_another_run(self, tmp_path, name):
-        folder = new_run(tmp_path / "run")
+    def test_of_another_run(self, tmp_path, name, folder):
         save(folder)
         path = folder.path / name
         path.write_bytes(path.read_bytes() + b" ")
@@ -155,8 +155,7 @@ class TestCheckpointsOfARun:
             folder.load_checkpoint()
         assert files(tmp_path) == before
 
-    def test_a_damaged_newest_names_the_way_back(self, tmp_path):
-        folder = new_run(tmp_path / "run")
+    def test_a_damaged_newest_names_the_way_back(self, folder):
         for rounds_done in (2, 4):
             save(folder, rounds_done)
         newest = folder.path / "checkpoints" / "round-000004.ckpt"
@@ -174,8 +173,7 @@ class TestRows:
     def read(self, folder, name="metrics"):
         return (folder.path / f"{name}.jsonl").read_text()
 
-    def test_rows_to_be_done_again_and_half_lines_are_dropped(self, tmp_path):
-        folder = new_run(tmp_path / "run")
+    def test_rows_to_be_done_again_and_half_lines_are_dropped(self, folder):
         whole = '{"round": 0}\n{"round": 1, "validation": {"accuracy": 0.25}}\n'
         lines = whole + '{"round": 2, "train_loss": 0.125}\n'
         for cut in range(len(lines) + 1):
@@ -190,8 +188,7 @@ class TestRows:
             assert self.read(folder) == expected + '{"round": 9}\n'
 
     @pytest.mark.parametrize("line", ["{", "", '{"round": "2"}'])
-    def test_damage_in_the_middle_is_not_a_gap(self, tmp_path, line):
-        folder = new_run(tmp_path / "run")
+    def test_damage_in_the_middle_is_not_a_gap(self, tmp_path, line, folder):
         self.write(folder, '{"round": 0}\n' + line + '\n{"round": 2}\n')
         before = files(tmp_path)
         for read in (lambda: folder.truncate_rows(2), lambda: Run.load(folder.path)):
@@ -263,8 +260,7 @@ class TestLoad:
         with refusal(re.escape(str(path)), naming=words):
             Run.load(path)
 
-    def test_unfinished_and_finished(self, tmp_path):
-        folder = new_run(tmp_path / "run")
+    def test_unfinished_and_finished(self, folder):
         (folder.path / "metrics.jsonl").write_text('{"round": 0, "train_loss": 2.5}\n{"rou')
         run = Run.load(folder.path)
         assert (run.config, run.result, run.timings) == (CONFIG, None, [])
@@ -282,8 +278,7 @@ class TestLoad:
         long = new_run(tmp_path / "run", dataclasses.replace(CONFIG, rounds=50_000))
         assert Run.load(long.path).mechanism.rounds == 50_000
 
-    def test_the_seed_of_the_noise_is_in_no_released_file(self, tmp_path):
-        folder = new_run(tmp_path / "run")
+    def test_the_seed_of_the_noise_is_in_no_released_file(self, folder):
         secret = "987654321987654321"
         write_atomically(folder.path / "private" / "noise_seed", secret, mode=0o600)
         run = Run.load(folder.path)
@@ -302,8 +297,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("name", ["plan.json", "mechanism.npz", "metrics.jsonl"])
     @pytest.mark.parametrize("content", [None, b"", b"[]", b"\xff\xfe", b"{}x\n{}"])
-    def test_a_missing_or_damaged_file(self, tmp_path, name, content):
-        folder = new_run(tmp_path / "run")
+    def test_a_missing_or_damaged_file(self, folder, name, content):
         path = folder.path / name
         path.unlink() if content is None else path.write_bytes(content)
         if name == "metrics.jsonl" and b"\n" not in (content or b""):

@@ -101,6 +101,11 @@ def trains(monkeypatch, tmp_path):
     return begun
 
 
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
 def space(varied=RATES, **changes):
     fixed = {k: v for k, v in (FIXED | changes).items() if k not in varied}
     return Space(fixed=fixed, varied=varied)
@@ -160,7 +165,7 @@ def test_it_goes_by_what_trials_came_to(trains, tmp_path):
     assert suggested(scores[::-1]) < suggested(scores)
 
 
-def test_lists_ranges_and_what_only_some_families_take(trains, tmp_path):
+def test_lists_ranges_and_what_only_some_families_take(trains, out):
     varied = {
         "bands": Range(1, 4),
         "family": ["none", "banded", "tree"],
@@ -168,10 +173,8 @@ def test_lists_ranges_and_what_only_some_families_take(trains, tmp_path):
         "zeroing_norm": [None, 100.0],
         "task_option.lstm_size": ["8", "16"],
     }
-    assert found(tmp_path / "out", 14, varied, jobs=2) == {}
-    configs = {
-        name: trial.config for name, trial in search.asked(tmp_path / "out", space(varied)).items()
-    }
+    assert found(out, 14, varied, jobs=2) == {}
+    configs = {name: trial.config for name, trial in search.asked(out, space(varied)).items()}
     assert len(configs) == len(set(configs.values())) == 14
     assert {config.family for config in configs.values()} == {"none", "banded", "tree"}
     assert {config.zeroing_norm for config in configs.values()} == {None, 100.0}
@@ -199,54 +202,54 @@ def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positi
         assert 0.123401 <= rate <= 0.123402
 
 
-def test_runs_that_are_there_are_trials(trains, tmp_path):
+def test_runs_that_are_there_are_trials(trains, out):
     configs = sweep_configs(FIXED, {"server_learning_rate": [0.5, 2.0], "clip_norm": [1.0, 0.1]})
-    sweep.train_all(tmp_path / "out", configs, Training(noise_seed="os"))
+    sweep.train_all(out, configs, Training(noise_seed="os"))
     trains()
     # Two of the four have the clip of the search; the others are none of it.
-    found(tmp_path / "out", 3, clip_norm=0.1)
+    found(out, 3, clip_norm=0.1)
     assert len(trains()) == 1
-    assert len(search.asked(tmp_path / "out", space(clip_norm=0.1))) == 3
+    assert len(search.asked(out, space(clip_norm=0.1))) == 3
     # Another range leaves out what it does not have.
     narrow = {"server_learning_rate": Range(1.0, 10.0)}
     assert "server_learning_rate=0.5,clip_norm=0.1" not in search.asked(
-        tmp_path / "out", space(narrow, clip_norm=0.1)
+        out, space(narrow, clip_norm=0.1)
     )
     with refusal("holds a run with rounds=4, and this sweep has rounds=8"):
-        found(tmp_path / "out", 3, rounds=8)
+        found(out, 3, rounds=8)
 
 
-def test_the_best_setting_may_be_trained_with_other_seeds_in_the_same_folder(trains, tmp_path):
-    found(tmp_path / "out", 3)
+def test_the_best_setting_may_be_trained_with_other_seeds_in_the_same_folder(trains, out):
+    found(out, 3)
     best, *_ = trains()
     rate = float(best.partition("=")[2])
     seeds = sweep_configs(FIXED, {"server_learning_rate": [rate], "seed": [0, 1, 2]})
-    assert sweep.train_all(tmp_path / "out", seeds, Training(noise_seed="os")) == {}
+    assert sweep.train_all(out, seeds, Training(noise_seed="os")) == {}
     assert trains() == [f"{best},seed=1", f"{best},seed=2"]  # seed 0 is there
     # They are no trials.
-    assert len(search.asked(tmp_path / "out", space())) == 3
-    found(tmp_path / "out", 4)
+    assert len(search.asked(out, space())) == 3
+    found(out, 4)
     assert len(trains()) == 1
 
 
-def test_a_search_ends_where_no_other_setting_is_found(trains, tmp_path):
-    assert found(tmp_path / "out", 9, {"server_learning_rate": [0.1, 0.5, 1.0]}) == {}
+def test_a_search_ends_where_no_other_setting_is_found(trains, out):
+    assert found(out, 9, {"server_learning_rate": [0.1, 0.5, 1.0]}) == {}
     assert len(trains()) == 3
 
 
-def test_failed_runs_count_and_the_search_goes_on(trains, tmp_path):
+def test_failed_runs_count_and_the_search_goes_on(trains, out):
     varied = {**RATES, "clip_norm": [1.0, 3.0]}
-    failures = found(tmp_path / "out", 6, varied)
+    failures = found(out, 6, varied)
     failed = {name for name in trains() if "clip_norm=3" in name}
     assert set(failures) == failed
     assert 0 < len(failed) < 6
     assert {failure.status for failure in failures.values()} == {1}
-    assert set(found(tmp_path / "out", 6, varied)) == failed  # tried again
+    assert set(found(out, 6, varied)) == failed  # tried again
     assert set(trains()) == failed
 
 
-def test_inputs_with_which_nothing_can_begin_end_the_search(trains, tmp_path):
-    failures = found(tmp_path / "out", 6, clip_norm=4.0)
+def test_inputs_with_which_nothing_can_begin_end_the_search(trains, tmp_path, out):
+    failures = found(out, 6, clip_norm=4.0)
     assert [failure.status for failure in failures.values()] == [2]
     assert len(trains()) == 1
     # Where others have begun, it is the trial that cannot.
@@ -273,26 +276,26 @@ def test_fields_that_do_not_go_together_are_no_trial(monkeypatch):
         assert not 0.02 < trial.chosen["server_learning_rate"] < 1
 
 
-def test_a_diverged_model_is_a_bad_one_and_not_the_best(trains, tmp_path):
+def test_a_diverged_model_is_a_bad_one_and_not_the_best(trains, out):
     varied = {"server_learning_rate": Range(4.0, 10.0)}
-    found(tmp_path / "out", 12, varied)
-    known = search.asked(tmp_path / "out", space(varied))
+    found(out, 12, varied)
+    known = search.asked(out, space(varied))
     diverged = [trial for trial in known.values() if trial.config.server_learning_rate > 5]
     assert 0 < len(diverged) < 12
-    runs = sweep.begun_runs(sweep.run_folder(tmp_path / "out", name) for name in known)
+    runs = sweep.begun_runs(sweep.run_folder(out, name) for name in known)
     (best,) = results.best_settings(runs, 0, ["server_learning_rate"])
     assert best.tuned["server_learning_rate"] <= 5
     assert best.at_edge == []
     assert best.settings == 12
 
 
-def test_the_guarantee_counts_every_trial(trains, tmp_path):
+def test_the_guarantee_counts_every_trial(trains, out):
     """Also those that failed: gaussian runs of one noise multiplier s are as one of s/sqrt(n)."""
     varied = {**RATES, "clip_norm": [1.0, 3.0]}
     sigma = fedmf.TrainConfig(**FIXED).plan().noise_multiplier
     for trials in (1, 4, 7):
-        found(tmp_path / "out", trials, varied)
-        begun = sweep.begun_runs((tmp_path / "out" / "runs").iterdir())
+        found(out, trials, varied)
+        begun = sweep.begun_runs((out / "runs").iterdir())
         assert len(begun) == trials
         said = results.together(begun)
         epsilon = gaussian_epsilon(sigma / math.sqrt(trials), begun[0].plan["delta"])
@@ -301,10 +304,10 @@ def test_the_guarantee_counts_every_trial(trains, tmp_path):
     assert results.uncovered_note(begun, "The search").startswith(" The search went by validations")
 
 
-def test_private_metrics_decide_where_runs_have_them(trains, tmp_path):
+def test_private_metrics_decide_where_runs_have_them(trains, out):
     private = {"private_metrics": 0.1}
-    found(tmp_path / "out", 2, **private)
-    for path in (tmp_path / "out" / "runs").iterdir():
+    found(out, 2, **private)
+    for path in (out / "runs").iterdir():
         run = fedmf.Run.load(path)
         rate = run.config.server_learning_rate
         # 4 clients a round, each 0.25 * rate away from one half
