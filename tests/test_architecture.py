@@ -37,6 +37,8 @@ ABOVE_THE_LINE = {part for part, floor in FLOOR.items() if floor < FLOOR["federa
     "__init__",
 }
 TENSORFLOW = {"tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax"}
+# What `fedmf --help` may cost: the command line imports these inside functions.
+HEAVY = {"numpy", "scipy", "dp_accounting", "matplotlib", *TENSORFLOW}
 MAX_LINES = 520
 MAX_PARAMETERS = 7  # besides self
 MAX_UNNAMED = 10  # functions with **options, behind which no reader sees what is allowed
@@ -188,6 +190,14 @@ def test_tff_and_tf_privacy_are_imported_in_one_module():
         lambda part, target, _: target.startswith(("tensorflow_federated", "tensorflow_privacy"))
     )
     assert {place.split(":")[0] for place in tff} == {"fedmf.federated.tff"}
+
+
+def test_the_command_line_imports_nothing_heavy_when_it_starts():
+    def heavy(part, target, inside):
+        light = target.split(".")[0] not in HEAVY and part_of(target) in (None, "cli", "terminal")
+        return part == "cli" and not inside and not light
+
+    assert importing(heavy) == []
 
 
 def test_one_subject_a_file():

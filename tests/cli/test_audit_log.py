@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.program import fedmf, printed_by
+from tests.cli.program import fedmf, printed_by, refused
 
 PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
@@ -67,3 +67,10 @@ def test_a_broken_plan_is_exit_status_1_after_all_is_written(log, identity, tmp_
     assert len(json.loads(out.read_text())["contradictions"]) == 1
     shown = printed_by(f"audit log {log} {identity} {PLAN}", status=1)
     assert len(shown["contradictions"]) == 1
+
+
+def test_nothing_is_written_for_a_log_that_is_none(tmp_path, identity):
+    bad, out = tmp_path / "bad.csv", tmp_path / "statement.md"
+    bad.write_text("client,round\nann,1\nann,x\n")
+    refused(f"audit log {bad} {identity} {PLAN} --statement {out}", "row 2", "'x'")
+    assert not out.exists()
