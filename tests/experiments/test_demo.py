@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 import fedmf
+from fedmf import tasks
 from fedmf.experiments import demo
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny(monkeypatch, clients_in_turn):
     monkeypatch.setattr(demo, "CLIENTS", 12)
     monkeypatch.setattr(demo, "SENTENCES_PER_CLIENT", 12.0)
     small = {
@@ -27,6 +28,15 @@ def tiny(monkeypatch):
     monkeypatch.setattr(demo, "SETTINGS", demo.SETTINGS | small)
     # Only these train; the settings of all are compared below.
     monkeypatch.setattr(demo, "FAMILIES", ("none", "tree"))
+    # The task is one object for all runs, so that it is traced once.
+    make, made = tasks.task_from_config, {}
+
+    def once(config):
+        if config.data not in made:
+            made[config.data] = make(config, progress=False)
+        return made[config.data]
+
+    monkeypatch.setattr(tasks, "task_from_config", once)
 
 
 @pytest.mark.slow
