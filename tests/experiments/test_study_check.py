@@ -20,6 +20,7 @@ from fedmf.experiments.papers import (
     study,
     study_check,
 )
+from fedmf.noise import strategies
 from fedmf.privacy import config as plan_config
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.cifar10 import synthetic
@@ -60,11 +61,23 @@ def data(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """No optimisation, no choice by error, and no calibration of amplified noise: mechanisms of the
-    same rounds and bands stand in.
+    same rounds and bands stand in, whose rows float32 holds. Clients, which are all alike, are
+    digested once for each task.
 
     What is left out is that these fits converge and that an accountant finds the amplified noise.
     `fedmf paper run --dry-run` has both.
     """
+    from fedmf.federated.training import run_setup
+
+    digest, digested = run_setup.task_identity, {}
+
+    def identity_once(task, *model, **how):
+        if task.name not in digested:
+            digested[task.name] = digest(task, *model, **how)
+        return digested[task.name]
+
+    monkeypatch.setattr(run_setup, "task_identity", identity_once)
+    monkeypatch.setattr(strategies, "check_float32", lambda *_: None)
     fit, calibrate = plan_config.fit, plan_config.calibrate
 
     def fitted(workload, participation, *, family, **options):
