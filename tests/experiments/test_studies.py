@@ -35,6 +35,7 @@ from fedmf.sweeps import job
 from fedmf.tasks.regression.data import RegressionOptions
 from tests.paper_figures import DENISOV_DECAY
 from tests.refusals import refusal
+from tests.sweeps import programs
 
 # Those that are made in the same way once.
 TRAINED = list({i.make.args: n for n, i in ITEMS.items() if i.study is not None}.values())
@@ -473,9 +474,7 @@ def one_process():
     """One process trains the runs of all items, as it does those of one sweep: each would begin
     with TensorFlow's import and first trace.
     """
-    in_turn = "from fedmf.federated.execution import side_by_side; side_by_side.SMALL_MODEL = 0; "
-    *python, program = job.PROGRAM
-    kept = job.Job((*python, in_turn + program))
+    kept = job.Job(programs.clients_in_turn())
     configs = study.Study.configs
 
     def of_a_regression(self, *place):

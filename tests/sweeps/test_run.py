@@ -20,6 +20,7 @@ from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by
 from tests.refusals import refusal
 from tests.runs.test_folder import new_run
+from tests.sweeps import programs
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
 # Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes
@@ -244,7 +245,9 @@ COMMAND = (
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
+@pytest.mark.usefixtures("clients_in_turn")
 def test_the_command(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(job, "PROGRAM", programs.clients_in_turn())
     out = tmp_path / "sweep"
     command = f"{COMMAND} --out {out}"
     result = printed_by(f"{command} --jobs 2")
