@@ -137,28 +137,22 @@ class TestPlan:
 
     @pytest.mark.parametrize(("family", "default"), [("banded", True), ("dense", False)])
     def test_column_norms(self, family, default):
+        def of(equal, **changes):
+            return config(family=family, mechanism_options={"equal_norms": equal}, **changes)
+
         spreads = {}
         for equal in (None, True, False):
-            columns = np.linalg.norm(
-                config(family=family, mechanism_options={"equal_norms": equal}, min_sep=2)
-                .fit()
-                .encoder(),
-                axis=0,
-            )
+            columns = np.linalg.norm(of(equal, min_sep=2).fit().encoder(), axis=0)
             spreads[equal] = np.ptp(columns) / columns.max()
         assert spreads[True] < 1e-9 < 0.01 < spreads[False]
         assert spreads[None] == spreads[default]
         # A limit below the epoch's rounds is one of the participation, and not of the optimum that
         # is asked for.
-        free = {"equal_norms": False}
-        limited = config(family=family, mechanism_options=free, min_sep=2, max_participations=2)
-        assert limited.fit() is not None
-        assert config(family=family, mechanism_options={"equal_norms": default}) == config(
-            family=family
-        )
+        assert of(False, min_sep=2, max_participations=2).fit() is not None
+        assert of(default) == config(family=family)
         drawn = {"sampling": "poisson", "population": 40, "cohort_size": 10, "min_sep": None}
         if family == "banded":
-            sampled = config(family=family, mechanism_options=free, bands=2, **drawn)
+            sampled = of(False, bands=2, **drawn)
             assert sampled.plan().epsilon <= sampled.epsilon
 
     @pytest.mark.parametrize(
@@ -171,10 +165,10 @@ class TestPlan:
         ],
     )
     def test_every_option_of_a_family(self, family, options):
-        fitted = config(family=family, mechanism_options=options).fit()
-        assert fitted.rounds == 8
+        made = config(family=family, mechanism_options=options)
+        assert made.fit().rounds == 8
         ((name, value),) = options.items()
-        flags = " ".join(config(family=family, mechanism_options=options).flags())
+        flags = " ".join(made.flags())
         assert f"--{name} {value}" in flags
 
     def test_workloads(self):

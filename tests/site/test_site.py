@@ -59,17 +59,16 @@ def elsewhere(addresses):
     return [address for address in addresses if re.match(r"\s*(\w+:)?//", address)]
 
 
+@pytest.fixture(scope="module")
 def pages(site):
-    return {path.resolve(): Page(path.read_text()) for path in site.rglob("*.html")}
+    return {path: Page(path.read_text()) for path in site.rglob("*.html")}
 
 
-def test_pages_load_nothing_from_elsewhere(site):
-    found = pages(site)
-    assert len(found) > 30
+def test_pages_load_nothing_from_elsewhere(site, pages):
+    assert len(pages) > 30
     assert (site / "built.html").exists()
-    assert {
-        str(path): elsewhere(page.loads) for path, page in found.items() if elsewhere(page.loads)
-    } == {}
+    found = {str(path): elsewhere(page.loads) for path, page in pages.items()}
+    assert {path: loads for path, loads in found.items() if loads} == {}
     for style in site.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:\w+:)?//", style.read_text()), style
 
@@ -82,9 +81,9 @@ def test_what_is_loaded_from_elsewhere_is_seen(text):
     assert elsewhere(Page(text).loads)
 
 
-def test_the_reference_has_every_public_name(site):
+def test_the_reference_has_every_public_name(pages):
     anchors = set().union(
-        *(page.anchors for path, page in pages(site).items() if path.parent.name == "reference")
+        *(page.anchors for path, page in pages.items() if path.parent.name == "reference")
     )
     public = re.findall(
         r'"(\w+)"', (ROOT / "fedmf/federated/__init__.py").read_text().partition("__all__")[2]
@@ -125,11 +124,11 @@ needs_a_browser = pytest.mark.skipif(
 
 
 @needs_a_browser
-def test_pages_in_a_browser(site):
+def test_pages_in_a_browser(site, pages):
     found = looked_at(site)
     searches = [name for name in found if "search for" in name or "control" in name]
     assert len(searches) == 10
-    assert len(found) == len(pages(site)) + len(searches)
+    assert len(found) == len(pages) + len(searches)
     assert {page: complaints for page, complaints in found.items() if complaints} == {}
 
 
