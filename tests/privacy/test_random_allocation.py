@@ -38,7 +38,6 @@ def integrals(sigma, positions, epsilon, top, cells=2**21):
 @pytest.mark.parametrize(
     ("sigma", "positions", "epsilon", "top"),
     [
-        (1.0, 8, 0.5, 3000),
         (1.0, 64, 0.5, 3000),
         (0.8, 5, 0.4, 9000),
     ],
