@@ -21,17 +21,6 @@ VECTOR_COUNTEREXAMPLE = np.array([[2.0, 1.0, 1.0], [1.0, 2.0, -1.0], [1.0, -1.0,
 )
 VECTOR_COUNTEREXAMPLE_INPUTS = np.array([[2.0, 1.0], [2.0, -1.0], [1.0, 2.0]]) / np.sqrt(5.0)
 
-# Banded paper, App. J, Table 4 (rows BandMF; delta = 1e-6, matrices of sensitivity 1): epsilon ->
-# noise multiplier. The rows Multi-epoch MF are the same times the sensitivity 1.1269
-# of those matrices.
-BANDED_TABLE_4 = {1.0: "4.22468", 2.0: "2.23048", 4.0: "1.19352", 8.0: "0.65294", 16.0: "0.36861"}
-BANDED_TABLE_4_MULTI_EPOCH = {2.0: "2.51352", 4.0: "1.34498", 8.0: "0.73579", 16.0: "0.41539"}
-
-# Banded paper, App. K.1 at delta = 1e-10: rho of zCDP -> epsilon. For rho = 0.24 the paper prints
-# 4.35, from an unrounded rho that it does not print; PLD accounting of exactly 0.24
-# gives 4.39.
-BANDED_K1 = {0.24: "4.39", 0.52: "6.69"}
-
 # Banded paper, Sec. 6: bands and planned separation 400, 2000 rounds, separation achieved by the
 # production system.
 BANDED_SECTION_6 = {"rounds": 2000, "bands": 400, "planned": 400, "achieved": 385}

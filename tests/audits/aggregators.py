@@ -1,6 +1,8 @@
 """Aggregators for the referee: an honest one, and mistakes that each change one step of it."""
 
+import dataclasses
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -8,6 +10,8 @@ from fedmf.audits.aggregator import AggregatorClaim
 
 CLIENTS, MULTIPLIER = 20, 0.4
 SHAPES = "60x50,50x20,500,3"
+# For audits of many calls, whose mistake any number of entries shows.
+SMALL = {"shapes": "20x10,90,1", "rounds": 6}
 
 
 def claim(**changes):
@@ -221,63 +225,88 @@ def accumulating():
     return aggregate
 
 
-# Mistake -> (what makes it, a play that fails, other settings of the claim).
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """What makes it, a play that it fails, other settings of the claim, and the noise multiplier
+    that it comes to, where that is known.
+    """
+
+    make: Callable[[], Callable[..., list]]
+    play: str
+    changes: dict[str, object] = dataclasses.field(default_factory=dict)
+    multiplier: float | None = None
+
+
 MISTAKES = {
-    "each array clipped by itself": (aggregator(each_by_itself), "huge", {}),
-    "no clip": (aggregator(without_clip), "huge", {}),
-    "a sum's noise on the mean": (aggregator(finish=scaled(CLIENTS)), "noise", {}),
-    "a mean's noise on the sum": (
-        aggregator(finish=lambda arrays, rng, _: plus(
-            arrays, gaussian(arrays, MULTIPLIER / CLIENTS, rng))),
+    "each array clipped by itself": Mistake(
+        aggregator(each_by_itself), "huge", multiplier=MULTIPLIER / 2
+    ),
+    "no clip": Mistake(aggregator(without_clip), "huge"),
+    "a sum's noise on the mean": Mistake(aggregator(finish=scaled(CLIENTS)), "noise", SMALL),
+    "a mean's noise on the sum": Mistake(
+        aggregator(
+            finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER / CLIENTS, rng))
+        ),
         "noise",
         {"releases": "sum"},
+        MULTIPLIER / CLIENTS,
     ),
-    "a sum where a mean is claimed": (
+    "a sum where a mean is claimed": Mistake(
         aggregator(finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER, rng))),
         "inside",
-        {},
+        SMALL,
     ),
-    "clipping after the mean": (aggregator(without_clip, finish=clipped_mean), "one", {}),
-    "weights by examples": (aggregator(add=by_examples), "weights", {}),
-    "noise twice": (aggregator(finish=scaled(2**0.5)), "noise", {}),
-    "hardly any noise as epsilon 10": (
+    "clipping after the mean": Mistake(
+        aggregator(without_clip, finish=clipped_mean), "one", multiplier=MULTIPLIER / CLIENTS
+    ),
+    "weights by examples": Mistake(
+        aggregator(add=by_examples),
+        "weights",
+        multiplier=MULTIPLIER / (CLIENTS * 10 / (CLIENTS + 9)),
+    ),
+    "noise twice": Mistake(
+        aggregator(finish=scaled(2**0.5)), "noise", multiplier=MULTIPLIER * 2**0.5
+    ),
+    "hardly any noise as epsilon 10": Mistake(
         aggregator(finish=scaled(4.845e-5 / MULTIPLIER)),
         "noise",
         {"noise_multiplier": None, "epsilon": 10.0, "rounds": 1},
+        4.845e-5,
     ),
-    "the divisor follows those who came": (aggregator(finish=of_those_who_came), "dropout", {}),
-    "a seed that is a constant": (aggregator(seed=3), "start", {}),
-    "the round's number as seed": (seeded(itertools.count), "start", {}),
-    "the same noise each round": (
-        seeded(lambda: itertools.repeat(int(np.random.default_rng().integers(2**60)))),
-        "dependence",
-        {},
+    "the divisor follows those who came": Mistake(
+        aggregator(finish=of_those_who_came), "dropout", multiplier=MULTIPLIER / 2
     ),
-    "one draw for all arrays": (aggregator(finish=noisy(one_draw_for_arrays)), "dependence", {}),
-    "noise in every other round": (
-        of_alternate_rounds, "dependence", {}),
-    "no noise in the last array": (aggregator(finish=noisy(none_in_the_last)), "arrays", {}),
-    "less noise beside data": (aggregator(finish=noisy(less_beside_data)), "noise-with-data", {}),
-    "noise that is taken back": (taken_back, "dependence", {}),
-    "noise where nothing was sent": (
-        aggregator(finish=noisy(only_where_nothing_is)),
-        "noise-with-data",
-        {},
+    "a seed that is a constant": Mistake(aggregator(seed=3), "start"),
+    "the round's number as seed": Mistake(seeded(itertools.count), "start"),
+    "the same noise each round": Mistake(
+        seeded(lambda: itertools.repeat(int(np.random.default_rng().integers(2**60)))), "dependence"
     ),
-    "a clip by the spectral norm": (aggregator(by_spectral_norm), "huge", {}),
-    "Laplace noise": (aggregator(finish=noisy(laplace)), "dependence", {}),
-    "a clip by the largest entry": (aggregator(by_largest_entry), "huge", {}),
-    "a clip above a threshold": (aggregator(above_a_threshold), "slightly-above", {}),
-    "an array that is not clipped": (aggregator(but_for_the_last_array), "huge", {}),
-    "a NaN that passes": (aggregator(without_care_for_nan), "not-finite", {}),
-    "the first client counted twice": (aggregator(add=in_place), "order", {}),
-    "the last client not clipped": (last_as_it_comes, "order", {}),
-    "a clip at the median of the round": (aggregator(add=at_the_median), "mixed", {}),
-    "sums that go on": (accumulating, "inside", {}),
-    "sums in float16": (
-        aggregator(add=in_float16, finish=lambda arrays, rng, _: plus(
-            arrays, gaussian(arrays, MULTIPLIER, rng))),
+    "one draw for all arrays": Mistake(aggregator(finish=noisy(one_draw_for_arrays)), "dependence"),
+    "noise in every other round": Mistake(of_alternate_rounds, "dependence"),
+    "no noise in the last array": Mistake(aggregator(finish=noisy(none_in_the_last)), "arrays"),
+    "less noise beside data": Mistake(
+        aggregator(finish=noisy(less_beside_data)), "noise-with-data", multiplier=0.9 * MULTIPLIER
+    ),
+    "noise that is taken back": Mistake(taken_back, "dependence"),
+    "noise where nothing was sent": Mistake(
+        aggregator(finish=noisy(only_where_nothing_is)), "noise-with-data"
+    ),
+    "a clip by the spectral norm": Mistake(aggregator(by_spectral_norm), "huge", SMALL),
+    "Laplace noise": Mistake(aggregator(finish=noisy(laplace)), "dependence"),
+    "a clip by the largest entry": Mistake(aggregator(by_largest_entry), "huge"),
+    "a clip above a threshold": Mistake(aggregator(above_a_threshold), "slightly-above"),
+    "an array that is not clipped": Mistake(aggregator(but_for_the_last_array), "huge"),
+    "a NaN that passes": Mistake(aggregator(without_care_for_nan), "not-finite"),
+    "the first client counted twice": Mistake(aggregator(add=in_place), "order"),
+    "the last client not clipped": Mistake(last_as_it_comes, "order"),
+    "a clip at the median of the round": Mistake(aggregator(add=at_the_median), "mixed"),
+    "sums that go on": Mistake(accumulating, "inside"),
+    "sums in float16": Mistake(
+        aggregator(
+            add=in_float16,
+            finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER, rng)),
+        ),
         "inside",
         {"clients": 200, "shapes": "300", "releases": "sum"},
     ),
-}  # fmt: skip
+}

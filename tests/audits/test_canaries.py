@@ -23,6 +23,7 @@ from fedmf.audits.canaries import (
 from fedmf.audits.noise import causal_factor
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.privacy.plan import unamplified_epsilon
+from tests.mechanisms.schemas import epochs, fitted, separated
 from tests.power import FALSE_POSITIVE_RATE, counted, missed_by_count, trials_that_see
 from tests.refusals import refusal
 
@@ -61,14 +62,6 @@ def test_p_values_hold_and_are_tight_for_mechanisms_that_reach_them(m, loss):
     )
     assert SIGNIFICANCE / 20 < pure <= SIGNIFICANCE
     assert gaussian <= SIGNIFICANCE
-
-
-def test_the_gaussian_bound_is_the_sharper_one():
-    evidence = Departure().evidence(plan_of("identity"), 1000, np.random.default_rng(7))
-    bounds = [
-        bound(evidence.model, evidence.included, 1e-6, SIGNIFICANCE) for bound in BOUNDS.values()
-    ]
-    assert 0 < bounds[0] < bounds[1] < bounds[2]
 
 
 def steps_of_the_hull(scores, included):
@@ -141,8 +134,8 @@ def test_the_normal_bound_is_above_the_truth_as_often_as_it_says(monkeypatch):
 
 
 def plan_of(family="banded", epsilon=8.0, **changes):
-    participation = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=MIN_SEP)
-    mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), participation, family=family)
+    participation = separated(ROUNDS, MIN_SEP)
+    mechanism = fitted(participation, family)
     return fedmf.calibrate(
         mechanism, participation, epsilon=epsilon, delta=1e-6, clip_norm=0.5, **changes
     )
@@ -270,8 +263,8 @@ def test_what_is_claimed_of_whom():
     the guarantee without amplification.
     """
     scheme = fedmf.CyclicPoisson(population=400, cohort_size=10)
-    participation = fedmf.Participation(rounds=ROUNDS, schema="fixed_epoch", min_sep=4)
-    mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), participation, family="banded", bands=2)
+    participation = epochs(ROUNDS, 4)
+    mechanism = fitted(participation, "banded", bands=2)
     plan = fedmf.calibrate(mechanism, None, epsilon=4.0, delta=1e-6, sampling=scheme)
     assert plan.epsilon < unamplified_epsilon(plan)
     evidence = Departure().evidence(plan, 50, np.random.default_rng(5))

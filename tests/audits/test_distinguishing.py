@@ -17,6 +17,7 @@ from fedmf.audits.distinguishing import (
 from fedmf.mechanisms import DenseMechanism
 from tests.audits.controls import too_many_rounds
 from tests.mechanisms.registry import every_mechanism
+from tests.mechanisms.schemas import epochs, every_round, fitted, separated, single
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
@@ -24,20 +25,6 @@ from tests.power import (
     missed_by_game,
     trials_that_see,
 )
-
-SCHEMAS = [
-    {"schema": "single"},
-    {"schema": "fixed_epoch", "min_sep": 3},
-    {"schema": "min_sep", "min_sep": 3},
-    {"schema": "min_sep", "min_sep": 2, "max_participations": 2},
-    {"schema": "every_round"},
-]
-
-
-def plan_of(mechanism, epsilon=2.0, **schema):
-    schema = schema or {"schema": "min_sep", "min_sep": 3}
-    participation = fedmf.Participation(rounds=mechanism.rounds, **schema)
-    return fedmf.calibrate(mechanism, participation, epsilon=epsilon, delta=1e-6, clip_norm=0.5)
 
 
 def play(plan, case, trials, seed=3, noise=1.0):
@@ -56,14 +43,14 @@ def play(plan, case, trials, seed=3, noise=1.0):
 
 
 def small_plan(epsilon=2.0, rounds=24, family="banded"):
-    participation = fedmf.Participation(rounds=rounds, schema="min_sep", min_sep=6)
-    mechanism = fedmf.fit(fedmf.prefix_sum(rounds), participation, family=family)
+    participation = separated(rounds, 6)
+    mechanism = fitted(participation, family)
     return fedmf.calibrate(mechanism, participation, epsilon=epsilon, delta=1e-6)
 
 
 def test_worst_case_of_a_budget_is_within_it_and_reaches_what_it_is_of():
-    apart = fedmf.Participation(rounds=24, schema="min_sep", min_sep=6)
-    mechanism = fedmf.fit(fedmf.prefix_sum(24), apart, family="toeplitz", coefficients="sqrt")
+    apart = separated(24, 6)
+    mechanism = fitted(apart, "toeplitz", coefficients="sqrt")
     budget = fedmf.Budget.of(mechanism, apart)
     case = worst_case(fedmf.calibrate(mechanism, budget.participation, epsilon=2.0, delta=1e-6))
     plan = fedmf.calibrate(mechanism, apart, epsilon=2.0, delta=1e-6)
@@ -79,8 +66,14 @@ def test_worst_case_is_the_brute_force_and_within_the_sensitivity(build):
     mechanism = build(8)
     N = mechanism.noising()
     X = np.linalg.inv(N @ N.T)
-    for schema in SCHEMAS:
-        plan = plan_of(mechanism, **schema)
+    for participation in (
+        single(8),
+        epochs(8, 3),
+        separated(8, 3),
+        separated(8, 2, 2),
+        every_round(8),
+    ):
+        plan = fedmf.calibrate(mechanism, participation, epsilon=2.0, delta=1e-6, clip_norm=0.5)
         case = worst_case(plan)
         best = 0.0
         for pattern in plan.participation.patterns():
@@ -103,9 +96,9 @@ def test_worst_case_is_the_brute_force_and_within_the_sensitivity(build):
 
 def test_worst_case_of_many_rounds_is_found_without_trying_all():
     for family, bands in (("banded", 64), ("blt", None), ("identity", None)):
-        participation = fedmf.Participation(rounds=512, schema="min_sep", min_sep=64)
+        participation = separated(512, 64)
         options = {"bands": bands} if bands else {}
-        mechanism = fedmf.fit(fedmf.prefix_sum(512), participation, family=family, **options)
+        mechanism = fitted(participation, family, **options)
         plan = fedmf.calibrate(mechanism, participation, epsilon=2.0, delta=1e-6)
         assert plan.sensitivity.exact
         case = worst_case(plan)

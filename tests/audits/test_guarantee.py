@@ -10,15 +10,18 @@ import pytest
 import fedmf
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import IdentityMechanism
+from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.sampling.base import FALSE_POSITIVE_RATE
-from tests.privacy.plans import ledger_of, plan, two_bands
+from tests.mechanisms.schemas import epochs, separated, single
+from tests.paper_figures import BANDED_SECTION_6
+from tests.privacy.plans import banded, ledger_of, plan, two_bands
 
 
 def plan_of(mechanism, **changes):
     n = mechanism.rounds
     given = {
-        "participation": fedmf.Participation(rounds=n, schema="min_sep", min_sep=min(4, n)),
+        "participation": separated(n, min(4, n)),
         **changes,
     }
     return plan(mechanism=mechanism, **given)
@@ -44,24 +47,43 @@ class TestWithoutSampling:
             assert one.contradictions
 
     @pytest.mark.parametrize(
-        ("schema", "limits", "cohorts", "words"),
+        ("participation", "cohorts", "words"),
         [
-            ("min_sep", (3,), [[1], [], [1]], "2 apart where at least 3"),
-            ("single", (), [[1], [], [1]], "2 times where at most 1 .*; .*2 apart where at least"),
-            ("min_sep", (1, 2), [[1], [1], [1]], "3 times where at most 2"),
-            ("fixed_epoch", (2,), [[1], [2], [], [1, 2]], "1 separations .* no multiples of 2"),
-            ("fixed_epoch", (2, 2), [[1], [], [], [], [1]], "span 5, more than the 2 epochs of 2"),
+            (separated(8, 3), [[1], [], [1]], "2 apart where at least 3"),
+            (single(8), [[1], [], [1]], "2 times where at most 1 .*; .*2 apart where at least"),
+            (separated(8, 1, 2), [[1], [1], [1]], "3 times where at most 2"),
+            (epochs(8, 2), [[1], [2], [], [1, 2]], "1 separations .* no multiples of 2"),
+            (epochs(8, 2, 2), [[1], [], [], [], [1]], "span 5, more than the 2 epochs of 2"),
         ],
     )
-    def test_contradictions_are_named(self, schema, limits, cohorts, words):
-        limits = dict(zip(("min_sep", "max_participations"), limits, strict=False))
-        planned = plan_of(
-            IdentityMechanism(rounds=8),
-            participation=fedmf.Participation(rounds=8, schema=schema, **limits),
-        )
+    def test_contradictions_are_named(self, participation, cohorts, words):
+        planned = plan(participation)
         found = audit_ledger(ledger_of(cohorts, None), planned).contradictions
         assert len(found) == 1 + words.count(";")
         assert re.search(words, "; ".join(found))
+
+    def test_the_papers_story(self):
+        # Banded paper, Sec. 6: 400 bands, planned separation 400, achieved 385, so that columns of
+        # one client overlap. A tenth of the size, same proportions: 200 rounds, 40 bands, planned
+        # 40, achieved 38.
+        figures = {name: round(value / 10) for name, value in BANDED_SECTION_6.items()}
+        rounds, achieved, bands = figures["rounds"], figures["achieved"], figures["bands"]
+        mechanism = banded(rounds, *[bands**-0.5] * bands)
+        plan = plan_of(mechanism, participation=separated(rounds, figures["planned"]))
+        assert plan.sensitivity.exact
+        # 5 participations, columns of norm 1
+        assert plan.sensitivity.value == pytest.approx(5**0.5)
+        for times in (2, 5):
+            audit = audit_ledger(ledger_of([[t % achieved] for t in range(times * achieved)]), plan)
+            assert audit.observed.min_separation == achieved == 38
+            assert audit.observed.max_participations == times
+            columns = mechanism.encoder()[:, : times * achieved : achieved]
+            worst = np.linalg.norm(columns.sum(axis=1))
+            assert worst > times**0.5  # the overlap costs something
+            assert audit.achieved.sensitivity.value == pytest.approx(worst, rel=1e-12)
+            multiplier = plan.noise_multiplier * 5**0.5 / worst
+            assert audit.epsilon == pytest.approx(gaussian_epsilon(multiplier, 1e-6), rel=1e-6)
+        assert audit.epsilon > plan.epsilon
 
     def test_disobedient_clients_cost_nobody_else(self):
         plan = plan_of(two_bands(12))

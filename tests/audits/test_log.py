@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedmf
 from fedmf import tables
 from fedmf.audits import log
 from fedmf.audits.guarantee import audit_log
 from fedmf.participation.stats import ParticipationStats
+from tests.mechanisms.schemas import separated
 from tests.privacy.plans import plan
 from tests.refusals import refusal
 
@@ -24,7 +24,7 @@ ROWS = [("ann", 0), ("bob", 1), ("cem", 1), ("ann", 4), ("bob", 3), ("ann", 7)]
 
 
 def plan_of(min_sep):
-    return plan(fedmf.Participation(rounds=12, schema="min_sep", min_sep=min_sep))
+    return plan(separated(12, min_sep))
 
 
 def write(path, rows, header="client,round"):
@@ -202,7 +202,6 @@ REFUSED = {
     b"client,round,client\nann,0,ann\n": "several columns 'client'",
     CSV + b"cem,-1\n": "row 3 of log .* has client 'cem' and round '-1': the round is "
     "negative: rounds are 0 to 7",
-    CSV + b"cem,3.5\n": "row 3 of log .* round '3.5': the round is not written as a whole number",
     CSV + "cem,٣\n".encode(): "row 3 of log .*: the round is not a number",
     CSV + b"cem, 1\n": "row 3 of log .* round ' 1': the round has blanks around it",
     CSV
@@ -288,10 +287,7 @@ def test_a_name_is_no_pattern(tmp_path, kind):
     assert read_log(named, rounds=8)[1].max_participations == 4
 
 
-ALIKE = {
-    f"U+{ord(c):04X}": ("anna", f"an{c}na")
-    for c in "\u3164\u2800\ufe0f\u034f\u200b\ufeff\u00ad\u2060\u115f\U000e0101"
-} | {
+ALIKE = {f"U+{ord(c):04X}": ("anna", f"an{c}na") for c in "\u3164\u200b"} | {
     "NFD": ("zo\u00e9", "zoe\u0301"),
     "joined and NFD": ("zo\u00e9", "zoe\u034f\u0301"),
     "kinds of blanks": ("ann lee", "ann\u00a0lee"),

@@ -1,6 +1,5 @@
 """What single clients cost: each its own rounds, whatever the others do; and who broke the plan."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -21,8 +20,8 @@ from fedmf.mechanisms import (
 from fedmf.mechanisms.budget import Budget, costs
 from fedmf.mechanisms.own_rounds import OwnRounds, gram_diagonals, spent_squared
 from fedmf.participation.clients import ClientRounds
-from tests.mechanisms.registry import every_mechanism
-from tests.mechanisms.schemas import epochs, separated, single
+from tests.mechanisms.registry import MECHANISMS, every_mechanism
+from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.oracles import attained_by_sets
 from tests.privacy.plans import ledger_of, plan, two_bands
 from tests.refusals import refusal
@@ -33,7 +32,7 @@ records = st.lists(st.sets(st.integers(0, N - 1), min_size=1), min_size=1, max_s
 participations = st.one_of(
     st.builds(separated, st.just(N), st.integers(1, N)),
     st.builds(epochs, st.just(N), st.integers(1, N)),
-    st.sampled_from([single(N), fedmf.Participation(rounds=N, schema="every_round")]),
+    st.sampled_from([single(N), every_round(N)]),
 )
 
 
@@ -48,7 +47,7 @@ def sums(C, rounds):
 
 
 @every_mechanism
-@settings(max_examples=12)
+@settings(max_examples=4)
 @given(taken=records, participation=participations)
 def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, participation):
     mechanism, rng = build(N), np.random.default_rng(0)
@@ -107,9 +106,7 @@ def test_the_diagonals_of_the_gram_matrix(build):
 
 
 def test_the_diagonals_of_a_banded_encoder_of_many_rounds():
-    rows = np.random.default_rng(1).standard_normal((5000, 4))
-    rows[np.arange(5000)[:, None] < np.arange(4)] = 0.0
-    rows[:, 0] = 2.0
+    rows = MECHANISMS["banded, uneven"](5000).diagonals
     few, many = (gram_diagonals(BandedMechanism(diagonals=rows[:n])) for n in (1000, 5000))
     # Of the shorter run the last columns lack entries.
     assert_allclose(many[:, :990], few[:, :990], rtol=1e-12, atol=1e-14)
@@ -209,20 +206,16 @@ def test_with_sampling_nothing_rests_on_chance_once_a_client_left_its_part():
     assert audit.offenders.others.sensitivity.value < audit.achieved.sensitivity.value
 
 
-def test_in_json_and_statement():
-    """The golden statement of a log has an offender beside others; here without noise or others."""
-    planned = plan(separated(12, 4), two_bands(12))
-    kept = audit_ledger(ledger_of([[t % 4, 100 + t % 6] for t in range(12)], None), planned)
-    assert kept.values()["offenders"] is kept.offenders is None
-    silent = dataclasses.replace(planned, noise_multiplier=0)
+def test_in_json_without_noise_or_others():
+    """The golden statement of a log has an offender beside others."""
+    silent = plan(separated(12, 4), two_bands(12), noise_multiplier=0)
     audit = audit_ledger(ledger_of([[100], [100]]), silent)
     values = json.loads(json.dumps(audit.values(), allow_nan=False))
     assert values["offenders"] == audit.statement_values()["offenders"]
     (bad,) = values["offenders"]["first"]
     assert (values["offenders"]["clients"], bad["client"], bad["rounds"]) == (1, 100, [0, 1])
     assert values["epsilon_achieved"] is bad["epsilon"] is values["offenders"]["others"] is None
-    text = " ".join(audit.statement().split())
-    assert "- 100: rounds 0, 1" in text
+    assert "- 100: rounds 0, 1" in " ".join(audit.statement().split())
 
 
 @pytest.mark.parametrize("unrecorded", [[1], [5, 4], [4, 4], [N]])

@@ -8,23 +8,16 @@ import warnings
 from hypothesis import strategies as st
 
 import fedmf
+from tests.mechanisms.schemas import separated
+from tests.participation.test_participation import participations
 
 
 @st.composite
 def settings_of_controllers(draw):
     """Arguments that need not work: construction refuses those that cannot."""
-    rounds = draw(st.integers(1, 10))
-    schema = draw(st.sampled_from(["single", "fixed_epoch", "min_sep", "every_round"]))
-    if schema in ("single", "every_round"):
-        participation = fedmf.Participation(rounds=rounds, schema=schema)
-    else:
-        min_sep = draw(st.integers(1, rounds))
-        most = draw(st.one_of(st.none(), st.integers(1, -(-rounds // min_sep))))
-        participation = fedmf.Participation(
-            rounds=rounds, schema=schema, min_sep=min_sep, max_participations=most
-        )
+    participation = draw(participations(most_rounds=10))
     size = draw(st.integers(1, 3))
-    population = draw(st.integers(size, size * (rounds + 2)))
+    population = draw(st.integers(size, size * (participation.rounds + 2)))
     return {
         "participation": participation,
         "population": population,
@@ -80,7 +73,5 @@ def refusal(given):
 
 def min_sep_controller(**changes):
     given = {"population": 30, "cohort_size": 4, "seed": 3, **changes}
-    participation = given.pop(
-        "participation", fedmf.Participation(rounds=20, schema="min_sep", min_sep=5)
-    )
+    participation = given.pop("participation", separated(20, 5))
     return fedmf.ParticipationController(participation, **given)

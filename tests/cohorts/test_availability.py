@@ -59,10 +59,6 @@ class TestIndependent:
             assert scipy.stats.chi2.sf(statistic, groups) > FALSE_POSITIVE_RATE
             assert scipy.stats.chi2.cdf(statistic, groups) > FALSE_POSITIVE_RATE
 
-    @pytest.mark.parametrize(("probability", "share"), [(0.0, 0.0), (1, 1.0)])
-    def test_the_ends(self, probability, share):
-        assert Independent(probability=probability).available(0, CLIENTS).mean() == share
-
 
 class TestDiurnal:
     def test_probabilities_by_hour(self):

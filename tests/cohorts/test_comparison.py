@@ -2,9 +2,8 @@
 
 import pytest
 
-import fedmf
 from tests.cli.program import printed_by, refused
-from tests.mechanisms.schemas import separated
+from tests.mechanisms.schemas import fitted, separated
 
 APART = separated(200, 40)
 ASK = "plan participation --rounds 200 --population 800 --cohort-size 20 --min-sep 40"
@@ -14,7 +13,7 @@ BUDGET = f"{ASK} --schema budget"
 @pytest.fixture(scope="module")
 def mechanism_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("budget") / "toeplitz.npz"
-    fedmf.fit(fedmf.prefix_sum(200), APART, family="toeplitz", coefficients="sqrt").save(path)
+    fitted(APART, "toeplitz", coefficients="sqrt").save(path)
     return path
 
 

@@ -20,6 +20,7 @@ from tests.cohorts.controllers import (
     run,
     settings_of_controllers,
 )
+from tests.mechanisms.schemas import epochs, separated
 from tests.oracles import allowed_sets
 
 
@@ -58,7 +59,7 @@ class TestCohorts:
         assert sizes == {given["cohort_size"]}
 
     def test_fixed_epoch_keeps_one_order(self):
-        fixed = Participation(rounds=17, schema="fixed_epoch", min_sep=5)
+        fixed = epochs(17, 5)
         cohorts = run(min_sep_controller(participation=fixed))
         assert all(cohorts[t] == cohorts[t - 5] for t in range(5, 17))
         seen = sorted(client for cohort in cohorts[:5] for client in cohort)
@@ -67,7 +68,7 @@ class TestCohorts:
         assert cohorts[0] != [0, 1, 2, 3]
 
     def test_a_client_of_the_fixed_order_who_misses_an_epoch_comes_back_in_its_turn(self):
-        fixed = Participation(rounds=15, schema="fixed_epoch", min_sep=5)
+        fixed = epochs(15, 5)
         everyone = run(min_sep_controller(participation=fixed))
         away = everyone[2][0]
 
@@ -115,7 +116,7 @@ class TestPurity:
 
 
 def test_ten_million_clients_take_three_bytes_each_and_are_not_listed():
-    participation = Participation(rounds=1000, schema="min_sep", min_sep=500)
+    participation = separated(1000, 500)
     given = {"population": 10**7, "cohort_size": 6500, "seed": 5}
     tracemalloc.start()
     try:
@@ -197,7 +198,7 @@ class TestRefusals:
     def test_a_fixed_order_of_another_seed(self):
         # Going on from it would bring clients back in another than their turn, which nothing later
         # would notice.
-        fixed = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
+        fixed = epochs(20, 5)
         first = min_sep_controller(participation=fixed)
         run(first, 3)
         with pytest.raises(ValueError, match="another run"):

@@ -8,10 +8,11 @@ import fedmf
 from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.devices import DeviceBehavior
 from tests.cohorts.controllers import rounds_of_clients
+from tests.mechanisms.schemas import separated
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, counted, missed_by_chi_square
 from tests.refusals import refusal
 
-PARTICIPATION = fedmf.Participation(rounds=60, schema="min_sep", min_sep=12, max_participations=4)
+PARTICIPATION = separated(60, 12, 4)
 # Below and above cohort_draws.SMALL: cohorts are found in two ways.
 SIZES = {"everybody asked": (400, 20), "picked at random": (20_000, 1000)}
 
@@ -77,7 +78,7 @@ class TestEarlyTimers:
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
     def test_by_so_many_rounds_at_most(self, size):
         # The pool is small, so that clients come back as soon as they may.
-        participation = fedmf.Participation(rounds=80, schema="min_sep", min_sep=18)
+        participation = separated(80, 18)
         controller = controller_of(
             size, participation, behavior=DeviceBehavior(timer_jitter=3, seed=2)
         )

@@ -9,7 +9,8 @@ import scipy.stats
 import fedmf
 from fedmf.cohorts import draws as cohort_draws
 from fedmf.cohorts.draws import Pool
-from fedmf.privacy.sampling.draws import EpochOrder, EpochPlaces, PartitionDraws
+from fedmf.privacy.sampling.draws import EpochOrder, EpochPlaces
+from tests.mechanisms.schemas import every_round
 from tests.power import (
     FALSE_POSITIVE_RATE,
     draws_that_see,
@@ -71,7 +72,7 @@ class TestUniformity:
     @pytest.mark.slow
     def test_rounds_are_independent(self):
         # Whether client 0 comes in round 0 says nothing of round 1 when every round is allowed.
-        everyone = fedmf.Participation(rounds=2, schema="every_round")
+        everyone = every_round(2)
         came = np.zeros((2, 3000))
         for seed in range(came.shape[1]):
             controller = fedmf.ParticipationController(
@@ -245,18 +246,4 @@ class TestPlaces:
         assert (
             scipy.stats.chisquare(np.random.default_rng(1).multinomial(runs, mostly)).pvalue
             < FALSE_POSITIVE_RATE
-        )
-
-
-@pytest.mark.parametrize(("population", "partitions"), [(10, 3), (12, 4), (5, 5), (7, 1)])
-def test_parts_are_a_partition(population, partitions):
-    everybody = np.arange(population)
-    members = [everybody[everybody % partitions == part] for part in range(partitions)]
-    for t in range(2 * partitions):
-        part = members[t % partitions]
-        draws = PartitionDraws(population=population, partitions=partitions, seed=0, size=len(part))
-        assert (
-            sorted(draws.clients(t).tolist())
-            == part.tolist()
-            == np.flatnonzero(draws.can_draw(t, everybody)).tolist()
         )

@@ -4,9 +4,9 @@ import pytest
 
 from fedmf.cohorts.availability import Diurnal, Independent
 from fedmf.cohorts.forecast import Size, forecast, largest_min_sep
-from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import CyclicPoisson, CyclicShuffle
 from tests.cli.program import fedmf
+from tests.mechanisms.schemas import separated
 
 SMALL = "--population 2000 --cohort-size 20 --rounds 120"
 
@@ -39,7 +39,7 @@ class TestForecast:
         # 100 clients, 10 a round, a separation of 8: with full cohorts 30 are eligible, of whom 6
         # are there.
         run = forecast(
-            Participation(rounds=60, schema="min_sep", min_sep=8),
+            separated(60, 8),
             Size(population=100, cohort_size=10),
             availability=Independent(probability=0.2, seed=1),
         )
@@ -93,9 +93,7 @@ class TestSearch:
         # Availability costs separation.
         assert 60 < held < 150
         for min_sep in (held, too_large):
-            run = forecast(
-                Participation(rounds=200, schema="min_sep", min_sep=min_sep), size, **given
-            )
+            run = forecast(separated(200, min_sep), size, **given)
             assert search["tried"][min_sep] == next(iter(run["dry"]), None)
         assert search["tried"][held] is None is not search["tried"][too_large]
 

@@ -15,7 +15,8 @@ from fedmf.cohorts.spending import Spending
 from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
 from fedmf.mechanisms.budget import Budget
 from tests.cohorts.controllers import WhoComes, rounds_of_clients, run
-from tests.mechanisms.schemas import separated
+from tests.mechanisms.registry import both_signs
+from tests.mechanisms.schemas import fitted, separated
 from tests.privacy.plans import ledger_of, plan
 from tests.refusals import refusal
 
@@ -76,9 +77,7 @@ def naive(budget, checks_in):
 def budgets(draw, monotone=False):
     n = draw(st.integers(2, 14))
     b = draw(st.integers(1, n))
-    participation = fedmf.Participation(
-        rounds=n, schema="min_sep", min_sep=b, max_participations=draw(st.integers(1, -(-n // b)))
-    )
+    participation = separated(n, b, draw(st.integers(1, -(-n // b))))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     if monotone and draw(st.booleans()):
         # Columns of one norm and at most b bands.
@@ -88,7 +87,7 @@ def budgets(draw, monotone=False):
     elif monotone or draw(st.booleans()):
         mechanism = ToeplitzMechanism(rounds=n, coefficients=np.sort(rng.random(n))[::-1])
     else:
-        mechanism = DenseMechanism(matrix=np.tril(rng.standard_normal((n, n)), -1) + np.eye(n))
+        mechanism = both_signs(n, draw(st.integers(0, 2**32 - 1)))
     budget = Budget.of(mechanism, participation)
     pace = budget.pace if monotone else draw(st.integers(1, n))
     return dataclasses.replace(budget, pace=pace), participation
@@ -131,7 +130,7 @@ def test_keeping_nothing_is_worse_for_frequent_devices():
 
 def budgeted_controller(**changes):
     apart = separated(40, 8)
-    mechanism = fedmf.fit(fedmf.prefix_sum(40), apart, family="toeplitz", coefficients="sqrt")
+    mechanism = fitted(apart, "toeplitz", coefficients="sqrt")
     given = {
         "population": 60,
         "cohort_size": 5,

@@ -24,7 +24,7 @@ from fedmf.mechanisms import (
 )
 from fedmf.mechanisms.fit import fit
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
-from tests.mechanisms.schemas import separated, single
+from tests.mechanisms.schemas import fitted, separated, single
 
 
 def _random_banded(rounds: int, bands: int) -> BandedMechanism:
@@ -40,9 +40,15 @@ def _random_dense(rounds: int) -> DenseMechanism:
     return DenseMechanism(matrix=matrix)
 
 
+def both_signs(rounds: int, seed: int) -> DenseMechanism:
+    """A dense C of both signs, as X has them."""
+    below = np.random.default_rng(seed).standard_normal((rounds, rounds))
+    return DenseMechanism(matrix=np.tril(below, -1) + np.eye(rounds))
+
+
 def _fitted_banded(rounds: int) -> Mechanism:
     participation = separated(rounds, min(3, rounds))
-    return fit(prefix_sum(rounds), participation, family="banded")
+    return fitted(participation, "banded")
 
 
 def _fitted_dense(rounds: int) -> Mechanism:
@@ -86,7 +92,7 @@ def _stamped(build: Callable[[int], Mechanism], rounds: int, decoder: str) -> Me
 
 def _toeplitz(rounds: int, **options: object) -> Mechanism:
     participation = separated(rounds, min(3, rounds))
-    return fit(prefix_sum(rounds), participation, family="toeplitz", **options)
+    return fitted(participation, "toeplitz", **options)
 
 
 def _uneven_toeplitz(rounds: int) -> ToeplitzMechanism:
@@ -98,7 +104,7 @@ def _uneven_toeplitz(rounds: int) -> ToeplitzMechanism:
 
 def _fitted_blt(rounds: int, objective: str) -> Mechanism:
     participation = separated(rounds, min(3, rounds))
-    return fit(prefix_sum(rounds), participation, family="blt", buffers=3, objective=objective)
+    return fitted(participation, "blt", buffers=3, objective=objective)
 
 
 _BUILDERS: dict[str, Callable[[int], Mechanism]] = {

@@ -1,5 +1,7 @@
-"""Participations of each schema, in a word."""
+"""Participations of each schema, and fits of prefix sums for them, in a word."""
 
+import fedmf
+from fedmf.mechanisms import Mechanism
 from fedmf.participation.schema import Participation
 
 
@@ -8,11 +10,22 @@ def single(n: int) -> Participation:
     return Participation(rounds=n, schema="single")
 
 
-def epochs(n: int, b: int) -> Participation:
+def every_round(n: int) -> Participation:
+    """All rounds for each client."""
+    return Participation(rounds=n, schema="every_round")
+
+
+def epochs(n: int, b: int, most: int | None = None) -> Participation:
     """Rounds exactly b apart."""
-    return Participation(rounds=n, schema="fixed_epoch", min_sep=b)
+    return Participation(rounds=n, schema="fixed_epoch", min_sep=b, max_participations=most)
 
 
-def separated(n: int, b: int) -> Participation:
+def separated(n: int, b: int, most: int | None = None) -> Participation:
     """Rounds at least b apart."""
-    return Participation(rounds=n, schema="min_sep", min_sep=b)
+    return Participation(rounds=n, schema="min_sep", min_sep=b, max_participations=most)
+
+
+def fitted(participation: Participation, family: str, **options: object) -> Mechanism:
+    """The fit of prefix sums."""
+    workload = fedmf.prefix_sum(participation.rounds)
+    return fedmf.fit(workload, participation, family=family, **options)

@@ -10,9 +10,8 @@ from fedmf.mechanisms.fft import PRECISION
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.own_rounds import OwnRounds
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.participation.schema import Participation
 from fedmf.workloads import momentum_sgd, prefix_sum
-from tests.mechanisms.schemas import epochs, single
+from tests.mechanisms.schemas import epochs, every_round, fitted, separated, single
 
 SIZES = pytest.mark.parametrize("n", [1, 2, 3, 8, 33])
 
@@ -58,36 +57,8 @@ def test_many_rounds_keep_all_digits():
     assert np.abs(mechanism.noising() @ mechanism.encoder() - np.eye(1000)).max() < 1e-12
 
 
-@SIZES
-def test_error_in_closed_form(n):
-    # The norm of the spectrum is n plus 1 / sin(pi k / 2n) over the n odd k below 2n (multi-epoch
-    # paper, Eq. 45, Cor. J.1; Eq. 46 is misprinted: its sum ends halfway). A column of C_F, for
-    # privacy (multi-epoch paper, Thm. J.2), and a row of B_F, for errors (Thm. J.3), have 1 / 2n
-    # of it.
-    norm = n + (1.0 / np.sin(np.pi * np.arange(1, 2 * n, 2) / (2 * n))).sum()
-    mechanism = FFTMechanism(rounds=n, decoder="plain")
-    once = fedmf.sensitivity(mechanism, single(n)).value
-    assert_allclose(once**2, norm / (2 * n), rtol=1e-12)
-    # k participations cost at most k times as much (multi-epoch paper, Thm. 4.1).
-    for k in {1, -(-n // 3), n}:
-        assert fedmf.sensitivity(mechanism, epochs(n, -(-n // k))).value <= k * once * (1 + 1e-12)
-    assert_allclose(fedmf.loss(mechanism, prefix_sum(n), single(n)), norm**2 / (4 * n), rtol=1e-12)
-
-
-@pytest.mark.parametrize("n", [512])
-def test_near_the_lower_bound_of_all_factorizations(n):
-    # Multi-epoch paper, App. J (Henzinger et al., Theorem 2), rho = 1/2: the noise is "within a
-    # factor of 1.2x".
-    bound = ((2.0 + np.log((2 * n + 1) / 3) + np.log(2 * n + 1) / (2 * n)) / np.pi) ** 2
-    for decoder in ("plain", "optimal"):
-        mean_squared = (
-            fedmf.loss(FFTMechanism(rounds=n, decoder=decoder), prefix_sum(n), single(n)) / n
-        )
-        assert bound < mean_squared < 1.2**2 * bound
-
-
 def test_fit_and_bad_input():
-    assert fit(prefix_sum(6), single(6), family="fft").decoder == "optimal"
+    assert fitted(single(6), "fft").decoder == "optimal"
     assert fit(momentum_sgd(6), single(6), family="fft", decoder="plain").decoder == "plain"
     plain = FFTMechanism(rounds=1_000_000, decoder="plain")
     for refused in (plain.encoder, plain.noising, plain.stream):
@@ -109,17 +80,13 @@ def test_loss_without_matrices_is_that_of_the_pseudoinverse(n):
             assert_allclose(found, expected, rtol=2 * PRECISION)
 
 
-def spectrum_of(n):
-    """|Sigma| of the paper's App. J from its definition, by an FFT; float64 (2n,)."""
-    return np.abs(np.fft.fft(np.repeat([1.0, 0.0], n)))
-
-
-@pytest.mark.parametrize("n", [20_011, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_many_rounds_without_matrices(n):
+def test_many_rounds_without_matrices():
+    n = 20_011
     mechanism = FFTMechanism(rounds=n)
     # X within PRECISION of the paper's: as multiples of |Sigma|, where that is not 0.
     x = mechanism.toeplitz_gram()
-    spectrum = spectrum_of(n)
+    # App. J of the multi-epoch paper, by an FFT.
+    spectrum = np.abs(np.fft.fft(np.repeat([1.0, 0.0], n)))
     ours = np.zeros(2 * n)
     ours[0], odd = n, np.fft.fft(np.concatenate([x, 1.0 - x[:1], 1.0 - x[1:]]))[1::2].real
     ours[1::2] = odd  # x - 1/2 changes its sign after n places
@@ -160,18 +127,18 @@ def test_sensitivity_of_many_rounds(decoder):
     assert bound.exact
     assert_allclose(bound.value, attained(x, rounds, np.ones(5)), rtol=1e-12)
     # The first and the last round of all cost more than the first two.
-    twice = Participation(rounds=n, schema="min_sep", min_sep=b, max_participations=2)
+    twice = separated(n, b, 2)
     assert sensitivity(mechanism, twice).exact
     assert_allclose(
         sensitivity(mechanism, twice).value,
         attained(x, np.array([0, n - 1]), np.array([1, -1])),
         rtol=1e-12,
     )
-    often = Participation(rounds=n, schema="min_sep", min_sep=100, max_participations=40)
+    often = separated(n, 100, 40)
     least = attained(x, 100 * np.arange(40), np.ones(40))
     assert least <= sensitivity(mechanism, often).value < 1.02 * least
     # More rounds of a client than are sharpened: no more than all sizes together
-    every = Participation(rounds=n, schema="every_round")
+    every = every_round(n)
     assert attained(x, np.arange(5000), np.ones(5000)) <= sensitivity(mechanism, every).value
     assert not sensitivity(mechanism, every).exact
 

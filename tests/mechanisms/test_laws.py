@@ -13,9 +13,8 @@ from numpy.testing import assert_allclose
 import fedmf
 from fedmf.mechanisms import NoiseStream, load_mechanism
 from fedmf.noise.stream import banded_matrix
-from fedmf.participation.schema import Participation
 from tests.mechanisms.registry import every_mechanism
-from tests.mechanisms.schemas import epochs, separated, single
+from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.oracles import attained_sensitivity, sensitivity_of_nonnegative, simulated_loss_score
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE
 
@@ -131,13 +130,13 @@ def test_arrays_inside_cannot_be_changed(build, made):
 
 PARTICIPATIONS = [
     single(9),
-    Participation(rounds=9, schema="every_round"),
+    every_round(9),
     epochs(9, 3),
-    Participation(rounds=9, schema="fixed_epoch", min_sep=2, max_participations=3),
+    epochs(9, 2, 3),
     separated(9, 4),
     separated(9, 3),
-    Participation(rounds=9, schema="min_sep", min_sep=2, max_participations=2),
-    Participation(rounds=9, schema="min_sep", min_sep=1, max_participations=4),
+    separated(9, 2, 2),
+    separated(9, 1, 4),
 ]
 
 

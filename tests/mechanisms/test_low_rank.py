@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-import fedmf
 from fedmf.mechanisms import LowRankMechanism
 from fedmf.mechanisms.fit import fit
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
-from tests.mechanisms.schemas import single
+from tests.mechanisms.schemas import fitted, single
 from tests.refusals import refusal
 
 
@@ -16,10 +15,8 @@ def decoder_of(n, seed=0):
     return np.tril(np.random.default_rng(seed).uniform(-1.0, 1.0, (n, n))) + 3.0 * np.eye(n)
 
 
-def fitted(n, bands, rank, **options):
-    return fit(
-        prefix_sum(n), single(n), family="low_rank", bands=bands, rank=rank, cache=False, **options
-    )
+def low_rank(n, bands, rank, **options):
+    return fitted(single(n), "low_rank", bands=bands, rank=rank, **options)
 
 
 @pytest.mark.parametrize(("n", "h", "r"), [(1, 1, 1), (5, 2, 1), (9, 3, 2), (9, 9, 9)])
@@ -54,24 +51,19 @@ def test_the_stream_keeps_a_few_rows(workload, near):
     assert stream.buffers.decay.tolist() == [1.0, 1.0]
 
 
-def test_certificate_against_the_optimum():
-    mechanism = fitted(64, 3, 3)
-    certificate = mechanism.certificate
-    optimum = fit(prefix_sum(64), single(64), family="dense", tolerance=1e-6)
-    assert_allclose(fedmf.loss(mechanism, prefix_sum(64), single(64)), certificate.loss, rtol=1e-10)
-    assert certificate.lower_bound <= optimum.certificate.loss <= certificate.loss
-    assert certificate.gap < 0.01
-
-
-def test_more_rank_and_more_bands_come_closer():
-    losses = [
-        fitted(64, h, r, tolerance=1e-9).certificate.loss for h, r in ((1, 1), (3, 3), (10, 10))
+def test_more_rank_and_more_bands_come_closer_to_the_optimum():
+    certificates = [
+        low_rank(64, h, r, tolerance=1e-9).certificate for h, r in ((1, 1), (3, 3), (10, 10))
     ]
+    losses = [certificate.loss for certificate in certificates]
     assert losses == sorted(losses, reverse=True)
-    optimum = fit(prefix_sum(64), single(64), family="dense", tolerance=1e-6).certificate.loss
+    optimum = fitted(single(64), "dense", tolerance=1e-6).certificate.loss
+    for certificate in certificates:
+        assert certificate.lower_bound <= optimum <= certificate.loss
+    assert certificates[1].gap < 0.01
     assert_allclose(losses[-1], optimum, rtol=1e-3)
     # All bands: B is the optimum
-    assert_allclose(fitted(64, 64, 1).certificate.loss, optimum, rtol=1e-3)
+    assert_allclose(low_rank(64, 64, 1).certificate.loss, optimum, rtol=1e-3)
 
 
 def test_workloads_with_a_negative_diagonal():
@@ -86,14 +78,14 @@ def test_workloads_with_a_negative_diagonal():
 def test_sizes_by_default():
     # Denisov et al. 2022, App. H, Table 2: h + r = log2(n).
     for n, h, r in ((1, 1, 1), (2, 1, 1), (3, 1, 1), (16, 2, 2), (128, 4, 3)):
-        mechanism = fit(prefix_sum(n), single(n), family="low_rank", max_iterations=1)
+        mechanism = fitted(single(n), "low_rank", max_iterations=1)
         assert (mechanism.diagonals.shape[1], mechanism.rank) == (h, r)
 
 
 def test_few_bands_are_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert fitted(40, 1, 1).certificate.gap > 1e-3
+        assert low_rank(40, 1, 1).certificate.gap > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,15 @@ from fedmf.mechanisms import BandedMechanism, IdentityMechanism, ToeplitzMechani
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.noise.stream import banded_matrix
 from fedmf.participation.schema import Participation
-from tests.mechanisms.schemas import separated
+from tests.mechanisms.schemas import every_round, separated
 from tests.oracles import allowed_sets, attained_sensitivity, sensitivity_of_nonnegative
 from tests.paper_figures import VECTOR_COUNTEREXAMPLE, VECTOR_COUNTEREXAMPLE_INPUTS
 from tests.participation.test_participation import participations
 from tests.refusals import refusal
 
 
-def toeplitz(n: int, coefficients: list[float]) -> np.ndarray:
-    return sum(value * np.eye(n, k=-lag) for lag, value in enumerate(coefficients))
-
-
-@st.composite
-def encoders(draw, rounds: int):
-    rows = draw(st.sampled_from([rounds, rounds + 3]))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    C = rng.standard_normal((rows, rounds))
+def random_matrix(draw, rounds, rng):
+    C = rng.standard_normal((draw(st.sampled_from([rounds, rounds + 3])), rounds))
     if draw(st.booleans()):
         C = np.abs(C)
     if draw(st.booleans()):  # banded, and with gaps inside the band
@@ -33,13 +26,59 @@ def encoders(draw, rounds: int):
     return C
 
 
-@given(st.data())
-@settings(max_examples=150)
-def test_sound_for_vectors_and_exact_when_it_says_so(data):
+class Matrix:
+    """Any encoder, also one with more rows than columns."""
+
+    def __init__(self, C):
+        self.encoder = lambda: C
+
+
+class Stationary:
+    """An encoder known by its X, random, positive definite and Toeplitz, (rounds, rounds)."""
+
+    def __init__(self, rounds, rng):
+        self._x = np.fft.irfft(rng.exponential(size=rounds + 1) ** 3, 2 * rounds)[:rounds]
+
+    def toeplitz_gram(self):
+        return self._x
+
+    def encoder(self):
+        return scipy.linalg.cholesky(scipy.linalg.toeplitz(self._x))
+
+
+FORMS = ("matrix", "rows", "coefficients", "decreasing", "gram")
+
+
+def random_encoder(draw, form, rounds):
+    """One that is known by its matrix, the rows of its bands, its first column, or its X."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if form == "matrix":
+        return Matrix(random_matrix(draw, rounds, rng))
+    if form == "gram":
+        return Stationary(rounds, rng)
+    bands = draw(st.integers(1, rounds))
+    if form == "rows":
+        rows = rng.standard_normal((rounds, bands))
+        rows[np.arange(rounds)[:, None] < np.arange(bands)] = 0.0
+        rows[:, 0] = 1.0 + np.abs(rows[:, 0])
+        return BandedMechanism(diagonals=rows)
+    column = rng.uniform(draw(st.sampled_from([-1.0, 0.0])), 1.0, bands)
+    if form == "decreasing":
+        column = np.sort(np.abs(column))[::-1]
+        if draw(st.booleans()):
+            column[bands // 2 :] = column[-1]  # ties
+    column[0] = 1.0
+    return ToeplitzMechanism(rounds=rounds, coefficients=column)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(data=st.data())
+@settings(max_examples=60)
+def test_sound_for_vectors_and_exact_when_it_says_so(form, data):
     """The definition: the most that one client's vectors change (multi-epoch paper, Def. 1)."""
     participation = data.draw(participations(most_rounds=8))
-    C = data.draw(encoders(participation.rounds))
-    claimed = sensitivity(C, participation)
+    encoder = random_encoder(data.draw, form, participation.rounds)
+    C, claimed = encoder.encoder(), sensitivity(encoder, participation)
     attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
@@ -51,6 +90,16 @@ def test_sound_for_vectors_and_exact_when_it_says_so(data):
         assert_allclose(claimed.value, attained, rtol=1e-5)
     if (C >= 0.0).all():
         assert claimed.value >= sensitivity_of_nonnegative(C, participation) * (1.0 - 1e-12)
+    by_matrix = sensitivity(C, participation)
+    if form == "rows":
+        assert_allclose(claimed.value, by_matrix.value, rtol=1e-12)
+        assert (claimed.exact, claimed.method) == (by_matrix.exact, by_matrix.method)
+    if form == "gram" and participation.schema != "min_sep":
+        assert_allclose(claimed.value, by_matrix.value, rtol=1e-12)
+    if form in ("coefficients", "decreasing"):  # no worse than what is known of the matrix
+        assert claimed.value <= by_matrix.value * (1.0 + 1e-9)
+    if form == "decreasing":
+        assert claimed.exact
 
 
 @given(st.data())
@@ -60,7 +109,8 @@ def test_exact_where_the_papers_prove_it(data):
     Prop. E.1).
     """
     participation = data.draw(participations(most_rounds=10))
-    C = np.abs(data.draw(encoders(participation.rounds)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    C = np.abs(random_matrix(data.draw, participation.rounds, rng))
     claimed = sensitivity(C, participation)
     known = sensitivity_of_nonnegative(C, participation)
     if participation.schema != "min_sep" or participation.max_participations <= 2:
@@ -74,7 +124,7 @@ def test_exact_where_the_papers_prove_it(data):
 def test_entries_outside_the_band_count_however_small(tiny):
     # With as many bands as min_sep, Alg. 5 of the banded paper (Thm. 2 there) is exact. The band is
     # read off exact zeros: with one small entry outside it, that no longer applies.
-    C = toeplitz(8, [1.0, 0.5])
+    C = np.eye(8) + 0.5 * np.eye(8, k=-1)
     participation = separated(8, 2)
     exactly = sensitivity(C, participation)
     assert exactly.exact
@@ -101,7 +151,7 @@ def test_vector_contributions_can_exceed_scalar_ones(schema):
 
 def test_sums_of_magnitudes_that_signs_attain():
     C = np.array([[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [-1.0, 0.5, 1.0]])
-    found = sensitivity(C, Participation(rounds=3, schema="every_round"))
+    found = sensitivity(C, every_round(3))
     assert found.exact is True  # numpy's would not go into a plan's JSON
     assert_allclose(found.value, np.linalg.norm(C @ [-1.0, 1.0, 1.0]))
 
@@ -157,50 +207,6 @@ def test_encoders_whose_squares_lose_digits_are_refused(unit):
             sensitivity(encoder, separated(6, 2))
 
 
-@given(st.data())
-@settings(max_examples=60)
-def test_structure_gives_what_the_matrix_does(data):
-    participation = data.draw(participations(most_rounds=8))
-    n = participation.rounds
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    rows = rng.standard_normal((n, data.draw(st.integers(1, n))))
-    rows[np.arange(n)[:, None] < np.arange(rows.shape[1])] = 0.0
-    rows[:, 0] = 1.0 + np.abs(rows[:, 0])
-    by_rows, by_matrix = (
-        sensitivity(C, participation)
-        for C in (BandedMechanism(diagonals=rows), banded_matrix(rows))
-    )
-    assert_allclose(by_rows.value, by_matrix.value, rtol=1e-12)
-    assert (by_rows.exact, by_rows.method) == (by_matrix.exact, by_matrix.method)
-
-
-class Stationary:
-    """An encoder known by its X, random, positive definite and Toeplitz, (rounds, rounds)."""
-
-    def __init__(self, rounds, rng):
-        self._x = np.fft.irfft(rng.exponential(size=rounds + 1) ** 3, 2 * rounds)[:rounds]
-
-    def toeplitz_gram(self):
-        return self._x
-
-
-@given(st.data())
-@settings(max_examples=60)
-def test_a_toeplitz_gram_matrix_gives_what_the_matrix_does(data):
-    participation = data.draw(participations(most_rounds=9))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    mechanism = Stationary(participation.rounds, rng)
-    X = scipy.linalg.toeplitz(mechanism.toeplitz_gram())
-    C = scipy.linalg.cholesky(X)
-    bound, by_matrix = sensitivity(mechanism, participation), sensitivity(C, participation)
-    attained = attained_sensitivity(C, participation, rng)
-    assert bound.value >= attained * (1.0 - 1e-9)
-    if bound.exact:
-        assert_allclose(bound.value, attained, rtol=1e-6)
-    if participation.schema != "min_sep":
-        assert_allclose(bound.value, by_matrix.value, rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("b", "k", "bands"), [(2, 3, 4), (2, 3, 3), (1, 4, 2), (1, 4, 3), (2, 4, 8)]
 )
@@ -214,7 +220,7 @@ def test_alg_4_of_the_banded_paper(b, k, bands, seed):
     rows[np.arange(8)[:, None] < np.arange(bands)] = 0.0
     X = banded_matrix(rows).T @ banded_matrix(rows)
     assert X.min() < 0.0 < X.max()
-    participation = Participation(rounds=8, schema="min_sep", min_sep=b, max_participations=k)
+    participation = separated(8, b, k)
     allowed = [list(taken) for taken in allowed_sets(participation)]
     lag = np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
     magnitudes = np.where((lag == 0) | (lag >= b), np.abs(X), 0.0)

@@ -8,7 +8,7 @@ import fedmf
 from fedmf.mechanisms import IdentityMechanism, StampedMechanism, TreeMechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.workloads import momentum_sgd, prefix_sum
-from tests.mechanisms.schemas import epochs, separated, single
+from tests.mechanisms.schemas import epochs, fitted, separated, single
 from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
 
 
@@ -160,7 +160,7 @@ def test_fit_takes_the_completion_with_the_smallest_loss(restarts, decoder, part
 
 
 def test_restarts_are_stamps():
-    made = fedmf.fit(prefix_sum(12), separated(12, 4), family="tree", decoder="full", restarts=3)
+    made = fitted(separated(12, 4), "tree", decoder="full", restarts=3)
     assert type(made) is StampedMechanism
     assert (made.times, made.part.rounds, made.part.decoder) == (3, 4, "full")
     assert_allclose(made.noising(), np.linalg.pinv(made.encoder()), atol=1e-12)

@@ -4,27 +4,20 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedmf
 from fedmf.participation.clients import ClientRounds
+from tests.mechanisms.schemas import every_round
 from tests.oracles import allowed_sets
+from tests.participation.test_participation import participations
+from tests.privacy.plans import ledger_of
 
 
 @given(
-    st.lists(st.sets(st.integers(0, 5), max_size=4), min_size=1, max_size=8),
-    st.sampled_from(["single", "min_sep", "fixed_epoch", "every_round"]),
-    st.integers(1, 8),
-    st.integers(1, 8),
+    participations(most_rounds=8),
+    st.lists(st.sets(st.integers(0, 5), max_size=4), min_size=8, max_size=8),
 )
-def test_the_clients_that_kept_to_it(cohorts, schema, b, k):
-    n = len(cohorts)
-    ledger = fedmf.ParticipationLedger(
-        cohort_size=2, cohorts=[np.array(sorted(c), np.int64) for c in cohorts]
-    )
-    limits = {}
-    if schema in ("min_sep", "fixed_epoch"):
-        b = min(b, n)
-        limits = {"min_sep": b, "max_participations": min(k, -(-n // b))}
-    participation = fedmf.Participation(rounds=n, schema=schema, **limits)
+def test_the_clients_that_kept_to_it(participation, cohorts):
+    cohorts = cohorts[: participation.rounds]
+    ledger = ledger_of([sorted(cohort) for cohort in cohorts])
     clients, rounds = ledger.clients()
     # From the words of the schemas, client by client.
     allowed = set(allowed_sets(participation))
@@ -42,7 +35,4 @@ def test_the_clients_that_kept_to_it(cohorts, schema, b, k):
 
 def test_rounds_beyond_the_plan_are_not_kept():
     clients = ClientRounds(rounds=np.array([0, 3, 8]), starts=np.array([0, 2]))
-    assert clients.kept(fedmf.Participation(rounds=8, schema="every_round")).tolist() == [
-        True,
-        False,
-    ]
+    assert clients.kept(every_round(8)).tolist() == [True, False]

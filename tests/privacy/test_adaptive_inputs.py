@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-import fedmf
 from fedmf.audits.noise import causal_factor
 from fedmf.privacy.gaussian import gaussian_delta
 from tests.mechanisms.registry import MECHANISMS
+from tests.mechanisms.schemas import every_round
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE
 from tests.privacy.plans import plan as plan_of
 
@@ -57,7 +57,7 @@ def against_the_last(releases):
 def test_adaptive_inputs_show_no_more_than_the_plan_says(name):
     """Also where N is not causal (Denisov et al. 2022, Thm. 2.1; multi-epoch paper, Thm. 2.2)."""
     mechanism = MECHANISMS[name](ROUNDS)
-    everywhere = fedmf.Participation(rounds=ROUNDS, schema="every_round")
+    everywhere = every_round(ROUNDS)
     plan = plan_of(
         mechanism=mechanism, participation=everywhere, noise_multiplier=SIGMA, clip_norm=1.0
     )

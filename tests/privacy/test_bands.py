@@ -15,6 +15,7 @@ from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by
+from tests.mechanisms.schemas import single
 
 ASK = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6}
 
@@ -51,7 +52,7 @@ def test_rows_meet_the_target_and_no_more(choice, search):
 def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     row, workload = choice.best, fedmf.prefix_sum(64)
     assert row.amplified
-    once = fedmf.Participation(rounds=64, schema="single")
+    once = single(64)
     mechanism = fedmf.fit(workload, once, family="banded", bands=row.bands)
     sampling = fedmf.CyclicPoisson(population=320, cohort_size=20)
     plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=sampling)
@@ -69,8 +70,8 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     "sampling", [pytest.param("min-sep-poisson", marks=pytest.mark.slow), "balls-in-bins"]
 )
 def test_simulated_schemes_are_choices(quick, sampling):
-    target = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-4, "bands": [4]}
-    (row,) = fedmf.choose_bands(fedmf.prefix_sum(64), sampling=sampling, **target).rows
+    target = ASK | {"delta": 1e-4, "bands": [4]}
+    (row,) = choose_bands(fedmf.prefix_sum(64), sampling=sampling, **target).rows
     assert (row.bands, row.amplified, row.compositions) == (
         4,
         True,
@@ -129,17 +130,6 @@ def test_the_search_finds_the_best_of_all(choice):
     assert len(choice.rows) < 16
     for row in choice.rows:
         assert row.rmse == pytest.approx(every.rows[row.bands - 1].rmse, rel=1e-9)
-
-
-@pytest.mark.slow
-def test_less_privacy_wants_more_bands():
-    best = [
-        choose_bands(
-            fedmf.prefix_sum(64), **ASK | {"epsilon": epsilon}, bands=[1, 4, 16]
-        ).best.bands
-        for epsilon in (0.05, 50.0)
-    ]
-    assert best == [1, 16]
 
 
 def test_less_than_an_epoch_is_amplified_with_any_bands():

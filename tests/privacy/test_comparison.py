@@ -98,7 +98,7 @@ def test_a_row_is_the_plan_that_its_options_make():
 def test_the_command_says_what_check_ins_allow(tmp_path):
     words = (
         "plan compare --rounds 16 --population 80 --cohort-size 10 --availability every:3days "
-        f"--epsilon 1 2,4 8 --family identity,blt --out {tmp_path}/c.png"
+        f"--epsilon 8 --epsilon 1 2,4 --family identity --family blt --out {tmp_path}/c.png"
     )
     shown = printed_by(f"fedmf {words}")
     assert shown["min_sep"] == shown["check_ins"]["min_sep"] == 8
@@ -114,10 +114,8 @@ def test_the_command_says_what_check_ins_allow(tmp_path):
     ("text", "min_sep", "days"),
     [
         ("every:3days", 461, 2000 * 3 / (3e6 / 6500)),
-        ("every:day", 461, 2000 / (3e6 / 6500)),
         ("every:12hours", 461, 2000 * 0.5 / (3e6 / 6500)),
         ("every:1week", 461, 2000 * 7 / (3e6 / 6500)),
-        ("6500", 461, None),
         ("12999", 230, None),  # two passes would need 13,000
         ("13000", 461, None),
         ("3000000", 461, None),
@@ -152,16 +150,6 @@ def test_a_scheme_takes_the_bands_of_least_error_or_is_refused():
         assert row.effective_rmse == pytest.approx(choice.best.effective_rmse, rel=1e-3)
     with refusal("sampling=poisson amplifies nothing where cohort_size=20 of population=20"):
         compared(["identity"], (1.0,), ["poisson"], 20, **settings)
-
-
-def test_names_and_targets_may_be_given_one_by_one():
-    ask = "plan compare --rounds 8 --min-sep 4 --population 800 --cohort-size 10 --bands 2"
-    together = printed_by(f"{ask} --family identity,tree --sampling poisson --epsilon 1 4")
-    apart = printed_by(
-        f"{ask} --family identity --family tree --sampling poisson --epsilon 4 --epsilon 1"
-    )
-    assert together["rows"] == apart["rows"]
-    assert len(together["rows"]) == 6
 
 
 def test_metrics_that_share_the_budget_are_paid_for():

@@ -2,6 +2,7 @@
 dp_accounting where that is right.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -13,7 +14,7 @@ from fedmf.mechanisms import IdentityMechanism
 from fedmf.privacy import fixed_size
 from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import gaussian_epsilon
-from fedmf.privacy.plan import Plan, rdp_epsilon, unamplified_epsilon
+from fedmf.privacy.plan import rdp_epsilon, unamplified_epsilon
 from tests.refusals import refusal
 
 SCHEME = fedmf.CyclicFixedSize(population=1000, cohort_size=10)
@@ -68,20 +69,12 @@ def test_epsilon_falls_with_the_noise_to_zero():
             assert 0.4 < more / less < 0.55
 
 
-@pytest.mark.parametrize(
-    ("target", "delta"), [(1e-2, 1e-6), (1e-3, 1e-15), (1e-4, 1e-6), (1e-4, 1e-12)]
-)
+@pytest.mark.parametrize(("target", "delta"), [(1e-2, 1e-6), (1e-4, 1e-12)])
 def test_small_targets_are_met_and_little_more(target, delta):
     mechanism = IdentityMechanism(rounds=100)
     plan = fedmf.calibrate(mechanism, None, epsilon=target, delta=delta, sampling=SCHEME)
     assert plan.epsilon <= target
-    less = Plan(
-        mechanism=mechanism,
-        noise_multiplier=0.999 * plan.noise_multiplier,
-        clip_norm=1.0,
-        delta=delta,
-        sampling=SCHEME,
-    )
+    less = dataclasses.replace(plan, noise_multiplier=0.999 * plan.noise_multiplier)
     assert less.epsilon > target
     assert unamplified_epsilon(plan) > 5 * target
     assert rdp_epsilon(plan) == plan.epsilon

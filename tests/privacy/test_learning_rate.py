@@ -9,15 +9,13 @@ from fedmf.experiments.papers import noise_tables, printed
 from fedmf.privacy import learning_rate
 from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by
+from tests.mechanisms.schemas import fitted, single
+from tests.privacy.plans import plan as plan_of
 
 
 @pytest.fixture(scope="module")
 def plan():
-    once = fedmf.Participation(rounds=8, schema="single")
-    mechanism = fedmf.fit(fedmf.prefix_sum(8), once, family="tree")
-    return fedmf.Plan(
-        mechanism=mechanism, participation=once, noise_multiplier=3.0, clip_norm=0.25, delta=1e-6
-    )
+    return plan_of(single(8), fitted(single(8), "tree"), noise_multiplier=3.0, clip_norm=0.25)
 
 
 def test_effective_rmse_is_the_noise_of_the_mean_in_units_of_the_clip_norm(plan):
@@ -111,13 +109,6 @@ def predictions(cells):
         sum(bool(c.nearly) and not c.as_printed for c in cells),
         len(cells),
     )
-
-
-@pytest.mark.slow
-def test_the_rule_finds_the_tables_optima_without_optimised_mechanisms():
-    # DP-SGD and the tree, without amplification; banded-table-6 at scale full has the
-    # other mechanisms, which take minutes to fit.
-    assert predictions(noise_tables.banded_table_6("small")) == (9, 1, 10)
 
 
 @pytest.mark.slow

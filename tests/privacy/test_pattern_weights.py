@@ -53,21 +53,15 @@ def log_weight(together, C, b, p, advance):
     return log
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.data())
 def test_is_the_largest_weight_of_all_patterns(data):
     b = data.draw(st.integers(2, 3), "b")
     K = data.draw(st.integers(2, 3), "K")
     rounds = data.draw(st.integers(1, {2: 5, 3: 4}[K]), "rounds")
     bands = data.draw(st.integers(1, min(b, rounds)), "bands")
-    entry = st.floats(0, 1.5)
-    columns = np.array(
-        data.draw(
-            st.lists(
-                st.lists(entry, min_size=bands, max_size=bands), min_size=rounds, max_size=rounds
-            )
-        )
-    )
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    columns = rng.uniform(0.0, 1.5, (rounds, bands)) * (rng.random((rounds, bands)) < 0.8)
     C = np.zeros((rounds, rounds))
     for t in range(rounds):
         reach = min(bands, rounds - t)

@@ -12,17 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmf
-from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism
 from fedmf.privacy.describe import statement_values, summary
-from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from fedmf.privacy.plan import cohort_scale, dp_event, rdp_epsilon
-from tests.paper_figures import BANDED_K1, BANDED_TABLE_4, BANDED_TABLE_4_MULTI_EPOCH
+from tests.mechanisms.schemas import separated, single
 from tests.privacy import plans
 from tests.refusals import refusal
 
-SINGLE = fedmf.Participation(rounds=4, schema="single")
+SINGLE = single(4)
 ONE = IdentityMechanism(rounds=4)
-TWICE = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
+TWICE = separated(4, 2)
+UNEVEN = BandedMechanism(diagonals=[[2.0, 0.0], [1.0, 0.5], [1.0, 0.5], [3.0, 0.5]])
 NAN, INF = float("nan"), float("inf")
 
 # (epsilon, delta) over the whole range that people ask for, and beyond.
@@ -49,7 +50,7 @@ def oracle_noise_multiplier(epsilon, delta):
     """The least noise for (epsilon, delta), by bisection: delta falls as noise grows."""
     with mpmath.workdps(60):
         low, high = mpmath.mpf("1e-3"), mpmath.mpf("1e7")
-        for _ in range(120):
+        for _ in range(60):
             middle = mpmath.sqrt(low * high)
             low, high = (middle, high) if oracle_delta(middle, epsilon) > delta else (low, middle)
         return high
@@ -59,54 +60,13 @@ def plan(**changes):
     return plans.plan(**{"participation": TWICE, "mechanism": ONE, **changes})
 
 
-def half_a_unit(printed):
-    return 0.5 * 10 ** -len(printed.partition(".")[2])
-
-
-class TestPapers:
-    @pytest.mark.parametrize(("epsilon", "printed"), BANDED_TABLE_4.items())
-    def test_noise_multipliers(self, epsilon, printed):
-        assert gaussian_noise_multiplier(epsilon, 1e-6) == pytest.approx(
-            float(printed), rel=0, abs=half_a_unit(printed)
-        )
-
-    @pytest.mark.parametrize(("epsilon", "printed"), BANDED_TABLE_4_MULTI_EPOCH.items())
-    def test_sensitivity_scales_the_printed_multiplier(self, epsilon, printed):
-        # 1.1269 is known to four decimals: the product is good to half a unit of that, times sigma.
-        tolerance = 0.5e-4 * gaussian_noise_multiplier(epsilon, 1e-6) + half_a_unit(printed)
-        assert gaussian_noise_multiplier(epsilon, 1e-6) * 1.1269 == pytest.approx(
-            float(printed), rel=0, abs=tolerance
-        )
-
-    @pytest.mark.parametrize(("rho", "printed"), BANDED_K1.items())
-    def test_epsilon_from_rho(self, rho, printed):
-        made = plan(noise_multiplier=math.sqrt(1 / (2 * rho)), delta=1e-10)
-        assert made.rho == pytest.approx(rho, rel=1e-12)
-        assert made.epsilon == pytest.approx(float(printed), rel=0, abs=half_a_unit(printed))
-
-    @pytest.mark.parametrize("sigma", [0.3, 1.0, 7.5])
-    def test_zcdp(self, sigma):
-        # Bun and Steinke 2016, Prop. 1.6, from the definition (Denisov et al. 2022, Def. J.2):
-        # (1/alpha) D_alpha of two unit-shifted Gaussians, any alpha.
-        alpha = mpmath.mpf(3)
-
-        def likelihoods(x):
-            return mpmath.npdf(x, 1, sigma) ** alpha * mpmath.npdf(x, 0, sigma) ** (1 - alpha)
-
-        divergence = mpmath.log(mpmath.quad(likelihoods, [-20 * sigma, 0, 3, 3 + 20 * sigma])) / (
-            alpha - 1
-        )
-        assert plan(noise_multiplier=sigma).rho == pytest.approx(
-            float(divergence / alpha), rel=1e-9
-        )
-
-    def test_rho_follows_from_the_largest_column(self):
-        """Denisov et al. 2022, Thm. 3.1: noise of variance gamma^2 zeta^2 / (2 rho)."""
-        uneven = BandedMechanism(diagonals=[[2.0, 0.0], [1.0, 0.5], [1.0, 0.5], [3.0, 0.5]])
-        once = fedmf.Participation(rounds=4, schema="single")
-        made = plan(mechanism=uneven, participation=once, noise_multiplier=0.7, clip_norm=3.0)
-        gamma = np.linalg.norm(uneven.encoder(), axis=0).max()
-        assert made.stddev**2 == pytest.approx(gamma**2 * 3.0**2 / (2 * made.rho), rel=1e-12)
+def test_rho_follows_from_the_largest_column():
+    """zCDP (Denisov et al. 2022, Def. J.2; Bun and Steinke 2016, Prop. 1.6): noise of variance
+    gamma^2 zeta^2 / (2 rho) (Denisov et al. 2022, Thm. 3.1).
+    """
+    made = plan(mechanism=UNEVEN, participation=SINGLE, noise_multiplier=0.7, clip_norm=3.0)
+    gamma = np.linalg.norm(UNEVEN.encoder(), axis=0).max()
+    assert made.stddev**2 == pytest.approx(gamma**2 * 3.0**2 / (2 * made.rho), rel=1e-12)
 
 
 class TestClosedForm:
@@ -133,26 +93,14 @@ class TestClosedForm:
 class TestCalibration:
     @pytest.mark.parametrize(("epsilon", "delta"), TARGETS)
     def test_never_weaker_and_not_wasteful(self, epsilon, delta):
-        made = fedmf.calibrate(IdentityMechanism(rounds=4), SINGLE, epsilon=epsilon, delta=delta)
+        made = fedmf.calibrate(ONE, TWICE, epsilon=epsilon, delta=delta, clip_norm=3.0)
         sigma, least = made.noise_multiplier, oracle_noise_multiplier(epsilon, delta)
-        assert made.epsilon <= epsilon
+        assert (made.clip_norm, made.epsilon <= epsilon) == (3.0, True)
         # gaussian_delta, which ends the search, is itself good to about 1e-13 relative here.
         assert oracle_delta(sigma, epsilon) <= delta * (1 + 1e-12)
         assert float(sigma / least - 1) < (1e-4 if 0.01 <= epsilon <= 300 else 1e-3)
         # And back: the epsilon that this noise gives is the epsilon asked for.
         assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
-
-    def test_calibrating_in_units_of_sensitivity(self):
-        # The multiplier depends on the target only; the noise's size on the mechanism.
-        identity = fedmf.calibrate(
-            IdentityMechanism(rounds=4), TWICE, epsilon=2.0, delta=1e-6, clip_norm=3.0
-        )
-        tree = fedmf.calibrate(
-            TreeMechanism(rounds=4), TWICE, epsilon=2.0, delta=1e-6, clip_norm=3.0
-        )
-        assert identity.noise_multiplier == tree.noise_multiplier
-        assert identity.stddev == pytest.approx(identity.noise_multiplier * math.sqrt(2) * 3.0)
-        assert tree.stddev > identity.stddev
 
 
 class TestEpsilon:
@@ -172,20 +120,10 @@ class TestEpsilon:
         else:
             assert sigma < 0.011
 
-    def test_more_noise_or_more_delta_never_costs_privacy(self):
-        table = [
-            [gaussian_epsilon(s, d) for d in (1e-12, 1e-6, 1e-2)]
-            for s in (0.1, 0.5, 2.0, 10.0, 1e3, 1e6)
-        ]
-        falls = np.diff(table, axis=0)
-        assert ((falls < 0) | (np.array(table)[:-1] == 0)).all()
-        assert (np.diff(table, axis=1) <= 0).all()
-
     def test_no_noise(self):
-        nothing = plan(noise_multiplier=0)
-        assert nothing.epsilon == INF
-        assert nothing.rho == INF
-        assert nothing.stddev == 0
+        nothing = plan(noise_multiplier=-0.0)
+        assert math.copysign(1, nothing.noise_multiplier) == 1
+        assert (nothing.epsilon, nothing.rho, nothing.stddev) == (INF, INF, 0)
         assert type(dp_event(nothing)).__name__ == "NonPrivateDpEvent"
         assert summary(nothing)["epsilon"] is summary(nothing)["rho"] is None
         assert {plan(noise_multiplier=sigma).rho for sigma in (5e-324, 1e-200)} == {INF}
@@ -197,11 +135,8 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("mechanism", "expected"),
         [
-            (IdentityMechanism(rounds=4), math.sqrt(2)),
-            (
-                BandedMechanism(diagonals=[[2.0, 0.0], [1.0, 0.5], [1.0, 0.5], [3.0, 0.5]]),
-                math.sqrt(4.25 + 9.0),
-            ),
+            (ONE, math.sqrt(2)),
+            (UNEVEN, math.sqrt(4.25 + 9.0)),
         ],
         ids=["identity", "banded"],
     )
@@ -239,17 +174,21 @@ class TestPlan:
         simulation = statement_values(made, population=300)["simulation"]
         assert simulation["population_needed"] == 400
 
-    # An encoder of 1e46 has rows of N of 1e-46: TensorFlow would make them 0, and the run would
-    # have no noise.
     @pytest.mark.parametrize(
         ("scale", "clip_norm", "sigma"),
         [
+            # Of an encoder of 1e46 N has rows of 1e-46: TensorFlow would make them 0.
             (1e-31, 0.5, 2.0),
             (1e31, 0.5, 2.0),
             (1, 1e-30, 1e-10),
             (1, 1e30, 1e10),
             (1, 5e-324, 0.65),
             (1e25, 1e-20, 1e-20),
+            # Two clients of 2e38 are infinite, and of noise of 1e-37 nearly every draw is below
+            # what float32 holds to its full precision.
+            (1, 1e38, 0.5),
+            (1, 1e30, 0.5),
+            (1, 1e-31, 0.5),
         ],
     )
     def test_noise_that_float32_cannot_hold(self, scale, clip_norm, sigma):
@@ -258,31 +197,17 @@ class TestPlan:
             clip_norm=clip_norm,
             noise_multiplier=sigma,
         )
-        words = re.escape(f"clip_norm={clip_norm}, noise_multiplier={sigma} and")
+        words = f"clip_norm={re.escape(str(clip_norm))}, noise_multiplier={sigma} and"
         with refusal(f"{words}.*float32.*rescale the updates.*or divide the encoder"):
             _ = made.stddev
         assert dataclasses.replace(made, noise_multiplier=0.0).stddev == 0
-
-    @pytest.mark.parametrize("clip_norm", [1e38, 1e30, 1e-31])
-    def test_sums_and_draws_that_float32_cannot_hold(self, clip_norm):
-        """Two clients of 2e38 are infinite, and of noise of 1e-37 nearly every draw is below what
-        float32 holds to its full precision.
-        """
-        with refusal(f"clip_norm={re.escape(str(clip_norm))}.*beyond the range of float32"):
-            _ = plan(clip_norm=clip_norm, noise_multiplier=0.5).stddev
-        assert plan(clip_norm=clip_norm, noise_multiplier=0.0).stddev == 0
-
-    def test_no_noise_of_either_sign(self):
-        made = plan(noise_multiplier=-0.0)
-        assert math.copysign(1, made.noise_multiplier) == 1
-        assert made.epsilon == math.inf
 
     @pytest.mark.parametrize("noise", [1e30, 1e200, 1e308])
     def test_much_noise_has_an_epsilon_of_0(self, noise):
         made = plan(noise_multiplier=noise)
         assert (made.epsilon, rdp_epsilon(made), made.group_epsilon(3)) == (0, 0, 0)
 
-    @pytest.mark.parametrize("scale", [1e-29, 1e-10, 1e10, 1e29])
+    @pytest.mark.parametrize("scale", [1e-29, 1e29])
     def test_a_scaled_encoder_needs_the_same_noise(self, scale):
         """What is added to the sum is N Z times stddev."""
         C = np.tril(np.ones((4, 4)))

@@ -14,18 +14,16 @@ import fedmf
 from fedmf import QuantileClipping
 from fedmf.privacy.plan import bit_stddev, dp_event, noise_size, unamplified_epsilon, unit_noise
 from tests.mechanisms.registry import MECHANISMS
+from tests.mechanisms.schemas import separated
+from tests.privacy.plans import ledger_of, plan
 from tests.refusals import assert_refused, named
 
 ROUNDS = 6
-TWICE = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=3)
+TWICE = separated(ROUNDS, 3)
 
 
 def plan_of(clipping, mechanism="banded", participation=TWICE, **changes):
-    values = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-6} | changes
-    mechanism = MECHANISMS[mechanism](ROUNDS)
-    return fedmf.Plan(
-        mechanism=mechanism, participation=participation, quantile_clipping=clipping, **values
-    )
+    return plan(participation, MECHANISMS[mechanism](ROUNDS), quantile_clipping=clipping, **changes)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +118,7 @@ def test_both_streams_are_stated():
 
 def test_what_was_achieved_counts_both_streams():
     plan = plan_of(QuantileClipping())
-    ledger = fedmf.ParticipationLedger(cohort_size=1)
-    for t in range(ROUNDS):
-        ledger.append(np.array([t]))
+    ledger = ledger_of([[t] for t in range(ROUNDS)])
     once = fedmf.audit_ledger(ledger, plan)
     assert once.epsilon == pytest.approx(fedmf.audit_ledger(ledger, plan_of(None)).epsilon)
     assert once.epsilon < plan.epsilon

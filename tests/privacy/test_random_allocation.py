@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import fft, special
 
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon
@@ -40,10 +38,7 @@ def integrals(sigma, positions, epsilon, top, cells=2**21):
 @pytest.mark.parametrize(
     ("sigma", "positions", "epsilon", "top"),
     [
-        (1.0, 2, 0.8, 3000),
-        (1.0, 8, 0.5, 3000),
         (1.0, 64, 0.5, 3000),
-        (2.0, 64, 0.2, 200),
         (0.8, 5, 0.4, 9000),
     ],
 )
@@ -111,14 +106,6 @@ def test_one_position_is_the_gaussian(sigma, epochs, epsilon):
     assert random_allocation_epsilon(sigma, 1e-12, positions=1, epochs=epochs) == gaussian_epsilon(
         sigma / math.sqrt(epochs), 1e-12
     )
-
-
-@settings(max_examples=20)
-@given(st.floats(0.3, 8), st.integers(1, 60), st.integers(1, 6))
-def test_the_law_is_one(sigma, positions, epochs):
-    law = allocation_law(sigma, positions, epochs)
-    assert law.mass.sum() + law.zero == pytest.approx(1, abs=1e-12)
-    assert law.mass_under_p.sum() + law.infinite == pytest.approx(1, abs=1e-12)
 
 
 def test_the_ends_of_its_range():

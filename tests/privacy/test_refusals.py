@@ -21,19 +21,19 @@ from fedmf.cohorts.availability import (
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
-from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.statement import as_text
+from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.privacy import plans
 from tests.privacy.plans import banded, ledger_of
 from tests.refusals import assert_refused, named
 
 NAN, INF = float("nan"), float("inf")
 ONE = IdentityMechanism(rounds=4)
-TWICE = Participation(rounds=4, schema="min_sep", min_sep=2)
-SPACED = Participation(rounds=20, schema="min_sep", min_sep=5)
-FIXED = Participation(rounds=20, schema="fixed_epoch", min_sep=5)
-EVERY = Participation(rounds=40, schema="every_round")
+TWICE = separated(4, 2)
+SPACED = separated(20, 5)
+FIXED = epochs(20, 5)
+EVERY = every_round(40)
 POISSON, FIXED_SIZE = (
     kind(population=60, cohort_size=6, partitions=5) for kind in (CyclicPoisson, CyclicFixedSize)
 )
@@ -253,9 +253,7 @@ MISMATCHES = [
     ),
     # In the numbers that were asked about, and not in the simulated ones.
     (
-        lambda: forecast(
-            Participation(rounds=4000, schema="single"), Size(population=10**7, cohort_size=6500)
-        ),
+        lambda: forecast(single(4000), Size(population=10**7, cohort_size=6500)),
         r"cohort_size=6500 \* rounds=4000 = 26000000 exceeds population=10000000",
     ),
     (lambda: Diurnal(time_zones=((1, 0.5),)), "do not add up to 1"),

@@ -10,14 +10,14 @@ import pytest
 import fedmf
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import DenseMechanism, TreeMechanism
-from fedmf.participation.schema import Participation
 from fedmf.privacy.describe import statement, statement_values
 from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.statement import as_text, markdown, mechanism_digest
+from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.privacy import plans
 from tests.privacy.plans import ledger_of, two_bands
 
-TWICE = Participation(rounds=8, schema="min_sep", min_sep=4)
+TWICE = separated(8, 4)
 
 
 def plan(participation=TWICE, **changes):
@@ -33,39 +33,21 @@ def point(statement, name):
     return " ".join(match[1].split())
 
 
-def test_every_point_of_k1_in_order():
-    text = statement(plan())
-    points = (
-        "DP setting, Instantiating the definition, Data accesses covered, Final mechanism output, "
-        "Unit of privacy, Adjacency, Accounting, Type, Assumptions, Formal statement, "
-        "Transparency and verifiability"
-    ).split(", ")
-    beyond = ["Users with several devices", "Not covered", "How to check it"]
-    places = [
-        *(text.index(f"**{name}.**") for name in points),
-        *(text.index(f"\n## {name}\n") for name in beyond),
-    ]
-    assert places == sorted(places)
-
-
 def test_an_epsilon_that_is_none():
     assert "epsilon = infinity (no guarantee)" in statement(plan(noise_multiplier=1e-3))
 
 
 @pytest.mark.parametrize(
-    ("limits", "words"),
+    ("participation", "words"),
     [
-        ({"schema": "single"}, ["at most one of the 8 rounds"]),
-        ({"schema": "every_round"}, ["every one of the 8 rounds"]),
-        ({"schema": "fixed_epoch", "min_sep": 3}, ["at most 3 of the 8", "exactly 3 rounds apart"]),
-        (
-            {"schema": "min_sep", "min_sep": 3, "max_participations": 2},
-            ["at most 2 of the 8", "at least 3 rounds apart"],
-        ),
+        (single(8), ["at most one of the 8 rounds"]),
+        (every_round(8), ["every one of the 8 rounds"]),
+        (epochs(8, 3), ["at most 3 of the 8", "exactly 3 rounds apart"]),
+        (separated(8, 3, 2), ["at most 2 of the 8", "at least 3 rounds apart"]),
     ],
 )
-def test_participation_in_words(limits, words):
-    assumptions = point(statement(plan(Participation(rounds=8, **limits))), "Assumptions")
+def test_participation_in_words(participation, words):
+    assumptions = point(statement(plan(participation)), "Assumptions")
     for word in words:
         assert word in assumptions
 
@@ -73,7 +55,7 @@ def test_participation_in_words(limits, words):
 def test_an_upper_bound_is_called_one():
     exact = plan()
     bound = plan(
-        Participation(rounds=8, schema="min_sep", min_sep=2, max_participations=3),
+        separated(8, 2, 3),
         mechanism=TreeMechanism(rounds=8),
     )
     assert exact.sensitivity.exact
@@ -113,7 +95,7 @@ def sampled(kind=fedmf.CyclicPoisson, **changes):
 def audited(folder):
     """A log in which one client came too soon."""
     made = plan(
-        Participation(rounds=12, schema="min_sep", min_sep=4),
+        separated(12, 4),
         mechanism=two_bands(12),
         noise_multiplier=1.5,
     )
@@ -171,11 +153,6 @@ def test_golden(name, tmp_path):
 
 class TestValues:
     def test_pretraining(self):
-        words = point(
-            markdown(statement_values(plan(), pretraining="public multilingual C4")),
-            "Data accesses covered",
-        )
-        assert "Pre-training: public multilingual C4. The data used for it is not covered." in words
         words = point(
             markdown(statement_values(plan(), pretraining="none, drawn with seed 3")),
             "Data accesses covered",

@@ -8,9 +8,7 @@ import json
 import pytest
 
 from fedmf.mechanisms.budget import Budget
-from fedmf.mechanisms.family import fitted_families
 from fedmf.participation.schema import Participation
-from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import calibrate_command, statement, statement_values, summary
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.private_metrics import PrivateMetrics
@@ -30,20 +28,20 @@ LIMITS = {
 }
 
 
+def participation(schema):
+    return Participation(rounds=ROUNDS, schema=schema, **LIMITS[schema])
+
+
 def plan(schema="min_sep", **changes):
-    participation = (
-        None
-        if "sampling" in changes
-        else Participation(rounds=ROUNDS, schema=schema, **LIMITS[schema])
-    )
     given = {
+        "participation": None if "sampling" in changes else participation(schema),
         "mechanism": BANDED,
         "noise_multiplier": 1.1,
         "clip_norm": 0.3,
         "delta": 2.5e-7,
         **changes,
     }
-    return Plan(participation=participation, **given)
+    return Plan(**given)
 
 
 def printed_again(made, folder):
@@ -71,13 +69,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("schema", LIMITS)
-def test_without_sampling(folder, schema, simulated):
-    made = plan(schema, noise_multiplier=0 if schema == "single" and not simulated else 1.1)
-    check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
-
-
 # Of 4 bands; 8 say more than they do
 @pytest.mark.parametrize(
     ("partitions", "simulated"), [pytest.param(None, True, marks=pytest.mark.slow), (8, False)]
@@ -94,16 +85,22 @@ def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
     check(made.simulating(simulated=2, claimed=20) if simulated else made, folder)
 
 
-@pytest.mark.parametrize("simulated", [False, True])
-def test_a_clip_norm_that_follows_a_quantile(folder, simulated):
-    made = plan(quantile_clipping=QuantileClipping(quantile=0.3, share=0.1, every=7))
-    check(made.simulating(simulated=7, claimed=90) if simulated else made, folder)
+QUANTILE = QuantileClipping(quantile=0.3, share=0.1, every=7)
+METRICS = PrivateMetrics(share=0.03, largest_loss=4.0)
+PLANS = {
+    **{schema: plan(schema) for schema in LIMITS},
+    "without noise": plan("single", noise_multiplier=0),
+    "simulated": plan().simulating(simulated=7, claimed=90),
+    "a quantile": plan(quantile_clipping=QUANTILE).simulating(simulated=7, claimed=90),
+    "private metrics": plan(private_metrics=METRICS),
+    "both": plan(private_metrics=METRICS, quantile_clipping=QUANTILE),
+    "a budget": plan(participation=Budget.of(BANDED, participation("min_sep")).participation),
+}
 
 
-@pytest.mark.parametrize("clipping", [None, QuantileClipping(quantile=0.3, share=0.1)])
-def test_private_metrics(folder, clipping):
-    metrics = PrivateMetrics(share=0.03, largest_loss=4.0)
-    check(plan(private_metrics=metrics, quantile_clipping=clipping), folder)
+@pytest.mark.parametrize("made", PLANS.values(), ids=PLANS)
+def test_without_sampling(folder, made):
+    check(made, folder)
 
 
 def test_of_a_run_that_ends_early(folder):
@@ -112,12 +109,6 @@ def test_of_a_run_that_ends_early(folder):
     shown = printed_by(calibrate_command(made))
     assert shown["statement_values"] == json.loads(json.dumps(statement_values(made)))
     assert "--stop-after 20" in calibrate_command(made)
-
-
-def test_of_a_budget(folder):
-    of = Participation(rounds=ROUNDS, schema="min_sep", **LIMITS["min_sep"])
-    kept = Budget.of(BANDED, of).participation
-    check(dataclasses.replace(plan(), participation=kept), folder)
 
 
 def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
@@ -129,12 +120,6 @@ def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
     assert {field.name for kind in SCHEMES.values() for field in dataclasses.fields(kind)} == {
         *("population", "cohort_size", "partitions", "bins", "min_sep"),
     }
-
-
-@pytest.mark.parametrize("family", fitted_families())
-def test_every_family(folder, family):
-    config = PlanConfig(rounds=16, min_sep=4, family=family, noise_multiplier=1.5)
-    check(config.plan(), folder)
 
 
 def test_a_log_with_groups_is_audited_by_the_printed_command(folder):

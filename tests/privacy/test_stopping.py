@@ -12,19 +12,20 @@ from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.mechanisms import (
-    BandedMechanism,
     BLTMechanism,
-    DenseMechanism,
     IdentityMechanism,
     ToeplitzMechanism,
+    TreeMechanism,
 )
 from fedmf.mechanisms.leading import leading_block
 from fedmf.privacy.describe import statement, statement_values
 from fedmf.privacy.plan import unit_noise
+from fedmf.privacy.sampling import CyclicPoisson
 from fedmf.privacy.stopping import rounds_within, stopped_after, stopping_table
 from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by, refused
-from tests.mechanisms.schemas import separated
+from tests.mechanisms.registry import MECHANISMS, both_signs
+from tests.mechanisms.schemas import fitted, separated
 from tests.oracles import attained_sensitivity
 from tests.participation.test_participation import participations
 from tests.privacy.plans import plan
@@ -33,27 +34,14 @@ from tests.refusals import refusal
 BLT = BLTMechanism(rounds=9, decays=[0.9, 0.5], inverse_decays=[0.7, 0.2])
 
 
-def dense(rounds, seed=1):
-    rng = np.random.default_rng(seed)
-    return DenseMechanism(
-        matrix=np.tril(rng.standard_normal((rounds, rounds)), -1) + np.eye(rounds)
-    )
-
-
-def banded(rounds):
-    diagonals = np.tile([1.0, 0.5, -0.3], (rounds, 1)) * np.linspace(1, 2, rounds)[:, None]
-    diagonals[0, 1:] = diagonals[1, 2] = 0.0
-    return BandedMechanism(diagonals=diagonals)
-
-
 @pytest.mark.parametrize(
     "mechanism",
     [
         IdentityMechanism(rounds=9),
         BLT,
         ToeplitzMechanism(rounds=9, noising_window=[1.0, -0.6]),
-        banded(9),
-        dense(9),
+        MECHANISMS["banded, uneven"](9),
+        both_signs(9, seed=1),
     ],
     ids=lambda m: m.family,
 )
@@ -70,7 +58,7 @@ def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, r
 @settings(max_examples=40)
 def test_no_contributions_to_the_first_rounds_exceed_what_is_stated(participation, seed, rounds):
     n = participation.rounds
-    whole = plan(participation, dense(n, seed))
+    whole = plan(participation, both_signs(n, seed))
     stopped = stopped_after(whole, min(rounds, n))
     C = whole.mechanism.encoder()[: min(rounds, n), : min(rounds, n)]
     attained = attained_sensitivity(C, stopped.participation, np.random.default_rng(0), starts=2)
@@ -81,7 +69,7 @@ def test_no_contributions_to_the_first_rounds_exceed_what_is_stated(participatio
 
 def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
     apart = separated(64, 16)
-    blt = fedmf.fit(fedmf.prefix_sum(64), apart, family="blt", buffers=2)
+    blt = fitted(apart, "blt", buffers=2)
     whole = fedmf.calibrate(blt, apart, epsilon=6.0, delta=1e-6)
     stopped = stopped_after(whole, 20)
     short = dataclasses.replace(blt, rounds=20, certificate=None, certificate_reason="shorter")
@@ -96,9 +84,7 @@ def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
 
 @pytest.mark.parametrize("change", [{"clip_norm": 0.1}, {"noise_multiplier": 9.0}])
 def test_noise_that_is_not_that_of_all_rounds_is_refused(change):
-    once = fedmf.Participation(rounds=8, schema="min_sep", min_sep=4)
-    mechanism = fedmf.fit(fedmf.prefix_sum(8), once, family="identity")
-    stopped = stopped_after(fedmf.calibrate(mechanism, once, epsilon=2.0, delta=1e-6), 4)
+    stopped = stopped_after(plan(separated(8, 4)), 4)
     with refusal(f"{next(iter(change))} changed in a plan of the first"):
         dataclasses.replace(stopped, **change)
     with refusal("simulation changed"):
@@ -132,20 +118,35 @@ class TestRoundsWithin:
             rounds_within(self.WHOLE, 0.5)
 
 
-def test_refusals():
-    def refused_at(whole, rounds, words):
-        with refusal(words):
-            stopped_after(whole, rounds)
-
-    apart = separated(8, 4)
-    refused_at(plan(apart), 0, "before its plan and not after it")
-    refused_at(plan(apart), 9, "before its plan and not after it")
-    budget = fedmf.Budget.of(BLT, separated(9, 3)).participation
-    refused_at(plan(budget, BLT), 5, "may be spent in the first 5 rounds")
-    tree = fedmf.fit(fedmf.prefix_sum(8), apart, family="tree")
-    refused_at(plan(apart, tree), 4, r"family=tree has an encoder of shape \(15, 8\)")
-    scheme = fedmf.CyclicPoisson(population=90, cohort_size=3)
-    refused_at(plan(None, banded(8), sampling=scheme), 4, "sampling=CyclicPoisson")
+@pytest.mark.parametrize(
+    ("whole", "rounds", "words"),
+    [
+        (plan(separated(8, 4)), 0, "before its plan and not after it"),
+        (plan(separated(8, 4)), 9, "before its plan and not after it"),
+        (
+            plan(fedmf.Budget.of(BLT, separated(9, 3)).participation, BLT),
+            5,
+            "may be spent in the first 5 rounds",
+        ),
+        (
+            plan(separated(8, 4), TreeMechanism(rounds=8)),
+            4,
+            r"family=tree has an encoder of shape \(15, 8\)",
+        ),
+        (
+            plan(
+                None,
+                IdentityMechanism(rounds=8),
+                sampling=CyclicPoisson(population=90, cohort_size=3),
+            ),
+            4,
+            "sampling=CyclicPoisson",
+        ),
+    ],
+)
+def test_refusals(whole, rounds, words):
+    with refusal(words):
+        stopped_after(whole, rounds)
 
 
 @pytest.mark.parametrize(

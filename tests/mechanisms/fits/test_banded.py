@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-import fedmf
 from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss
 from fedmf.mechanisms.banded.recursion import columns_of_rows, rows_of_columns
 from fedmf.mechanisms.error import loss, rmse
@@ -94,50 +93,46 @@ def test_bounds_hold_for_every_feasible_encoder(sizes, equal, structured):
         assert problem.evaluate(feasible(n, bands, min_sep, rng))[0] >= bound * (1.0 - 1e-12)
 
 
-@pytest.mark.parametrize("floor", [1e-3, 1e-6])
-@pytest.mark.parametrize("equal_norms", [True, False])
-def test_rates_that_rise_again(floor, equal_norms):
-    # Cosine restarts. From 1e-4 on the recursion loses digits, and the fit is dense.
-    n = 128
-    rates = floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % 16) / 15)) / 2.0
-    mechanism = fit(sgd(rates), epochs(n, 16), bands=16, equal_norms=equal_norms, tolerance=1e-3)
+N = 130
+RATES = np.concatenate([np.linspace(0.05, 1.0, 20), np.ones(N - 52), np.linspace(1.0, 0.05, 32)])
+COSINE = (1.0 + np.cos(np.pi * (np.arange(N) % 16) / 15)) / 2.0
+# Workload, tolerance, and whether norms may be free.
+WORKLOADS = [
+    (prefix_sum(N), 1e-4, True),
+    (sgd(RATES), 1e-4, True),
+    (identity(N), 1e-4, True),
+    # These take more than max_iterations steps where norms are free, and say so.
+    (momentum_sgd(N, 0.95, RATES), 1e-4, False),
+    (sgd(RATES) @ prefix_sum(N), 1e-4, False),
+    # Restarts. From 1e-4 on the recursion loses digits, and the fit is dense.
+    *((sgd(floor + (1.0 - floor) * COSINE), 1e-3, True) for floor in (1e-3, 1e-6)),
+]
+
+
+@pytest.mark.parametrize(
+    ("workload", "tolerance", "equal_norms"),
+    [
+        (workload, tolerance, equal)
+        for workload, tolerance, free in WORKLOADS
+        for equal in ([True, False] if free else [True])
+    ],
+)
+def test_workloads_reach_their_tolerance(workload, tolerance, equal_norms):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mechanism = fit(
+            workload, epochs(N, 16), bands=12, equal_norms=equal_norms, tolerance=tolerance
+        )
     certificate = mechanism.certificate
-    assert certificate.gap <= 1e-3
-    under = single(n) if equal_norms else certificate.participation
-    defined = (
-        np.square((np.tri(n) * rates) @ mechanism.noising()).sum()
-        * sensitivity(mechanism, under).value ** 2
-    )
+    assert certificate.gap <= tolerance
+    assert (certificate.participation is None) == equal_norms
+    under = single(N) if equal_norms else certificate.participation
+    found = sensitivity(mechanism, under)
+    assert found.exact
+    assert_allclose(found.value, 1.0, rtol=1e-12)
+    assert_allclose(loss(mechanism, workload, under), certificate.loss, rtol=1e-9)
+    defined = np.square(workload.matrix @ mechanism.noising()).sum()
     assert_allclose(certificate.loss, defined, rtol=1e-6)
-    assert_allclose(loss(mechanism, sgd(rates), under), defined, rtol=1e-6)
-
-
-@pytest.mark.parametrize("n", [128, 130])
-@pytest.mark.parametrize("equal_norms", [True, False])
-def test_workloads_reach_their_tolerance(n, equal_norms):
-    rates = np.concatenate(
-        [np.linspace(0.05, 1.0, 20), np.ones(n - 52), np.linspace(1.0, 0.05, 32)]
-    )
-    participation = epochs(n, 16)
-    workloads = [prefix_sum(n), momentum_sgd(n, 0.95, rates), sgd(rates), identity(n)]
-    if not equal_norms:
-        del workloads[1]  # takes more than max_iterations steps, and says so
-    else:
-        workloads.append(sgd(rates) @ prefix_sum(n))
-    for workload in workloads:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            mechanism = fit(
-                workload, participation, bands=12, equal_norms=equal_norms, tolerance=1e-4
-            )
-        certificate = mechanism.certificate
-        assert certificate.gap <= 1e-4
-        under = single(n) if equal_norms else certificate.participation
-        assert (certificate.participation is None) == equal_norms
-        found = sensitivity(mechanism, under)
-        assert found.exact
-        assert_allclose(found.value, 1.0, rtol=1e-12)
-        assert_allclose(loss(mechanism, workload, under), certificate.loss, rtol=1e-9)
 
 
 def test_without_equal_norms_against_an_independent_solver():
@@ -163,22 +158,17 @@ def test_without_equal_norms_against_an_independent_solver():
     assert certificate.lower_bound <= best * (1.0 + 1e-9)
 
 
-def test_dropping_equal_norms_helps_under_epochs_only():
-    n, b = 96, 24
-    given, apart = {"bands": 6, "tolerance": 1e-5}, separated(n, b)
-    even, free, again = (
-        fit(prefix_sum(n), participation, equal_norms=equal, **given)
-        for participation, equal in ((epochs(n, b), True), (epochs(n, b), False), (apart, False))
+def test_without_equal_norms_the_matrix_is_the_same_for_both_schemas():
+    fixed, apart = (
+        fit(prefix_sum(96), participation, bands=6, equal_norms=False)
+        for participation in (epochs(96, 24), separated(96, 24))
     )
-    assert rmse(free, prefix_sum(n), epochs(n, b)) < rmse(even, prefix_sum(n), epochs(n, b))
-    assert sensitivity(free, apart).value > 1.001 * sensitivity(free, epochs(n, b)).value
-    # The same matrix for both schemas.
-    assert np.array_equal(free.diagonals, again.diagonals)
-    assert again.certificate.participation == epochs(n, b)
+    assert np.array_equal(fixed.diagonals, apart.diagonals)
+    assert apart.certificate.participation == epochs(96, 24)
 
 
 def test_without_equal_norms_once_is_the_problem_with_them():
-    once = fedmf.Participation(rounds=20, schema="min_sep", min_sep=5, max_participations=1)
+    once = separated(20, 5, 1)
     for participation in (single(20), once):
         even, free = (
             fit(prefix_sum(20), participation, bands=5, equal_norms=e) for e in (True, False)
@@ -199,7 +189,6 @@ def test_banded_table_2(bands, equal_norms):
         bands=bands,
         equal_norms=equal_norms,
         tolerance=1e-3,
-        cache=False,
     )
     assert mechanism.certificate.gap <= 1e-3
     once, under_epochs, apart = (

@@ -8,11 +8,11 @@ import fedmf
 from fedmf.mechanisms.blt import time_grid
 from fedmf.mechanisms.error import max_error, rmse
 from fedmf.workloads import momentum_sgd, prefix_sum
-from tests.mechanisms.schemas import separated, single
+from tests.mechanisms.schemas import every_round, single
 
 
 def blt(workload, participation, **options):
-    return fedmf.fit(workload, participation, family="blt", cache=False, **options)
+    return fedmf.fit(workload, participation, family="blt", **options)
 
 
 @given(count=st.integers(0, 200_000), rate=st.floats(-9.0, 2.0))
@@ -63,22 +63,10 @@ def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
         assert best * (1.0 - 1e-5) <= errors[-1] <= 1.003 * best
 
 
-def test_several_participations_are_worth_fitting_to():
-    n = 300
-    participation = separated(n, 50)
-    for objective, measure in (("mean", rmse), ("max", max_error)):
-        for_one, for_six = (
-            measure(blt(prefix_sum(n), under, objective=objective), prefix_sum(n), participation)
-            for under in (single(n), participation)
-        )
-        assert for_six < for_one
-    assert fedmf.sensitivity(blt(prefix_sum(n), participation), participation).exact
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("objective", ["mean", "max"])
 def test_fewer_rounds_than_buffers(n, objective):
-    for participation in (single(n), fedmf.Participation(rounds=n, schema="every_round")):
+    for participation in (single(n), every_round(n)):
         mechanism = blt(prefix_sum(n), participation, buffers=8, objective=objective)
         assert mechanism.rounds == n
         assert mechanism.buffers <= max(1, n // 2)

@@ -53,11 +53,7 @@ def test_whatever_decides_a_fit_is_part_of_its_name(tmp_path):
         {"bands": 5},
         {"tolerance": 1e-4},
         {"participation": separated(24, 4)},
-        {
-            "participation": fedmf.Participation(
-                rounds=24, schema="min_sep", min_sep=4, max_participations=2
-            )
-        },
+        {"participation": separated(24, 4, 2)},
         {"workload": momentum_sgd(24, 0.9)},
         {"workload": momentum_sgd(24, 0.9, np.linspace(1.0, 0.5, 24))},
         {"workload": Workload("prefix_sum", np.tri(24))},

@@ -9,10 +9,10 @@ import scipy.optimize
 import fedmf
 from fedmf.mechanisms import ToeplitzMechanism
 from fedmf.workloads import momentum_sgd, prefix_sum
-from tests.mechanisms.schemas import separated, single
+from tests.mechanisms.schemas import fitted, separated, single
 from tests.oracles import attained_sensitivity
 
-EIGHT = fedmf.Participation(rounds=512, schema="min_sep", min_sep=64, max_participations=8)
+EIGHT = separated(512, 64, 8)
 # Banded inverse square roots, prefix sums, 512 rounds: sensitivity, rmse, largest error. Computed
 # apart from this code.
 BISR = [
@@ -37,17 +37,14 @@ def measures(mechanism, participation):
 
 
 def inverse(participation, bands, **options):
-    return fedmf.fit(
-        prefix_sum(participation.rounds), participation, family="toeplitz",
-        coefficients="optimized_inverse", bands=bands, cache=False, **options,
+    return fitted(participation, "toeplitz",
+        coefficients="optimized_inverse", bands=bands, **options,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("participation", "bands", "expected"), BISR)
 def test_values_of_closed_ones_and_the_optimised_better(participation, bands, expected):
-    closed = fedmf.fit(
-        prefix_sum(512), participation, family="toeplitz", coefficients="inverse_sqrt", bands=bands
-    )
+    closed = fitted(participation, "toeplitz", coefficients="inverse_sqrt", bands=bands)
     assert measures(closed, participation) == pytest.approx(expected, abs=1e-6)
     best = inverse(participation, bands)
     assert len(best.noising_window) == bands

@@ -15,7 +15,7 @@ import fedmf
 from fedmf.experiments.papers import fits
 from fedmf.mechanisms.fitting.progress import interruptible_fits
 from fedmf.privacy import bands, config
-from tests.mechanisms.schemas import epochs, separated, single
+from tests.mechanisms.schemas import epochs, every_round, separated, single
 
 ROUNDS = 60
 ONCE = single(ROUNDS)
@@ -45,7 +45,7 @@ FITS = {
 
 def fit(name, **options):
     workload, participation, own = FITS[name]
-    return fedmf.fit(workload, participation, **own, **options, cache=False)
+    return fedmf.fit(workload, participation, **own, **options)
 
 
 def ctrl_c(*_):
@@ -103,8 +103,8 @@ def test_a_fit_within_its_tolerance_warns_of_nothing_and_repeats_itself(name):
 SCHEMAS = {
     "single": single(40),
     "min_sep": separated(40, 8),
-    "epochs": fedmf.Participation(rounds=40, schema="fixed_epoch", min_sep=7, max_participations=3),
-    "every_round": fedmf.Participation(rounds=40, schema="every_round"),
+    "epochs": epochs(40, 7, 3),
+    "every_round": every_round(40),
 }
 # What a neighbour changes, and the fit: bands beyond min_sep, and no more buffers than are of use.
 # It may be a little better, as fits end at a tolerance; 5e-4 after three steps, or more.

@@ -5,7 +5,7 @@ import pytest
 
 import fedmf
 from fedmf.mechanisms.fit_range import fit_range, for_rounds
-from tests.mechanisms.schemas import separated, single
+from tests.mechanisms.schemas import fitted, separated, single
 
 RUNS = (separated(40, 10), separated(160, 10), single(160), separated(400, 100))
 
@@ -19,10 +19,7 @@ RUNS = (separated(40, 10), separated(160, 10), single(160), separated(400, 100))
 )
 def test_the_candidate_with_the_least_worst_regret(family, options):
     found = fit_range(RUNS, family, options=options)
-    candidates = [
-        fedmf.fit(fedmf.prefix_sum(of.rounds), of, family=family, objective="max", **options)
-        for of in RUNS
-    ]
+    candidates = [fitted(of, family, objective="max", **options) for of in RUNS]
     errors = np.array(
         [
             [
@@ -42,7 +39,7 @@ def test_the_candidate_with_the_least_worst_regret(family, options):
 
 
 def test_longer_and_shorter_are_the_same_recurrence():
-    blt = fedmf.fit(fedmf.prefix_sum(40), separated(40, 10), family="blt", buffers=2)
+    blt = fitted(separated(40, 10), "blt", buffers=2)
     for rounds in (7, 40, 90):
         C = for_rounds(blt, rounds).encoder()
         shared = min(rounds, 40)

@@ -7,12 +7,12 @@ from fedmf.mechanisms.error import loss, max_error, rmse
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.toeplitz.fit import prefix_sum_bound
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
-from tests.mechanisms.schemas import separated, single
+from tests.mechanisms.schemas import fitted, separated, single
 from tests.refusals import refusal
 
 
 def toeplitz(workload, participation, **options):
-    return fit(workload, participation, family="toeplitz", cache=False, **options)
+    return fit(workload, participation, family="toeplitz", **options)
 
 
 @pytest.mark.parametrize("objective", ["mean", "max"])
@@ -38,21 +38,6 @@ def test_the_optimum_is_that_of_another_solver(make, objective, participation):
     assert_allclose(measure(mechanism, workload, participation), found.fun, rtol=1e-7)
 
 
-@pytest.mark.parametrize("power", [4, 8, 12, 16, pytest.param(20, marks=pytest.mark.slow)])
-def test_largest_errors_of_the_slides(power):
-    # BLT slides: log(n) / pi + constant for the optimal Toeplitz encoder. It is the standard
-    # deviation, sensitivity times error: both are the root of the sum of the squared coefficients
-    # binomial(2 t, t)^2 / 16^t ~ 1 / (pi t), whose sum is (log(n) + Euler's gamma + log(16)) / pi
-    # up to O(1 / n). Bands: grows like sqrt(n / bands).
-    constant = (np.euler_gamma + np.log(16.0)) / np.pi
-    n = 2**power
-    root = toeplitz(prefix_sum(n), single(n), coefficients="sqrt")
-    largest = max_error(root, prefix_sum(n), single(n))
-    assert abs(largest - np.log(n) / np.pi - constant) < 0.1 / n + 1e-9
-    buffered = fit(prefix_sum(n), single(n), family="blt", buffers=4, objective="max", cache=False)
-    assert largest * (1.0 - 1e-9) <= max_error(buffered, prefix_sum(n), single(n)) <= 1.02 * largest
-
-
 def test_closed_forms():
     n, options = 12, {"participation": single(12), "family": "toeplitz"}
     root = fit(prefix_sum(n), **options, coefficients="sqrt")
@@ -75,7 +60,7 @@ def test_closed_forms():
 def test_bounds_of_every_factorization_of_prefix_sums(n):
     singular = np.linalg.svd(prefix_sum(n).matrix, compute_uv=False)
     assert_allclose(prefix_sum_bound(n), singular.sum() ** 2 / n, rtol=1e-12)
-    dense = fit(prefix_sum(n), single(n), family="dense", cache=False).certificate
+    dense = fitted(single(n), "dense").certificate
     assert prefix_sum_bound(n) <= dense.loss * (1.0 + 1e-12)
 
 
