@@ -47,7 +47,7 @@ def sums(C, rounds):
 
 
 @every_mechanism
-@settings(max_examples=4)
+@settings(max_examples=12)
 @given(taken=records, participation=participations)
 def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, participation):
     mechanism, rng = build(N), np.random.default_rng(0)

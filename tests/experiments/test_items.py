@@ -49,6 +49,7 @@ def test_it_runs_and_holds(name, tmp_path, quick):
     result = made(name, tmp_path)
     assert result["holds"] or name in TIMED, result["verdict"]
     assert (tmp_path / "numbers.csv").read_text().count("\n") > 1
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def changed(table, **fields):

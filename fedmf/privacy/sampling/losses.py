@@ -352,7 +352,8 @@ def binomial(K: int, p: float) -> np.ndarray:
     """[m, e]: the chance of m of e, each with probability p."""
     from scipy import stats
 
-    return np.array([[stats.binom.pmf(m, e, p) for e in range(K + 1)] for m in range(K + 1)])
+    count = np.arange(K + 1)
+    return stats.binom.pmf(count[:, np.newaxis], count, p)
 
 
 def affordable(rounds: int, min_sep: int, order: int) -> bool:
