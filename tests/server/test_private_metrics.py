@@ -3,6 +3,7 @@ over rounds say of themselves.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -28,6 +29,7 @@ from tests.refusals import refusal
 ROUNDS = 6
 
 
+@functools.cache
 def plan_of(share=0.02, family="banded", **options):
     """Six rounds in which clients take part in every second one."""
     config = fedmf.PlanConfig(
