@@ -160,7 +160,6 @@ def test_what_keeps_or_draws_something_is_refused(layer, said):
     "middle",
     [
         (lambda: layers.LSTM(4, return_sequences=True), layers.LayerNormalization),
-        (lambda: layers.GRU(4, return_sequences=True),),
         (FromInputs,),
         (lambda: layers.Dropout(0.0),),
     ],
