@@ -147,6 +147,14 @@ def test_every_origin_gives_the_same(tff):
         twice.examples_of("0")
 
 
+def test_weights_are_a_list_as_well():
+    listed, arrays = (
+        task_of(weights={"sample_weight": weights}).examples_of("1")
+        for weights in (WEIGHTS.tolist(), WEIGHTS)
+    )
+    tf.nest.map_structure(np.testing.assert_array_equal, listed, arrays)
+
+
 def test_a_class_of_the_splits_without_a_weight_is_refused():
     """Also where the task was made before its weights; what a client has is seen in its round."""
     task = dataclasses.replace(task_of(weights={}), class_weight={0: 1.0, 1: 1.0})
