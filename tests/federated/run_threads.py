@@ -4,7 +4,6 @@ FOLDER THREADS EXECUTIONS. In TFF's runtime it makes one round.
 The model is large enough that TensorFlow and the linear algebra would share out its operations.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -46,7 +45,7 @@ def trained(folder: str, execution: str, threads: int) -> dict[str, object]:
                 found["worker command"] = (process / "cmdline").read_text().split("\0")
                 found["worker environment"] = (process / "environ").read_text().split("\0")
 
-    task = dataclasses.replace(small_task(), build_model=build_model)
+    task = small_task(build_model=build_model)
     settings = config(execution, **({"rounds": 1, "min_sep": 1} if execution == "tff" else {}))
     train(f"{folder}/{execution}", settings, task, threads=threads, on_round=look)
     return found | {"environment afterwards": [os.environ.get(name) for name in LIMITS]}

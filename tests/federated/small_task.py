@@ -2,7 +2,9 @@
 the last.
 """
 
+import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,9 +14,13 @@ from fedmf import federated
 CLASSES, LENGTH = 7, 5
 
 
+def small_task(**changes: Any) -> federated.Task:
+    """With these attributes changed. Clients have between 0 and 9 sequences; one has none."""
+    return dataclasses.replace(_task(), **changes) if changes else _task()
+
+
 @functools.cache
-def small_task(clients: int = 12) -> federated.Task:
-    """Clients have between 0 and 9 sequences; one of them has none."""
+def _task() -> federated.Task:
 
     def examples(name: str, count: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(sum(name.encode()))
@@ -39,7 +45,7 @@ def small_task(clients: int = 12) -> federated.Task:
     return federated.Task(
         name="small",
         description="arithmetic progressions",
-        client_ids=[f"client {i}" for i in range(clients)],
+        client_ids=[f"client {i}" for i in range(12)],
         client_examples=examples,
         evaluation_examples=lambda split: examples(split, 40),
         build_model=build_model,

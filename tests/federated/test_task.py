@@ -276,29 +276,6 @@ def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, exec
 
 
 @pytest.mark.slow
-def test_a_label_for_each_example_and_a_model_with_one_output(tmp_path):
-    """Keras adds the axis that such labels lack.
-
-    Without it a squared error of all pairs would be taken.
-    """
-    x, y = TABLE["age"].astype(np.float32), TABLE["age"][:, 0]
-
-    def model():
-        return tf.keras.Sequential([layers.Dense(1, kernel_initializer="zeros", input_shape=(1,))])
-
-    changes = {
-        "loss": tf.keras.losses.MeanSquaredError(),
-        "metrics": lambda: [metrics.MeanSquaredError("error")],
-    }
-    one, other = (
-        train(tmp_path / str(labels.ndim), task=task_of(x, labels, model, **changes))
-        for labels in (y, y[:, None])
-    )
-    np.testing.assert_equal(one.weights, other.weights)
-    assert one.result["test"] == pytest.approx(other.result["test"])
-
-
-@pytest.mark.slow
 def test_texts_of_any_kind_and_length_reach_the_model_whole(tmp_path):
     """As numpy, pandas and tf.data give them. The longest of each client is as long as it is."""
     words = np.array(["a", "much longer", "word"])

@@ -127,20 +127,23 @@ def flat(arrays):
     return np.concatenate([array.numpy().ravel() for array in arrays.values()])
 
 
-def keeper(given=None, seed=7):
-    """The server that the strategy should be the same as, in memory."""
-    return fedmf.Server(
-        given or plan(),
+def assert_arrays(arrays, model):
+    """To the bit, and of the same dtypes."""
+    for name, expected in model.items():
+        found = arrays[name] if isinstance(arrays, dict) else arrays[name].numpy()
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+
+
+def expected(given, asked, behave=trained, seed=7):
+    """The models after each round of FedAvg on the cohorts `asked`, from a Server alone."""
+    server = fedmf.Server(
+        given,
         shapes=list(MODEL.values()),
         clients_per_round=COHORT,
         noise_seed=seed,
         zeroing_norm=1e6,
     )
-
-
-def expected(given, asked, behave=trained, seed=7):
-    """The models after each round of FedAvg on the cohorts `asked`, from a Server alone."""
-    server = keeper(given, seed)
     model = {name: np.ones(shape, np.float32) for name, shape in MODEL.items()}
     models = []
     for nodes in asked:

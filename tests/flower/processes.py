@@ -71,12 +71,6 @@ class Programs:
         """Notes whom the programs started: who loses its parent cannot be found later."""
         self._seen |= descendants(*(program.pid for program in self._programs.values()))
 
-    def kill(self, name):
-        """kill -9 of the program alone."""
-        self.look()
-        self._programs[name].kill()
-        self._programs[name].wait()
-
     def end(self):
         self.look()
         for pid in [*(program.pid for program in self._programs.values()), *self._seen]:

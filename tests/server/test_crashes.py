@@ -350,12 +350,10 @@ class TestFilesThatAreNotItsOwn:
         server = fedmf.Server(plan, shapes=[(3,)], clients_per_round=4, noise_seed=9, folder=other)
         server.release()
         server.close()
-        for name in ("release.npz", "private/noise_seed", "mechanism.npz", "server.json"):
+        for name in ("release.npz", "private/noise_seed"):
             copied = tmp_path / f"copy of {name.replace('/', ' ')}"
             shutil.copytree(folder, copied)
             shutil.copy(other / name, copied / name)
-            if (other / name).read_bytes() == (folder / name).read_bytes():
-                continue
             with refusal("is damaged or not of this server"):
                 fedmf.Server.open(copied)
 

@@ -3,6 +3,7 @@ over rounds say of themselves.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -28,6 +29,7 @@ from tests.refusals import refusal
 ROUNDS = 6
 
 
+@functools.cache
 def plan_of(share=0.02, family="banded", **options):
     """Six rounds in which clients take part in every second one."""
     config = fedmf.PlanConfig(
@@ -54,14 +56,6 @@ def test_no_client_adds_more_than_one(loss, accuracy):
     assert all((Fraction(float(x)) * 2**30).denominator == 1 for x in part)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [(10**400, 1), (-(10**400), -1), (np.float32(8), 1), (np.int64(4), 0)]
-)
-def test_numbers_of_other_kinds(value, expected):
-    part = metrics_of().contribution({"loss": value, "accuracy": 0.5})
-    assert part[2] / part[0] == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("value", ["2.5", b"2", True, [1.0], Fraction(3, 2)], ids=repr)
 def test_what_is_no_number_is_refused_and_not_told(value):
     with refusal(f"`metrics` has a {type(value).__name__} for loss", TypeError) as caught:
@@ -77,7 +71,10 @@ def test_a_value_beyond_its_range_is_its_end_and_nan_its_middle():
         return part[[2, 1]] / part[0]
 
     assert centred(8.0) == pytest.approx([1.0, -0.5])
-    for value, expected in ((math.inf, 1), (9.0, 1), (-math.inf, -1), (2.0, -0.5), (math.nan, 0)):
+    for value, expected in (
+        (math.inf, 1), (9.0, 1), (-math.inf, -1), (2.0, -0.5), (math.nan, 0),
+        (10**400, 1), (-(10**400), -1), (np.float32(8), 1), (np.int64(4), 0),
+    ):  # fmt: skip
         assert centred(value)[0] == pytest.approx(expected)
 
 
@@ -170,7 +167,7 @@ def test_the_noise_is_the_plan_s_and_has_nothing_of_the_updates():
     assert abs(float(np.mean(updates * updates))) > limit  # the control
 
 
-@pytest.mark.parametrize("family", ["banded", "blt", "identity", "tree"])
+@pytest.mark.parametrize("family", ["banded", "identity", "tree"])
 def test_means_over_rounds_deviate_as_they_say(family):
     """By chi-square over seeds, at a false-positive rate of 1e-6; the control states a deviation of
     rounds whose noise were independent, which correlated noise stays below.

@@ -265,7 +265,7 @@ def test_setups_hold_no_examples():
     def examples(name):
         return np.resize(secret, (3, 5)).astype(np.int32), np.zeros((3, 5), np.int32)
 
-    task = dataclasses.replace(small_task(), client_examples=examples, evaluation_examples=examples)
+    task = small_task(client_examples=examples, evaluation_examples=examples)
     assert secret[:2].tobytes() in ray.cloudpickle.dumps(task)  # the control
     sent = ray.cloudpickle.dumps(task.without_examples())
     assert secret[:2].tobytes() not in sent

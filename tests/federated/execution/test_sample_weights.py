@@ -225,6 +225,7 @@ def test_what_takes_no_weights_is_refused(task, said):
         check_model(made, settings())
 
 
+@pytest.mark.usefixtures("clients_in_turn")
 def test_a_client_of_no_weights_is_zeroed_and_does_not_stop_the_run(tmp_path):
     """As one of NaN features: where a run stops tells of the client."""
     plain, bad = task_of(weights={}), {"0": (-1.0, 0), "1": (np.nan, 0), "2": (1.0, 3)}

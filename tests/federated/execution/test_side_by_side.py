@@ -91,7 +91,6 @@ def together_and_alone(sums_of):
 @pytest.mark.parametrize(
     ("layer", "side_by_side"),
     [
-        (lambda: layers.Dense(3), True),
         (Embedded, True),
         (Segments, False),
         pytest.param(rolled, False, marks=pytest.mark.slow),

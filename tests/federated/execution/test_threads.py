@@ -1,6 +1,5 @@
 """--threads: what is limited, that nothing stays behind, and that it changes no result."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -107,7 +106,7 @@ def test_models_of_threads_are_traced_one_after_the_other(sums_of):
         each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
         return tf.reduce_mean(each)
 
-    task = dataclasses.replace(small_task(), loss=loss)
+    task = small_task(loss=loss)
     cohort = [client_epochs(task, config(), 0, client) for client in range(12)]
     part = sums_of(task, config(), 0, 3)(cohort)
     assert part.loss > 0

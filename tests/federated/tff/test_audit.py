@@ -18,9 +18,6 @@ from fedmf.audits.noise import causal_factor
 from fedmf.federated.tff import audit as audits
 from fedmf.federated.tff import query as queries
 from fedmf.federated.tff.aggregator import mean_query
-from fedmf.server.audit import (
-    audit_mechanism,
-)
 from tests.audits.controls import mistakes_over_rounds
 from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS
@@ -39,24 +36,6 @@ of_query = functools.partial(run, subject=audits.Query)
 @pytest.fixture(scope="module")
 def claim():
     return plan_of(MECHANISMS["banded"](ROUNDS))
-
-
-@pytest.mark.slow
-def test_an_audit_is_of_two_runs_and_a_game():
-    progress = []
-    plan = plan_of(MECHANISMS["tree online"](4))
-    result = audit_mechanism(
-        plan,
-        seed=3,
-        coordinates=300,
-        trials=20,
-        progress=lambda done, total: progress.append((done, total)),
-        subject=audits.Query,
-    )
-    assert result.verdict.consistent
-    assert (result.rounds, result.coordinates, result.trials) == (4, 300, 20)
-    assert (result.game.present, result.game.absent) == (10, 10)
-    assert progress == [(done, 12) for done in range(1, 13)]
 
 
 # Mistakes in what runs. tests/audits/test_noise.py has those of noise, whoever makes it.

@@ -94,7 +94,7 @@ def test_a_row_is_handed_in_for_its_round_only():
 
 @pytest.mark.slow
 def test_source_is_standard_normal_and_the_test_can_fail():
-    size = 2**22
+    size = 2**21
     values = source_of_key(noise_key(8), size)(3).numpy().astype(np.float64)
     # A scale off by 2% is 0.48% away at 1, a mean of 0.01 is 0.4% away at 0.
     assert distributed(values, "norm", departure=0.0039)

@@ -100,7 +100,7 @@ def functional(seed):
 
 
 def task_of(build_model):
-    return dataclasses.replace(small_task(), build_model=build_model, loss=None, metrics=None)
+    return small_task(build_model=build_model, loss=None, metrics=None)
 
 
 def by_hand(model=ByHand):
@@ -225,8 +225,8 @@ def made_by_keras(seed):
     [
         (lambda: by_hand(Hidden), "VariableModel that uses the variables seen:0"),
         (lambda: task_of(with_dropout), "draws random numbers in training"),
-        (lambda: dataclasses.replace(small_task(), loss=None), "only one of loss and metrics"),
-        (lambda: dataclasses.replace(small_task(), build_model=from_keras), "brings its own"),
+        (lambda: small_task(loss=None), "only one of loss and metrics"),
+        (lambda: small_task(build_model=from_keras), "brings its own"),
         (lambda: task_of(small_task().build_model), "neither loss nor metrics"),
         (lambda: task_of(lambda seed: []), "gives a list"),
         (lambda: task_of(made_by_keras), "functional_model_from_keras"),

@@ -9,15 +9,12 @@ import pytest
 
 from tests.federated.small_runs import (
     assert_same_model,
-    assert_same_run,
     config,
     small_task,
     start_of,
     train,
 )
 from tests.refusals import refusal
-
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 ADAM = {
     "server_optimizer": "scaled-adam",
@@ -39,12 +36,6 @@ def test_what_adapts_is_a_metric_of_each_round(run):
     assert [drift > 0 for drift in drifts] == [False, False, True, False, True, False]
     assert norms[0] == norms[1] == pytest.approx(0.2)
     assert [a != b for a, b in itertools.pairwise(norms)] == [False, True, False, True, False]
-
-
-def test_a_stopped_run_resumes_bit_for_bit(run, tmp_path):
-    settings = config(**BOTH)
-    train(tmp_path / "parts", settings, stop_after=3)
-    assert_same_run(train(tmp_path / "parts", settings, resume=True), run)
 
 
 def test_the_statement_names_what_adapts(run):

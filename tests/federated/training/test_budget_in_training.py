@@ -10,8 +10,6 @@ from fedmf.runs.audit import recorded_plan
 from tests.federated.small_runs import assert_same_run, config, train
 from tests.refusals import refusal
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 
 @pytest.mark.slow
 def test_a_run_keeps_to_its_budget_resumed_or_not(tmp_path):

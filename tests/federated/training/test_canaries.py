@@ -18,7 +18,6 @@ from tests.federated.small_task import task_of_arrays
 from tests.federated.training.test_adaptive_training import BOTH
 from tests.refusals import refusal
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
 CLIENTS, CANARIES, FEATURES = 20, 60, 3000
 
 

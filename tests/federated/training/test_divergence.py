@@ -15,8 +15,6 @@ from fedmf.federated.training.divergence import (
     rate_warning,
 )
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 
 @pytest.fixture(scope="module")
 def plan():

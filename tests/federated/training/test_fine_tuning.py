@@ -13,8 +13,6 @@ from tests.federated.small_runs import config, small_task, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 CLIENTS, WIDTH = 9, 4
 # Every update would be clipped, and scaled.
 SETTINGS = {
@@ -215,7 +213,7 @@ def test_a_compiled_epoch_trains_what_keras_trains(tmp_path):
             array[:] = 0.25
         return 0.0
 
-    task = dataclasses.replace(small_task(), compiled_epoch=lambda: epoch)
+    task = small_task(compiled_epoch=lambda: epoch)
     run = train(tmp_path / "run", config(rounds=2))
     found = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)
     assert len(calls) == found["clients"]

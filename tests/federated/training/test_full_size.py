@@ -19,6 +19,15 @@ from tests.federated import full_size
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def toeplitz(tmp_path_factory):
+    """32 bands, whose noise takes the most memory of all that are chosen unasked (docs/costs.md).
+
+    The noise of 342 bands takes a quarter of the machine's memory, whatever the client work does.
+    """
+    return mechanism_file(tmp_path_factory.mktemp("toeplitz"), "toeplitz", 32)
+
+
 def mechanism_file(folder, family, bands):
     """Far from the optimum, but of the full shape: cost is the subject here."""
     rounds, path = full_size.ROUNDS, folder / "mechanism.npz"
@@ -49,24 +58,20 @@ def test_two_rounds_of_tff_in_under_10_gb(tmp_path):
     run(tmp_path / "run", "tff", mechanism, under_gb=10, clients=3)
 
 
-def test_two_rounds_and_a_resume_in_under_3_gb(tmp_path):
-    """32 bands, whose noise takes the most memory of all that are chosen unasked (docs/costs.md).
-
-    The noise of 342 bands takes a quarter of the machine's memory, whatever the client work does.
-    Kept, the updates of a hundred clients would take 1.6 GB more; a few sentences make one. Where
-    there is no C compiler the Keras model trains ten.
+def test_two_rounds_and_a_resume_in_under_3_gb(toeplitz, tmp_path):
+    """Kept, the updates of a hundred clients would take 1.6 GB more; a few sentences make one.
+    Where there is no C compiler the Keras model trains ten.
     """
-    mechanism, folder = mechanism_file(tmp_path, "toeplitz", 32), tmp_path / "run"
+    folder = tmp_path / "run"
     work = {} if compiler() is None else {"clients": 100, "sentences": 4}
-    whole = run(folder, "fast", mechanism, under_gb=3, **work)
+    whole = run(folder, "fast", toeplitz, under_gb=3, **work)
     # As if the process had been killed before the second checkpoint was written.
     (folder / "checkpoints" / "round-000002.ckpt").unlink()
     first = RunFolder(folder).load_checkpoint().state
     assert not np.array_equal(first[0], whole[0])
-    np.testing.assert_equal(run(folder, "fast", mechanism, under_gb=3, **work), whole)
+    np.testing.assert_equal(run(folder, "fast", toeplitz, under_gb=3, **work), whole)
 
 
 @pytest.mark.skipif(compiler() is None, reason="the test above is without one")
-def test_two_rounds_without_a_compiler_in_under_3_gb(tmp_path):
-    mechanism = mechanism_file(tmp_path, "toeplitz", 32)
-    run(tmp_path / "run", "fast", mechanism, under_gb=3, clients=3, FEDMF_CC="")
+def test_two_rounds_without_a_compiler_in_under_3_gb(toeplitz, tmp_path):
+    run(tmp_path / "run", "fast", toeplitz, under_gb=3, clients=3, FEDMF_CC="")

@@ -2,7 +2,6 @@
 trains otherwise.
 """
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -47,7 +46,7 @@ def subclassed(words="abc"):
         model(tf.zeros([1, LENGTH], tf.int32))
         return model
 
-    return dataclasses.replace(small_task(), build_model=build)
+    return small_task(build_model=build)
 
 
 def stacked(layer, more=0):
@@ -56,11 +55,11 @@ def stacked(layer, more=0):
         first = layers.Embedding(CLASSES, 4, input_length=LENGTH)
         return tf.keras.Sequential([first, layer(), layers.Dense(CLASSES)])
 
-    return dataclasses.replace(small_task(), build_model=build)
+    return small_task(build_model=build)
 
 
 def with_loss(loss):
-    return dataclasses.replace(small_task(), loss=loss)
+    return small_task(loss=loss)
 
 
 def weighted(scale):

@@ -20,8 +20,7 @@ from tests.federated.small_runs import config, train
 from tests.federated.small_task import CLASSES, small_task, task_of_arrays
 from tests.refusals import refusal
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-VERSIONED = dataclasses.replace(small_task(), data_version="1")
+VERSIONED = small_task(data_version="1")
 SETTINGS = config(cohort_size=6)
 
 

@@ -1,7 +1,5 @@
 """Warm starts: where the weights come from, what a resume needs, and what the statement says."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,8 +7,6 @@ import tensorflow as tf
 from fedmf.federated.training.trained_run import starting_task
 from tests.federated.small_runs import broken_off, config, small_task, train
 from tests.refusals import refusal
-
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +88,7 @@ def test_weights_that_are_not_trained_come_along(tmp_path):
         layers[1].trainable = not frozen
         return tf.keras.Sequential([tf.keras.Input((5,), dtype=tf.int32), *layers])
 
-    task = dataclasses.replace(small_task(), build_model=build_model)
+    task = small_task(build_model=build_model)
     build_model(7, frozen=False).save(tmp_path / "all_trained.keras")
     run = train(tmp_path / "run", config(initial_model=str(tmp_path / "all_trained.keras")), task)
     again = starting_task(task, config(initial_model=str(run.path)), None).build_model(11)

@@ -9,7 +9,6 @@ from fedmf.noise.strategies import HOST_STRATEGIES
 from tests.federated.small_runs import assert_close, broken_off, config, train
 from tests.refusals import refusal
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
 SETTINGS, ROUNDING = config(min_sep=3), {"rtol": 0, "atol": 2e-6}  # float32, six rounds
 
 

@@ -17,11 +17,11 @@ from fedmf.server.metrics_stream import MetricsStream
 from fedmf.sweeps import results
 from tests.federated.small_runs import assert_same_run, broken_off, config, train
 from tests.federated.small_task import small_task
+from tests.federated.training.test_adaptive_training import BOTH
 from tests.refusals import refusal
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
-SETTINGS = config(private_metrics=0.1, largest_loss=4.0, checkpoint_every=2)
+# With all else that is in the state between rounds
+SETTINGS = config(private_metrics=0.1, largest_loss=4.0, checkpoint_every=2, **BOTH)
 
 
 class Weights(federated.Callback):
@@ -109,22 +109,11 @@ def test_what_a_callback_sees_is_marked_by_the_guarantee(tmp_path, changes, more
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
-    with refusal("with noise_multiplier=0"):
-        config(private_metrics=0.1, noise_multiplier=0.0).plan()
     with refusal("largest_loss"):
         config(largest_loss=3.0)
     with refusal("private_metrics=0.1 are computed where the run is"):
         train(tmp_path / "run", SETTINGS, cluster="local", worker_task=small_task)
     assert not (tmp_path / "run").exists()
-    with refusal("with another config: private_metrics"):
-        train(broken_off(tmp_path / "other", 2, config()), SETTINGS, resume=True)
-
-
-def test_a_server_optimizer_s_noise_grows_by_the_share():
-    plain, shared = (config(private_metrics=share).plan() for share in (0.0, 0.1))
-    assert shared.epsilon == plain.epsilon
-    assert shared.stddev == pytest.approx(plain.stddev / np.sqrt(0.9))
-    assert isinstance(shared, fedmf.Plan)
 
 
 @pytest.mark.slow
@@ -176,7 +165,7 @@ class Draws(tf.keras.metrics.SparseCategoricalAccuracy):
 
 
 def with_metric(metric):
-    return dataclasses.replace(small_task(), metrics=lambda: [metric("accuracy")])
+    return small_task(metrics=lambda: [metric("accuracy")])
 
 
 def test_a_round_that_is_done_again_hands_out_what_was_released(tmp_path):

@@ -10,8 +10,6 @@ from fedmf.federated.training.run_setup import controller_of
 from tests.federated.small_runs import broken_off, config, small_task, train
 from tests.refusals import refusal
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 
 def sampled(**changes):
     """Two parts of six clients, of whom three are expected a round."""

@@ -17,7 +17,6 @@ from tests.federated.small_runs import train
 BOTH = {"clip_quantile": 0.5, "clip_every": 2}
 
 
-@pytest.mark.usefixtures("clients_in_turn")
 @pytest.mark.parametrize("adaptive", [{}, BOTH], ids=["fixed", "adaptive"])
 def test_a_run_releases_what_a_server_does(adaptive, tmp_path, monkeypatch):
     sums, means = [], []

@@ -7,8 +7,6 @@ from fedmf.federated import TensorBoard
 from fedmf.fields import flat
 from tests.federated.small_runs import broken_off, config, train
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 
 def points(folder):
     """(round, name, value) of every event, sorted."""

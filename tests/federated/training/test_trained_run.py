@@ -12,8 +12,6 @@ from fedmf.federated.examples import NotFinite, count
 from tests.federated.small_runs import broken_off, config, small_task, train
 from tests.refusals import refusal
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -60,7 +58,7 @@ def test_a_client_with_nan_is_left_out(run):
             raise NotFinite("NaN")
         return small_task().client_examples(client_id)
 
-    task = dataclasses.replace(small_task(), client_examples=examples)
+    task = small_task(client_examples=examples)
     found, whole = (each.evaluate_clients() for each in (read(run.path, task), run))
     assert (found["clients"], found["clients_undefined"]) == (whole["clients"] - 1, 1)
 
