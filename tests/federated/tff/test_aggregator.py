@@ -62,6 +62,15 @@ def test_zero_updates_come_out_as_the_plans_noise_also_after_a_restore():
 SILENT = plan_of(IdentityMechanism(rounds=2), noise_multiplier=0.0)
 
 
+def test_as_a_weighted_factory_every_client_has_the_same_weight():
+    factory = federated.dp_aggregator(SILENT, clients_per_round=2, noise_seed=2)
+    weighted = tff.aggregators.as_weighted_aggregator(factory)
+    process = weighted.create(TYPE, tff.to_type(np.float32))
+    updates = [ZERO | {"b": np.float32(x)} for x in (0.01, 0.05)]
+    found = process.next(process.initialize(), updates, [np.float32(1), np.float32(100)]).result
+    assert found["b"] == pytest.approx(0.03, rel=1e-6)
+
+
 def test_clips_zeroes_sums_and_divides_by_the_fixed_number():
     process = process_of(SILENT, clients_per_round=10)
     values = (0.25, 3.0, 99.0, 101.0, np.nan, -np.inf)
@@ -69,6 +78,15 @@ def test_clips_zeroes_sums_and_divides_by_the_fixed_number():
     result = process.next(process.initialize(), updates).result
     assert not result["w"].any()
     assert result["b"] == pytest.approx((0.25 + 0.5 + 0.5) / 10, rel=3e-6)
+
+
+@pytest.mark.slow
+def test_a_simulated_cohort_scales_the_noise_and_nothing_else():
+    plan = plan_of(IdentityMechanism(rounds=3))
+    simulated = plan.simulating(simulated=4, claimed=40)
+    whole, _ = run(process_of(plan, clients_per_round=40), 3)
+    small, _ = run(process_of(simulated, clients_per_round=4), 3)
+    np.testing.assert_allclose(small, whole, rtol=1e-6)
 
 
 def test_results_have_the_dtypes_and_shapes_of_the_updates():

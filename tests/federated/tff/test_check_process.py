@@ -65,16 +65,23 @@ def test_processes_with_weights_say_how_to_pass_it():
         BUILD.build_weighted_fed_avg(model_fn, SGD(0.1), SGD(1.0), model_aggregator=ours())
 
 
-def test_mime_is_refused():
-    """Each sum is clipped and noised, but both together have twice the rho that the plan states."""
+@pytest.mark.parametrize(
+    ("gradients", "said"),
+    [
+        (None, r"a federated_sum of \{<float32\[2,1\],float32\[1\]>\}@CLIENTS"),
+        # Each is clipped and noised, but both together have twice the rho that the plan states.
+        (ours(), "releases 2 clipped and noised sums"),
+    ],
+)
+def test_mime_is_refused(gradients, said):
     process = BUILD.build_unweighted_mime_lite(
         model_fn,
         SGD(0.1, momentum=0.9),
         SGD(1.0),
-        model_aggregator=ours(),
-        full_gradient_aggregator=ours(),
+        model_aggregator=gradients or ours(),
+        full_gradient_aggregator=gradients,
     )
-    with refusal("releases 2 clipped and noised sums"):
+    with refusal(said):
         federated.check_process(process)
 
 
@@ -97,6 +104,8 @@ def test_what_is_put_around_ours_or_in_its_place_is_refused(factory):
 
 
 def test_without_our_aggregator_there_is_nothing_to_check():
+    with refusal("without clipping and noise"):
+        federated.check_process(fed_avg(None))
     with refusal("process=3", TypeError):
         federated.check_process(3)
     local = tff.templates.IterativeProcess(

@@ -109,11 +109,15 @@ def test_what_a_callback_sees_is_marked_by_the_guarantee(tmp_path, changes, more
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
+    with refusal("with noise_multiplier=0"):
+        config(private_metrics=0.1, noise_multiplier=0.0).plan()
     with refusal("largest_loss"):
         config(largest_loss=3.0)
     with refusal("private_metrics=0.1 are computed where the run is"):
         train(tmp_path / "run", SETTINGS, cluster="local", worker_task=small_task)
     assert not (tmp_path / "run").exists()
+    with refusal("with another config: private_metrics"):
+        train(broken_off(tmp_path / "other", 2, config(**BOTH)), SETTINGS, resume=True)
 
 
 @pytest.mark.slow
