@@ -114,7 +114,7 @@ def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
     response = sum(
         s * v / np.abs(1 - eta * v - turn) ** 2 for s, v in zip(share, spectrum, strict=True)
     )
-    return np.asarray(0.5 * eta**2 * response / loss)
+    return 0.5 * eta**2 * response / loss
 
 
 def stationary_error(
@@ -167,7 +167,7 @@ def simulated(
         else:
             gradient = spectrum * e
         e = e - eta * (gradient + stddev * row)
-    return np.asarray((spectrum * e**2).sum(axis=1))
+    return (spectrum * e**2).sum(axis=1)
 
 
 # A mean of chains that is further from the formula, in its standard errors, is a difference: one in
@@ -388,7 +388,7 @@ def _trained(
         norms = np.linalg.norm(gradient, axis=1, keepdims=True)
         gradient *= np.minimum(1.0, CLIP_NORM / np.maximum(norms, 1e-30))
         theta = theta - eta * (gradient + plan.stddev * row)
-    return np.asarray(((theta - weights) ** 2).sum(axis=1))
+    return ((theta - weights) ** 2).sum(axis=1)
 
 
 KINDS = {"DP-SGD": lambda eta: independent(), "nu-DP-FTRL": damped}

@@ -46,7 +46,7 @@ class Spending:
         total = self._spent[clients] + together[kept]
         for rounds in self._rounds[clients].T:
             total += with_earlier[rounds, kept]
-        return np.asarray(self._budget.participation.affords(total))
+        return self._budget.participation.affords(total)
 
     def record(self, t: int, clients: np.ndarray) -> None:
         """Counts round t for these different clients, int64 (clients,)."""

@@ -119,11 +119,11 @@ class BLTMechanism(Mechanism):
 
     def toeplitz_coefficients(self) -> np.ndarray:
         """c, float64 (rounds,)."""
-        return exponentials(1.0, self.scales, self.decays, self.rounds)
+        return exponentials(self.scales, self.decays, self.rounds)
 
     def noising_coefficients(self) -> np.ndarray:
         """The first column of N, float64 (rounds,)."""
-        return exponentials(1.0, -self.inverse_scales, self.inverse_decays, self.rounds)
+        return exponentials(-self.inverse_scales, self.inverse_decays, self.rounds)
 
 
 def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
@@ -139,18 +139,17 @@ def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
     to_zeros = poles[:, None] - zeros
     to_poles = poles[:, None] - poles
     np.fill_diagonal(to_poles, 1.0)
-    return np.asarray((to_zeros / to_poles).prod(axis=1))
+    return (to_zeros / to_poles).prod(axis=1)
 
 
-def exponentials(first: float, scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
-    """The sequence `first`, sum(scales), sum(scales * decays), sum(scales * decays^2),
-    ..., float64 (n,).
+def exponentials(scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
+    """The sequence 1, sum(scales), sum(scales * decays), sum(scales * decays^2), ..., float64
+    (n,).
     """
-    sequence = np.zeros(n)
+    sequence = np.eye(1, n)[0]
     lags = np.arange(n - 1)
     for scale, decay in zip(scales, decays, strict=True):
         sequence[1:] += scale * decay**lags
-    sequence[0] = first
     return sequence
 
 
@@ -216,7 +215,7 @@ def _positions(variables: np.ndarray) -> np.ndarray:
     steps up, (..., 2 d).
     """
     steps = np.concatenate([variables[..., :1], np.exp(variables[..., 1:])], axis=-1)
-    return np.asarray(np.cumsum(steps, axis=-1))
+    return np.cumsum(steps, axis=-1)
 
 
 class _Problem:
@@ -295,15 +294,13 @@ class _Problem:
             before = scale[:, None, :] * _expm1(self.b * s[:, None] * log[:, None, :]) / whole
             first = 1.0 + (before * np.exp((self.b - 1) * log)[:, None, :]).sum(axis=2)
             later = _expm1((length - 1) * pair) / _expm1(pair)
-            return np.asarray(
-                first * first + np.einsum("vsi,vij,vsj->vs", sums, later, sums, optimize=True)
-            )
+            return first * first + np.einsum("vsi,vij,vsj->vs", sums, later, sums, optimize=True)
 
         last = np.array([self.k - 1.0])
         squared = window(last, self.n - (self.k - 1) * self.b)[:, 0]
         if self.k > 1:
             squared = squared + window(self.windows, self.b) @ self.window_weights
-        return np.asarray(squared)
+        return squared
 
     def _squared_error(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
         """The weighted sum of squares of the first column of A N, (size,)."""
@@ -318,12 +315,12 @@ class _Problem:
             )
             noise[:, 0] = 1.0
             column = scipy.signal.lfilter([1.0], self.inverse, noise, axis=1)
-            return np.asarray((column * column) @ self.weights)
+            return (column * column) @ self.weights
         column = np.zeros((len(log), len(t)), dtype=complex)
         for pole, share in self.poles:
             earlier = np.einsum("vi,vti->vt", scale, _divided_powers(np.log(pole), log, t))
             column += share * (np.exp(t * np.log(pole)) - earlier)
-        return np.asarray((column * column) @ self.weights)
+        return (column * column) @ self.weights
 
 
 def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -388,17 +385,17 @@ def _workload_poles(inverse: np.ndarray) -> list[tuple[float, float]] | None:
 def _log_decay(u: np.ndarray) -> np.ndarray:
     """log(1 / (1 + exp(u)))."""
     x = np.exp(u)
-    return np.asarray(-(np.log1p(x.real) + 1j * x.imag / (1.0 + x.real)))
+    return -(np.log1p(x.real) + 1j * x.imag / (1.0 + x.real))
 
 
 def _expm1(x: np.ndarray) -> np.ndarray:
     """exp(x) - 1 for an infinitesimal imaginary part."""
-    return np.asarray(np.expm1(x.real) + 1j * x.imag * np.exp(x.real))
+    return np.expm1(x.real) + 1j * x.imag * np.exp(x.real)
 
 
 def _difference(u: np.ndarray, w: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(u)) - 1 / (1 + exp(w)), without the loss of digits near 1."""
-    return np.asarray(_expm1(w - u) * np.exp(u) / ((1.0 + np.exp(u)) * (1.0 + np.exp(w))))
+    return _expm1(w - u) * np.exp(u) / ((1.0 + np.exp(u)) * (1.0 + np.exp(w)))
 
 
 def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
@@ -407,7 +404,7 @@ def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
     to_poles = _difference(poles[:, :, None], poles[:, None, :])
     diagonal = np.arange(poles.shape[1])
     to_poles[:, diagonal, diagonal] = 1.0
-    return np.asarray((to_zeros / to_poles).prod(axis=2))
+    return (to_zeros / to_poles).prod(axis=2)
 
 
 def _divided_powers(log_pole: float, log: np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -419,7 +416,7 @@ def _divided_powers(log_pole: float, log: np.ndarray, t: np.ndarray) -> np.ndarr
     larger = np.where(log.real > log_pole, log, log_pole)[:, None, :]
     smaller = np.where(log.real > log_pole, log_pole, log)[:, None, :]
     powers = np.exp(t[:, None] * larger) * -_expm1(t[:, None] * (smaller - larger))
-    return np.asarray(powers / (np.exp(larger) * -_expm1(smaller - larger)))
+    return powers / (np.exp(larger) * -_expm1(smaller - larger))
 
 
 register(

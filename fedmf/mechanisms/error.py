@@ -17,7 +17,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload
+from fedmf.workloads import Workload, check_workload
 
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
@@ -101,8 +101,7 @@ def max_error(mechanism: Any, workload: Workload, participation: Participation) 
 
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
     """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
-    if not isinstance(workload, Workload):
-        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
+    check_workload(workload)
     if not isinstance(mechanism, Mechanism):
         kind = type(mechanism).__name__
         raise TypeError(
@@ -113,10 +112,14 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has "
             f"rounds={mechanism.rounds}: make both for the same number of rounds"
         )
-    return _finite(
-        sensitivity(mechanism, participation).value ** 2 * _squared_rows(mechanism, workload),
-        mechanism,
-    )
+    squares = sensitivity(mechanism, participation).value ** 2 * _squared_rows(mechanism, workload)
+    if not np.isfinite(squares).all():
+        raise ValueError(
+            "mechanism has noise that grows beyond what float64 holds: N = C^-1 of this "
+            f"{mechanism.family} mechanism explodes over its "
+            f"{mechanism.rounds} rounds; choose other coefficients, or fit one"
+        )
+    return squares
 
 
 def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
@@ -146,16 +149,6 @@ def _matrix_rows(A: np.ndarray, N: np.ndarray) -> np.ndarray:
     return np.concatenate(squares)
 
 
-def _finite(squares: np.ndarray, mechanism: Mechanism) -> np.ndarray:
-    if not np.isfinite(squares).all():
-        raise ValueError(
-            "mechanism has noise that grows beyond what float64 holds: N = C^-1 of this "
-            f"{mechanism.family} mechanism explodes over its "
-            f"{mechanism.rounds} rounds; choose other coefficients, or fit one"
-        )
-    return squares
-
-
 def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     """The squared norm of each row of A N, (rounds,), where both are Toeplitz, in O(rounds);
     otherwise None.
@@ -169,7 +162,7 @@ def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     import scipy.signal
 
     column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noise)
-    return np.asarray(np.cumsum(np.square(column)))
+    return np.cumsum(np.square(column))
 
 
 def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:

@@ -223,8 +223,7 @@ def fit_fft(
     *,
     decoder: str = "optimal",
 ) -> FFTMechanism:
-    """The FFT mechanism of prefix sums, whatever the workload."""
-    del participation, stopping  # nothing depends on them
+    """The FFT mechanism of prefix sums, whatever the workload and the participation."""
     return FFTMechanism(rounds=workload.rounds, decoder=decoder)
 
 

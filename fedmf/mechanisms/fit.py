@@ -10,7 +10,7 @@ from fedmf.mechanisms.family import fitted_families
 from fedmf.mechanisms.fitting import cache as fits
 from fedmf.mechanisms.fitting.progress import Progress, Stopping, stopped_short
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload
+from fedmf.workloads import Workload, check_workload
 
 
 def fit(
@@ -82,8 +82,7 @@ def fit(
     >>> mechanism.bands, mechanism.certificate.gap < 1e-3
     (4, True)
     """
-    if not isinstance(workload, Workload):
-        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
+    check_workload(workload)
     if not isinstance(participation, Participation):
         raise TypeError(
             f"participation is of type {type(participation).__name__}: pass a fedmf.Participation"

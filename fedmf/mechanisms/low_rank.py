@@ -277,10 +277,7 @@ class _Approximation:
         n, r = factor.shape
         grams = np.zeros((n, r, r))
         grams[self.h :] = np.cumsum(factor[:, :, None] * factor[:, None, :], axis=0)[: n - self.h]
-        solved: np.ndarray = np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[
-            :, :, 0
-        ]
-        return solved
+        return np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[:, :, 0]
 
     def iterate(self) -> _Iterate:
         """The present L and R, with their loss."""

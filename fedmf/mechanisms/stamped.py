@@ -140,7 +140,7 @@ class StampedMechanism(Mechanism):
             f"the {what} of a mechanism stamped {self.times} times",
             (self.times * m, self.times * n),
         )
-        return np.asarray(scipy.linalg.block_diag(*[block] * self.times))
+        return scipy.linalg.block_diag(*[block] * self.times)
 
 
 register(Family(mechanism=StampedMechanism, label="Stamped"))

@@ -115,7 +115,6 @@ def fit_tree(
       TypeError, ValueError: an option of the wrong kind or out of range; restarts that do not
         divide the rounds.
     """
-    del stopping  # nothing is iterated
     n = workload.rounds
     restarts = checks.integer(
         "restarts", restarts, low=1, high=n, hint="it is a number of equal parts of the run"

@@ -25,7 +25,7 @@ from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_mu
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.sampling import SCHEMES, Sampling
-from fedmf.workloads import Workload
+from fedmf.workloads import Workload, check_workload
 
 # Rows this near to the best in rmse are called close.
 CLOSE = 1.01
@@ -92,10 +92,7 @@ class BandSearch:
     sampling: str = "poisson"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.workload, Workload):
-            raise TypeError(
-                f"workload is of type {type(self.workload).__name__}: pass a fedmf.Workload"
-            )
+        check_workload(self.workload)
         m = checks.integer(
             "population", self.population, low=1, hint="pass the number of clients, a positive int"
         )

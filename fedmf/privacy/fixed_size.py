@@ -146,7 +146,7 @@ def _log_expectation(
     _, log_mass = _cells()
     inside = np.maximum(log_values[..., :-1], log_values[..., 1:]) + log_mass[:-2]
     outside = np.stack(np.broadcast_arrays(below + log_mass[-2], beyond), axis=-1)
-    return np.asarray(special.logsumexp(np.concatenate([inside, outside], axis=-1), axis=-1))
+    return special.logsumexp(np.concatenate([inside, outside], axis=-1), axis=-1)
 
 
 def _log_power(s: float, j: np.ndarray | float) -> Any:

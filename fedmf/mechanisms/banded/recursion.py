@@ -105,7 +105,7 @@ def squared_rows_by_solving(rows: np.ndarray, inverse: np.ndarray, which: np.nda
         solved, _ = scipy.linalg.lapack.dtbtrs(
             columns_of_rows(triangular).T, solved, uplo="L", trans="T"
         )
-    return np.asarray(np.einsum("ij,ij->j", solved, solved))
+    return np.einsum("ij,ij->j", solved, solved)
 
 
 def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bool:
@@ -175,5 +175,4 @@ class NoiseRecursion:
 
 def lower_inverse(block: np.ndarray) -> np.ndarray:
     """The inverse of a lower-triangular matrix, lower-triangular."""
-    inverse: np.ndarray = scipy.linalg.lapack.dtrtri(block, lower=1)[0]
-    return inverse
+    return scipy.linalg.lapack.dtrtri(block, lower=1)[0]

@@ -366,7 +366,7 @@ class Ascent:
 
 def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
     """B = A C^-1."""
-    return np.asarray(scipy.linalg.blas.dtrsm(1.0, C.T, A.T, lower=False).T)
+    return scipy.linalg.blas.dtrsm(1.0, C.T, A.T, lower=False).T
 
 
 def lower_factor(X: np.ndarray) -> np.ndarray | None:

@@ -118,10 +118,11 @@ def fit_dense(
         else sensitivity(ascent.encoder, epochs).value
     )
     loss = float(np.square(decoder(A, C)).sum())
-    certificate = dataclasses.replace(
-        certify(
-            loss, dual.proven(ascent.variables), ascent.iterations, time.perf_counter() - began
-        ),
+    certificate = certify(
+        loss,
+        dual.proven(ascent.variables),
+        ascent.iterations,
+        time.perf_counter() - began,
         participation=None if single else epochs,
     )
     if certificate.gap > stopping.tolerance:

@@ -114,7 +114,7 @@ def toeplitz_inverse(workload: Workload) -> np.ndarray:
             "fit to it without its "
             "learning rates and measure the error on yours, or use family='banded'"
         )
-    return np.asarray(workload.inverse_diagonals[-1])
+    return workload.inverse_diagonals[-1]
 
 
 def certified(

@@ -237,4 +237,4 @@ def _backwards(polynomial: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The adjoint of the division of a series by the polynomial."""
     import scipy.signal
 
-    return np.asarray(scipy.signal.lfilter([1.0], polynomial, values[::-1])[::-1])
+    return scipy.signal.lfilter([1.0], polynomial, values[::-1])[::-1]
