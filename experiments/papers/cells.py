@@ -80,7 +80,8 @@ def table(name: str, trained: Trained | None = None) -> Callable[[Rows], Rows]:
 
 def compared(name: str, rows: Rows, request: Request, trained: Trained | None = None) -> Outcome:
     """The cells of a table: ours over the printed number, cell by cell."""
-    cells, more = list(rows(request.scale)), trained(request) if trained else ()
+    cells = list(rows(request.scale))
+    more = trained(request) if trained else ()
     kinds = np.array([cell.kind(name) for cell in cells])
     theirs = np.array([float(cell.printed.lstrip("≤")) for cell in cells])
     ours = np.array([cell.ours for cell in cells], dtype=np.float64)

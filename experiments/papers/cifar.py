@@ -109,8 +109,7 @@ def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
         ONE: ("dense", {"tolerance": 1e-3}),
     }
     family, options = made[kind]
-    found: Mechanism = error_tables.stamped(family, steps, stamps, **options)
-    return found
+    return error_tables.stamped(family, steps, stamps, **options)
 
 
 @functools.cache
@@ -139,9 +138,9 @@ def label(kind: str, stamps: int) -> str:
 
 def for_some_epochs(size: Size, s: int) -> Mechanism:
     """The optimum for one of s equal parts of the epochs, used s times."""
-    steps, k = size.participation.rounds, size.epochs // s
-    found: Mechanism = error_tables.stamped("dense", steps, s, participations=k, tolerance=1e-3)
-    return found
+    steps = size.participation.rounds
+    k = size.epochs // s
+    return error_tables.stamped("dense", steps, s, participations=k, tolerance=1e-3)
 
 
 def some_epochs(size: Size) -> dict[str, int]:
@@ -356,7 +355,8 @@ def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
     """Multi-epoch Fig. 9: the plain FFT should be above Honaker's tree, and below the FFT with the
     optimal decoder (App. C).
     """
-    orders, kinds = _figure_1_orders(scores, size), (FFT, PLAIN_FFT, HONAKER)
+    orders = _figure_1_orders(scores, size)
+    kinds = (FFT, PLAIN_FFT, HONAKER)
     between = itertools.pairwise(label(kind, best_stamps(kind, size)) for kind in kinds)
     orders += [accuracy.order(scores, *pair) for pair in between]
     return accuracy.ordered(scores, orders)

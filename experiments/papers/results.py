@@ -37,16 +37,20 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     if item.make is None:
         raise ValueError(f"name={item.name!r} cannot be made here: {item.why}")
     make_folder(request.folder)
-    began, busy = time.perf_counter(), sum(os.times()[:4])
+    began = time.perf_counter()
+    busy = sum(os.times()[:4])
     with in_style():
         outcome = item.make(request)
-        drawing, columns, rows = outcome.figure, outcome.columns, outcome.rows
+        drawing = outcome.figure
+        columns = outcome.columns
+        rows = outcome.rows
         if isinstance(drawing, Figure):
             picture = as_png(drawing)
         else:
             picture = draw(drawing, outcome.note)
             if not columns:
-                columns, rows = drawing[0].columns, drawing[0].rows
+                columns = drawing[0].columns
+                rows = drawing[0].rows
     fields = ("name", "source", "number", "claim", "state")
     result = {field: getattr(item, field) for field in fields} | {
         "scale": request.scale,
@@ -156,7 +160,8 @@ def page_text(items: Mapping[str, Item], found: Mapping[str, dict[str, Any]], fo
 
 
 def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
-    picture, lines = "", [f"*{item.claim}*"]
+    picture = ""
+    lines = [f"*{item.claim}*"]
     state = item.state + (f". {item.why}" if item.why and result is None else "")
     if result is not None:
         picture = f"<br>![{item.number}]({folder}/{item.name}.png)"

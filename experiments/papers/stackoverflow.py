@@ -178,7 +178,8 @@ def decays(size: Size) -> Study:
 
 def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     beta = size.momentum
-    prefix, inside = {"family": "dense"}, _file(f"momentum-{beta:g}")
+    prefix = {"family": "dense"}
+    inside = _file(f"momentum-{beta:g}")
     both = _file(f"momentum-{beta:g}-cooldown")
     of = {CONSTANT: prefix, AFTER: prefix, M_CONSTANT: inside, M_AFTER: inside}
     # A mechanism that is fitted in the run would be fitted for the decay.
@@ -239,7 +240,8 @@ def divergence(size: Size) -> Study:
     """
     sgdm: Fields = {"family": "identity"} | _sampled(size)
     mf = _order(size) | _file(f"momentum-{size.momentum:g}-cooldown-epochs")
-    small, large = size.epsilons[0], size.epsilons[min(1, len(size.epsilons) - 1)]
+    small = size.epsilons[0]
+    large = size.epsilons[min(1, len(size.epsilons) - 1)]
     rows = [
         (SGDM, sgdm, small, 0.5),
         (SGDM, sgdm, large, 0.5),

@@ -14,7 +14,9 @@ from fedmf.participation.schema import Participation
 DENISOV_NOISE = (0.341, 0.682, 1.364, 2.728, 5.456)
 # Multi-epoch paper, App. F.4, Tables 4 and 5: epsilons, and server rates; the smallest rate at
 # epsilon 2 alone.
-EPOCHS_EPSILONS, EPOCHS_RATES, EPOCHS_RATE_AT_2 = (2.0, 8.841, 17.648), (0.5, 1.0), 0.25
+EPOCHS_EPSILONS = (2.0, 8.841, 17.648)
+EPOCHS_RATES = (0.5, 1.0)
+EPOCHS_RATE_AT_2 = 0.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -210,10 +210,13 @@ class Evidence:
     """
 
     def __init__(self, claim: AggregatorClaim) -> None:
-        self.claim, self.threshold = claim, claim.false_positive_rate / len(PLAYS)
+        self.claim = claim
+        self.threshold = claim.false_positive_rate / len(PLAYS)
         self.error = (1 - claim.confidence) / (2 * len(PLAYS))
         self.plays: dict[str, Play] = {}
-        self.moves, self.most_noise, self.broken = [1e-9], math.inf, False
+        self.moves = [1e-9]
+        self.most_noise = math.inf
+        self.broken = False
 
     def say(
         self, name: str, p: float, facts: tuple[str, str, str], mistake: str, sees: Any = None

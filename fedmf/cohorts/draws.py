@@ -13,7 +13,8 @@ SMALL = 1 << 14
 # found, never which cohorts are likely.
 _SCANS_PER_PICK = 20
 # Clients picked and scanned at a time: bounds on the memory.
-_BATCH_CLIENTS, _SCAN_CLIENTS = 1 << 16, 1 << 20
+_BATCH_CLIENTS = 1 << 16
+_SCAN_CLIENTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ class Spending:
 
     def __init__(self, budget: Budget, population: int) -> None:
         n = budget.participation.rounds
-        self._budget, self._none = budget, n
+        self._budget = budget
+        self._none = n
         # Round n stands for none, and costs nothing.
         self._costs = np.concatenate([budget.costs, np.zeros((1, n))])
         self._rounds = np.full((population, 1), n, np.min_scalar_type(n))

@@ -110,7 +110,8 @@ class BLTMechanism(Mechanism):
         """x_t = z_t - sum of inverse_scales * S(t), where S(t) = inverse_decays * S(t
         - 1) + z_{t-1}.
         """
-        n, d = self.rounds, self.buffers
+        n = self.rounds
+        d = self.buffers
         read = np.tile(-self.inverse_scales, (n, 1))
         buffers = Buffers(
             window=np.ones((n, 1)), read=read, write=np.ones((n, d)), decay=self.inverse_decays
@@ -232,7 +233,8 @@ class _Problem:
         self.n = participation.rounds
         self.b = participation.min_sep
         self.k = participation.max_participations
-        self.d, self.inverse = buffers, inverse
+        self.d = buffers
+        self.inverse = inverse
         self.poles = _workload_poles(inverse)
         if self.poles is None:
             self.rounds, weights = np.arange(float(self.n)), np.ones(self.n)
@@ -271,7 +273,8 @@ class _Problem:
         size = len(variables)
         u = _positions(variables + 1j * _STEP * np.eye(size))
         with np.errstate(all="ignore"):
-            poles, zeros = u[:, 0::2], u[:, 1::2]
+            poles = u[:, 0::2]
+            zeros = u[:, 1::2]
             value = np.log(self._squared_sensitivity(poles, zeros)) + np.log(
                 self._squared_error(poles, zeros)
             )
@@ -284,7 +287,8 @@ class _Problem:
         with P_i(s) = scales[i] (1 - decays[i]^(b (s + 1))) / (1 - decays[i]^b); in round s b to 1 +
         sum of decays[i]^(b - 1) P_i(s-1).
         """
-        log, scale = _log_decay(poles), _residues(poles, zeros)
+        log = _log_decay(poles)
+        scale = _residues(poles, zeros)
         pair = log[:, :, None] + log[:, None, :]
 
         def window(s: np.ndarray, length: int) -> np.ndarray:
@@ -304,7 +308,8 @@ class _Problem:
 
     def _squared_error(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
         """The weighted sum of squares of the first column of A N, (size,)."""
-        log, scale = _log_decay(zeros), -_residues(zeros, poles)
+        log = _log_decay(zeros)
+        scale = -_residues(zeros, poles)
         t = self.rounds
         if self.poles is None:
             import scipy.signal
@@ -341,7 +346,8 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
     edges = [0]
     while edges[-1] < count:
         edges.append(min(max(_ONE_BY_ONE, 2 * edges[-1]), count))
-    times, weights = [], []
+    times = []
+    weights = []
     for begin, end in itertools.pairwise(edges):
         length = end - begin
         if length <= max(_NODES, _ONE_BY_ONE):
@@ -349,7 +355,8 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
             weights.append(np.ones(length))
             continue
         angles = (np.arange(_NODES) + 0.5) * np.pi / _NODES
-        middle, half = begin + (length - 1) / 2, (length - 1) / 2
+        middle = begin + (length - 1) / 2
+        half = (length - 1) / 2
         times.append(middle + half * np.cos(angles))
         # Sums of the Chebyshev polynomials over the panel's rounds, spread over the nodes by their
         # discrete orthogonality.

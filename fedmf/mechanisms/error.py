@@ -135,13 +135,15 @@ def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
     if stream.buffers is not None and workload.inverse_diagonals is not None:
         return _streamed_rows(stream, workload.inverse_diagonals)
     # What a stream has of N took as long as N itself.
-    N, A = stream.contraction, workload.matrix
+    N = stream.contraction
+    A = workload.matrix
     return _matrix_rows(A, mechanism.noising() if N is None else N)
 
 
 def _matrix_rows(A: np.ndarray, N: np.ndarray) -> np.ndarray:
     """The squared norm of each row of A N, (rounds,), without what is above A's diagonal."""
-    n, squares = len(A), []
+    n = len(A)
+    squares = []
     for first in range(0, n, _MAX_ROUNDS_SOLVED_AT_ONCE):
         end = min(first + _MAX_ROUNDS_SOLVED_AT_ONCE, n)
         AN = A[first:end, :end] @ N[:end]
@@ -192,9 +194,11 @@ def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
     In O(rounds (sums + bands)^3): the covariance of the sums and of the last errors of the workload
     is known before round 0, where it is 0, and moves on from round to round.
     """
-    (n, p), r = inverse.shape, stream.width
+    n, p = inverse.shape
+    r = stream.width
     unknowns = np.eye(r + p)  # the draw, the sums, and p - 1 errors, the newest first
-    squares, covariance = np.empty(n), np.zeros((r + p - 1, r + p - 1))
+    squares = np.empty(n)
+    covariance = np.zeros((r + p - 1, r + p - 1))
     for t in range(n):
         row, sums = stream.step(t, unknowns[0], unknowns[1 : r + 1])
         error = (row - inverse[t, 1:] @ unknowns[r + 1 :]) / inverse[t, 0]

@@ -200,9 +200,11 @@ def _feedback(n: int) -> Buffers:
     decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
     # h from its end, as the rows of N need it: exp(-rates (n - t)) at t = n - 1 - s
     reads = np.concatenate([np.ones((n, q + 1)), falling], axis=1)
-    write, window = np.empty((n, 2 * q + 1)), np.empty((n, 1))
+    write = np.empty((n, 2 * q + 1))
+    window = np.empty((n, 1))
     state = np.zeros((2 * q + 1, 2 * q + 1))
-    constant, decays = np.concatenate([[0.5], scales]), np.outer(decay, decay)
+    constant = np.concatenate([[0.5], scales])
+    decays = np.outer(decay, decay)
     for s in range(n):
         h = reads[n - 1 - s]
         towards = state @ h

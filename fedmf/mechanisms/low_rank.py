@@ -201,11 +201,14 @@ def fit_low_rank(
     dual = PairsDual(workload, Classes(n, n))
     optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()
-    lower_bound, steps = dual.proven(optimum.variables), optimum.iterations
+    lower_bound = dual.proven(optimum.variables)
+    steps = optimum.iterations
     B = np.tril(decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)))
     approximation = _Approximation(A, B, h, r)
     best = approximation.iterate()
-    sweep, next_check, interrupted = 0, 1, optimum.interrupted
+    sweep = 0
+    next_check = 1
+    interrupted = optimum.interrupted
     sweeps = 0 if interrupted or h == n else stopping.max_iterations
     try:
         while sweep < sweeps and best.loss > lower_bound * (1.0 + stopping.tolerance):
@@ -246,7 +249,8 @@ class _Approximation:
     """Alternating least squares for L R^T on the entries of B below its first h diagonals."""
 
     def __init__(self, A: np.ndarray, B: np.ndarray, h: int, r: int) -> None:
-        self.A, self.h = A, h
+        self.A = A
+        self.h = h
         self.below = np.tril(B, -h)
         self.near = B - self.below
         self.diagonals = diagonals_of(B, h)

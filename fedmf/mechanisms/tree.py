@@ -136,11 +136,9 @@ def fit_tree(
     ]
     if restarts > 1:
         trees = [stamp(tree, restarts, decoder="restarted") for tree in trees]
-    return (
-        trees[0]
-        if len(trees) == 1
-        else min(trees, key=lambda tree: loss(tree, workload, participation))
-    )
+    if len(trees) == 1:
+        return trees[0]
+    return min(trees, key=lambda tree: loss(tree, workload, participation))
 
 
 class _Node(NamedTuple):

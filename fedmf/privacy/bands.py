@@ -148,17 +148,22 @@ class BandSearch:
         return self._row(mechanism, self.workload.rounds, None)
 
     def _row(self, mechanism: Mechanism, bands: int, scheme: Sampling | None) -> BandRow:
-        norm, unit = column_norm(mechanism), sensitivity(mechanism, self.participation).value
+        norm = column_norm(mechanism)
+        unit = sensitivity(mechanism, self.participation).value
         if scheme is None:
-            q, k = 1.0, self.participation.max_participations
+            q = 1.0
+            k = self.participation.max_participations
             z = gaussian_noise_multiplier(self.epsilon, self.delta)
-            sigma, risk = z * unit / norm, AttackRisk(mu=1 / z)
+            sigma = z * unit / norm
+            risk = AttackRisk(mu=1 / z)
         else:
-            q, k = scheme.probability, scheme.participation(self.workload.rounds).max_participations
+            q = scheme.probability
+            k = scheme.participation(self.workload.rounds).max_participations
             plan = calibrate(
                 mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme
             )
-            sigma, risk = per_query_noise_multiplier(plan), attack_risk(plan)
+            sigma = per_query_noise_multiplier(plan)
+            risk = attack_risk(plan)
         error = sigma * rmse(
             mechanism, self.workload, Participation(rounds=self.workload.rounds, schema="single")
         )

@@ -391,7 +391,8 @@ class PlanConfig:
     def plan_with(self, mechanism: Mechanism, noise_multiplier: float) -> Plan:
         """The plan with this noise, whatever the target."""
         self._check_rounds(mechanism)
-        scheme, budget = self.scheme(), self.budget_with(mechanism)
+        scheme = self.scheme()
+        budget = self.budget_with(mechanism)
         if budget is None:
             participation = None if scheme is not None else self.participation()
         else:
@@ -426,7 +427,9 @@ class PlanConfig:
           plan: of this config, or one that was made in Python.
           mechanism: the file of its mechanism.
         """
-        p, scheme, adaptive = plan.participation, plan.sampling, plan.quantile_clipping
+        p = plan.participation
+        scheme = plan.sampling
+        adaptive = plan.quantile_clipping
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
         # What the plan decides: at its default, unless the plan says otherwise.
         decided = {*OF_THE_FIT, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}

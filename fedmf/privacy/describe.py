@@ -32,7 +32,8 @@ _DEVICES = (2, 3, 5)
 
 def summary(plan: Plan) -> dict[str, Any]:
     """The plan in plain JSON types, for the run folder and for `--json`."""
-    certificate, cohorts = plan.mechanism.certificate, plan.simulation
+    certificate = plan.mechanism.certificate
+    cohorts = plan.simulation
     return {
         "family": plan.mechanism.family,
         "rounds": plan.mechanism.rounds,
@@ -113,7 +114,8 @@ def risk_values(plan: Plan) -> dict[str, Any]:
     """`fedmf.attack_risk` in plain JSON types, with sampling also without amplification; of a
     simulation also that of the model trained here, if its clients keep to the participation.
     """
-    risk, values = attack_risk(plan), attack_risk(plan).values()
+    risk = attack_risk(plan)
+    values = risk.values()
     if plan.sampling is not None:
         values["unamplified"] = AttackRisk(mu=risk.mu).values()
     if plan.simulation is not None:
@@ -123,7 +125,8 @@ def risk_values(plan: Plan) -> dict[str, Any]:
 
 def attack_values(plan: Plan) -> dict[str, Any]:
     """What a statement says of attacks, in plain JSON types: beside epsilon alone, and drawn."""
-    risk, alone = attack_risk(plan), claimed_alone(plan.epsilon, plan.delta)
+    risk = attack_risk(plan)
+    alone = claimed_alone(plan.epsilon, plan.delta)
     drawn = {"epsilon_alone": alone.values(), "picture": picture(risk, alone)}
     return risk_values(plan) | {"epsilon": finite(plan.epsilon)} | drawn
 
@@ -234,7 +237,8 @@ def statement_values(
 def _simulation(plan: Plan, population: int | None) -> dict[str, Any] | None:
     if plan.simulation is None:
         return None
-    p, claimed = plan.participation, plan.simulation.claimed
+    p = plan.participation
+    claimed = plan.simulation.claimed
     # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than
     # most_rounds of all.
     needed = max(claimed * p.min_sep, -(-claimed * p.rounds // most_rounds(plan.mechanism, p)))

@@ -178,7 +178,8 @@ def _log_sum(s: float, q: float, order: int) -> float:
     """log A."""
     from scipy import special
 
-    a, j = float(order), np.arange(2.0, min(order, _TERMS) + 1)
+    a = float(order)
+    j = np.arange(2.0, min(order, _TERMS) + 1)
     log_terms = _log_binomial(a, len(j) + 1) + j * math.log(q) + _log_terms(s)[: len(j)]
     if order > _TERMS:
         log_terms = np.append(log_terms, math.log(4) + _log_rest(s, q, a))

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 SLOPE, OFFSET = -0.95, -4.64
 # What the runs had, and the range of their L_e, for 1000 clients: from 342 bands at epsilon 16
 # (0.00316) to DP-SGD at epsilon 1 (0.3315).
-ROUNDS, CLIP_NORM, ERRORS = 2052, 1.0, (0.0031, 0.332)
+ROUNDS = 2052
+CLIP_NORM = 1.0
+ERRORS = (0.0031, 0.332)
 TASK = "StackOverflow next-word prediction"
 # The paper's learning rates are powers of this.
 GRID = 1.7

@@ -111,7 +111,9 @@ class Plan:
     longer: "Plan | None" = None
 
     def __post_init__(self) -> None:
-        mechanism, scheme, p = self.mechanism, self.sampling, self.participation
+        mechanism = self.mechanism
+        scheme = self.sampling
+        p = self.participation
         if not isinstance(mechanism, Mechanism):
             raise TypeError(
                 f"mechanism={mechanism!r} must be a Mechanism: make one with "
@@ -323,7 +325,8 @@ def cohort_scale(plan: Plan) -> float:
 
 def noise_multiplier_without_metrics(plan: Plan) -> float:
     """Of the streams beside the private metrics'; the plan's without them."""
-    metrics, z = plan.private_metrics, plan.noise_multiplier
+    metrics = plan.private_metrics
+    z = plan.noise_multiplier
     return z if metrics is None else metrics.other_noise_multiplier(z)
 
 
@@ -331,7 +334,8 @@ def update_noise_multiplier(plan: Plan) -> float:
     """Noise multiplier of the sums of updates alone; above the plan's with quantile_clipping or
     private_metrics.
     """
-    adaptive, z = plan.quantile_clipping, noise_multiplier_without_metrics(plan)
+    adaptive = plan.quantile_clipping
+    z = noise_multiplier_without_metrics(plan)
     return z if adaptive is None else adaptive.update_noise_multiplier(z)
 
 
@@ -349,7 +353,8 @@ def bit_stddev(plan: Plan) -> float:
 
     0 without quantile_clipping.
     """
-    adaptive, z = plan.quantile_clipping, noise_multiplier_without_metrics(plan)
+    adaptive = plan.quantile_clipping
+    z = noise_multiplier_without_metrics(plan)
     multiplier = 0.0 if adaptive is None else adaptive.bit_noise_multiplier(z)
     return multiplier * plan.sensitivity.value * cohort_scale(plan)
 

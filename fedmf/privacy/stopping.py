@@ -128,7 +128,8 @@ def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> i
     target = check_epsilon(epsilon)
     if plan.epsilon <= target:
         return plan.participation.rounds
-    low, high = 0, plan.participation.rounds
+    low = 0
+    high = plan.participation.rounds
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (

@@ -68,7 +68,8 @@ def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
     The smoothed column is `validation_of`, where that is a mean. The guarantee of a simulation is
     that of the cohort in simulated_for_cohort, and its achieved_epsilon is empty.
     """
-    names, out = varying(runs), io.StringIO()
+    names = varying(runs)
+    out = io.StringIO()
     rows = [_row(run, names, smoothed_over) for run in runs]
     table = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     table.writeheader()
@@ -78,8 +79,10 @@ def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
 
 def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
     assert run.result is not None
-    plan, metric = run.plan, run.plan["task"]["headline_metric"]
-    private, claimed = run.config.family != "none", run.config.claimed_cohort
+    plan = run.plan
+    metric = run.plan["task"]["headline_metric"]
+    private = run.config.family != "none"
+    claimed = run.config.claimed_cohort
     smoothed = (
         {f"smoothed_validation_{metric}": validation_of(run, smoothed_over)}
         if smoothed_over
@@ -273,10 +276,8 @@ def together(runs: Sequence[Run]) -> str:
             sum(plan["noise_multiplier"] ** -2 for plan in private) ** -0.5, delta
         )
     else:
-        epsilon, delta = (
-            sum(plan["epsilon"] for plan in private),
-            sum(plan["delta"] for plan in private),
-        )
+        epsilon = sum(plan["epsilon"] for plan in private)
+        delta = sum(plan["delta"] for plan in private)
     # Never fewer than the bound
     shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon
     claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""

@@ -105,7 +105,8 @@ def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: T
         {"data"} if name == folder.name else {"data"} | grid.named(name) | grid.named(folder.name)
     )
     for field in field_names([config, there]):
-        mine, theirs = config.flat().get(field), there.flat().get(field)
+        mine = config.flat().get(field)
+        theirs = there.flat().get(field)
         if field not in may_differ and mine != theirs and grid.taken(field, config, there):
             raise ValueError(
                 f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: "
@@ -405,8 +406,6 @@ def _reason(out: pathlib.Path, name: str, status: int) -> str:
         memory = " (was there enough memory?)" if -status == signal.SIGKILL else ""
         return f"ended by signal {-status}{memory}; see {log}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return (
-        lines[-1].removeprefix("fedmf: ").removeprefix("error: ")
-        if lines
-        else f"exit status {status}; see {log}"
-    )
+    if lines:
+        return lines[-1].removeprefix("fedmf: ").removeprefix("error: ")
+    return f"exit status {status}; see {log}"

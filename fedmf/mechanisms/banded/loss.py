@@ -88,7 +88,9 @@ class DenseLoss:
     """
 
     def __init__(self, A: np.ndarray, bands: int) -> None:
-        self.A, self.n, self.bands = A, A.shape[0], bands
+        self.A = A
+        self.n = A.shape[0]
+        self.bands = bands
         size = max(bands - 1, _MIN_BLOCK_ROUNDS)
         self.blocks = [slice(first, min(first + size, self.n)) for first in range(0, self.n, size)]
 
@@ -101,7 +103,8 @@ class DenseLoss:
         # B^T. Its entries inside the band need W on and right of the diagonal blocks only, solved
         # from the first block of rows on.
         G, gradient = self._with_band_view()
-        before, W_before = self.blocks[0], np.empty((0, 0))
+        before = self.blocks[0]
+        W_before = np.empty((0, 0))
         for block in self.blocks:
             Bt = B[block.start :, block].T
             right = Bt.copy(order="F")
@@ -111,7 +114,8 @@ class DenseLoss:
                 G[block, before] = Bt @ W_before.T
             W = scipy.linalg.blas.dtrsm(1.0, C[block, block], right, lower=1, overwrite_b=1)
             G[block, block] = Bt @ W.T
-            W_before, before = W, block
+            W_before = W
+            before = block
         return float(np.einsum("ij,ij->", B, B)), clear_outside(-2.0 * gradient)
 
     def bound(
@@ -225,9 +229,12 @@ class SymmetricBand:
     """
 
     def __init__(self, n: int, bands: int, length: int) -> None:
-        self.n, self.length, self.count = n, length, -(-n // length)
+        self.n = n
+        self.length = length
+        self.count = -(-n // length)
         lag = np.subtract.outer(np.arange(length), np.arange(length))
-        self.near, self.below = np.abs(lag) < bands, lag + length < bands
+        self.near = np.abs(lag) < bands
+        self.below = lag + length < bands
 
     def keep(self, diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Zeroes, in place, what lies outside the band."""
@@ -304,7 +311,8 @@ def banded_bound(
     n, bands = columns.shape
     length = recursion.covariances.shape[1]
     band = SymmetricBand(n, bands, length)
-    C, P = blocks_of(columns, length), blocks_of(inverse, length)
+    C = blocks_of(columns, length)
+    P = blocks_of(inverse, length)
     M = _negative_gradient(C, P, recursion.gradient(reach=4))
     scale = band.main(M[0])
     if not (np.isfinite(scale).all() and scale.min() > 0.0):
@@ -347,7 +355,8 @@ def _negative_gradient(C: Blocks, P: Blocks, gradient: list[np.ndarray]) -> list
     for here, further in itertools.pairwise(gradient):
         T.append(-0.5 * (here @ P[0][: len(here)].transpose(0, 2, 1)))
         T[-1][1:] -= 0.5 * (further @ P[1][: len(further)].transpose(0, 2, 1))
-    M, below = np.empty_like(T[0]), np.empty_like(T[1])
+    M = np.empty_like(T[0])
+    below = np.empty_like(T[1])
     for t in range(len(M)):
         right = T[0][t] - C[1][t - 1] @ below[t - 1].T if t else T[0][t]
         block = inverses[t] @ right
@@ -454,7 +463,8 @@ def block_product(S: list[np.ndarray], D: tuple[np.ndarray, np.ndarray], i: int)
     count = len(S[0])
     product = np.zeros(S[0].shape)
     for j in (-1, 0, 1):  # through the block row t + j of D
-        first, last = max(0, -i, -j), min(count, count - i, count - j)
+        first = max(0, -i, -j)
+        last = min(count, count - i, count - j)
         if first >= last:
             continue
         q = i - j

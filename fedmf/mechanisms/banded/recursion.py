@@ -165,7 +165,8 @@ class NoiseRecursion:
             lam[t] += F.T @ lam[t + 1] @ F
         Y = self.inverses.transpose(0, 2, 1) @ lam
         Y *= -2.0
-        along, covariance = [Y @ self.covariances], self.covariances
+        along = [Y @ self.covariances]
+        covariance = self.covariances
         for q in range(1, reach + 1):
             # Cov(y_(t+q), y_t) = -F_(t+q) Cov(y_(t+q-1), y_t)
             covariance = -self.transfers[q - 1 :] @ covariance[:-1]

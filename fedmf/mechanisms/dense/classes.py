@@ -55,9 +55,11 @@ class Classes:
     """
 
     def __init__(self, rounds: int, min_sep: int) -> None:
-        n, b = rounds, min_sep
+        n = rounds
+        b = min_sep
         self.order = np.concatenate([np.arange(i, n, b) for i in range(b)])
-        self.count, self.largest = b, -(-n // b)
+        self.count = b
+        self.largest = -(-n // b)
         larger = n - (self.largest - 1) * b
         split = larger * self.largest
         groups = [
@@ -212,7 +214,8 @@ class Resolvents:
                 block -= self._next[i - 1] @ forward[-1] @ self._next[i - 1].T
             forward.append(np.linalg.inv(block))
         G: list[np.ndarray] = [np.empty(0)] * self.classes.count
-        T, R = 0.0, forward[-1]
+        T = 0.0
+        R = forward[-1]
         for i in reversed(range(len(self._chunks))):
             if i + 1 < len(self._chunks):
                 reach = self._next[i] @ forward[i]
@@ -238,7 +241,8 @@ class Resolvents:
         up = np.empty_like(ones)
         up[self.classes.order] = self.classes.apply(transposed(inverses), ones)
         n, p = K.shape
-        mixed, down = np.zeros(n), np.zeros(n)
+        mixed = np.zeros(n)
+        down = np.zeros(n)
         for j in range(p):
             mixed[: n - j] += K[j:, j] * up[j:, 0]
         for j in range(p):

@@ -104,7 +104,8 @@ class PairsDual:
         """The derivatives of T and of the budget with respect to the variables, given G = dT / dH =
         X_c H_c.
         """
-        of_T, of_budget = [], []
+        of_T = []
+        of_budget = []
         for block, g in zip(variables, G, strict=True):
             norms = np.linalg.norm(block, axis=2)
             size = block.shape[1]
@@ -141,7 +142,8 @@ class PairsDual:
         if self.resolvents is None:
             self._eigen = self._decomposed()
             roots, V = self._eigen
-            T, S = float(roots.sum()), self.classes.gram_blocks(V, roots)
+            T = float(roots.sum())
+            S = self.classes.gram_blocks(V, roots)
             G = [
                 s / h if h.shape[1] == 1 else np.linalg.solve(h.transpose(0, 2, 1), s)
                 for h, s in zip(self.factor, S, strict=True)
@@ -260,8 +262,12 @@ class Ascent:
     """
 
     def __init__(self, dual: PairsDual, A: np.ndarray, stopping: Stopping) -> None:
-        self.dual, self.A, self.stopping = dual, A, stopping
-        self.encoder, self.loss, self.bound = np.empty((0, 0)), np.inf, 0.0
+        self.dual = dual
+        self.A = A
+        self.stopping = stopping
+        self.encoder = np.empty((0, 0))
+        self.loss = np.inf
+        self.bound = 0.0
         self.variables: Blocks = dual.start()
         self.iterations, self.interrupted = 0, False
         self._reached = self.variables
@@ -269,7 +275,9 @@ class Ascent:
         # is of one class.
         diagonal = dual.scaled(np.diag(np.sqrt(np.diagonal(dual.gram))))
         self._compare(lower_factor(dual.classes.in_time_order(diagonal)))
-        self._latest_bound, self._checked_at, self._small_rise = 0.0, 0, stopping.tolerance
+        self._latest_bound = 0.0
+        self._checked_at = 0
+        self._small_rise = stopping.tolerance
 
     def run(self) -> None:
         """Iterates; the first Ctrl-C ends it, with a feasible encoder in any case."""
@@ -361,7 +369,8 @@ class Ascent:
         if C is not None:
             loss = float(np.square(decoder(self.A, C)).sum())
             if loss < self.loss:
-                self.loss, self.encoder = loss, C
+                self.loss = loss
+                self.encoder = C
 
 
 def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:

@@ -137,7 +137,9 @@ def fit_dense(
 
 def _epochs(participation: Participation) -> Participation:
     """The (k, b)-participation to fit for: every round of each class, or one round of any."""
-    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    n = participation.rounds
+    b = participation.min_sep
+    k = participation.max_participations
     if k == 1:
         b = n
     elif k < -(-n // b):

@@ -34,7 +34,8 @@ class Descent:
 
     def then(self, later: "Descent") -> "Descent":
         """This descent and one after it, as one that ends where the later one did."""
-        steps, seconds = self.iterations + later.iterations, self.seconds + later.seconds
+        steps = self.iterations + later.iterations
+        seconds = self.seconds + later.seconds
         return dataclasses.replace(later, iterations=steps, seconds=seconds)
 
 
@@ -68,7 +69,9 @@ def descend(
     from scipy import optimize as scipy_optimize
 
     began = time.perf_counter()
-    best_point, best, iterations = start, log_loss(start)[0], 0
+    best_point = start
+    best = log_loss(start)[0]
+    iterations = 0
     if not len(start):
         return Descent(
             point=start,
@@ -87,7 +90,8 @@ def descend(
             # Outside of what float64 can tell: the line search steps back
             return 1e10, np.zeros_like(point)
         if value < best:
-            best_point, best = point.copy(), value
+            best_point = point.copy()
+            best = value
         return value, gradient
 
     def step(_: np.ndarray) -> None:
@@ -189,11 +193,14 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
                 return
             pairs.clear()  # once more along the gradient, before giving up
             continue
-        s, y = ahead - x, gradient_ahead - gradient
+        s = ahead - x
+        y = gradient_ahead - gradient
         curvature = float(s @ y)
         if curvature > 1e-14 * float(np.linalg.norm(s) * np.linalg.norm(y)):
             pairs.append((s, y, curvature))
-        x, value, gradient = ahead, value_ahead, gradient_ahead
+        x = ahead
+        value = value_ahead
+        gradient = gradient_ahead
         yield x, value
 
 

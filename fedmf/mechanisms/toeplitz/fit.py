@@ -70,7 +70,8 @@ def fit_toeplitz(
     """
     kind = checks.one_of("coefficients", coefficients, COEFFICIENTS)
     checks.one_of("objective", objective, OBJECTIVES)
-    n, hint = workload.rounds, "choose a damping in [0, 1)"
+    n = workload.rounds
+    hint = "choose a damping in [0, 1)"
     if (nu is not None) != (kind == "nu"):
         raise ValueError(
             f"nu={nu!r} does not suit coefficients={kind!r}: "
@@ -137,7 +138,8 @@ def certified(
             interrupted=descent.interrupted,
             stacklevel=5,
         )
-    n, reason = workload.rounds, ""
+    n = workload.rounds
+    reason = ""
     if objective == "max":
         reason = (
             f"the {mechanism.family} fit minimised the largest error, certificates bound "
@@ -155,7 +157,8 @@ def certified(
         )
     if reason:
         return dataclasses.replace(mechanism, certificate_reason=reason)
-    c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
+    c = mechanism.toeplitz_coefficients()
+    noise = mechanism.noising_coefficients()
     # fedmf.loss: c is the largest column, and the t-th entry of the first column of A N
     # is in n - t rows.
     loss = float(c @ c) * float(np.arange(n, 0, -1.0) @ np.square(np.cumsum(noise)))

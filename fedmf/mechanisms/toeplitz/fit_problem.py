@@ -33,7 +33,8 @@ def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndar
         lags = np.arange(1, count)
         ratios = (exponent - (lags - 1)) / lags * (p[1] if len(p) == 2 else 0.0)
         return np.concatenate([[1.0], np.cumprod(ratios)])
-    f, terms = [1.0], list(enumerate(p.tolist()))[1:]
+    f = [1.0]
+    terms = list(enumerate(p.tolist()))[1:]
     for t in range(1, count):
         f.append(
             sum((exponent * j - (t - j)) * weight * f[t - j] for j, weight in terms if j <= t) / t
@@ -56,8 +57,12 @@ class ToeplitzProblem:
         objective: str,
         decreasing: bool,
     ) -> None:
-        n, self.bands, self.inverse = participation.rounds, bands, inverse
-        self.n, self.b, self.k = n, participation.min_sep, participation.max_participations
+        n = participation.rounds
+        self.bands = bands
+        self.inverse = inverse
+        self.n = n
+        self.b = participation.min_sep
+        self.k = participation.max_participations
         # Whether columns of one client have rows in common: then only a decreasing c has
         # a known sensitivity.
         self.overlapping, self.decreasing = self.k > 1 and bands > self.b, decreasing
@@ -96,7 +101,9 @@ class ToeplitzProblem:
 
     def squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """As in `fedmf.sensitivity`, and its gradient."""
-        n, b, k = self.n, self.b, self.k
+        n = self.n
+        b = self.b
+        k = self.k
         if not self.overlapping:  # each coefficient in as many columns as have a row for it
             times = (
                 np.minimum(k, -(-(n - np.arange(self.bands)) // b))

@@ -152,7 +152,8 @@ def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
         return scipy.signal.lfilter([1.0], series, np.eye(1, n)[0])
     # Newton's iteration q <- q (2 - p q), which doubles the number of right coefficients each time.
     # Every product is an FFT: its errors are absolute, about 1e-16 of the largest coefficient.
-    inverse, known = np.array([1.0 / series[0]]), 1
+    inverse = np.array([1.0 / series[0]])
+    known = 1
     while known < n:
         known = min(2 * known, n)
         product = scipy.signal.fftconvolve(series[:known], inverse)[:known]

@@ -59,7 +59,8 @@ class PartitionDraws(Draws):
 
     def clients(self, t: int) -> np.ndarray:
         """The clients that round t draws, int64, unsorted."""
-        rng, part = draw_generator(self.seed, t), t % self.partitions
+        rng = draw_generator(self.seed, t)
+        part = t % self.partitions
         members = -(-(self.population - part) // self.partitions)
         # The number of clients that come independently is binomial, and given it every subset of
         # that size is equally likely.
@@ -124,7 +125,8 @@ class MinSepDraws(Draws):
         """Rounds before a client may come for the first time: s >= 1 with probability p / (1 + (b -
         1) p) each, else 0.
         """
-        b, p = self.min_sep, self.probability
+        b = self.min_sep
+        p = self.probability
         rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
         place = rng.random(self.population) * (1 + (b - 1) * p)
         rest = np.minimum(np.floor(np.maximum(place - 1, 0) / p) + 1, b - 1)
@@ -192,17 +194,16 @@ class EpochPlaces(Draws):
     """
 
     def __init__(self, *, population: int, epoch: int, partitions: int, seed: int) -> None:
-        self.population, self.epoch, self.partitions, self.seed = (
-            population,
-            epoch,
-            partitions,
-            seed,
-        )
+        self.population = population
+        self.epoch = epoch
+        self.partitions = partitions
+        self.seed = seed
         self._drawn: dict[int, tuple[int, np.ndarray]] = {}
 
     def clients(self, t: int) -> np.ndarray:
         """The clients that drew round t, int64, ascending."""
-        part, place = t % self.partitions, t % self.epoch // self.partitions
+        part = t % self.partitions
+        place = t % self.epoch // self.partitions
         return np.flatnonzero(self._places(t // self.epoch, part) == place) * self.partitions + part
 
     def _places(self, number: int, part: int) -> np.ndarray:
