@@ -11,7 +11,13 @@ from typing import Any
 import fedmf
 from fedmf.experiments.papers import printed
 from fedmf.experiments.papers import stackoverflow_sizes as sizes
-from fedmf.experiments.papers.stackoverflow_sizes import EPOCHS_RATE_AT_2, EPOCHS_RATES, SIZES, Size
+from fedmf.experiments.papers.stackoverflow_sizes import (
+    EARLIER,
+    EPOCHS_RATE_AT_2,
+    EPOCHS_RATES,
+    SIZES,
+    Size,
+)
 from fedmf.experiments.papers.study import Fields, Study, sized
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
@@ -117,20 +123,20 @@ def _sampled(size: Size) -> Fields:
     return {"sampling": "poisson", "population": size.population}
 
 
-def _cohort(size: Size, cohort: int, simulate: bool = True) -> Fields:
-    if size.simulated is None or not simulate or size.simulated >= cohort:
+def _cohort(size: Size, cohort: int) -> Fields:
+    if size.simulated is None or size.simulated >= cohort:
         return {"cohort_size": cohort}
     return {"cohort_size": size.simulated, "claimed_cohort": cohort}
 
 
-@sized(SIZES, **sizes.DENISOV)
+@sized(EARLIER, **sizes.DENISOV)
 def denisov(size: Size) -> Study:
     """Denisov Fig. 2, Tables 3 and 4: one epoch of 100 clients a round, constant rates."""
     grid: Fields = {
         "client_learning_rate": size.client_rates,
         "server_learning_rate": size.server_rates,
         "noise_multiplier": size.noise,
-        **_cohort(size, size.denisov, size.simulates_all),
+        **_cohort(size, size.denisov),
     }
     every: Fields = grid | {"server_momentum": size.momentums}
     parts: list[tuple[str, Fields]] = [
@@ -161,7 +167,7 @@ M_MORE = f"{M_INSIDE}, more clients"
 DECAY_AFTER, M_DECAY = "prefix sums, decay after", "momentum and decay inside"
 
 
-@sized(SIZES, **sizes.SCHEDULES)
+@sized(EARLIER, **sizes.SCHEDULES)
 def schedules(size: Size) -> Study:
     """Denisov Fig. 3: where momentum and the rates' fall are part of the mechanism. In the paper at
     epsilon 18.9.
@@ -170,10 +176,12 @@ def schedules(size: Size) -> Study:
     return _schedules("schedules", size, lines)
 
 
-@sized(SIZES, **sizes.DECAYS)
+@sized(EARLIER, **sizes.DECAYS)
 def decays(size: Size) -> Study:
     """Denisov Fig. 6: two lines of Fig. 3; the same runs at one size with it."""
-    return _schedules("schedules" if size in SIZES.values() else "decays", size, [AFTER, M_INSIDE])
+    return _schedules(
+        "schedules" if size in EARLIER.values() else "decays", size, [AFTER, M_INSIDE]
+    )
 
 
 def _schedules(name: str, size: Size, lines: list[str]) -> Study:
@@ -194,7 +202,7 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
             rate, _, momentum = DENISOV_TABLE_4[MOMENTUM][0]
             fall |= _file(f"momentum-{momentum:g}") | {"server_learning_rate": rate}
             fall["server_momentum"] = momentum
-        parts.append((line, of.get(line, both) | fall | _cohort(size, cohort, size.simulates_all)))
+        parts.append((line, of.get(line, both) | fall | _cohort(size, cohort)))
     return _once(
         name,
         size,
@@ -205,13 +213,13 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     )
 
 
-@sized(SIZES, **sizes.EPOCHS)
+@sized(EARLIER, **sizes.EPOCHS)
 def epochs(size: Size) -> Study:
     """Multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
-    all_epochs = _cohort(size, size.cohort, size.simulates_all)
+    all_epochs = _cohort(size, size.cohort)
     order: Fields = _order(size) | all_epochs
     shorter: Fields = {"rounds": size.rounds_once}
-    once: Fields = shorter | {"schema": "single"} | _cohort(size, size.single, size.simulates_all)
+    once: Fields = shorter | {"schema": "single"} | _cohort(size, size.single)
     inside = f"momentum-{size.momentum:g}-cooldown"
     everybody: Fields = {"schema": "every_round", "claimed_cohort": size.population}
     lines: dict[str, Fields] = {
@@ -233,7 +241,7 @@ def epochs(size: Size) -> Study:
     return _study("epochs", size, parts, server_momentum=size.momentum, cooldown=0.25)
 
 
-@sized(SIZES, **sizes.DIVERGENCE)
+@sized(EARLIER, **sizes.DIVERGENCE)
 def divergence(size: Size) -> Study:
     """Multi-epoch Table 2: the runs with updates of an entry above 100 zeroed. Without, the paper's
     clip makes NaN of huge updates; fedmf's does not (docs/fidelity.md).
@@ -252,7 +260,7 @@ def divergence(size: Size) -> Study:
         (
             line,
             fields
-            | _cohort(size, size.cohort, size.simulates_all)
+            | _cohort(size, size.cohort)
             | {"epsilon": epsilon, "server_learning_rate": rate, "zeroing_norm": 100.0},
         )
         for line, fields, epsilon, rate in (rows if small != large else rows[::2])
@@ -260,7 +268,7 @@ def divergence(size: Size) -> Study:
     return _study("divergence", size, parts, server_momentum=size.momentum, cooldown=0.25)
 
 
-@sized(SIZES)
+@sized(EARLIER)
 def unnoised(size: Size) -> Study:
     """Multi-epoch Fig. 10: without noise, by clients a round; the most train six epochs, the others
     at most one. At the paper's size beside private runs, whose settings are those of Fig. 3: those
@@ -276,7 +284,7 @@ def unnoised(size: Size) -> Study:
         for clients in size.unnoised
         for cooldown in (0.0, 0.25)
     ]
-    private: Fields = _order(size) | _cohort(size, size.cohort, size.simulates_all)
+    private: Fields = _order(size) | _cohort(size, size.cohort)
     private |= {"epsilon": size.epsilons, "server_learning_rate": size.rates, "cooldown": 0.25}
     inside = _file(f"momentum-{size.momentum:g}{COOLDOWN}-epochs")
     lines: dict[str, Fields] = {MF_6_6: inside, f"{MF_6_6}, prefix": _file("prefix-epochs")}

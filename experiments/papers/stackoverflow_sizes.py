@@ -29,8 +29,7 @@ class Size:
         of a single epoch. 167 clients have 2048 rounds: for 2052 the data has 207 too few.
       denisov: clients a round of Denisov's.
       unnoised: clients a round of training without noise: a third of an epoch, one, and all.
-      simulated: clients that train for those in the banded paper; None for all.
-      simulates_all: whether that holds for the other papers' too.
+      simulated: clients that train for those of a round; None for all.
       population: clients of the data.
       options: of the task.
       client_rates, server_rates, momentums, noise: of Denisov's grid.
@@ -50,7 +49,6 @@ class Size:
     denisov: int = 100
     unnoised: tuple[int, int, int] = (50, 167, 1000)
     simulated: int | None = 100
-    simulates_all: bool = False
     population: int = 342_477
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     client_rate: float = 1.0
@@ -85,7 +83,7 @@ SIZES: dict[Any, Size] = {
     "full": Size(),
     "small": Size(
         rounds=96, cohort=150, epoch=16, rounds_once=96, single=25, denisov=15,
-        unnoised=(3, 10, 40), simulated=12, simulates_all=True, population=2400,
+        unnoised=(3, 10, 40), simulated=12, population=2400,
         options={
             "vocabulary_size": 300, "embedding_size": 16, "lstm_size": 32, "max_sentences": 16,
             "loss": "masked", "validation_sentences": 500, "test_sentences": 2000,
@@ -97,7 +95,7 @@ SIZES: dict[Any, Size] = {
     ),
     "tiny": Size(
         rounds=4, cohort=4, epoch=2, rounds_once=4, single=3, denisov=2, unnoised=(1, 2, 4),
-        simulated=2, simulates_all=True, population=12,
+        simulated=2, population=12,
         options={
             "vocabulary_size": 40, "embedding_size": 4, "lstm_size": 4, "sequence_length": 4,
             "max_sentences": 4,
@@ -108,6 +106,8 @@ SIZES: dict[Any, Size] = {
         repeats_denisov=1, corpus={"sentences_per_client": 6.0, "vocabulary_size": 260},
     ),
 }  # fmt: skip
+# Of the papers before the banded one, in which all clients of a round train.
+EARLIER = SIZES | {"full": Size(simulated=None)}
 # What scale small has otherwise, by study.
 _LONG: Fields = {
     "rounds": 512, "rounds_once": 512, "momentum": 0.95, "momentums": (0.95,), "population": 12800,

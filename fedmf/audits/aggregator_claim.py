@@ -15,11 +15,10 @@ from fedmf.audits.noise import FALSE_POSITIVE_RATE
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.rounding import finite
 
-PLAYS = (
-    "zeros", "noise", "arrays", "dependence", "start", "inside", "huge", "slightly-above",
-    "mixed", "one", "order", "weights", "integers", "half-precision", "not-finite", "dropout",
-    "noise-with-data",
-)  # fmt: skip
+PLAYS = tuple(
+    "zeros noise arrays dependence start inside huge slightly-above mixed one order weights "
+    "integers half-precision not-finite dropout noise-with-data".split()
+)
 # Chance, at most, to miss a departure that a play is said to see.
 MISS_RATE = 1e-6
 _LEAST_ENTRIES = 256

@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any
 
-from fedmf import checks
+from fedmf import checks, disk_cache
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import fitted_families
 from fedmf.mechanisms.fitting import cache as fits
@@ -129,5 +129,5 @@ def fit(
         began = time.perf_counter()
         mechanism = record.fit(workload, participation, stopping, **options)
         if time.perf_counter() - began > fits.MIN_SECONDS and not stopped_short.get():
-            fits.write(path, mechanism)
+            disk_cache.keep(path, mechanism.save, "the fit")
     return mechanism

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.mechanisms.fit import fit
@@ -99,8 +99,8 @@ class BandSearch:
         hint = f"a round draws at most all of population={m} clients"
         checks.integer("cohort_size", self.cohort_size, low=1, high=m, hint=hint)
         checks.one_of("sampling", self.sampling, tuple(SCHEMES))
-        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
-        object.__setattr__(self, "delta", check_delta(self.delta))
+        target = {"epsilon": check_epsilon(self.epsilon), "delta": check_delta(self.delta)}
+        fields.set_fields(self, target)
 
     @property
     def participation(self) -> Participation:

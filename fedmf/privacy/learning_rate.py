@@ -7,15 +7,11 @@ its slope is a start for a search and its offset is not.
 """
 
 import math
-from typing import TYPE_CHECKING
 
 from fedmf import checks
 from fedmf.mechanisms.error import rmse
-from fedmf.privacy.plan import update_noise_multiplier
+from fedmf.privacy.plan import Plan, update_noise_multiplier
 from fedmf.workloads import Workload
-
-if TYPE_CHECKING:
-    from fedmf.privacy.plan import Plan
 
 # log(rate) = SLOPE log(L_e) + OFFSET. The logarithms are natural: with decimal ones the rates of
 # Table 4 would come out as 0.0005.
@@ -30,7 +26,7 @@ TASK = "StackOverflow next-word prediction"
 GRID = 1.7
 
 
-def effective_rmse(plan: "Plan", workload: Workload, *, cohort_size: int | None = None) -> float:
+def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = None) -> float:
     """Noise per round in the mean update's running query, in units of the clip norm: sqrt(loss /
     rounds) * sigma / B.
 

@@ -12,7 +12,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
@@ -49,7 +49,7 @@ class Simulation:
         hint = "use a number of clients a round, with plan.simulating(simulated=..., claimed=...)"
         for name in ("simulated", "claimed"):
             number = checks.integer(name, getattr(self, name), low=1, hint=hint)
-            object.__setattr__(self, name, number)
+            fields.set_fields(self, {name: number})
         if self.simulated >= self.claimed:
             raise ValueError(
                 f"simulated={self.simulated} must be below claimed={self.claimed}: a simulation "
@@ -150,8 +150,7 @@ class Plan:
             "clip_norm": checks.positive("clip_norm", self.clip_norm, clip_hint),
             "delta": check_delta(self.delta),
         }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        fields.set_fields(self, checked)
         self._check_together()
 
     def _check_together(self) -> None:

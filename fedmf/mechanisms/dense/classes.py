@@ -22,6 +22,7 @@ falls like exp(-2 pi^2 q / (log(condition) + 3)).
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,11 @@ class Group(NamedTuple):
     rows: slice
     classes: int
     size: int
+
+    def places(self) -> Iterator[slice]:
+        """The places of each class, in class order."""
+        for first in range(self.rows.start, self.rows.stop, self.size):
+            yield slice(first, first + self.size)
 
 
 class Classes:
@@ -98,10 +104,9 @@ class Classes:
     def blocks(self, M: np.ndarray) -> Blocks:
         """The diagonal blocks of M, (n, n), copied."""
         diagonal = []
-        for rows, classes, size in self.groups:
-            block = np.empty((classes, size, size))
-            for c in range(classes):
-                at = slice(rows.start + c * size, rows.start + (c + 1) * size)
+        for group in self.groups:
+            block = np.empty((group.classes, group.size, group.size))
+            for c, at in enumerate(group.places()):
                 block[c] = M[at, at]
             diagonal.append(block)
         return diagonal
@@ -109,9 +114,8 @@ class Classes:
     def clear_pairs(self, M: np.ndarray) -> None:
         """Sets M[i, j] = 0 for distinct i, j of one class, in place."""
         diagonal = np.diagonal(M).copy()
-        for rows, classes, size in self.groups:
-            for c in range(classes):
-                at = slice(rows.start + c * size, rows.start + (c + 1) * size)
+        for group in self.groups:
+            for at in group.places():
                 M[at, at] = 0.0
         np.fill_diagonal(M, diagonal)
 

@@ -72,15 +72,6 @@ def descend(
     best_point = start
     best = log_loss(start)[0]
     iterations = 0
-    if not len(start):
-        return Descent(
-            point=start,
-            loss=float(np.exp(best)),
-            iterations=0,
-            seconds=0.0,
-            converged=True,
-            interrupted=False,
-        )
     losses = [best]
 
     def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -108,21 +99,22 @@ def descend(
 
     converged, interrupted = True, False
     try:
-        scipy_optimize.minimize(
-            evaluate,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=bounds,
-            callback=step,
-            options={
-                "maxiter": stopping.max_iterations,
-                "maxfun": 10**9,
-                "maxcor": 20,
-                "ftol": 0.0,
-                "gtol": 0.0,
-            },
-        )
+        if len(start):
+            scipy_optimize.minimize(
+                evaluate,
+                start,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=bounds,
+                callback=step,
+                options={
+                    "maxiter": stopping.max_iterations,
+                    "maxfun": 10**9,
+                    "maxcor": 20,
+                    "ftol": 0.0,
+                    "gtol": 0.0,
+                },
+            )
         converged = iterations < stopping.max_iterations  # otherwise no lower point on the line
     except _Finished:
         pass

@@ -203,11 +203,9 @@ class BallsInBins(Simulated):
         min_sep: int | None = None,
     ) -> Self:
         """`partitions`, or else population // cohort_size, as the number of bins."""
-        for name, value in (("population", population), ("cohort_size", cohort_size)):
-            if value is None:
-                raise ValueError(f"sampling=balls-in-bins needs {name}=None to be given")
-        assert population is not None
-        assert cohort_size is not None
+        if population is None or cohort_size is None:
+            missing = "population" if population is None else "cohort_size"
+            raise ValueError(f"sampling=balls-in-bins needs {missing}=None to be given")
         bins = max(1, population // cohort_size) if partitions is None else partitions
         scheme = cls(population=population, bins=bins)
         if scheme.cohort_size != cohort_size:
