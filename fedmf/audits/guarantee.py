@@ -134,12 +134,9 @@ class Audit:
         if achieved is not None:
             achieved["epsilon_if_sampled_as_planned"] = finite(self.amplified_epsilon)
         if self.contradictions and self.achieved is not None:
-            values["group_privacy"] = (
-                [] if self.planned.simulation else group_values(self.achieved.plan)
-            )
-            values["attack"] = (
-                None if self.planned.simulation else attack_values(self.achieved.plan)
-            )
+            simulates = self.planned.simulation is not None
+            values["group_privacy"] = [] if simulates else group_values(self.achieved.plan)
+            values["attack"] = None if simulates else attack_values(self.achieved.plan)
         if self.unrecorded is not None:
             values["unrecorded"] = self.unrecorded
         varies = sampling is not None and sampling.independent
@@ -210,12 +207,11 @@ class Audit:
             name: getattr(observed, name)
             for name in ("rounds", "participations", "clients", "empty_rounds")
         }
-        for name in ("min_separation", "max_participations"):
-            planned_limit = getattr(p, name.replace("separation", "sep"))
-            values |= {
-                f"{name}_planned": planned_limit,
-                f"{name}_observed": getattr(observed, name),
-            }
+        for name, limit in (
+            ("min_separation", p.min_sep),
+            ("max_participations", p.max_participations),
+        ):
+            values |= {f"{name}_planned": limit, f"{name}_observed": getattr(observed, name)}
         values |= self.spending()
         for name in ("sensitivity", "epsilon", "rho", "attack_risk"):
             values |= {f"{name}_planned": planned[name], f"{name}_achieved": achieved.get(name)}
@@ -428,9 +424,8 @@ def named(rounds: Sequence[int]) -> str:
     last = rounds[-1]
     if first == last:
         return f"round {first}"
-    return (
-        f"{'' if last - first < len(rounds) else f'{len(rounds)} of the '}rounds {first} to {last}"
-    )
+    some = "" if last - first < len(rounds) else f"{len(rounds)} of the "
+    return f"{some}rounds {first} to {last}"
 
 
 def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[str]:

@@ -84,8 +84,8 @@ def certify(
             "ill-conditioned to certify"
         )
     return Certificate(
-        loss=loss,
-        lower_bound=min(lower_bound, loss),
+        loss=float(loss),
+        lower_bound=float(min(lower_bound, loss)),
         iterations=iterations,
         seconds=seconds,
         participation=participation,

@@ -196,7 +196,7 @@ def _feedback(n: int) -> Buffers:
     rates = 2.0 * np.arcsinh(np.sqrt(squares))
     falling = np.exp(-rates * np.arange(1, n + 1)[:, None])  # [t, j]: exp(-rates[j] (t + 1))
     scales = weights / np.sinh(rates) / (1.0 + falling[-1])
-    diagonal = 0.5 + float(scales @ (1.0 - falling[-1]))
+    diagonal = 0.5 + scales @ (1.0 - falling[-1])
     decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
     # h from its end, as the rows of N need it: exp(-rates (n - t)) at t = n - 1 - s
     reads = np.concatenate([np.ones((n, q + 1)), falling], axis=1)

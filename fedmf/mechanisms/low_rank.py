@@ -256,7 +256,7 @@ class _Approximation:
         self.diagonals = diagonals_of(B, h)
         # L R^T is of the order of B: so its squared error is of the second order in B's scale, and
         # |L|^2 + |R|^2 of the first. The penalty follows, so that the unit of A does not matter.
-        self.penalty = _PENALTY * float(np.abs(self.diagonals[:, 0]).mean()) * np.eye(r)
+        self.penalty = _PENALTY * np.abs(self.diagonals[:, 0]).mean() * np.eye(r)
         self.left, self.right = self._start(r)
 
     def _start(self, r: int) -> tuple[np.ndarray, np.ndarray]:
@@ -288,7 +288,7 @@ class _Approximation:
         B = np.tril(self.left @ self.right.T, -self.h) + self.near
         C = scipy.linalg.solve_triangular(B, self.A, lower=True)
         # Largest column norm of C, multi-epoch paper Sec. 2, times ||B||_F^2.
-        loss = float(np.einsum("ij,ij->j", C, C).max() * np.einsum("ij,ij->", B, B))
+        loss = np.einsum("ij,ij->j", C, C).max() * np.einsum("ij,ij->", B, B)
         return _Iterate(self.left, self.right, loss)
 
 

@@ -241,12 +241,8 @@ class PlanConfig:
         if self.sampling is None:
             return
         self.scheme()
-        own = takes(self.sampling, "min_sep")
-        if (
-            (self.min_sep is not None and not own)
-            or self.max_participations is not None
-            or self.schema != "min_sep"
-        ):
+        apart = None if takes(self.sampling, "min_sep") else self.min_sep
+        if apart or self.max_participations is not None or self.schema != "min_sep":
             raise ValueError(
                 f"sampling={self.sampling} decides how far apart clients take part: leave out "
                 f"min_sep={self.min_sep}, max_participations={self.max_participations} and "
@@ -344,8 +340,8 @@ class PlanConfig:
         record = FAMILIES["identity" if self.family == "none" else self.family]
         options: dict[str, Any] = dict(self.mechanism_options)
         for name in OPTIONS_WITH_FIELDS:
-            if getattr(self, name) is not None:
-                options[name] = getattr(self, name)
+            if (value := getattr(self, name)) is not None:
+                options[name] = value
         if "equal_norms" in record.options:
             # The optimum for every round of an epoch order; a limit below that only lowers its
             # sensitivity.
@@ -450,11 +446,8 @@ class PlanConfig:
                 values |= {"min_sep": p.min_sep, "max_participations": p.max_participations}
         if adaptive is not None:
             values |= {f"clip_{name}": x for name, x in dataclasses.asdict(adaptive).items()}
-        if plan.simulation is not None:
-            values |= {
-                "cohort_size": plan.simulation.simulated,
-                "claimed_cohort": plan.simulation.claimed,
-            }
+        if (cohorts := plan.simulation) is not None:
+            values |= {"cohort_size": cohorts.simulated, "claimed_cohort": cohorts.claimed}
         return PlanConfig(**values)
 
     def flat(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class StructuredLoss:
         for j in range(self.p):  # the adjoint of _product
             upto = min(self.bands, self.width - j)
             gradient[j:, :upto] += along_R[: self.n - j, j : j + upto] * self.inverse[j:, j, None]
-        return float(recursion.squared_errors().sum()), clear_outside(gradient)
+        return recursion.squared_errors().sum(), clear_outside(gradient)
 
     def bound(
         self, columns: np.ndarray, classes: np.ndarray, tolerance: float
@@ -65,13 +65,13 @@ class StructuredLoss:
         squares = recursion.squared_errors()
         if not is_precise(squares, rows_of_columns(columns), self.inverse):
             raise ImpreciseRecursion
-        loss = float(squares.sum())
+        loss = squares.sum()
         bound = banded_bound(columns, self.inverse_columns, recursion, loss, classes, tolerance)
         # Far from the optimum that can be useless. The main diagonal of A C^-1 alone, with entries
         # A_ii / C_ii and C_ii at most the norm of column i, bounds the loss by the squares of the
         # classes' sums of |A_ii|.
         diagonal = np.bincount(classes, 1.0 / np.abs(self.inverse[:, 0]))
-        return loss, max(bound, float(diagonal @ diagonal))
+        return loss, max(bound, diagonal @ diagonal)
 
     def _product(self, columns: np.ndarray) -> np.ndarray:
         """R = C P by columns: R[l + o, l] = sum_j C[l + o, l + j] P[l + j, l]."""
@@ -116,7 +116,7 @@ class DenseLoss:
             G[block, block] = Bt @ W.T
             W_before = W
             before = block
-        return float(np.einsum("ij,ij->", B, B)), clear_outside(-2.0 * gradient)
+        return np.einsum("ij,ij->", B, B), clear_outside(-2.0 * gradient)
 
     def bound(
         self, columns: np.ndarray, classes: np.ndarray, tolerance: float
@@ -131,7 +131,7 @@ class DenseLoss:
         C, band = self._with_band_view()
         band[:] = columns
         B = self._decoder(C)
-        loss = float(np.einsum("ij,ij->", B, B))
+        loss = np.einsum("ij,ij->", B, B)
         W = scipy.linalg.blas.dtrsm(1.0, C, B.T, lower=1)  # C^-1 B^T
         M = W @ W.T
         weights = np.einsum("ij,ij->i", columns, columns)
@@ -144,7 +144,7 @@ class DenseLoss:
         for share in (1.0, 0.9, 0.5, 0.0):
             bound = dual_bound(self.A, diagonal + share * M)
             if bound is not None:
-                return loss, bound * float(np.trace(diagonal)) / float(means.sum())
+                return loss, bound * np.trace(diagonal) / means.sum()
         raise ValueError(
             "workload is too ill-conditioned to certify a fit in float64: rescale its rows"
         )
@@ -197,8 +197,8 @@ def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
         return None
     # T is the sum of singular values of A U^(1/2); from the eigenvalues of A U A^T half the digits
     # of the small ones would be lost.
-    T = float(scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum())
-    return T * T / float(np.trace(U))
+    T = scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum()
+    return T * T / np.trace(U)
 
 
 def clear_outside(columns: np.ndarray) -> np.ndarray:
@@ -251,7 +251,7 @@ class SymmetricBand:
         self, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]
     ) -> float:
         """tr(left right)."""
-        return float(np.vdot(left[0], right[0]) + 2.0 * np.vdot(left[1], right[1]))
+        return np.vdot(left[0], right[0]) + 2.0 * np.vdot(left[1], right[1])
 
     def row_sums(self, diagonal: np.ndarray, below: np.ndarray) -> np.ndarray:
         """Sums of the magnitudes of each row, (n,)."""
@@ -332,9 +332,9 @@ def banded_bound(
         both = band.keep(*_symmetric_part(MD))
         U = (target[0] - both[0], target[1] - both[1])
         diagonal = band.main(U[0])
-        a = loss - float(np.vdot(gram[0], MD[0]) + np.vdot(gram[1], MD[1][:-1]))
-        a -= float(np.vdot(gram[1].transpose(0, 2, 1), MD[-1][1:]))
-        S = float(_class_maxima(band.row_sums(*U) - np.abs(diagonal) + diagonal, classes).sum())
+        a = loss - (np.vdot(gram[0], MD[0]) + np.vdot(gram[1], MD[1][:-1]))
+        a -= np.vdot(gram[1].transpose(0, 2, 1), MD[-1][1:])
+        S = _class_maxima(band.row_sums(*U) - np.abs(diagonal) + diagonal, classes).sum()
         bound = a * a / S if a > 0.0 and np.isfinite(S) else -np.inf
         worth_going_on = bound > best and loss - bound < 0.9 * (loss - best)
         best = max(best, bound)

@@ -229,7 +229,7 @@ class Resolvents:
             for c in self._chunks[i]:
                 at = slice(start, start + len(U[c]))
                 G[c] = X[at, at] @ Hs[c]
-                T += float(np.vdot(G[c], Hs[c]))
+                T += np.vdot(G[c], Hs[c])
                 start = at.stop
         ends = np.cumsum([group.classes for group in self.classes.groups])
         return T, [np.array(G[end - len(h) : end]) for h, end in zip(H, ends, strict=True)]

@@ -142,7 +142,7 @@ class PairsDual:
         if self.resolvents is None:
             self._eigen = self._decomposed()
             roots, V = self._eigen
-            T = float(roots.sum())
+            T = roots.sum()
             S = self.classes.gram_blocks(V, roots)
             G = [
                 s / h if h.shape[1] == 1 else np.linalg.solve(h.transpose(0, 2, 1), s)
@@ -154,7 +154,7 @@ class PairsDual:
         self.bound = T * T / self._budget
         of_T, of_budget = self.gradient(variables, G)
         of_loss = [b / self._budget - (2.0 / T) * t for t, b in zip(of_T, of_budget, strict=True)]
-        return -float(np.log(self.bound)), of_loss, G
+        return -np.log(self.bound), of_loss, G
 
     def gram_matrix(self) -> np.ndarray:
         """X(U) at the last evaluation, in class order; sets `bound` to the value
@@ -162,7 +162,7 @@ class PairsDual:
         """
         roots, V = self._decomposed() if self._eigen is None else self._eigen
         self._eigen = None
-        self.bound = float(roots.sum()) ** 2 / self._budget
+        self.bound = roots.sum() ** 2 / self._budget
         X = self.classes.congruence(transposed(inverted(self.factor)), (V * roots) @ V.T)
         return (X + X.T) / 2
 
@@ -211,7 +211,7 @@ class PairsDual:
         """
         H, budget = self.factored(variables)
         AH = self.classes.apply(transposed(H), self.A.T).T
-        T = float(scipy.linalg.svdvals(AH, overwrite_a=True, check_finite=False).sum())
+        T = scipy.linalg.svdvals(AH, overwrite_a=True, check_finite=False).sum()
         return T * T / budget
 
 
@@ -312,7 +312,7 @@ class Ascent:
         unit = (
             self.dual.factored(self._reached)[1]
             / 2.0
-            * np.sqrt(sum(float(np.vdot(g, g)) for g in gradient))
+            * np.sqrt(sum(np.vdot(g, g) for g in gradient))
         )
         shapes = [block.shape for block in self._reached]
         ends = np.cumsum([block.size for block in self._reached])[:-1]
@@ -367,7 +367,7 @@ class Ascent:
 
     def _compare(self, C: np.ndarray | None) -> None:
         if C is not None:
-            loss = float(np.square(decoder(self.A, C)).sum())
+            loss = np.square(decoder(self.A, C)).sum()
             if loss < self.loss:
                 self.loss = loss
                 self.encoder = C

@@ -117,7 +117,7 @@ def fit_dense(
         if single
         else sensitivity(ascent.encoder, epochs).value
     )
-    loss = float(np.square(decoder(A, C)).sum())
+    loss = np.square(decoder(A, C)).sum()
     certificate = certify(
         loss,
         dual.proven(ascent.variables),

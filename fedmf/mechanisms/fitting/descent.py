@@ -90,7 +90,7 @@ def descend(
         iterations += 1
         losses.append(best)
         if stopping.progress is not None:
-            stopping.progress(iterations, float(np.exp(best)), None)
+            stopping.progress(iterations, np.exp(best), None)
         if (
             len(losses) > _WINDOW_STEPS
             and losses[-1 - _WINDOW_STEPS] - losses[-1] < stopping.tolerance
@@ -164,7 +164,7 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
     )
     while True:
         direction = _two_loops(gradient, pairs)
-        slope = -float(direction @ gradient)
+        slope = -(direction @ gradient)
         if not slope < 0.0:
             return
         length = 1.0
@@ -187,8 +187,8 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
             continue
         s = ahead - x
         y = gradient_ahead - gradient
-        curvature = float(s @ y)
-        if curvature > 1e-14 * float(np.linalg.norm(s) * np.linalg.norm(y)):
+        curvature = s @ y
+        if curvature > 1e-14 * (np.linalg.norm(s) * np.linalg.norm(y)):
             pairs.append((s, y, curvature))
         x = ahead
         value = value_ahead
@@ -205,14 +205,14 @@ def _two_loops(
     axpy = scipy.linalg.blas.daxpy  # in place, without temporaries
     q = gradient.copy()
     if not pairs:
-        norm = float(np.linalg.norm(q))
+        norm = np.linalg.norm(q)
         return q / norm if norm > 0.0 else q
     shares = []
     for s, y, curvature in reversed(pairs):
-        shares.append(float(s @ q) / curvature)
+        shares.append(s @ q / curvature)
         q = axpy(y, q, a=-shares[-1])
     _, y, curvature = pairs[-1]
-    q *= curvature / float(y @ y)
+    q *= curvature / (y @ y)
     for (s, y, curvature), share in zip(pairs, reversed(shares), strict=True):
-        q = axpy(s, q, a=share - float(y @ q) / curvature)
+        q = axpy(s, q, a=share - y @ q / curvature)
     return q

@@ -161,7 +161,7 @@ def certified(
     noise = mechanism.noising_coefficients()
     # fedmf.loss: c is the largest column, and the t-th entry of the first column of A N
     # is in n - t rows.
-    loss = float(c @ c) * float(np.arange(n, 0, -1.0) @ np.square(np.cumsum(noise)))
+    loss = c @ c * (np.arange(n, 0, -1.0) @ np.square(np.cumsum(noise)))
     certificate = certify(loss, prefix_sum_bound(n), descent.iterations, descent.seconds)
     return dataclasses.replace(mechanism, certificate=certificate, certificate_reason="")
 

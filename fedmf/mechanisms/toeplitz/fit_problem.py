@@ -96,7 +96,7 @@ class ToeplitzProblem:
             squared, of_squared = self.squared_sensitivity(c)
             error, of_error = self._squared_error(c)
             gradient = of_squared / squared + of_error / error
-            value = float(np.log(squared) + np.log(error))
+            value = np.log(squared) + np.log(error)
         return value, np.cumsum(gradient) / scale if self.decreasing else gradient[1:]
 
     def squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
@@ -110,7 +110,7 @@ class ToeplitzProblem:
                 if k > 1
                 else np.ones(self.bands)
             )
-            return float(times @ (c * c)), 2.0 * times * c
+            return times @ (c * c), 2.0 * times * c
         length = min(n, (k - 1) * b + self.bands)
         rows = np.zeros((-(-length // b), b))
         rows.ravel()[: self.bands] = c
@@ -123,7 +123,7 @@ class ToeplitzProblem:
         total = sums_of_k(rows)
         total.ravel()[length:] = 0.0
         gradient = sums_of_k(total[::-1])[::-1].ravel()[: self.bands]
-        return float(np.vdot(total, total)), 2.0 * gradient
+        return np.vdot(total, total), 2.0 * gradient
 
     def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """The weighted sum of e_t^2 for A N = e(x) = a(x) / c(x), and its gradient.
@@ -152,7 +152,7 @@ class ToeplitzProblem:
         # d e(x) = -(e(x) / c(x)) d c(x)
         response = scipy.signal.lfilter([1.0], c, e)
         gradient = np.array([weighted[j:] @ response[: T - j] for j in range(min(self.bands, T))])
-        return float(weighted @ e), -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
+        return weighted @ e, -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
 
 
 # Descents, each from where the one before ended: the loss has kinks, at which the memory of a
@@ -214,7 +214,7 @@ class InverseProblem:
             # d c(x) = -d r(x) / r(x)^2
             through = _backwards(r, _backwards(r, of_squared))[: len(r)]
             gradient = of_error / error - through / squared
-            value = float(np.log(squared) + np.log(error))
+            value = np.log(squared) + np.log(error)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return np.inf, point
         return value, gradient[1:]
@@ -222,7 +222,7 @@ class InverseProblem:
     def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """As in `fedmf.sensitivity`, and its gradient."""
         if not self.repeats or not np.isfinite(c).all():
-            return float(c @ c), 2.0 * c
+            return c @ c, 2.0 * c
         magnitudes = np.abs(c)
         above = np.maximum.accumulate(magnitudes[::-1])[::-1]
         squared, of_above = self.of_encoder.squared_sensitivity(above)
@@ -237,7 +237,7 @@ class InverseProblem:
 
         e = scipy.signal.lfilter([1.0], self.inverse, np.pad(r, (0, self.n - len(r))))
         weighted = self.of_encoder.weights * e
-        return float(weighted @ e), 2.0 * _backwards(self.inverse, weighted)[: len(r)]
+        return weighted @ e, 2.0 * _backwards(self.inverse, weighted)[: len(r)]
 
 
 def _backwards(polynomial: np.ndarray, values: np.ndarray) -> np.ndarray:
