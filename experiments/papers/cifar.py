@@ -152,7 +152,7 @@ def some_epochs(size: Size) -> dict[str, int]:
 
 
 def _in_order(size: Size, fields: Fields) -> Fields:
-    order: Fields = {"schema": "fixed_epoch", "min_sep": size.participation.min_sep}
+    order = {"schema": "fixed_epoch", "min_sep": size.participation.min_sep}
     return {"server_momentum": size.momentums or size.momentum} | fields | order
 
 
@@ -206,7 +206,7 @@ def _optimal(size: Size) -> tuple[str, Fields]:
 
 
 def _stamped(size: Size, kind: str, s: int) -> tuple[str, Fields]:
-    file: Fields = {"family": "file", "mechanism": f"{kind}-x{s}"}
+    file = {"family": "file", "mechanism": f"{kind}-x{s}"}
     return label(kind, s), _in_order(size, file | _tuned(size))
 
 
@@ -281,7 +281,7 @@ def stamps(size: Size) -> Study:
 @sized(SIZES, images=4000, simulated=24, epochs=2, epsilons_banded=(1.0, 8.0), repeats=8)
 def banded(size: Size) -> Study:
     """Banded Fig. 10: the number of bands is the best at each epsilon, and at most an epoch."""
-    rates: Fields = {"server_learning_rate": size.rates_banded}
+    rates = {"server_learning_rate": size.rates_banded}
     every = rates | {"epsilon": size.epsilons_banded}
     sgd = _sgd(size, size.epsilons_banded, size.rates_banded)
     parts = [
@@ -317,7 +317,7 @@ def nu_noise(size: Size) -> Study:
     """Slides, nu-DP-FTRL: noise t^(-3/2) (1 - nu)^t with nu tuned, beside lines of multi-epoch
     Fig. 1.
     """
-    own: Fields = {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS}
+    own = {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS}
     sgd = _in_order(size, _sgd(size, size.epsilons, size.rates))
     parts = [(NU, _in_order(size, own | _tuned(size))), (SGD, sgd), _optimal(size)]
     return _study("nu", size, parts)

@@ -109,7 +109,7 @@ def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> 
     """
     b = participation.min_sep
     k = participation.max_participations
-    return math.sqrt(k) * max(np.linalg.norm(C[:, s::b], ord=2) for s in range(b))
+    return math.sqrt(k) * max(float(np.linalg.norm(C[:, s::b], ord=2)) for s in range(b))
 
 
 @table("multi-epoch-table-6")
@@ -126,7 +126,7 @@ def multi_epoch_table_6(scale: Scale) -> Iterator[Cell]:
         X = C.T @ C
         yield Cell(row, "min X", smallest, X.min())
         yield Cell(row, "min X, pairs", smallest_of_pairs, X[pairs].min())
-        yield Cell(row, "error", error, np.linalg.norm(A @ np.linalg.inv(C)))
+        yield Cell(row, "error", error, float(np.linalg.norm(A @ np.linalg.inv(C))))
 
 
 @table("banded-table-2")

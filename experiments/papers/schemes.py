@@ -134,7 +134,7 @@ def ways_to_draw(request: Request) -> Outcome:
         panels,
         f"With places drawn anew the rmse is {span(np.array(ratios))} times that of cyclic "
         "Poisson sampling.",
-        (np.array(ratios) < 1).all(),
+        bool((np.array(ratios) < 1).all()),
         columns=Point._fields,
         rows=found,
         reduced=""

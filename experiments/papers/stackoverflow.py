@@ -132,13 +132,13 @@ def _cohort(size: Size, cohort: int) -> Fields:
 @sized(EARLIER, **sizes.DENISOV)
 def denisov(size: Size) -> Study:
     """Denisov Fig. 2, Tables 3 and 4: one epoch of 100 clients a round, constant rates."""
-    grid: Fields = {
+    grid = {
         "client_learning_rate": size.client_rates,
         "server_learning_rate": size.server_rates,
         "noise_multiplier": size.noise,
         **_cohort(size, size.denisov),
     }
-    every: Fields = grid | {"server_momentum": size.momentums}
+    every = grid | {"server_momentum": size.momentums}
     parts: list[tuple[str, Fields]] = [
         (ONLINE, {"family": "tree", "decoder": "online"} | every),
         (FULL, {"family": "tree", "decoder": "full"} | every),
@@ -217,11 +217,11 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
 def epochs(size: Size) -> Study:
     """Multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
     all_epochs = _cohort(size, size.cohort)
-    order: Fields = _order(size) | all_epochs
-    shorter: Fields = {"rounds": size.rounds_once}
-    once: Fields = shorter | {"schema": "single"} | _cohort(size, size.single)
+    order = _order(size) | all_epochs
+    shorter = {"rounds": size.rounds_once}
+    once = shorter | {"schema": "single"} | _cohort(size, size.single)
     inside = f"momentum-{size.momentum:g}-cooldown"
-    everybody: Fields = {"schema": "every_round", "claimed_cohort": size.population}
+    everybody = {"schema": "every_round", "claimed_cohort": size.population}
     lines: dict[str, Fields] = {
         MF_6_6: order | _file(f"{inside}-epochs"),
         MF_1_6: order | shorter | _file(inside),
@@ -246,7 +246,7 @@ def divergence(size: Size) -> Study:
     """Multi-epoch Table 2: the runs with updates of an entry above 100 zeroed. Without, the paper's
     clip makes NaN of huge updates; fedmf's does not (docs/fidelity.md).
     """
-    sgdm: Fields = {"family": "identity"} | _sampled(size)
+    sgdm = {"family": "identity"} | _sampled(size)
     mf = _order(size) | _file(f"momentum-{size.momentum:g}-cooldown-epochs")
     small = size.epsilons[0]
     large = size.epsilons[min(1, len(size.epsilons) - 1)]
@@ -274,7 +274,7 @@ def unnoised(size: Size) -> Study:
     at most one. At the paper's size beside private runs, whose settings are those of Fig. 3: those
     of Fig. 10 are only in the picture.
     """
-    once: Fields = {"rounds": size.rounds_once, "schema": "single", "min_sep": None}
+    once = {"rounds": size.rounds_once, "schema": "single", "min_sep": None}
     parts: list[tuple[str, Fields]] = [
         (
             f"{clients} clients a round{', cool-down' if cooldown else ''}",
@@ -284,7 +284,7 @@ def unnoised(size: Size) -> Study:
         for clients in size.unnoised
         for cooldown in (0.0, 0.25)
     ]
-    private: Fields = _order(size) | _cohort(size, size.cohort)
+    private = _order(size) | _cohort(size, size.cohort)
     private |= {"epsilon": size.epsilons, "server_learning_rate": size.rates, "cooldown": 0.25}
     inside = _file(f"momentum-{size.momentum:g}{COOLDOWN}-epochs")
     lines: dict[str, Fields] = {MF_6_6: inside, f"{MF_6_6}, prefix": _file("prefix-epochs")}
@@ -295,8 +295,8 @@ def unnoised(size: Size) -> Study:
 @sized(SIZES, **sizes.PHONES)
 def phones(size: Size) -> Study:
     """Banded Figs. 5 (a) and 12, Tables 4 and 6: clients at least 342 rounds apart."""
-    apart: Fields = {"schema": "min_sep", "min_sep": size.epoch}
-    once: Fields = {"rounds": size.rounds_once, "schema": "single"}
+    apart = {"schema": "min_sep", "min_sep": size.epoch}
+    once = {"rounds": size.rounds_once, "schema": "single"}
     lines: dict[str, Fields] = {
         SGD: apart | {"family": "identity"},
         SINGLE: once | {"family": "dense"},
@@ -311,7 +311,7 @@ def phones(size: Size) -> Study:
     ]
     rates = size.rates_banded or tuple(map(float, printed.BANDED_TABLE_6_UNNOISED))
     cohort = _cohort(size, size.cohort) | {"claimed_cohort": None}
-    unnoised: Fields = apart | cohort | {"family": "none", "server_learning_rate": rates}
+    unnoised = apart | cohort | {"family": "none", "server_learning_rate": rates}
     return _banded("phones", size, [*parts, (UNNOISED, unnoised)])
 
 

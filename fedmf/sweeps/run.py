@@ -237,7 +237,13 @@ def summary(
     begun = begun_runs(run_folder(out, name) for name in (*names, *others))
     runs = [run for run in begun if run.result is not None]
     if not runs:
-        nothing = {"report": None, "results": None, "best": [], "together": "", "text": ""}
+        nothing: dict[str, Any] = {
+            "report": None,
+            "results": None,
+            "best": [],
+            "together": "",
+            "text": "",
+        }
         return nothing | {"failed": failed}
     for name, content in (
         ("results.csv", results.results_csv(runs, smoothed_over)),

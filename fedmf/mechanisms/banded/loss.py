@@ -71,7 +71,7 @@ class StructuredLoss:
         # A_ii / C_ii and C_ii at most the norm of column i, bounds the loss by the squares of the
         # classes' sums of |A_ii|.
         diagonal = np.bincount(classes, 1.0 / np.abs(self.inverse[:, 0]))
-        return loss, max(bound, diagonal @ diagonal)
+        return loss, max(bound, float(diagonal @ diagonal))
 
     def _product(self, columns: np.ndarray) -> np.ndarray:
         """R = C P by columns: R[l + o, l] = sum_j C[l + o, l + j] P[l + j, l]."""
