@@ -68,14 +68,8 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
             in_percent(ax)
             ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
         if not last:
-            ax.text(
-                0.5,
-                0.5,
-                "no run has been validated yet",
-                transform=ax.transAxes,
-                ha="center",
-                color=SOFT,
-            )
+            nothing = "no run has been validated yet"
+            ax.text(0.5, 0.5, nothing, transform=ax.transAxes, ha="center", color=SOFT)
             ax.set_yticks([])
         every_group_named = len(groups) <= _MAX_NAMED_LINES
         named: dict[str, Line2D] = {}
@@ -181,12 +175,8 @@ def training_plot(groups: Sequence[Group]) -> Plot | None:
         " Colours are those above. These are exact functions of client data, which the "
         "guarantee does not cover."
     )
-    return Plot(
-        png=png.getvalue(),
-        caption=caption,
-        note=note,
-        alt=f"Line plots. Last values: {'; '.join(last)}.",
-    )
+    alt = f"Line plots. Last values: {'; '.join(last)}."
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 # What a run with private metrics has in a row under "private".
@@ -284,12 +274,8 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
         caption += (
             f" Clients on whose examples it is not defined are left out: {'; '.join(left_out)}."
         )
-    return Plot(
-        png=png.getvalue(),
-        caption=caption,
-        note=note,
-        alt=f"Line plot. From the first to the ninth decile: {'; '.join(said)}.",
-    )
+    alt = f"Line plot. From the first to the ninth decile: {'; '.join(said)}."
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 def fine_tuned_plot(groups: Sequence[Group]) -> Plot | None:
