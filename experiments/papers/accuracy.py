@@ -140,7 +140,8 @@ def row(score: Score) -> dict[str, Any]:
     """A row of numbers.csv."""
     test = score.test
     config = score.best
-    validation = [value for run in score.runs if (value := validated(run)) is not None]
+    found = [final_metric(run, "validation") for run in score.runs]
+    validation = [value for value in found if value is not None]
     mean, low, high = interval(test)
     return {
         "line": score.line,
@@ -210,11 +211,6 @@ def _reached(line: str, rate: float, runs: Sequence[Run], smoothed_over: int = 0
         spread = x.std(ddof=1) if len(x) > 1 else 0.0
         values += [len(found), x.mean(), spread, x.min(), x.max()]
     return dict(zip(SETTING_COLUMNS, values, strict=True))
-
-
-def validated(run: Run) -> float | None:
-    """The headline metric at the end, on the validation set."""
-    return (run.result or {})["validation"].get(run.plan["task"]["headline_metric"])
 
 
 def diverged(run: Run) -> bool:

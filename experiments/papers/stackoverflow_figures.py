@@ -12,7 +12,7 @@ from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.item import Outcome
 from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, Size
 from fedmf.experiments.papers.study import Score, trained
-from fedmf.reports.groups import validation_curve
+from fedmf.reports.groups import final_metric, validation_curve
 from fedmf.reports.text import plain
 
 _DENISOV = (grids.MOMENTUM, grids.PREFIX, grids.FULL, grids.ONLINE)
@@ -135,7 +135,7 @@ def multi_epoch_12(scores: Sequence[Score], size: Size) -> Outcome:
     for score in scores:
         if score.target is not None:
             found.setdefault(score.epsilon, {})[score.line] = {
-                run.config.server_learning_rate: accuracy.validated(run) or 0.0
+                run.config.server_learning_rate: final_metric(run, "validation") or 0.0
                 for run in score.tried or score.runs[:1]
             }
     best = {

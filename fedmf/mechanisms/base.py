@@ -101,6 +101,15 @@ def check_certificate(certificate: Certificate | None, certificate_reason: str) 
         )
 
 
+def check_mechanism(mechanism: object) -> None:
+    """Refuses what is no mechanism: TypeError."""
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(
+            f"mechanism is a {type(mechanism).__name__}: pass a mechanism, as fedmf.fit or "
+            "fedmf.load_mechanism makes"
+        )
+
+
 # What a mechanism file says of itself.
 FILE_FORMAT, FILE_VERSION = "fedmf mechanism", 2
 

@@ -13,7 +13,7 @@ from fedmf.mechanisms.banded.recursion import (
     is_precise,
     squared_rows_by_solving,
 )
-from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
@@ -102,11 +102,7 @@ def max_error(mechanism: Any, workload: Workload, participation: Participation) 
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
     """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
     check_workload(workload)
-    if not isinstance(mechanism, Mechanism):
-        kind = type(mechanism).__name__
-        raise TypeError(
-            f"mechanism is a {kind}: pass a mechanism, as fedmf.fit or fedmf.load_mechanism makes"
-        )
+    check_mechanism(mechanism)
     if mechanism.rounds != workload.rounds:
         raise ValueError(
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has "
