@@ -90,7 +90,8 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
     power = _weight(eta, spectrum, sampled) ** -0.5
     cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # of |C|
     half = np.zeros(POINTS)
-    half[0], half[1 : POINTS // 2] = cepstrum[0], 2 * cepstrum[1 : POINTS // 2]
+    half[0] = cepstrum[0]
+    half[1 : POINTS // 2] = 2 * cepstrum[1 : POINTS // 2]
     c = np.fft.ifft(np.exp(np.fft.fft(half))).real
     return Noise(
         name="best",

@@ -143,7 +143,8 @@ class Tally:
         self.besides = besides
         p = plan.participation
         self._own = OwnRounds(plan.mechanism, besides, by_counts=p.schema != "budget")
-        self._kept, self._broke = Largest(self._own), Largest(self._own)
+        self._kept = Largest(self._own)
+        self._broke = Largest(self._own)
         self._rows = 0
         self._named = list[tuple[float, int, np.ndarray]]()
         self.offenders = 0

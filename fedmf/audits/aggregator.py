@@ -111,7 +111,8 @@ class _Runs:
 
     def start(self) -> None:
         """Begins a run, in the state of a start of the program."""
-        self._function, self._t = self._make(), 0
+        self._function = self._make()
+        self._t = 0
         try:
             self.weighted = "examples" in inspect.signature(self._function).parameters
         except (TypeError, ValueError):  # a builtin
@@ -123,7 +124,8 @@ class _Runs:
         """
         if self._t == self._length:
             self.start()
-        self._t, self.calls = self._t + 1, self.calls + 1
+        self._t += 1
+        self.calls += 1
         places = list(zip(self._parts, self._shapes, strict=True))
         lists = [[u[part].reshape(shape) for part, shape in places] for u in map(np.copy, updates)]
         more = [[first_has] + [10] * (len(lists) - 1)] * self.weighted

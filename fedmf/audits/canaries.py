@@ -159,7 +159,8 @@ def _largest(refuted: Callable[[float], bool]) -> float:
     """
     if not refuted(0.0):
         return 0.0
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while refuted(high):
         low, high = high, 2 * high
     while high - low > 1e-9 * max(1.0, high):

@@ -303,7 +303,8 @@ def _bound(
     """
     import scipy.special
 
-    hits, alarms = np.asarray(hits, np.float64), np.asarray(alarms, np.float64)
+    hits = np.asarray(hits, np.float64)
+    alarms = np.asarray(alarms, np.float64)
     low = np.where(
         hits > 0,
         scipy.special.betaincinv(np.maximum(hits, 1e-300), trials - hits + 1, error / 2),
@@ -355,7 +356,8 @@ def _p_of_epsilon(counts: tuple[int, int, int, int], delta: float, epsilon: floa
     """The least error at which the bound is above epsilon."""
     if not _bound(*counts, delta, 1.0) > epsilon:
         return 1.0
-    low, high = -300.0, 0.0
+    low = -300.0
+    high = 0.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (

@@ -127,7 +127,8 @@ class ParticipationController:
             self.population, np.min_scalar_type(self.participation.max_participations)
         )
         self._spending = None if self._budget is None else Spending(self._budget, self.population)
-        self._counted, self._torn = 0, False
+        self._counted = 0
+        self._torn = False
 
     def _order(self) -> Draws | None:
         """The draws of a fixed order; None to draw from the pool of eligible clients."""

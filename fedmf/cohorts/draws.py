@@ -43,7 +43,8 @@ class Pool:
         if self.population <= SMALL:
             return self._scan(rng, size)
         chosen = np.zeros(0, np.int64)
-        picked, new_share = 0, 1.0
+        picked = 0
+        new_share = 1.0
         while len(chosen) < size:
             expected = (size - len(chosen)) / new_share
             if (picked + expected) * _SCANS_PER_PICK > self.population:

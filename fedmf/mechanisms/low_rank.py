@@ -213,7 +213,8 @@ def fit_low_rank(
     try:
         while sweep < sweeps and best.loss > lower_bound * (1.0 + stopping.tolerance):
             approximation.sweep()
-            sweep, gap = sweep + 1, None
+            sweep += 1
+            gap = None
             if sweep >= next_check or sweep == sweeps:
                 next_check = max(sweep + 1, int(sweep * _CHECK_GROWTH))
                 best = min(best, approximation.iterate(), key=lambda iterate: iterate.loss)

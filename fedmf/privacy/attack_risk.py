@@ -131,7 +131,8 @@ class AttackRisk:
         """sup over a of T(a) - weight a, for weight >= 1: T is concave, so that a search by thirds
         of log a ends in an interval, whose ends bound what is inside.
         """
-        low, high = -700.0, 0.0
+        low = -700.0
+        high = 0.0
 
         def value(x: float) -> float:
             return self.true_positive_rate(math.exp(x)) - weight * math.exp(x)

@@ -143,7 +143,8 @@ def _with_enough(
     z = 1 / mu if mu else math.inf
     step = 1e-9
     while reached(AttackRisk(mu=1 / z)) > limit:
-        z, step = z * (1 + step), 2 * step
+        z *= 1 + step
+        step *= 2
         if z > 1e12:
             raise ValueError(f"{name}={limit} cannot be told from guessing: ask for more")
     return _Limit(name=name, limit=limit, enough=z, reached=reached)

@@ -62,10 +62,8 @@ def fixed_size_epsilon(
     >>> round(fixed_size_epsilon(50.0, 1e-6, probability=0.01, compositions=100), 4)
     0.0144
     """
-    k, delta = (
-        checks.integer("compositions", compositions, low=1, hint="count the releases"),
-        check_delta(delta),
-    )
+    k = checks.integer("compositions", compositions, low=1, hint="count the releases")
+    delta = check_delta(delta)
     q = float(probability)
     if not 0 < q <= 1:
         raise ValueError(
@@ -94,7 +92,8 @@ def fixed_size_epsilon(
         return epsilon(round(_TERMS * _RATIO**i))
 
     # The bound falls with the order and then grows.
-    low, high = 0, 1
+    low = 0
+    high = 1
     while large(high + 1) < large(high):
         low, high = high, 2 * high
     while high - low > 1:

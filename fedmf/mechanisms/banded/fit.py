@@ -194,7 +194,9 @@ def _descend(
             bound = max(bound, certificate.lower_bound)
         return certify(value, bound, iterations, time.perf_counter() - began, participation=under)
 
-    iterations, certified_at, interrupted = 0, 0, False
+    iterations = 0
+    certified_at = 0
+    interrupted = False
     values = [workload.rounds * 1.0]
     try:
         for x, value in minimise(objective, x) if x.size else ():  # noqa: B020

@@ -269,7 +269,8 @@ class Ascent:
         self.loss = np.inf
         self.bound = 0.0
         self.variables: Blocks = dual.start()
-        self.iterations, self.interrupted = 0, False
+        self.iterations = 0
+        self.interrupted = False
         self._reached = self.variables
         # The best diagonal X: feasible from the start, and the optimum where every round
         # is of one class.
@@ -360,7 +361,8 @@ class Ascent:
         self._checked_at = self.iterations
         X = self.dual.gram_matrix()
         if self.dual.bound > self.bound:
-            self.bound, self.variables = self.dual.bound, self._reached
+            self.bound = self.dual.bound
+            self.variables = self._reached
         for candidate in self.dual.candidates(X):
             self._compare(lower_factor(self.dual.classes.in_time_order(candidate)))
         return max(self.loss / self.bound - 1.0, 0.0)

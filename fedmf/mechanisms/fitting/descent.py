@@ -97,7 +97,8 @@ def descend(
         ):
             raise _Finished
 
-    converged, interrupted = True, False
+    converged = True
+    interrupted = False
     try:
         if len(start):
             scipy_optimize.minimize(
@@ -120,7 +121,8 @@ def descend(
         pass
     except KeyboardInterrupt:
         raise_if_interruptible()
-        converged, interrupted = False, True
+        converged = False
+        interrupted = True
     return Descent(
         point=best_point,
         loss=float(np.exp(best)),

@@ -65,7 +65,8 @@ class ToeplitzProblem:
         self.k = participation.max_participations
         # Whether columns of one client have rows in common: then only a decreasing c has
         # a known sensitivity.
-        self.overlapping, self.decreasing = self.k > 1 and bands > self.b, decreasing
+        self.overlapping = self.k > 1 and bands > self.b
+        self.decreasing = decreasing
         # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's,
         # which is the largest.
         self.weights = np.arange(n, 0, -1.0) if objective == "mean" else np.ones(n)

@@ -51,7 +51,8 @@ class BinLosses(Losses):
             raise ValueError(
                 "the Gram matrix of the bins has no square root in float64: rescale the encoder"
             )
-        self.digest, self.work = digest_of("bins", gram), 2.0 * self.bins
+        self.digest = digest_of("bins", gram)
+        self.work = 2.0 * self.bins
 
     def sample(
         self, order: int, size: int, rng: np.random.Generator
