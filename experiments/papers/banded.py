@@ -254,7 +254,7 @@ def figure_9(request: Request) -> Outcome:
         [panel],
         f"Over DP-SGD the ratio is {span(over_sgd)}; over multi-epoch MF it passes 1 at "
         f"epsilon {crossing:.1f} (printed: about 5). Bands: {', '.join(map(str, bands_of))}.",
-        bool((over_sgd <= 1).all()) and (tiny or 4 < crossing < 8),
+        bool((over_sgd <= 1).all() and (tiny or 4 < crossing < 8)),
         columns=("epsilon", "bands", *panel.series),
         rows=list(zip(epsilons, bands_of, over_sgd, over_mf, strict=True)),
         reduced=request.pick("n = 80", "seven epsilons", ""),
