@@ -87,16 +87,34 @@ class Size:
 SIZES: dict[Any, Size] = {
     "full": Size(),
     "small": Size(
-        images=800, cohort=80, epochs=10, model="small", momentum=0.9, momentums=None,
-        epsilons=(16.0,), epsilons_banded=(4.0,), rates=(0.1, 0.2, 0.5), rates_sgd=(0.5, 1.0, 2.0),
-        rates_banded=(0.1, 0.2, 0.5), stamps=(1, 2, 5, 10), repeats=5,
+        images=800,
+        cohort=80,
+        epochs=10,
+        model="small",
+        momentum=0.9,
+        momentums=None,
+        epsilons=(16.0,),
+        epsilons_banded=(4.0,),
+        rates=(0.1, 0.2, 0.5),
+        rates_sgd=(0.5, 1.0, 2.0),
+        rates_banded=(0.1, 0.2, 0.5),
+        stamps=(1, 2, 5, 10),
+        repeats=5,
     ),
     "tiny": Size(
-        images=20, cohort=5, epochs=2, model="small", momentums=None, epsilons=(16.0,),
+        images=20,
+        cohort=5,
+        epochs=2,
+        model="small",
+        momentums=None,
+        epsilons=(16.0,),
         epsilons_banded=(16.0,),
-        rates=(0.1,), rates_banded=(0.1,), stamps=(1, 2), repeats=1,
+        rates=(0.1,),
+        rates_banded=(0.1,),
+        stamps=(1, 2),
+        repeats=1,
     ),
-}  # fmt: skip
+}
 
 
 def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
@@ -169,12 +187,20 @@ def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
         progress=False,
     )
     fixed = {
-        "task": "cifar10", "task_option.model": size.model, "task_option.validation": "test",
-        "rounds": steps, "cohort_size": size.simulated or size.cohort,
-        "claimed_cohort": size.cohort if size.simulated else None, "delta": DELTA,
-        "client_learning_rate": 1.0, "warmup": 0.0, "cooldown": 0.25, "zeroing_norm": None,
-        "evaluate_every": max(1, steps // 5), "checkpoint_every": steps,
-    }  # fmt: skip
+        "task": "cifar10",
+        "task_option.model": size.model,
+        "task_option.validation": "test",
+        "rounds": steps,
+        "cohort_size": size.simulated or size.cohort,
+        "claimed_cohort": size.cohort if size.simulated else None,
+        "delta": DELTA,
+        "client_learning_rate": 1.0,
+        "warmup": 0.0,
+        "cooldown": 0.25,
+        "zeroing_norm": None,
+        "evaluate_every": max(1, steps // 5),
+        "checkpoint_every": steps,
+    }
     return Study(
         name=f"cifar-{name}",
         fixed=fixed,

@@ -60,11 +60,13 @@ def _study(
         f"momentum-{beta:g}": beta for beta in (*size.momentums, size.momentum) if beta
     }
     common = {
-        "rounds": size.rounds, "delta": DELTA,
+        "rounds": size.rounds,
+        "delta": DELTA,
         "evaluate_every": 20 if size.rounds > 200 else max(1, size.rounds // 8),
         "checkpoint_every": size.rounds if size.rounds < 200 else 100,
-        "client_learning_rate": size.client_rate, "warmup": 0.0,
-    }  # fmt: skip
+        "client_learning_rate": size.client_rate,
+        "warmup": 0.0,
+    }
     options = size.options or {"model": "published"}
     write = functools.partial(
         write_synthetic_corpus, clients=size.population, progress=False, **size.corpus
