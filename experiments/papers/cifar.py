@@ -25,8 +25,8 @@ DELTA = 1e-5  # multi-epoch paper, Fig. 4
 # sampling for the same epsilons.
 NOISE = (0.3, 0.4, 0.5, 0.75, 1.0, 2.0)
 NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
-# Those epsilons at DELTA, as data: to compute them takes most of a second, which `fedmf paper
-# --help` has not. A test does.
+# Those epsilons at DELTA, as data: to compute them takes most of a second, which commands that
+# only list the figures would wait for. A test computes them.
 EPSILONS = (19.131, 13.207, 9.997, 6.129, 4.377, 1.993)
 # Rates 1, 2, 5 times 10^i: i in -2, -1 (multi-epoch paper, App. E), or -2 to 3 (banded paper, App.
 # H.1).
