@@ -166,7 +166,8 @@ def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
         run = Run.load(folder)
         if dataclasses.replace(run.config, data=config.data) == config and run.result is not None:
             return run
-    task, first_seed = tasks.task_from_config(config), None if started else seed
+    task = tasks.task_from_config(config)
+    first_seed = None if started else seed
     try:
         return federated.train(task, config, folder=folder, noise_seed=first_seed, resume=started)
     except federated.InterruptedRun as stop:

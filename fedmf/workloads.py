@@ -315,6 +315,12 @@ def momentum_sgd(
     return Workload.from_inverse("momentum_sgd", rows)
 
 
+def check_workload(workload: object) -> None:
+    """Refuses what is no workload: TypeError."""
+    if not isinstance(workload, Workload):
+        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
+
+
 def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
     """Raises unless the largest entry and the smallest on the diagonal, (rounds,), are within 1e-75
     to 1e75.

@@ -91,7 +91,8 @@ def order(scores: Sequence[Score], better: str, worse: str, *, from_epsilon: flo
 
 def verdict(orders: Sequence[Order]) -> dict[str, Any]:
     """A sentence, and whether every order shows: `verdict` and `holds` of an `Outcome`."""
-    shown, seeds = sum(one.shown for one in orders), orders[0].seeds
+    shown = sum(one.shown for one in orders)
+    seeds = orders[0].seeds
     text = (
         f"{shown} of {len(orders)} orders show, over {seeds} seed{'s' * (seeds != 1)}: "
         f"{'; '.join(map(str, orders))}."
@@ -110,7 +111,8 @@ def matched(line: str, best: str, worst: str) -> Judge:
     """
 
     def judge(scores: Sequence[Score], size: Any) -> Outcome:
-        over, gap = order(scores, line, worst), order(scores, best, line)
+        over = order(scores, line, worst)
+        gap = order(scores, best, line)
         lead = order(scores, best, worst).mean
         close = gap.high <= lead / 4
         text = (
@@ -136,8 +138,10 @@ def ordered(scores: Sequence[Score], orders: Sequence[Order]) -> Outcome:
 
 def row(score: Score) -> dict[str, Any]:
     """A row of numbers.csv."""
-    test, config = score.test, score.best
-    validation = [value for run in score.runs if (value := validated(run)) is not None]
+    test = score.test
+    config = score.best
+    found = [final_metric(run, "validation") for run in score.runs]
+    validation = [value for value in found if value is not None]
     mean, low, high = interval(test)
     return {
         "line": score.line,
@@ -152,10 +156,10 @@ def row(score: Score) -> dict[str, Any]:
         "test mean": mean,
         "test low": low,
         "test high": high,
-        "test std": float(test.std(ddof=1)) if len(test) > 1 else 0.0,
+        "test std": test.std(ddof=1) if len(test) > 1 else 0.0,
         "test min": test.min(),
         "test max": test.max(),
-        "validation mean": float(np.mean(validation)) if validation else math.nan,
+        "validation mean": np.mean(validation) if validation else math.nan,
         "zeroed updates": sum(r["zeroed"] for run in score.runs for r in run.metrics),
         "diverged runs": sum(map(diverged, score.runs)),
     }
@@ -197,21 +201,16 @@ def by_rate(scores: Sequence[Score]) -> dict[str, Any]:
 
 def _reached(line: str, rate: float, runs: Sequence[Run], smoothed_over: int = 0) -> dict[str, Any]:
     """A row of `SETTING_COLUMNS`."""
-    config, tested = runs[0].config, [final_metric(run, "test") for run in runs]
+    config = runs[0].config
+    tested = [final_metric(run, "test") for run in runs]
     epsilon = config.epsilon or runs[0].plan["epsilon"] or math.inf
     values = [line, epsilon, rate]
     smoothed = [validation_of(run, smoothed_over) for run in runs]
     for found in (smoothed, [value for value in tested if value is not None]):
         x = np.array(found) if found else np.array([math.nan])
-        spread = float(x.std(ddof=1)) if len(x) > 1 else 0.0
-        values += [len(found), float(x.mean()), spread, float(x.min()), float(x.max())]
+        spread = x.std(ddof=1) if len(x) > 1 else 0.0
+        values += [len(found), x.mean(), spread, x.min(), x.max()]
     return dict(zip(SETTING_COLUMNS, values, strict=True))
-
-
-def validated(run: Run) -> float | None:
-    """The headline metric at the end, on the validation set."""
-    value: float | None = (run.result or {})["validation"].get(run.plan["task"]["headline_metric"])
-    return value
 
 
 def diverged(run: Run) -> bool:

@@ -60,7 +60,8 @@ def sweep(
     """
     workload, single = sums_once(rounds)
     bands = tuple(b for i in range(rounds.bit_length()) if (b := 2**i) * min(epochs) <= rounds)
-    noise, error = np.full((len(epsilons), len(epochs), len(bands)), np.inf), np.empty(len(bands))
+    noise = np.full((len(epsilons), len(epochs), len(bands)), np.inf)
+    error = np.empty(len(bands))
     for i, b in enumerate(bands):
         say(f"fitting {b} bands")
         error[i] = fedmf.rmse(fit(workload, single, "banded", bands=b), workload, single)
@@ -111,7 +112,8 @@ def inverse(
     def log_epsilon(log_sigma: float) -> float:
         return math.log(max(epsilon_of(math.exp(log_sigma)), 1e-300))
 
-    step, targets = math.log(ratio), [math.log(epsilon) for epsilon in epsilons]
+    step = math.log(ratio)
+    targets = [math.log(epsilon) for epsilon in epsilons]
     low = high = 0
     # A knot beyond either end, for the slopes of the interpolation.
     while log_epsilon((low + 1) * step) < max(targets):

@@ -30,16 +30,20 @@ def figure_4(request: Request) -> Outcome:
     rounds, epsilons = request.pick((16, (1.0, 8.0)), (256, every[::3]), (1024, every))
     numbers = tuple(2**i for i in range(rounds.bit_length()))
     found = sweep(rounds=rounds, delta=DELTA, epsilons=epsilons, epochs=numbers)
-    workload, dense = fedmf.prefix_sum(rounds), []
+    workload = fedmf.prefix_sum(rounds)
+    dense = []
     for k in numbers:
         say(f"fitting the dense optimum of {k} epochs")
         order = epochs(rounds, k)
         mechanism = fit(workload, order, "dense", tolerance=1e-3)
         dense.append(fedmf.rmse(mechanism, workload, order))
     noise = [gaussian_noise_multiplier(epsilon, DELTA) for epsilon in epsilons]
-    dp_sgd, multi_epoch = found.rmse[:, :, 0] / numbers, np.outer(noise, dense) / numbers
+    dp_sgd = found.rmse[:, :, 0] / numbers
+    multi_epoch = np.outer(noise, dense) / numbers
     banded = found.rmse.min(axis=-1) / numbers
-    over_sgd, over_mf, between = banded / dp_sgd, banded / multi_epoch, multi_epoch / dp_sgd
+    over_sgd = banded / dp_sgd
+    over_mf = banded / multi_epoch
+    between = multi_epoch / dp_sgd
     ratios = {"BandMF / DP-SGD": over_sgd, "BandMF / multi-epoch MF": over_mf}
     panels = [
         Lines(
@@ -56,7 +60,7 @@ def figure_4(request: Request) -> Outcome:
         panels,
         f"BandMF has {span(over_sgd)} times the rmse of DP-SGD and {span(over_mf)} times "
         f"that of multi-epoch MF, which has {span(between)} times that of DP-SGD.",
-        bool((over_sgd <= 1).all()) and over_mf.max() < 1.15 and between.min() < 1 < between.max(),
+        (over_sgd <= 1).all() and over_mf.max() < 1.15 and between.min() < 1 < between.max(),
         columns=("epsilon", "epochs", "DP-SGD", "multi-epoch MF", "BandMF", "bands"),
         rows=[
             (epsilon, k, dp_sgd[i, j], multi_epoch[i, j], banded[i, j], int(found.best[i, j]))
@@ -143,7 +147,8 @@ figure("banded-figure-8")(functools.partial(_decomposed, 18))
 def figure_6(request: Request) -> Outcome:
     """C and C^-1 of eight factorisations, n = 64."""
     n = 64
-    (workload, once), four = sums_once(n), epochs(n, 4)
+    workload, once = sums_once(n)
+    four = epochs(n, 4)
     mechanisms = {
         "single-epoch": fit(workload, once, "dense"),
         "DP-SGD": fit(workload, once, "identity"),
@@ -154,13 +159,14 @@ def figure_6(request: Request) -> Outcome:
         "16 bands": fit(workload, four, "banded", bands=16, equal_norms=False),
         "EN, 16 bands": fit(workload, four, "banded", bands=16),
     }
-    panels, rows = [], []
+    panels = []
+    rows = []
     for name, m in mechanisms.items():
         C = m.encoder()
         panels += [(f"{name}, C", C), (f"{name}, C⁻¹", m.noising())]
         norms = np.linalg.norm(C, axis=0)
         bands = int(max(i - j for i, j in np.argwhere(np.abs(C) > 1e-12))) + 1
-        rows.append((name, bands, float(norms.max() / norms.min()), fedmf.rmse(m, workload, four)))
+        rows.append((name, bands, norms.max() / norms.min(), fedmf.rmse(m, workload, four)))
     rmse = {row[0]: row[-1] for row in rows}
     best = min(rmse, key=lambda name: rmse[name])
     return Outcome(
@@ -168,7 +174,7 @@ def figure_6(request: Request) -> Outcome:
         f"For 4 epochs the least rmse is {rmse[best]:.3f}, of the factorisation for "
         f"{best}; 16 bands with equal norms have {rmse['EN, 16 bands']:.3f}, without "
         f"{rmse['16 bands']:.3f}, and DP-SGD {rmse['DP-SGD']:.3f}.",
-        (best == "4 epochs" and all(row[2] < 1 + 1e-9 for row in rows if row[0].startswith("EN"))),
+        best == "4 epochs" and all(row[2] < 1 + 1e-9 for row in rows if row[0].startswith("EN")),
         columns=(
             "mechanism",
             "bands",
@@ -184,8 +190,9 @@ def figure_7(request: Request) -> Outcome:
     """The tree's encoder, transposed, and its pseudo-inverse."""
     n = 64
     mechanism = fit(*sums_once(n), "tree", decoder="full")
-    C, N = mechanism.encoder(), mechanism.noising()
-    error = float(np.abs(N - np.linalg.pinv(C)).max())
+    C = mechanism.encoder()
+    N = mechanism.noising()
+    error = np.abs(N - np.linalg.pinv(C)).max()
     levels = sorted({int(row.sum()) for row in C})
     panels = [("Cᵀ of the binary tree", C.T), ("pseudo-inverse of C", N)]
     return Outcome(
@@ -212,14 +219,18 @@ def figure_9(request: Request) -> Outcome:
         tuple(2.0**i for i in range(-2, 5)),
         tuple(2.0 ** (i / 2) for i in range(-4, 11)),
     )
-    tiny, cohort, delta = request.scale == "tiny", 500, 1e-5
+    tiny = request.scale == "tiny"
+    cohort = 500
+    delta = 1e-5
     n, b, size = (80, 4, 2000) if tiny else (2000, 100, 50_000)
     candidates = [c for c in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 100) if c <= b]
-    (workload, single), order = sums_once(n), epochs(n, n // b)
+    workload, single = sums_once(n)
+    order = epochs(n, n // b)
     errors = np.empty((len(candidates), len(epsilons)))
     for i, bands in enumerate(candidates):
         say(f"{bands} bands")
-        probability, compositions = min(1.0, bands * cohort / size), -(-n // bands)
+        probability = min(1.0, bands * cohort / size)
+        compositions = -(-n // bands)
         noise = noise_curve(epsilons, delta, probability=probability, compositions=compositions)
         mechanism = fit(workload, single, "banded", bands=bands)
         errors[i] = noise * fedmf.rmse(mechanism, workload, single)
@@ -238,12 +249,12 @@ def figure_9(request: Request) -> Outcome:
         ylim=(0, None),
     )
     # Where the ratio to multi-epoch MF, which rises, passes 1, between the epsilons tried.
-    crossing = float(np.exp(np.interp(0.0, np.log(over_mf), np.log(epsilons))))
+    crossing = np.exp(np.interp(0.0, np.log(over_mf), np.log(epsilons)))
     return Outcome(
         [panel],
         f"Over DP-SGD the ratio is {span(over_sgd)}; over multi-epoch MF it passes 1 at "
         f"epsilon {crossing:.1f} (printed: about 5). Bands: {', '.join(map(str, bands_of))}.",
-        bool((over_sgd <= 1).all()) and (tiny or 4 < crossing < 8),
+        bool((over_sgd <= 1).all() and (tiny or 4 < crossing < 8)),
         columns=("epsilon", "bands", *panel.series),
         rows=list(zip(epsilons, bands_of, over_sgd, over_mf, strict=True)),
         reduced=request.pick("n = 80", "seven epsilons", ""),
@@ -264,11 +275,12 @@ def figure_11(request: Request) -> Outcome:
     rates = np.array([float(row.optimum) for row in rows])
     names = np.array([row.mechanism for row in rows])
     panels: list[Lines] = []
-    columns, fits = [], []
+    columns = []
+    fits = []
     for name, workload in (("prefix sums", "prefix_sum"), ("single gradients", "identity")):
         errors = np.array([effective_rmse(r, amplified=False, workload=workload) for r in rows])
         slope, intercept = np.polyfit(np.log(errors), np.log(rates), 1)
-        correlation = float(np.corrcoef(np.log(errors), np.log(rates))[0, 1])
+        correlation = np.corrcoef(np.log(errors), np.log(rates))[0, 1]
         ends = np.array([errors.min(), errors.max()])
         panels.append(
             Lines(

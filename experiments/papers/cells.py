@@ -30,6 +30,11 @@ class Cell(NamedTuple):
     nearly: str = ""
 
     @property
+    def theirs(self) -> float:
+        """The printed figure as a number."""
+        return float(self.printed.lstrip("≤"))
+
+    @property
     def as_printed(self) -> bool:
         """Whether ours has the printed digits."""
         return printed.agrees(self.ours, self.printed)
@@ -47,7 +52,7 @@ class Cell(NamedTuple):
         """The comparison in words."""
         if self.as_printed or self.nearly:
             return "ok" if self.as_printed else f"nearly: {self.nearly}"
-        smaller = "smaller" if self.ours < float(self.printed.lstrip("≤")) else "larger"
+        smaller = "smaller" if self.ours < self.theirs else "larger"
         key = (table, self.row, self.column)
         reason = printed.KNOWN_DIFFERENCES.get(key, "not explained")
         return f"differs, {smaller}: see docs/fidelity ({reason})"
@@ -80,9 +85,10 @@ def table(name: str, trained: Trained | None = None) -> Callable[[Rows], Rows]:
 
 def compared(name: str, rows: Rows, request: Request, trained: Trained | None = None) -> Outcome:
     """The cells of a table: ours over the printed number, cell by cell."""
-    cells, more = list(rows(request.scale)), trained(request) if trained else ()
+    cells = list(rows(request.scale))
+    more = trained(request) if trained else ()
     kinds = np.array([cell.kind(name) for cell in cells])
-    theirs = np.array([float(cell.printed.lstrip("≤")) for cell in cells])
+    theirs = np.array([cell.theirs for cell in cells])
     ours = np.array([cell.ours for cell in cells], dtype=np.float64)
     ratio = np.divide(ours, theirs, out=np.ones_like(ours), where=theirs != 0)
     places = {kind: np.flatnonzero(kinds == kind) for kind in KINDS if kind in kinds}

@@ -30,11 +30,13 @@ class _Clock:
     """Seconds since it was made, without those spent in `paused`."""
 
     def __init__(self) -> None:
-        self.began, self.away = time.process_time(), 0.0
+        self.began = time.process_time()
+        self.away = 0.0
 
     def step(self, loss: Callable[[], float]) -> Step:
         now = time.process_time()
-        seconds, value = now - self.began - self.away, loss()
+        seconds = now - self.began - self.away
+        value = loss()
         self.away += time.process_time() - now
         return seconds, value
 
@@ -57,12 +59,13 @@ def normalized(X: np.ndarray) -> np.ndarray:
 
 def loss_of(gram: np.ndarray, X: np.ndarray) -> float:
     """tr(gram X^-1), Eq. 4."""
-    return float(np.trace(scipy.linalg.cho_solve(scipy.linalg.cho_factor(X), gram)))
+    return np.trace(scipy.linalg.cho_solve(scipy.linalg.cho_factor(X), gram))
 
 
 def fixed_point(gram: np.ndarray) -> Iterator[Step]:
     """Iterates v <- phi(v) (Thm. 3.2)."""
-    clock, v = _Clock(), np.ones(len(gram))
+    clock = _Clock()
+    v = np.ones(len(gram))
     while True:
         X, v = geometric_mean(gram, v)
         yield clock.step(lambda X=X: loss_of(gram, normalized(X)))  # type: ignore[misc]
@@ -75,8 +78,10 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
     A step is halved until the Cholesky factorisation exists and the loss falls by a hundredth of
     what the slope promises. The diagonal of X stays 1.
     """
-    clock, X = _Clock(), normalized(geometric_mean(gram, np.ones(len(gram)))[0])
-    loss, size = loss_of(gram, X), 1.0
+    clock = _Clock()
+    X = normalized(geometric_mean(gram, np.ones(len(gram)))[0])
+    loss = loss_of(gram, X)
+    size = 1.0
     yield clock.step(lambda: loss)
     while True:
         inverse = scipy.linalg.inv(X)
@@ -86,7 +91,7 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
         gradient = -pull
         np.fill_diagonal(gradient, 0.0)
         direction = _newton(inverse, pull, gradient) if newton else -gradient
-        slope = float(np.vdot(gradient, direction))
+        slope = np.vdot(gradient, direction)
         size = 1.0 if newton else 2.0 * size
         while True:
             candidate = X + size * direction
@@ -99,7 +104,8 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
             size /= 2.0
             if size < 1e-18:
                 return
-        X, loss = candidate, value
+        X = candidate
+        loss = value
         yield clock.step(lambda loss=loss: loss)  # type: ignore[misc]
 
 
@@ -109,16 +115,18 @@ def _newton(
     """Solves H D = -gradient off the diagonal, H D = inverse D pull + pull D inverse, by a few
     conjugate gradients.
     """
-    D, residual = np.zeros_like(gradient), -gradient
-    along, square = residual, float(np.vdot(residual, residual))
+    D = np.zeros_like(gradient)
+    residual = -gradient
+    along = residual
+    square = np.vdot(residual, residual)
     for _ in range(steps):
         half = inverse @ along @ pull
         H = half + half.T
         np.fill_diagonal(H, 0.0)
-        share = square / float(np.vdot(along, H))
+        share = square / np.vdot(along, H)
         D, residual = D + share * along, residual - share * H
-        fresh = float(np.vdot(residual, residual))
-        if fresh < 1e-20 * float(np.vdot(gradient, gradient)):
+        fresh = np.vdot(residual, residual)
+        if fresh < 1e-20 * np.vdot(gradient, gradient):
             break
         along, square = residual + fresh / square * along, fresh
     return D
@@ -132,7 +140,8 @@ LARGEST_ENTRY = "2.36"
 @figure("denisov-figure-1")
 def figure_1(request: Request) -> Outcome:
     """Squared error by round, of prefix sums and of the iterates of momentum SGD."""
-    (sums, single), momentum = sums_once(ROUNDS), fedmf.momentum_sgd(ROUNDS, momentum=0.95)
+    sums, single = sums_once(ROUNDS)
+    momentum = fedmf.momentum_sgd(ROUNDS, momentum=0.95)
     mechanisms = {
         "Honaker online": fit(sums, single, "tree", decoder="online"),
         "Honaker full": fit(sums, single, "tree", decoder="full"),
@@ -150,7 +159,7 @@ def figure_1(request: Request) -> Outcome:
         for series, title in ((on_sums, "prefix sums"), (on_momentum, "momentum SGD, 0.95"))
     )
     sums_rmse, momentum_rmse = (
-        [float(np.sqrt(y.sum())) for y in series.values()] for series in (on_sums, on_momentum)
+        [np.sqrt(y.sum()) for y in series.values()] for series in (on_sums, on_momentum)
     )
     row = next(row for row in printed.DENISOV_TABLE_2 if row.rounds == ROUNDS)
     online, _, optimum = sums_rmse
@@ -241,9 +250,9 @@ def figure_5(request: Request) -> Outcome:
     workload, single = sums_once(ROUNDS)
     mechanism = fit(workload, single, "dense")
     matrices = {"B": workload.matrix @ mechanism.noising(), "C": mechanism.encoder()}
-    largest = max(float(M.max()) for M in matrices.values())
-    heavy = float(np.diagonal(matrices["B"]).max()) == largest
-    nonnegative = all(float(M.min()) > -1e-9 for M in matrices.values())
+    largest = max(M.max() for M in matrices.values())
+    heavy = np.diagonal(matrices["B"]).max() == largest
+    nonnegative = all(M.min() > -1e-9 for M in matrices.values())
     return Outcome(
         _entries(matrices, largest),
         f"The largest entry of either is {largest:.4f} (printed: {LARGEST_ENTRY}), "
@@ -251,10 +260,7 @@ def figure_5(request: Request) -> Outcome:
         "is negative.",
         printed.agrees(largest, LARGEST_ENTRY) and heavy and nonnegative,
         columns=("matrix", "largest", "smallest", "median of those that are not 0"),
-        rows=[
-            (name, float(M.max()), float(M.min()), float(np.median(M[M > 1e-9])))
-            for name, M in matrices.items()
-        ],
+        rows=[(name, M.max(), M.min(), np.median(M[M > 1e-9])) for name, M in matrices.items()],
     )
 
 

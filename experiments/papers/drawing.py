@@ -87,7 +87,8 @@ class Lines:
         for label, line in {**self.series, **self.beside}.items():
             x, y, low, high = line if isinstance(line, Line) else Line(self.x, line)
             i = order.index(label)
-            color, dashes = COLORS[i % len(COLORS)], DASHES[i % len(DASHES)]
+            color = COLORS[i % len(COLORS)]
+            dashes = DASHES[i % len(DASHES)]
             if math.isinf(x[0]):
                 ax.axhline(y[0], color=color, linestyle=dashes, linewidth=1.2, label=label)
                 if low is not None:

@@ -107,7 +107,8 @@ def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> 
     """sqrt(k) times the largest spectral norm of C's columns of one client (multi-epoch paper, Thm.
     2.1, claim 1).
     """
-    b, k = participation.min_sep, participation.max_participations
+    b = participation.min_sep
+    k = participation.max_participations
     return math.sqrt(k) * max(float(np.linalg.norm(C[:, s::b], ord=2)) for s in range(b))
 
 
@@ -119,11 +120,12 @@ def multi_epoch_table_6(scale: Scale) -> Iterator[Cell]:
     pairs = np.subtract.outer(np.arange(6), np.arange(6)) % 2 == 0
     workloads = {"prefix_sum": fedmf.prefix_sum(6), "momentum": fedmf.momentum_sgd(6, 0.95)}
     for name, constraints, smallest, smallest_of_pairs, error in printed.MULTI_EPOCH_TABLE_6:
-        A, row = workloads[name].matrix, f"{name}, {constraints}"
+        A = workloads[name].matrix
+        row = f"{name}, {constraints}"
         C = constrained_encoder(A, min_sep=2, constraints=constraints)
         X = C.T @ C
-        yield Cell(row, "min X", smallest, float(X.min()))
-        yield Cell(row, "min X, pairs", smallest_of_pairs, float(X[pairs].min()))
+        yield Cell(row, "min X", smallest, X.min())
+        yield Cell(row, "min X, pairs", smallest_of_pairs, X[pairs].min())
         yield Cell(row, "error", error, float(np.linalg.norm(A @ np.linalg.inv(C))))
 
 
@@ -133,7 +135,8 @@ def banded_table_2(scale: Scale) -> Iterator[Cell]:
     row "MF".
     """
     n = 2052
-    (workload, single), six = sums_once(n), epochs(n, 6)
+    workload, single = sums_once(n)
+    six = epochs(n, 6)
     apart = fedmf.Participation(rounds=n, schema="min_sep", min_sep=342)
     made = [
         (row, fit(workload, six, row.family, **row.options))
@@ -170,7 +173,8 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     Returns:
       (n, n) lower-triangular C, scaled to sensitivity 1 for contributions of one dimension.
     """
-    n, gram = len(A), A.T @ A
+    n = len(A)
+    gram = A.T @ A
     rows, columns = np.tril_indices(n)
     weights = np.where(rows == columns, 1.0, 2.0)
     # Row u of `forms` is the quadratic form u^T X u in the entries of X's lower triangle, u = the
@@ -194,7 +198,7 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
         if np.linalg.eigvalsh(X)[0] <= 0.0:
             return 1e9, np.zeros(len(entries))  # no line search goes there
         inverse = np.linalg.inv(X)
-        loss = float(np.trace(gram @ inverse))
+        loss = np.trace(gram @ inverse)
         return np.log(loss), -weights * (inverse @ gram @ inverse)[rows, columns] / loss
 
     found = scipy.optimize.minimize(

@@ -110,7 +110,8 @@ def _listed(text: str) -> Item:
     claim, _, why = " ".join(body.split()).partition(" Why: ")
     seconds: dict[str, float] = {}
     if not why:
-        state, seconds = "exact", dict(zip(("small", "full"), map(float, state.split())))  # noqa: B905
+        seconds = dict(zip(("small", "full"), map(float, state.split())))  # noqa: B905
+        state = "exact"
     return Item(name=name, number=number, claim=claim, state=state, why=why, seconds=seconds)
 
 

@@ -34,13 +34,16 @@ def figure_2(request: Request) -> Outcome:
     """A = B C and X = C^T C of the optimum."""
     workload, six = stackoverflow(request)
     mechanism = fit(workload, six, "dense", tolerance=2e-3)
-    A, C = workload.matrix, mechanism.encoder()
+    A = workload.matrix
+    C = mechanism.encoder()
     X = C.T @ C
-    n, b = six.rounds, six.min_sep
+    n = six.rounds
+    b = six.min_sep
     apart = np.subtract.outer(np.arange(n), np.arange(n))
     same_client = (apart % b == 0) & (apart != 0)
     sizes = np.abs(X) / np.diagonal(X).mean()
-    largest, typical = float(sizes[same_client].max()), float(np.median(sizes[~same_client]))
+    largest = sizes[same_client].max()
+    typical = np.median(sizes[~same_client])
     panels = [("A", A), ("B", A @ mechanism.noising()), ("C", C), ("X = CᵀC", X)]
     over = "over the diagonal's mean"
     return Outcome(
@@ -79,7 +82,7 @@ def _variances(
         x=np.arange(1, order.rounds + 1),
         log="y",
     )
-    return panel, {name: float(y.sum()) / sigma**2 for name, y in series.items()}
+    return panel, {name: y.sum() / sigma**2 for name, y in series.items()}
 
 
 @figure("multi-epoch-figure-4")
@@ -99,7 +102,7 @@ def figure_4(request: Request) -> Outcome:
     words = (f"{loss:.2e} for {k} (Table 1: {rows[k].printed})" for k, loss in losses.items())
     return Outcome(
         [panel],
-        (f"At one sigma of {sigma:.4f} the totals over sigma squared are {', '.join(words)}."),
+        f"At one sigma of {sigma:.4f} the totals over sigma squared are {', '.join(words)}.",
         all(printed.agrees(loss, rows[k].printed) for k, loss in losses.items()),
         reduced="two of the mechanisms" if request.scale == "tiny" else "",
     )
@@ -124,7 +127,7 @@ def figure_5(request: Request) -> Outcome:
     return Outcome(
         [panel],
         f"Total variances, in units of the optimum for six epochs: {words}.",
-        (least == min(totals.values()) and totals["MF for one epoch"] < totals["Honaker online"]),
+        least == min(totals.values()) and totals["MF for one epoch"] < totals["Honaker online"],
         reduced=_rounds(request),
     )
 
@@ -132,7 +135,8 @@ def figure_5(request: Request) -> Outcome:
 @figure("multi-epoch-figure-6")
 def figure_6(request: Request) -> Outcome:
     """Loss of prefix sums over the number of stamps, for both decoders of Honaker's tree."""
-    workload, tiny = fedmf.prefix_sum(2000), request.scale == "tiny"
+    workload = fedmf.prefix_sum(2000)
+    tiny = request.scale == "tiny"
     rows = [
         row
         for row in printed.MULTI_EPOCH_TABLE_1
@@ -160,7 +164,7 @@ def figure_6(request: Request) -> Outcome:
         f"{times[int(np.argmin(online))]} stamps with the online decoder and at "
         f"{times[int(np.argmin(full))]} with the optimal one, whose loss is {ratio.min():.2f} to "
         f"{ratio.max():.2f} times the other's.",
-        right == len(rows) and bool((ratio < 1).all()),
+        right == len(rows) and (ratio < 1).all(),
         reduced="losses in place of accuracies: training needs CIFAR-10"
         + ("; two numbers of stamps" if tiny else ""),
     )
@@ -175,7 +179,7 @@ def lower_bound(n: np.ndarray) -> np.ndarray:
 
 def analytic_error(n: int) -> float:
     """Corollary J.1 at noise multiplier 1; its sum runs to n - 1."""
-    return float((n + (1 / np.sin(np.pi * (2 * np.arange(n) + 1) / (2 * n))).sum()) / n) ** 2
+    return ((n + (1 / np.sin(np.pi * (2 * np.arange(n) + 1) / (2 * n))).sum()) / n) ** 2
 
 
 @figure("multi-epoch-figure-14")
@@ -194,7 +198,7 @@ def figure_14(request: Request) -> Outcome:
         "FFT, optimal decoder": np.array([error("optimal", int(i)) for i in n]),
         "lower bound (Henzinger et al.)": bound,
     }
-    analytic, plain, optimal = (float(y[-1] / bound[-1]) for y in list(series.values())[:3])
+    analytic, plain, optimal = (y[-1] / bound[-1] for y in list(series.values())[:3])
     return Outcome(
         [Lines(series, "rounds n", "mean squared error", x=n, column="n", log="xy")],
         f"At n = {n[-1]} the FFT's rmse is {plain**0.5:.2f} times the bound's (printed: "
@@ -202,5 +206,5 @@ def figure_14(request: Request) -> Outcome:
         f"times. Corollary J.1 is {analytic:.1f} times the bound's square (printed: about 6).",
         printed.agrees(plain**0.5, "≤1.2")
         and 5 <= analytic <= 7
-        and all(bool((y >= bound).all()) for y in series.values()),
+        and all((y >= bound).all() for y in series.values()),
     )

@@ -88,7 +88,7 @@ def banded_table_3(scale: Scale) -> Iterator[Cell]:
         of = dict(zip(printed.BANDED_TABLE_3_EPOCHS, printed.BANDED_TABLE_3[epsilon], strict=True))
         for j, k in enumerate(computed):
             rmse = found.rmse[i, j]
-            ratio = float(rmse[found.bands.index(of[k])] / rmse.min())
+            ratio = rmse[found.bands.index(of[k])] / rmse.min()
             yield _bands(f"epsilon {epsilon:g}", f"k = {k}", of[k], int(found.best[i, j]), ratio)
 
 
@@ -134,7 +134,8 @@ def banded_table_5(scale: Scale) -> Iterator[Cell]:
     within 0.06% of the table's.
     """
     for row in printed.BANDED_TABLE_5:
-        ours, nearly = gaussian_noise_multiplier(row.epsilon, _DELTA), ""
+        ours = gaussian_noise_multiplier(row.epsilon, _DELTA)
+        nearly = ""
         if row.amplified and row.bands is not None:
             if scale != "full" and (row.mechanism == "DP-SGD" or row.epsilon not in (1.0, 8.0)):
                 continue
@@ -221,7 +222,8 @@ def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -
 
     All are made for prefix sums; `measured` is that workload, or "identity".
     """
-    (workload, single), six = sums_once(ROUNDS), epochs(ROUNDS, PARTICIPATIONS)
+    workload, single = sums_once(ROUNDS)
+    six = epochs(ROUNDS, PARTICIPATIONS)
     query = workload if measured == "prefix_sum" else fedmf.identity(ROUNDS)
     if mechanism == "Band MF":  # the same fit as `choose_bands` makes
         return fedmf.rmse(fit(workload, single, "banded", bands=bands), query, six)
@@ -263,7 +265,8 @@ def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> 
         nearest = min(printed.RATES, key=lambda tried: abs(float(tried) - rate))
         nearly = ""
         if nearest in row.neighbours:
-            best, there = row.accuracies[row.optimum], row.accuracies.get(nearest)
+            best = row.accuracies[row.optimum]
+            there = row.accuracies.get(nearest)
             measured = f"{best}% at the optimum, {there}% there" if there else "not measured there"
             nearly = f"beside the optimum; {measured}"
         bands = f", {row.bands} bands" if row.mechanism == "Band MF" else ""

@@ -164,7 +164,8 @@ class BandedRow(NamedTuple):
 _TREE: dict[str, Any] = {"decoder": "full", "completion": "none"}
 _DENSE: dict[str, Any] = {"tolerance": 2e-3}
 # The mechanisms of the banded paper's tables: family and options, fitted for six epochs.
-OPTIMAL_TREE, EQUAL_NORMS = ("tree", _TREE), ("dense", {"equal_norms": True} | _DENSE)
+OPTIMAL_TREE = ("tree", _TREE)
+EQUAL_NORMS = ("dense", {"equal_norms": True} | _DENSE)
 BANDED_TABLE_2 = tuple(
     BandedRow(label, *made, *cells.split())
     for label, made, cells in (
@@ -377,14 +378,14 @@ KNOWN_DIFFERENCES: dict[tuple[str, ...], str] = {
         "line)": "multi-epoch-table-1 | FFT Optimal Decoder(n=1000)x2 | loss",
         "Alg. 4 bounds the sensitivity by 1.0042 times that of (6, 342); counting nodes shows "
         "that they are equal": "banded-table-2 | Optimal TreeAgg | (B)",
-        "a slip of the last digit: the table's other rows of this epsilon have 0.65294": (
-            "banded-table-4 | Single-epoch MF, epsilon 8 | sigma"
-        ),
+        "a slip of the last digit: the table's other rows of this epsilon have 0.65294": """
+            banded-table-4 | Single-epoch MF, epsilon 8 | sigma
+        """,
         "without amplification the best encoder of all has 2.2% less rmse than theirs; theirs is "
         "the best power of two": "banded-sec-6 | epsilon 8 | bands",
-        "the printed rho is rounded: 4.35 is that of rho = 0.2355": (
-            "banded-app-k-1 | rho 0.24 | epsilon"
-        ),
+        "the printed rho is rounded: 4.35 is that of rho = 0.2355": """
+            banded-app-k-1 | rho 0.24 | epsilon
+        """,
         "the printed sigma is 0.02% more than is needed; banded Table 4 has 2.23048": """
             multi-epoch-table-3 | MF, epsilon 2.000 | sigma
             multi-epoch-table-3 | MF, epsilon 2.000 | epsilon

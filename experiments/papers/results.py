@@ -18,8 +18,8 @@ import numpy as np
 import PIL.Image
 from matplotlib.figure import Figure
 
-from fedmf.experiments.papers.drawing import draw
-from fedmf.experiments.papers.item import SOURCES, Item, Request
+from fedmf.experiments.papers.drawing import Lines, draw
+from fedmf.experiments.papers.item import SOURCES, Item, Outcome, Request
 from fedmf.files import make_folder, write_atomically
 from fedmf.reports.canvas import as_png, in_style
 from fedmf.reports.text import duration
@@ -37,16 +37,17 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     if item.make is None:
         raise ValueError(f"name={item.name!r} cannot be made here: {item.why}")
     make_folder(request.folder)
-    began, busy = time.perf_counter(), sum(os.times()[:4])
+    began = time.perf_counter()
+    busy = sum(os.times()[:4])
     with in_style():
         outcome = item.make(request)
-        drawing, columns, rows = outcome.figure, outcome.columns, outcome.rows
-        if isinstance(drawing, Figure):
-            picture = as_png(drawing)
+        table: Outcome | Lines = outcome
+        if isinstance(outcome.figure, Figure):
+            picture = as_png(outcome.figure)
         else:
-            picture = draw(drawing, outcome.note)
-            if not columns:
-                columns, rows = drawing[0].columns, drawing[0].rows
+            picture = draw(outcome.figure, outcome.note)
+            if not outcome.columns:
+                table = outcome.figure[0]
     fields = ("name", "source", "number", "claim", "state")
     result = {field: getattr(item, field) for field in fields} | {
         "scale": request.scale,
@@ -63,7 +64,7 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         + (f" --test-sentences {request.test_sentences}" if request.test_sentences else ""),
     }
     for name, content in (
-        (NUMBERS, as_csv(columns, rows)),
+        (NUMBERS, as_csv(table.columns, table.rows)),
         (PICTURE, picture),
         (RESULT, _json(result)),
     ):
@@ -156,7 +157,8 @@ def page_text(items: Mapping[str, Item], found: Mapping[str, dict[str, Any]], fo
 
 
 def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
-    picture, lines = "", [f"*{item.claim}*"]
+    picture = ""
+    lines = [f"*{item.claim}*"]
     state = item.state + (f". {item.why}" if item.why and result is None else "")
     if result is not None:
         picture = f"<br>![{item.number}]({folder}/{item.name}.png)"

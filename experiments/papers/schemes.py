@@ -73,14 +73,15 @@ def schemes(rounds: int, separation: int) -> Schemes:
 
 def points(rounds: int, separation: int, epsilons: Sequence[float]) -> Iterator[Point]:
     """The points of all schemes; the noise multiplier is in units of the largest column norm."""
-    (workload, once) = sums_once(rounds)
+    workload, once = sums_once(rounds)
     order = fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=separation)
     dense = fedmf.rmse(fit(workload, order, "dense", tolerance=1e-3), workload, order)
     for epsilon in epsilons:
         sigma = gaussian_noise_multiplier(epsilon, DELTA)
         yield Point(rounds, separation, UNAMPLIFIED, epsilon, rounds, sigma, sigma * dense)
     for name, (mechanisms, scheme) in schemes(rounds, separation).items():
-        noise, errors = [], []
+        noise = []
+        errors = []
         for b, mechanism in mechanisms.items():
             say(f"noise of {name}, {b} bands")
             sampling = scheme(b).for_mechanism(mechanism)
@@ -108,7 +109,8 @@ def ways_to_draw(request: Request) -> Outcome:
         (((2000, 100), (2052, 342), (1024, 256), (1024, 32)), [2.0**i for i in range(-2, 5)]),
     )
     found = [point for n, b in settings for point in points(n, b, epsilons)]
-    panels, ratios = [], []
+    panels = []
+    ratios = []
     for n, b in settings:
         here = [point for point in found if point[:2] == (n, b)]
         rmse = {

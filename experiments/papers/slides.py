@@ -39,14 +39,14 @@ def max_error(request: Request) -> Outcome:
     series = {name: np.array([row[name] for row in errors]) for name in errors[0]}
     series[formula := "log(n) / π + 1.0663"] = np.log(n) / np.pi + printed.SLIDES_CONSTANT
     off = np.abs(series["optimal"] - series[formula])
-    root = float(np.abs(series["independent"] / np.sqrt(n) - 1).max())
-    excess = float((series["BLT, 4 buffers"] / series["optimal"]).max() - 1)
+    root = np.abs(series["independent"] / np.sqrt(n) - 1).max()
+    excess = (series["BLT, 4 buffers"] / series["optimal"]).max() - 1
     return Outcome(
         [Lines(series, "rounds n", "largest error", x=n, column="n", log="xy")],
         f"The optimum is log(n) / pi + 1.0663 to within {off[-1]:.1e} at n = {n[-1]} and "
         f"{off[0]:.1e} at n = {n[0]}; independent noise is the root of n to {root:.0e}; four "
         f"buffers have at most {100 * excess:.2f}% more than the optimum.",
-        (bool((np.abs(4 * np.pi * n * off - 1) < 0.1).all()) and root < 1e-12 and excess < 0.01),
+        (np.abs(4 * np.pi * n * off - 1) < 0.1).all() and root < 1e-12 and excess < 0.01,
     )
 
 
@@ -84,8 +84,8 @@ def noise_time(request: Request) -> Outcome:
             [_seconds(_row_maker(stream, Z, int(i) - 1), repeats) for i in t]
         )
     middle = len(t) // 2
-    factor = float(t[-1] / t[middle])
-    growth = {name: float(y[-1] / y[middle]) for name, y in series.items()}
+    factor = t[-1] / t[middle]
+    growth = {name: y[-1] / y[middle] for name, y in series.items()}
     others = max(growth[name] for name in growth if name not in ("optimal", "independent"))
     return Outcome(
         [
@@ -114,7 +114,9 @@ def approximation(request: Request) -> Outcome:
     n.
     """
     n, most = request.pick((64, 3), (2048, 8), (16384, 10))
-    x, degrees, once = circle(n), np.arange(1, most + 1), sums_once(n)
+    x = circle(n)
+    degrees = np.arange(1, most + 1)
+    once = sums_once(n)
     root = np.sqrt(1 - x)
     optimum = fit(*once, "toeplitz", coefficients="sqrt")
     errors = []
@@ -152,7 +154,7 @@ def approximation(request: Request) -> Outcome:
         f"{rational[-1]:.1g} with {most}; 3 exp(-sqrt d) at that degree is {bound[-1]:.2g}. On "
         f"1 / sqrt(1 - x) it takes a polynomial {enough[0] if len(enough) else f'more than {n}'} "
         f"bands to come to what {most} buffers have.",
-        bool((rational <= bound).all()) and (not len(enough) or enough[0] > 4 * most),
+        (rational <= bound).all() and (not len(enough) or enough[0] > 4 * most),
         columns=("degree", *series, "on 1 / sqrt(1 - x)"),
         rows=[(*row, on) for row, on in zip(left.rows, inverse, strict=True)],
     )

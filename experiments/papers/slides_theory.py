@@ -90,7 +90,8 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
     power = _weight(eta, spectrum, sampled) ** -0.5
     cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # of |C|
     half = np.zeros(POINTS)
-    half[0], half[1 : POINTS // 2] = cepstrum[0], 2 * cepstrum[1 : POINTS // 2]
+    half[0] = cepstrum[0]
+    half[1 : POINTS // 2] = 2 * cepstrum[1 : POINTS // 2]
     c = np.fft.ifft(np.exp(np.fft.fft(half))).real
     return Noise(
         name="best",
@@ -105,7 +106,7 @@ def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
     """
     left = 2 - 2 * eta * spectrum
     share = (2 - eta * spectrum) / left if sampled else np.ones(len(spectrum))
-    loss = 1 - float((eta * spectrum / left).sum()) if sampled else 1.0
+    loss = 1 - (eta * spectrum / left).sum() if sampled else 1.0
     if loss <= 0:
         raise ValueError(
             f"eta={eta} is too large for examples of this spectrum: their own variance diverges"
@@ -114,7 +115,7 @@ def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
     response = sum(
         s * v / np.abs(1 - eta * v - turn) ** 2 for s, v in zip(share, spectrum, strict=True)
     )
-    return np.asarray(0.5 * eta**2 * response / loss)
+    return 0.5 * eta**2 * response / loss
 
 
 def stationary_error(
@@ -129,14 +130,14 @@ def stationary_error(
       sampled: whether each step has the gradient of one example, (x x^T) e, or the mean gradient H
         e, as in mean estimation.
     """
-    return float((noise.power * _weight(eta, spectrum, sampled)).mean() * (1 / noise.power).mean())
+    return (noise.power * _weight(eta, spectrum, sampled)).mean() * (1 / noise.power).mean()
 
 
 def rounds_for(noise: Noise, eta: float, spectrum: np.ndarray, left: float = 1e-4) -> int:
     """Rounds after which the start is forgotten: the slowest decay, of errors or coefficients,
     leaves this share of a square.
     """
-    slowest = min(noise.decay, eta * float(spectrum.min()))
+    slowest = min(noise.decay, eta * spectrum.min())
     return max(2, int(np.ceil(np.log(left) / (2 * np.log1p(-slowest)))))
 
 
@@ -157,9 +158,11 @@ def simulated(
     """
     mechanism = noise.mechanism(rounds)
     stddev = fedmf.sensitivity(mechanism, one_participation(rounds)).value / np.sqrt(2.0)
-    draws, examples = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    draws = np.random.default_rng([seed, 0])
+    examples = np.random.default_rng([seed, 1])
     shape = (chains, len(spectrum))
-    scale, e = np.sqrt(spectrum), np.zeros(shape)
+    scale = np.sqrt(spectrum)
+    e = np.zeros(shape)
     for row in mechanism.stream().rows(lambda i: draws.standard_normal(shape)):
         if sampled:
             x = scale * examples.standard_normal(shape)
@@ -167,7 +170,7 @@ def simulated(
         else:
             gradient = spectrum * e
         e = e - eta * (gradient + stddev * row)
-    return np.asarray((spectrum * e**2).sum(axis=1))
+    return (spectrum * e**2).sum(axis=1)
 
 
 # A mean of chains that is further from the formula, in its standard errors, is a difference: one in
@@ -225,7 +228,8 @@ class Comparison:
                 seed=len(self.points),
                 sampled=self.sampled,
             )
-            mean, error = float(found.mean()), float(found.std(ddof=1) / np.sqrt(self.chains))
+            mean = found.mean()
+            error = found.std(ddof=1) / np.sqrt(self.chains)
             off = (mean - formula) / error
             self.points.append(Point(panel, noise.name, x, formula, mean, error, off))
 
@@ -237,7 +241,7 @@ class Comparison:
         """The power of x that the formula goes as, in each panel that has this noise."""
         lines = (self.line(panel, noise) for panel in dict.fromkeys(p.panel for p in self.points))
         logs = [np.log(line[:2]) for line in lines if line.size]
-        return [float(np.polyfit(x, y, 1)[0]) for x, y in logs]
+        return [np.polyfit(x, y, 1)[0] for x, y in logs]
 
     def outcome(self, xlabel: str, verdict: str, holds: bool, reduced: str) -> Outcome:
         """Lines of the formula, with the simulation and two of its standard errors; both have to
@@ -245,7 +249,8 @@ class Comparison:
         """
         panels: list[Lines] = []
         for panel in dict.fromkeys(p.panel for p in self.points):
-            formulas, simulated = {}, {}
+            formulas = {}
+            simulated = {}
             for noise in dict.fromkeys(p.noise for p in self.points if p.panel == panel):
                 x, formula, mean, error = self.line(panel, noise)
                 formulas[noise] = Line(x, formula)
@@ -317,7 +322,8 @@ def linear_regression(request: Request) -> Outcome:
                 best(eta, H, sampled=True),
             )
             found.add(f"effective dimension {panel}", d, eta, H, *noises)
-    sgd, ftrl = found.powers(SGD), found.powers(FTRL)
+    sgd = found.powers(SGD)
+    ftrl = found.powers(FTRL)
     return found.outcome(
         "dimension d",
         f"Over d the error of independent noise grows as d to the {sgd[0]:.2f} and {sgd[1]:.2f} "
@@ -381,14 +387,15 @@ def _trained(
         clip_norm=CLIP_NORM,
         delta=1e-6,
     )
-    rng, theta = np.random.default_rng(seed), np.zeros((chains, d))
+    rng = np.random.default_rng(seed)
+    theta = np.zeros((chains, d))
     noise = plan.mechanism.stream().rows(lambda i: rng.standard_normal((chains, d)))
     for t, row in enumerate(noise):
         gradient = x[t] * ((x[t] * theta).sum(axis=1) - y[t])[:, None]
         norms = np.linalg.norm(gradient, axis=1, keepdims=True)
         gradient *= np.minimum(1.0, CLIP_NORM / np.maximum(norms, 1e-30))
         theta = theta - eta * (gradient + plan.stddev * row)
-    return np.asarray(((theta - weights) ** 2).sum(axis=1))
+    return ((theta - weights) ** 2).sum(axis=1)
 
 
 KINDS = {"DP-SGD": lambda eta: independent(), "nu-DP-FTRL": damped}
@@ -411,7 +418,8 @@ def predicted(name: str, T: int, d: int) -> float:
 @figure("slides-finite-time")
 def finite_time(request: Request) -> Outcome:
     """Error after T steps with clipping, at the best learning rate, of the task `regression`."""
-    chains, d = request.pick(16, 64, 256), 4
+    chains = request.pick(16, 64, 256)
+    d = 4
     lengths = request.pick(
         (128, 512), (256, 512, 1024, 2048, 4096), (256, 512, 1024, 2048, 4096, 8192)
     )
@@ -421,9 +429,11 @@ def finite_time(request: Request) -> Outcome:
     examples = [client_examples(data, i) for i in range(data.clients)]
     x = np.stack([a[0] for a, _ in examples]).astype(np.float64).reshape(lengths[-1], chains, d)
     y = np.array([b[0, 0] for _, b in examples], dtype=np.float64).reshape(lengths[-1], chains)
-    weights, half = true_weights(data), chains // 2
+    weights = true_weights(data)
+    half = chains // 2
     rows: list[tuple[Any, ...]] = []
-    series, slopes = {}, {}
+    series = {}
+    slopes = {}
     for name, noise in KINDS.items():
         for T in lengths:
             tried = []
@@ -431,16 +441,16 @@ def finite_time(request: Request) -> Outcome:
                 mechanism = noise(eta).mechanism(T)
                 tried.append((eta, _trained(x[:T], y[:T], weights, eta, mechanism, len(rows))))
             # Half of the chains choose the learning rate, the other half report.
-            eta, found = min(tried, key=lambda pair: float(pair[1][:half].mean()))
+            eta, found = min(tried, key=lambda pair: pair[1][:half].mean())
             report = found[half:]
-            error = float(report.std(ddof=1) / np.sqrt(len(report)))
-            rows.append((name, T, eta, float(report.mean()), error))
+            error = report.std(ddof=1) / np.sqrt(len(report))
+            rows.append((name, T, eta, report.mean(), error))
         mean, error = np.array([row[3:] for row in rows if row[0] == name]).T
         formula = np.array([predicted(name, T, d) for T in lengths])
         series[f"{name}, clipped"] = Line(lengths, mean, mean - 2 * error, mean + 2 * error)
         series[f"{name}, formula without clipping"] = Line(lengths, formula)
         slopes[name] = [
-            float(np.polyfit(np.log(lengths), np.log(errors), 1)[0]) for errors in (mean, formula)
+            np.polyfit(np.log(lengths), np.log(errors), 1)[0] for errors in (mean, formula)
         ]
     last = {row[0]: row[3] for row in rows}
     sgd, ftrl = slopes.values()

@@ -11,7 +11,13 @@ from typing import Any
 import fedmf
 from fedmf.experiments.papers import printed
 from fedmf.experiments.papers import stackoverflow_sizes as sizes
-from fedmf.experiments.papers.stackoverflow_sizes import EPOCHS_RATE_AT_2, EPOCHS_RATES, SIZES, Size
+from fedmf.experiments.papers.stackoverflow_sizes import (
+    EARLIER,
+    EPOCHS_RATE_AT_2,
+    EPOCHS_RATES,
+    SIZES,
+    Size,
+)
 from fedmf.experiments.papers.study import Fields, Study, sized
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
@@ -54,11 +60,13 @@ def _study(
         f"momentum-{beta:g}": beta for beta in (*size.momentums, size.momentum) if beta
     }
     common = {
-        "rounds": size.rounds, "delta": DELTA,
+        "rounds": size.rounds,
+        "delta": DELTA,
         "evaluate_every": 20 if size.rounds > 200 else max(1, size.rounds // 8),
         "checkpoint_every": size.rounds if size.rounds < 200 else 100,
-        "client_learning_rate": size.client_rate, "warmup": 0.0,
-    }  # fmt: skip
+        "client_learning_rate": size.client_rate,
+        "warmup": 0.0,
+    }
     options = size.options or {"model": "published"}
     write = functools.partial(
         write_synthetic_corpus, clients=size.population, progress=False, **size.corpus
@@ -117,22 +125,22 @@ def _sampled(size: Size) -> Fields:
     return {"sampling": "poisson", "population": size.population}
 
 
-def _cohort(size: Size, cohort: int, simulate: bool = True) -> Fields:
-    if size.simulated is None or not simulate or size.simulated >= cohort:
+def _cohort(size: Size, cohort: int) -> Fields:
+    if size.simulated is None or size.simulated >= cohort:
         return {"cohort_size": cohort}
     return {"cohort_size": size.simulated, "claimed_cohort": cohort}
 
 
-@sized(SIZES, **sizes.DENISOV)
+@sized(EARLIER, **sizes.DENISOV)
 def denisov(size: Size) -> Study:
     """Denisov Fig. 2, Tables 3 and 4: one epoch of 100 clients a round, constant rates."""
-    grid: Fields = {
+    grid = {
         "client_learning_rate": size.client_rates,
         "server_learning_rate": size.server_rates,
         "noise_multiplier": size.noise,
-        **_cohort(size, size.denisov, size.simulates_all),
+        **_cohort(size, size.denisov),
     }
-    every: Fields = grid | {"server_momentum": size.momentums}
+    every = grid | {"server_momentum": size.momentums}
     parts: list[tuple[str, Fields]] = [
         (ONLINE, {"family": "tree", "decoder": "online"} | every),
         (FULL, {"family": "tree", "decoder": "full"} | every),
@@ -161,7 +169,7 @@ M_MORE = f"{M_INSIDE}, more clients"
 DECAY_AFTER, M_DECAY = "prefix sums, decay after", "momentum and decay inside"
 
 
-@sized(SIZES, **sizes.SCHEDULES)
+@sized(EARLIER, **sizes.SCHEDULES)
 def schedules(size: Size) -> Study:
     """Denisov Fig. 3: where momentum and the rates' fall are part of the mechanism. In the paper at
     epsilon 18.9.
@@ -170,15 +178,18 @@ def schedules(size: Size) -> Study:
     return _schedules("schedules", size, lines)
 
 
-@sized(SIZES, **sizes.DECAYS)
+@sized(EARLIER, **sizes.DECAYS)
 def decays(size: Size) -> Study:
     """Denisov Fig. 6: two lines of Fig. 3; the same runs at one size with it."""
-    return _schedules("schedules" if size in SIZES.values() else "decays", size, [AFTER, M_INSIDE])
+    return _schedules(
+        "schedules" if size in EARLIER.values() else "decays", size, [AFTER, M_INSIDE]
+    )
 
 
 def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     beta = size.momentum
-    prefix, inside = {"family": "dense"}, _file(f"momentum-{beta:g}")
+    prefix = {"family": "dense"}
+    inside = _file(f"momentum-{beta:g}")
     both = _file(f"momentum-{beta:g}-cooldown")
     of = {CONSTANT: prefix, AFTER: prefix, M_CONSTANT: inside, M_AFTER: inside}
     # A mechanism that is fitted in the run would be fitted for the decay.
@@ -193,7 +204,7 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
             rate, _, momentum = DENISOV_TABLE_4[MOMENTUM][0]
             fall |= _file(f"momentum-{momentum:g}") | {"server_learning_rate": rate}
             fall["server_momentum"] = momentum
-        parts.append((line, of.get(line, both) | fall | _cohort(size, cohort, size.simulates_all)))
+        parts.append((line, of.get(line, both) | fall | _cohort(size, cohort)))
     return _once(
         name,
         size,
@@ -204,15 +215,15 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     )
 
 
-@sized(SIZES, **sizes.EPOCHS)
+@sized(EARLIER, **sizes.EPOCHS)
 def epochs(size: Size) -> Study:
     """Multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
-    all_epochs = _cohort(size, size.cohort, size.simulates_all)
-    order: Fields = _order(size) | all_epochs
-    shorter: Fields = {"rounds": size.rounds_once}
-    once: Fields = shorter | {"schema": "single"} | _cohort(size, size.single, size.simulates_all)
+    all_epochs = _cohort(size, size.cohort)
+    order = _order(size) | all_epochs
+    shorter = {"rounds": size.rounds_once}
+    once = shorter | {"schema": "single"} | _cohort(size, size.single)
     inside = f"momentum-{size.momentum:g}-cooldown"
-    everybody: Fields = {"schema": "every_round", "claimed_cohort": size.population}
+    everybody = {"schema": "every_round", "claimed_cohort": size.population}
     lines: dict[str, Fields] = {
         MF_6_6: order | _file(f"{inside}-epochs"),
         MF_1_6: order | shorter | _file(inside),
@@ -232,14 +243,15 @@ def epochs(size: Size) -> Study:
     return _study("epochs", size, parts, server_momentum=size.momentum, cooldown=0.25)
 
 
-@sized(SIZES, **sizes.DIVERGENCE)
+@sized(EARLIER, **sizes.DIVERGENCE)
 def divergence(size: Size) -> Study:
     """Multi-epoch Table 2: the runs with updates of an entry above 100 zeroed. Without, the paper's
     clip makes NaN of huge updates; fedmf's does not (docs/fidelity.md).
     """
-    sgdm: Fields = {"family": "identity"} | _sampled(size)
+    sgdm = {"family": "identity"} | _sampled(size)
     mf = _order(size) | _file(f"momentum-{size.momentum:g}-cooldown-epochs")
-    small, large = size.epsilons[0], size.epsilons[min(1, len(size.epsilons) - 1)]
+    small = size.epsilons[0]
+    large = size.epsilons[min(1, len(size.epsilons) - 1)]
     rows = [
         (SGDM, sgdm, small, 0.5),
         (SGDM, sgdm, large, 0.5),
@@ -250,7 +262,7 @@ def divergence(size: Size) -> Study:
         (
             line,
             fields
-            | _cohort(size, size.cohort, size.simulates_all)
+            | _cohort(size, size.cohort)
             | {"epsilon": epsilon, "server_learning_rate": rate, "zeroing_norm": 100.0},
         )
         for line, fields, epsilon, rate in (rows if small != large else rows[::2])
@@ -258,13 +270,13 @@ def divergence(size: Size) -> Study:
     return _study("divergence", size, parts, server_momentum=size.momentum, cooldown=0.25)
 
 
-@sized(SIZES)
+@sized(EARLIER)
 def unnoised(size: Size) -> Study:
     """Multi-epoch Fig. 10: without noise, by clients a round; the most train six epochs, the others
     at most one. At the paper's size beside private runs, whose settings are those of Fig. 3: those
     of Fig. 10 are only in the picture.
     """
-    once: Fields = {"rounds": size.rounds_once, "schema": "single", "min_sep": None}
+    once = {"rounds": size.rounds_once, "schema": "single", "min_sep": None}
     parts: list[tuple[str, Fields]] = [
         (
             f"{clients} clients a round{', cool-down' if cooldown else ''}",
@@ -274,7 +286,7 @@ def unnoised(size: Size) -> Study:
         for clients in size.unnoised
         for cooldown in (0.0, 0.25)
     ]
-    private: Fields = _order(size) | _cohort(size, size.cohort, size.simulates_all)
+    private = _order(size) | _cohort(size, size.cohort)
     private |= {"epsilon": size.epsilons, "server_learning_rate": size.rates, "cooldown": 0.25}
     inside = _file(f"momentum-{size.momentum:g}{COOLDOWN}-epochs")
     lines: dict[str, Fields] = {MF_6_6: inside, f"{MF_6_6}, prefix": _file("prefix-epochs")}
@@ -285,8 +297,8 @@ def unnoised(size: Size) -> Study:
 @sized(SIZES, **sizes.PHONES)
 def phones(size: Size) -> Study:
     """Banded Figs. 5 (a) and 12, Tables 4 and 6: clients at least 342 rounds apart."""
-    apart: Fields = {"schema": "min_sep", "min_sep": size.epoch}
-    once: Fields = {"rounds": size.rounds_once, "schema": "single"}
+    apart = {"schema": "min_sep", "min_sep": size.epoch}
+    once = {"rounds": size.rounds_once, "schema": "single"}
     lines: dict[str, Fields] = {
         SGD: apart | {"family": "identity"},
         SINGLE: once | {"family": "dense"},
@@ -301,7 +313,7 @@ def phones(size: Size) -> Study:
     ]
     rates = size.rates_banded or tuple(map(float, printed.BANDED_TABLE_6_UNNOISED))
     cohort = _cohort(size, size.cohort) | {"claimed_cohort": None}
-    unnoised: Fields = apart | cohort | {"family": "none", "server_learning_rate": rates}
+    unnoised = apart | cohort | {"family": "none", "server_learning_rate": rates}
     return _banded("phones", size, [*parts, (UNNOISED, unnoised)])
 
 

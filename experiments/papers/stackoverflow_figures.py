@@ -12,7 +12,7 @@ from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.item import Outcome
 from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, Size
 from fedmf.experiments.papers.study import Score, trained
-from fedmf.reports.groups import validation_curve
+from fedmf.reports.groups import final_metric, validation_curve
 from fedmf.reports.text import plain
 
 _DENISOV = (grids.MOMENTUM, grids.PREFIX, grids.FULL, grids.ONLINE)
@@ -64,9 +64,11 @@ def denisov_table_4(scores: Sequence[Score], size: Size) -> Outcome:
     """The best settings beside the printed ones, and whether rates and momentum fall as the noise
     grows.
     """
-    rows, steps = [], dict[str, dict[float, float]]()
+    rows = []
+    steps = dict[str, dict[float, float]]()
     for score in scores:
-        best, noise = score.best, score.target or 0.0
+        best = score.best
+        noise = score.target or 0.0
         ours = (best.server_learning_rate, best.client_learning_rate, best.server_momentum)
         theirs = grids.DENISOV_TABLE_4[score.line][DENISOV_NOISE.index(noise)]
         rows.append((score.line, score.epsilon, noise, *ours, *theirs))
@@ -133,7 +135,7 @@ def multi_epoch_12(scores: Sequence[Score], size: Size) -> Outcome:
     for score in scores:
         if score.target is not None:
             found.setdefault(score.epsilon, {})[score.line] = {
-                run.config.server_learning_rate: accuracy.validated(run) or 0.0
+                run.config.server_learning_rate: final_metric(run, "validation") or 0.0
                 for run in score.tried or score.runs[:1]
             }
     best = {
@@ -183,8 +185,8 @@ def multi_epoch_11(scores: Sequence[Score], size: Size) -> Outcome:
                 counts.setdefault(setting, []).append([row["zeroed"] for row in run.metrics])
     mean = {setting: np.mean(runs, axis=0) for setting, runs in counts.items()}
     noisiest = min(e for e, _ in mean)
-    most = float(mean[noisiest, max(rate for e, rate in mean if e == noisiest)].sum())
-    least = float(mean[max(mean, key=lambda key: (key[0], -key[1]))].sum())
+    most = mean[noisiest, max(rate for e, rate in mean if e == noisiest)].sum()
+    least = mean[max(mean, key=lambda key: (key[0], -key[1]))].sum()
     panel = Lines(
         {
             f"epsilon {plain(e)}, rate {plain(rate)}": Line(np.arange(len(y)) + 1, y)
@@ -211,9 +213,12 @@ def multi_epoch_11(scores: Sequence[Score], size: Size) -> Outcome:
 @trained(grids.divergence, "multi-epoch-table-2")
 def multi_epoch_table_2(scores: Sequence[Score], size: Size) -> Outcome:
     """Runs that diverge although huge updates are zeroed."""
-    rows, series, count = [], {}, 0
+    rows = []
+    series = {}
+    count = 0
     for i, s in enumerate(scores):
-        rate, diverged = s.best.server_learning_rate, sum(map(accuracy.diverged, s.runs))
+        rate = s.best.server_learning_rate
+        diverged = sum(map(accuracy.diverged, s.runs))
         rows.append((s.line, s.epsilon, rate, diverged, len(s.runs)))
         label = f"{s.line}, epsilon {plain(s.epsilon)}, rate {plain(rate)}"
         series[label] = Line([i], [diverged / len(s.runs)])

@@ -14,7 +14,9 @@ from fedmf.participation.schema import Participation
 DENISOV_NOISE = (0.341, 0.682, 1.364, 2.728, 5.456)
 # Multi-epoch paper, App. F.4, Tables 4 and 5: epsilons, and server rates; the smallest rate at
 # epsilon 2 alone.
-EPOCHS_EPSILONS, EPOCHS_RATES, EPOCHS_RATE_AT_2 = (2.0, 8.841, 17.648), (0.5, 1.0), 0.25
+EPOCHS_EPSILONS = (2.0, 8.841, 17.648)
+EPOCHS_RATES = (0.5, 1.0)
+EPOCHS_RATE_AT_2 = 0.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,7 @@ class Size:
         of a single epoch. 167 clients have 2048 rounds: for 2052 the data has 207 too few.
       denisov: clients a round of Denisov's.
       unnoised: clients a round of training without noise: a third of an epoch, one, and all.
-      simulated: clients that train for those in the banded paper; None for all.
-      simulates_all: whether that holds for the other papers' too.
+      simulated: clients that train for those of a round; None for all.
       population: clients of the data.
       options: of the task.
       client_rates, server_rates, momentums, noise: of Denisov's grid.
@@ -48,7 +49,6 @@ class Size:
     denisov: int = 100
     unnoised: tuple[int, int, int] = (50, 167, 1000)
     simulated: int | None = 100
-    simulates_all: bool = False
     population: int = 342_477
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     client_rate: float = 1.0
@@ -82,51 +82,106 @@ _CORPUS = {"sentences_per_client": 12.0, "vocabulary_size": 300}
 SIZES: dict[Any, Size] = {
     "full": Size(),
     "small": Size(
-        rounds=96, cohort=150, epoch=16, rounds_once=96, single=25, denisov=15,
-        unnoised=(3, 10, 40), simulated=12, simulates_all=True, population=2400,
+        rounds=96,
+        cohort=150,
+        epoch=16,
+        rounds_once=96,
+        single=25,
+        denisov=15,
+        unnoised=(3, 10, 40),
+        simulated=12,
+        population=2400,
         options={
-            "vocabulary_size": 300, "embedding_size": 16, "lstm_size": 32, "max_sentences": 16,
-            "loss": "masked", "validation_sentences": 500, "test_sentences": 2000,
+            "vocabulary_size": 300,
+            "embedding_size": 16,
+            "lstm_size": 32,
+            "max_sentences": 16,
+            "loss": "masked",
+            "validation_sentences": 500,
+            "test_sentences": 2000,
         },
-        client_rate=4.0, client_rates=(4.0,), server_rates=(0.25, 0.5, 1.0), momentums=(0.9,),
-        momentum=0.9, noise=(0.341, 1.364), epsilons=(2.0, 4.0), rates=(0.25, 0.5, 1.0),
-        epsilons_banded=(2.0, 4.0), rates_banded=(0.25, 0.5, 1.0), repeats=5, repeats_denisov=5,
+        client_rate=4.0,
+        client_rates=(4.0,),
+        server_rates=(0.25, 0.5, 1.0),
+        momentums=(0.9,),
+        momentum=0.9,
+        noise=(0.341, 1.364),
+        epsilons=(2.0, 4.0),
+        rates=(0.25, 0.5, 1.0),
+        epsilons_banded=(2.0, 4.0),
+        rates_banded=(0.25, 0.5, 1.0),
+        repeats=5,
+        repeats_denisov=5,
         corpus=_CORPUS,
     ),
     "tiny": Size(
-        rounds=4, cohort=4, epoch=2, rounds_once=4, single=3, denisov=2, unnoised=(1, 2, 4),
-        simulated=2, simulates_all=True, population=12,
+        rounds=4,
+        cohort=4,
+        epoch=2,
+        rounds_once=4,
+        single=3,
+        denisov=2,
+        unnoised=(1, 2, 4),
+        simulated=2,
+        population=12,
         options={
-            "vocabulary_size": 40, "embedding_size": 4, "lstm_size": 4, "sequence_length": 4,
+            "vocabulary_size": 40,
+            "embedding_size": 4,
+            "lstm_size": 4,
+            "sequence_length": 4,
             "max_sentences": 4,
-            "loss": "masked", "validation_sentences": 20, "test_sentences": 20,
+            "loss": "masked",
+            "validation_sentences": 20,
+            "test_sentences": 20,
         },
-        client_rates=(1.0,), server_rates=(0.5,), momentums=(0.9,), momentum=0.9, noise=(0.341,),
-        epsilons=(16.0,), rates=(0.5,), epsilons_banded=(16.0,), rates_banded=(0.5,), repeats=1,
-        repeats_denisov=1, corpus={"sentences_per_client": 6.0, "vocabulary_size": 260},
+        client_rates=(1.0,),
+        server_rates=(0.5,),
+        momentums=(0.9,),
+        momentum=0.9,
+        noise=(0.341,),
+        epsilons=(16.0,),
+        rates=(0.5,),
+        epsilons_banded=(16.0,),
+        rates_banded=(0.5,),
+        repeats=1,
+        repeats_denisov=1,
+        corpus={"sentences_per_client": 6.0, "vocabulary_size": 260},
     ),
-}  # fmt: skip
+}
+# Of the papers before the banded one, in which all clients of a round train.
+EARLIER = SIZES | {"full": Size(simulated=None)}
 # What scale small has otherwise, by study.
 _LONG: Fields = {
-    "rounds": 512, "rounds_once": 512, "momentum": 0.95, "momentums": (0.95,), "population": 12800,
-}  # fmt: skip
+    "rounds": 512,
+    "rounds_once": 512,
+    "momentum": 0.95,
+    "momentums": (0.95,),
+    "population": 12800,
+}
 # In few rounds, or at large rates, noise that was made for the last model harms the models before
 # it (docs/fidelity.md).
 DENISOV = _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)}
 # Noise decides at the end, not the pace of learning, and rates are small enough that the sum of its
 # steps counts more than single ones (docs/fidelity.md): twice the most noise of the paper's grid.
 SCHEDULES = _LONG | {
-    "simulated": 6, "server_rate": 0.015625, "noise": (10.912,), "repeats_denisov": 12,
-}  # fmt: skip
+    "simulated": 6,
+    "server_rate": 0.015625,
+    "noise": (10.912,),
+    "repeats_denisov": 12,
+}
 # The most noise of the paper's grid. At the rates of Figure 3 single steps count too little to show
 # in the body of training.
 DECAYS = SCHEDULES | {"server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 32}
 # The paper's epsilons are noise that counts for fewer clients only; a rate of 8 makes models that
 # diverge, and huge updates.
 EPOCHS: Fields = {
-    "cohort": 40, "single": 6, "population": 640, "epsilons": (8.841, 17.648),
-    "rates": (0.25, 0.5, 1.0, 8.0), "differs": ", and a server rate of 8",
-}  # fmt: skip
+    "cohort": 40,
+    "single": 6,
+    "population": 640,
+    "epsilons": (8.841, 17.648),
+    "rates": (0.25, 0.5, 1.0, 8.0),
+    "differs": ", and a server rate of 8",
+}
 # The paper's clients train on up to 16 batches. With a single one no update is huge.
 DIVERGENCE: Fields = {
     "client_rate": 3.0,

@@ -162,9 +162,11 @@ def trained(grid: Grid, *names: str) -> Callable[[Judge], Judge]:
 
 def judged(grid: Grid, judge: Judge, request: Request) -> Outcome:
     """Trains what is not trained yet, and judges it."""
-    study, size = grid(request.scale), grid.sizes[request.scale]
+    study = grid(request.scale)
+    size = grid.sizes[request.scale]
     scores = run_study(study, request)
-    limit, less = request.test_sentences, []
+    limit = request.test_sentences
+    less = []
     if limit:
         less.append(f"the first {limit:,} test sentences")
     if request.scale != "full":
@@ -218,7 +220,8 @@ def run_study(study: Study, request: Request) -> list[Score]:
     runs = _trained(out, _all(repeats), request, check, test=True)
     scores = []
     for key, names in repeats.items():
-        settings, own = targets[key], tuple(runs[name] for name in names)
+        settings = targets[key]
+        own = tuple(runs[name] for name in names)
         config = settings[best[key]]
         # A plan's own is below its target by a rounding error, and another one's by another.
         epsilon = config.epsilon or own[0].plan["epsilon"] or math.inf

@@ -250,16 +250,16 @@ def clients_per_second(folder: pathlib.Path) -> float | None:
     """Clients that one run of a sweep trains in a second, of the rounds without validation; None
     where few are done.
     """
-    clients, seconds, rounds = 0.0, 0.0, 0
+    clients = 0.0
+    seconds = 0.0
+    rounds = 0
     for timings in (folder / "runs").glob("*/timings.jsonl"):
         rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
         for row, timing in list(rows)[1:]:  # TensorFlow traces its graphs in the first
             if "validation" not in row:
-                clients, seconds, rounds = (
-                    clients + row["clients"],
-                    seconds + timing["seconds"],
-                    rounds + 1,
-                )
+                clients += row["clients"]
+                seconds += timing["seconds"]
+                rounds += 1
     return clients / seconds if rounds >= _FEWEST_ROUNDS and seconds else None
 
 

@@ -175,7 +175,8 @@ def cited_statements() -> Iterator[tuple[Statement, list[str], list[str]]]:
     there in a checkout.
     """
     package = pathlib.Path(fedmf.__file__).parent
-    code, tests = citations(package), citations(package.parent / "tests")
+    code = citations(package)
+    tests = citations(package.parent / "tests")
     for statement in STATEMENTS:
         key = (statement.source, statement.number)
         yield statement, code.get(key, []), tests.get(key, [])

@@ -139,10 +139,14 @@ class Tally:
     """
 
     def __init__(self, plan: Plan, besides: Sequence[int] = ()) -> None:
-        self.plan, self.besides, p = plan, besides, plan.participation
+        self.plan = plan
+        self.besides = besides
+        p = plan.participation
         self._own = OwnRounds(plan.mechanism, besides, by_counts=p.schema != "budget")
-        self._kept, self._broke = Largest(self._own), Largest(self._own)
-        self._rows, self._named = 0, list[tuple[float, int, np.ndarray]]()
+        self._kept = Largest(self._own)
+        self._broke = Largest(self._own)
+        self._rows = 0
+        self._named = list[tuple[float, int, np.ndarray]]()
         self.offenders = 0
         self.most_spent = 0.0  # the root of the largest sum of |X_st|
         self.spent: dict[str, int] = (
@@ -157,7 +161,8 @@ class Tally:
             yield clients
 
     def _count(self, clients: ClientRounds) -> None:
-        own, p = self._own.squared(clients), self.plan.participation
+        own = self._own.squared(clients)
+        p = self.plan.participation
         if p.budget is None:
             kept = clients.kept(p)
         else:

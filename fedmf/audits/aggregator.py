@@ -65,7 +65,8 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
     length = min(claim.rounds, MOST_ROUNDS)
     runs = _Runs(make, claim, length if claim.correlated else claim.rounds)
     rows = np.empty((2, length, sum(claim.sizes)))
-    sent, raised = np.zeros(rows.shape[2], np.float32), ""
+    sent = np.zeros(rows.shape[2], np.float32)
+    raised = ""
     try:
         runs.release([sent] * claim.clients)
     except Exception as error:  # then updates that move nothing of note show the noise
@@ -98,15 +99,20 @@ class _Runs:
     """Calls of the function, in runs of so many rounds; releases are vectors in units."""
 
     def __init__(self, make: Maker, claim: AggregatorClaim, length: int) -> None:
-        self._make, self._claim, self._length, self.calls = make, claim, length, 0
-        self.sizes, self._shapes = claim.sizes, claim.arrays
+        self._make = make
+        self._claim = claim
+        self._length = length
+        self.calls = 0
+        self.sizes = claim.sizes
+        self._shapes = claim.arrays
         ends = np.cumsum(self.sizes).tolist()
         self._parts = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
         self.start()
 
     def start(self) -> None:
         """Begins a run, in the state of a start of the program."""
-        self._function, self._t = self._make(), 0
+        self._function = self._make()
+        self._t = 0
         try:
             self.weighted = "examples" in inspect.signature(self._function).parameters
         except (TypeError, ValueError):  # a builtin
@@ -118,7 +124,8 @@ class _Runs:
         """
         if self._t == self._length:
             self.start()
-        self._t, self.calls = self._t + 1, self.calls + 1
+        self._t += 1
+        self.calls += 1
         places = list(zip(self._parts, self._shapes, strict=True))
         lists = [[u[part].reshape(shape) for part, shape in places] for u in map(np.copy, updates)]
         more = [[first_has] + [10] * (len(lists) - 1)] * self.weighted
@@ -163,10 +170,15 @@ class _Movements:
     """Plays that move a release: its projection onto what was sent, with the noise known."""
 
     def __init__(self, runs: _Runs, evidence: Evidence, noise: Noise) -> None:
-        self.runs, self.evidence, self.noise = runs, evidence, noise
-        self.claim, self.n, self.d = evidence.claim, evidence.claim.clients, sum(runs.sizes)
+        self.runs = runs
+        self.evidence = evidence
+        self.noise = noise
+        self.claim = evidence.claim
+        self.n = evidence.claim.clients
+        self.d = sum(runs.sizes)
         self.length = len(noise.by_round)
-        rng, sizes = np.random.default_rng(self.claim.seed), np.array(runs.sizes)
+        rng = np.random.default_rng(self.claim.seed)
+        sizes = np.array(runs.sizes)
         # Two directions at right angles, with the same norm in every array: what clips each array
         # by itself, or each entry, lets most of them through.
         scale = np.sqrt(np.repeat(sizes * len(sizes), sizes))
@@ -196,7 +208,8 @@ class _Movements:
         wanted = min((self.evidence.reach() * self.noise.sigma / departure) ** 2, _MOST_CALLS)
         affordable = _MOST_SENT / (self.n * self.d)
         runs = max(1, round(min(wanted, affordable) / self.length))
-        seen, rest = [], np.zeros(self.length)
+        seen = []
+        rest = np.zeros(self.length)
         self.runs.start()
         for call in range(runs * self.length):
             row = self.runs.release(trial.updates, trial.first_has)
@@ -236,7 +249,9 @@ class _Movements:
         if found is None:
             return
         moved, spread, _ = found
-        count, unit, exact = len(moved), self.claim.unit, trial.exact
+        count = len(moved)
+        unit = self.claim.unit
+        exact = trial.exact
         worst = float(moved[np.argmax(np.abs(moved - 1) if exact else moved)])
         excess = abs(worst - 1) if exact else worst - 1
         p = count * (1 + exact) * self._tail((excess - _ROUNDING) / spread)
@@ -261,7 +276,8 @@ class _Movements:
 
     def _inside(self) -> None:
         """Of the norm inside the clip at which sums in half precision lose most."""
-        norms, n = np.linspace(0.5, 0.999, 64), self.n
+        norms = np.linspace(0.5, 0.999, 64)
+        n = self.n
         starts = np.cumsum([0, *self.claim.sizes[:-1]])
         exact = np.outer(norms * self.claim.clip_norm, np.abs(self.v[starts]))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -292,7 +308,8 @@ class _Movements:
                 "the function gives what is no number for updates within the clip norm: "
                 "make it work on them first"
             )
-        self.reached, self.error = float(found[0][0]), found[1]
+        self.reached = float(found[0][0])
+        self.error = found[1]
         self._judge(trial, found)
         if self.noise.by_round.any():
             self._noise_with_data(found[2])
@@ -330,7 +347,10 @@ class _Movements:
         }
 
     def _trials(self) -> Iterator[_Trial]:
-        n, v, w, signs = self.n, self.v, self.w, np.sign(self.v)
+        n = self.n
+        v = self.v
+        w = self.w
+        signs = np.sign(self.v)
         integers = (max(1000, math.ceil(1000 * self.claim.clip_norm)) * signs).astype(np.int64)
         half = min(_HUGE * self.claim.clip_norm / math.sqrt(self.d), 6e4) * signs
         for name, kind, direction, update in (
@@ -433,7 +453,8 @@ class _Movements:
         self.evidence.say("not-finite", float(not bad), facts, mistake)
 
     def _dropout(self) -> None:
-        n, m = self.n, self.n // 2
+        n = self.n
+        m = self.n // 2
         trial = _Trial(
             name="dropout",
             done=f"{m} of {n} clients",

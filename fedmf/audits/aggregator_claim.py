@@ -15,11 +15,10 @@ from fedmf.audits.noise import FALSE_POSITIVE_RATE
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.rounding import finite
 
-PLAYS = (
-    "zeros", "noise", "arrays", "dependence", "start", "inside", "huge", "slightly-above",
-    "mixed", "one", "order", "weights", "integers", "half-precision", "not-finite", "dropout",
-    "noise-with-data",
-)  # fmt: skip
+PLAYS = tuple(
+    "zeros noise arrays dependence start inside huge slightly-above mixed one order weights "
+    "integers half-precision not-finite dropout noise-with-data".split()
+)
 # Chance, at most, to miss a departure that a play is said to see.
 MISS_RATE = 1e-6
 _LEAST_ENTRIES = 256
@@ -210,10 +209,13 @@ class Evidence:
     """
 
     def __init__(self, claim: AggregatorClaim) -> None:
-        self.claim, self.threshold = claim, claim.false_positive_rate / len(PLAYS)
+        self.claim = claim
+        self.threshold = claim.false_positive_rate / len(PLAYS)
         self.error = (1 - claim.confidence) / (2 * len(PLAYS))
         self.plays: dict[str, Play] = {}
-        self.moves, self.most_noise, self.broken = [1e-9], math.inf, False
+        self.moves = [1e-9]
+        self.most_noise = math.inf
+        self.broken = False
 
     def say(
         self, name: str, p: float, facts: tuple[str, str, str], mistake: str, sees: Any = None

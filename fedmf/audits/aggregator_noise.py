@@ -59,20 +59,25 @@ def judge_noise(rows: np.ndarray, evidence: Evidence, raised: str) -> Noise | No
     if by_round.any():
         _kind(rows, done, evidence)
     sigma = max(math.sqrt(by_round.mean()), 1e-9)
-    weights, spread = np.full(length, 1 / length), sigma / math.sqrt(length)
+    weights = np.full(length, 1 / length)
+    spread = sigma / math.sqrt(length)
     if claim.correlated:  # what best tells a movement that is the same in each round
         G = sum(run @ run.T for run in rows) / (2 * d)
         X = np.linalg.inv(G + 1e-12 * sigma**2 * np.eye(length))
-        weights, spread = X.sum(axis=0) / X.sum(), 1 / math.sqrt(X.sum())
+        weights = X.sum(axis=0) / X.sum()
+        spread = 1 / math.sqrt(X.sum())
     return Noise(by_round=by_round, sigma=sigma, weights=weights, spread=spread)
 
 
 def _size(rows: np.ndarray, done: str, evidence: Evidence) -> None:
     from scipy import stats
 
-    claim, (_, length, d) = evidence.claim, rows.shape
-    z, rounds = claim.multiplier(), rows.reshape(-1, d)
-    degrees, ratio = rows.size, math.sqrt((rows**2).mean()) / z
+    claim = evidence.claim
+    _, length, d = rows.shape
+    z = claim.multiplier()
+    rounds = rows.reshape(-1, d)
+    degrees = rows.size
+    ratio = math.sqrt((rows**2).mean()) / z
     n = claim.clients
     mistakes = {
         math.sqrt(2): "Noise that is added twice does this: it guarantees more, and costs.",
@@ -117,7 +122,8 @@ def _bounds(rows: np.ndarray, evidence: Evidence) -> Iterator[float]:
     from scipy import stats
 
     # Of correlated noise the first round of each run has independent entries.
-    claim, d = evidence.claim, rows.shape[2]
+    claim = evidence.claim
+    d = rows.shape[2]
     kept = rows[:, 0] if claim.correlated else rows.reshape(-1, d)
     parts = np.split(kept, np.cumsum(claim.sizes)[:-1], axis=1)
     for part in parts:
@@ -126,7 +132,8 @@ def _bounds(rows: np.ndarray, evidence: Evidence) -> Iterator[float]:
     if len(longest) > 1:
         common = min(part.shape[1] for part in longest)
         samples = np.array([part[:, :common].ravel() for part in longest])
-        left, freedom = _unexplained(samples), samples.shape[1] - len(samples) + 1
+        left = _unexplained(samples)
+        freedom = samples.shape[1] - len(samples) + 1
         yield left.min() / stats.chi2.ppf(evidence.error / len(samples), freedom)
     fast = 2 ** int(math.log2(d))
     squares = (scipy.fft.dct(kept[:, :fast], axis=1, norm="ortho") ** 2).sum(axis=0)
@@ -148,8 +155,10 @@ def _patterns(length: int, min_sep: int) -> np.ndarray:
 def _kind(rows: np.ndarray, done: str, evidence: Evidence) -> None:
     # Divided by its own size, so that a wrong size is one failure and not four. Of correlated
     # noise the first round has independent entries.
-    claim, rng = evidence.claim, np.random.default_rng(evidence.claim.seed)
-    ends, sizes = np.cumsum(claim.sizes), [min(size, _COMPARED) for size in claim.sizes]
+    claim = evidence.claim
+    rng = np.random.default_rng(evidence.claim.seed)
+    ends = np.cumsum(claim.sizes)
+    sizes = [min(size, _COMPARED) for size in claim.sizes]
     columns = [
         end - size + np.sort(rng.choice(size, taken, replace=False))
         for end, size, taken in zip(ends, claim.sizes, sizes, strict=True)

@@ -36,7 +36,8 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
     """
     from scipy import special
 
-    right, i = special.expit(epsilon), np.arange(1, correct + 1)
+    right = special.expit(epsilon)
+    i = np.arange(1, correct + 1)
     # bdtrc(k, r, p) = Pr[W > k].
     tail = float(special.bdtrc(correct - 1, guesses, right)) if correct else 1.0
     tails = np.where(
@@ -53,7 +54,8 @@ def gaussian_refuted(
     """
     from scipy import special
 
-    r, h = significance * correct / canaries, significance * (guesses - correct) / canaries
+    r = significance * correct / canaries
+    h = significance * (guesses - correct) / canaries
     for i in range(correct - 1, -1, -1):
         higher = max(h, float(special.ndtr(special.ndtri(r) - mu)))
         if higher == h or r + h > guesses / canaries:
@@ -103,7 +105,8 @@ def normal_epsilon_bound(
     """
     from scipy import special
 
-    present, absent = scores[included], scores[~included]
+    present = scores[included]
+    absent = scores[~included]
     degrees = len(scores) - 2
     if min(len(present), len(absent)) < 2:
         return 0.0
@@ -156,7 +159,8 @@ def _largest(refuted: Callable[[float], bool]) -> float:
     """
     if not refuted(0.0):
         return 0.0
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while refuted(high):
         low, high = high, 2 * high
     while high - low > 1e-9 * max(1.0, high):
@@ -187,17 +191,14 @@ def release_scores(
     import scipy.linalg
 
     def white(columns: np.ndarray) -> np.ndarray:
-        result: np.ndarray = scipy.linalg.solve_triangular(
-            L, columns, lower=True, check_finite=False
-        )
-        return result
+        return scipy.linalg.solve_triangular(L, columns, lower=True, check_finite=False)
 
     L = causal_factor(noising)
-    a, y = clip_norm * white(rounds.astype(np.float64)), white(projections)
+    a = clip_norm * white(rounds.astype(np.float64))
+    y = white(projections)
     S = y @ y.T / y.shape[1]
     S += (np.trace(S) / y.shape[1] or 1.0) * np.eye(len(S))
-    scores: np.ndarray = (a * scipy.linalg.solve(S, y - a / 2, assume_a="pos")).sum(axis=0)
-    return scores
+    return (a * scipy.linalg.solve(S, y - a / 2, assume_a="pos")).sum(axis=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

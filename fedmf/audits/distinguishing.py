@@ -100,7 +100,9 @@ def _first_largest(values: Iterable[float]) -> int:
 def _worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
     patterns = list(itertools.islice(participation.patterns(), MAX_PATTERNS + 1))
     if len(patterns) > MAX_PATTERNS:
-        n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+        n = participation.rounds
+        b = participation.min_sep
+        k = participation.max_participations
         patterns = [tuple(range(first, min(n, first + (k - 1) * b + 1), b)) for first in range(n)]
         patterns = [p for p in patterns if len(p) == min(k, len(patterns[0]))] or patterns
     best = _worst_of(X, patterns)
@@ -233,7 +235,8 @@ def audit_distinguishing(
     checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
     import scipy.stats
 
-    claimed, delta = 1 / plan.noise_multiplier, plan.delta
+    claimed = 1 / plan.noise_multiplier
+    delta = plan.delta
     degrees = len(present) + len(absent) - 2
     squares = ((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum()
     variance = float(squares / degrees)
@@ -300,7 +303,8 @@ def _bound(
     """
     import scipy.special
 
-    hits, alarms = np.asarray(hits, np.float64), np.asarray(alarms, np.float64)
+    hits = np.asarray(hits, np.float64)
+    alarms = np.asarray(alarms, np.float64)
     low = np.where(
         hits > 0,
         scipy.special.betaincinv(np.maximum(hits, 1e-300), trials - hits + 1, error / 2),
@@ -308,8 +312,7 @@ def _bound(
     )
     rest = np.maximum(others - alarms, 1e-300)
     high = np.where(alarms < others, 1 - scipy.special.betaincinv(rest, alarms + 1, error / 2), 1.0)
-    bound: np.ndarray = np.log(np.maximum(low - delta, 1e-300) / high)
-    return bound
+    return np.log(np.maximum(low - delta, 1e-300) / high)
 
 
 def _chosen_threshold(
@@ -342,7 +345,8 @@ def expected_bound(
     import scipy.special
 
     s = np.linspace(-6, 8 + snr, 401)
-    hits, alarms = present * scipy.special.ndtr(snr - s), absent * scipy.special.ndtr(-s)
+    hits = present * scipy.special.ndtr(snr - s)
+    alarms = absent * scipy.special.ndtr(-s)
     bounds = _bound(hits, present, alarms, absent, delta, 1 - confidence)
     best = int(bounds.argmax())
     return max(0.0, float(bounds[best])), float(s[best])
@@ -352,7 +356,8 @@ def _p_of_epsilon(counts: tuple[int, int, int, int], delta: float, epsilon: floa
     """The least error at which the bound is above epsilon."""
     if not _bound(*counts, delta, 1.0) > epsilon:
         return 1.0
-    low, high = -300.0, 0.0
+    low = -300.0
+    high = 0.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (

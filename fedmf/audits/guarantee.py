@@ -127,17 +127,16 @@ class Audit:
             canaries=canaries,
             commands=commands,
         )
-        observed, log, sampling = self.observed, self.log, self.planned.sampling
+        observed = self.observed
+        log = self.log
+        sampling = self.planned.sampling
         achieved = self._achieved_values()
         if achieved is not None:
             achieved["epsilon_if_sampled_as_planned"] = finite(self.amplified_epsilon)
         if self.contradictions and self.achieved is not None:
-            values["group_privacy"] = (
-                [] if self.planned.simulation else group_values(self.achieved.plan)
-            )
-            values["attack"] = (
-                None if self.planned.simulation else attack_values(self.achieved.plan)
-            )
+            simulates = self.planned.simulation is not None
+            values["group_privacy"] = [] if simulates else group_values(self.achieved.plan)
+            values["attack"] = None if simulates else attack_values(self.achieved.plan)
         if self.unrecorded is not None:
             values["unrecorded"] = self.unrecorded
         varies = sampling is not None and sampling.independent
@@ -194,9 +193,11 @@ class Audit:
         """Planned and achieved in plain JSON types; an infinite epsilon is null, and so is all that
         a simulation achieves.
         """
-        p, planned = self.planned.participation, guarantee_values(self.planned)
+        p = self.planned.participation
+        planned = guarantee_values(self.planned)
         achieved = self._achieved_values() or {}
-        simulates, everyone = self.planned.simulation is not None, self.everyone
+        simulates = self.planned.simulation is not None
+        everyone = self.everyone
         if not simulates and self.achieved is None:
             nothing = AttackRisk(mu=0.0).values()
             achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0, "attack_risk": nothing}
@@ -206,12 +207,11 @@ class Audit:
             name: getattr(observed, name)
             for name in ("rounds", "participations", "clients", "empty_rounds")
         }
-        for name in ("min_separation", "max_participations"):
-            planned_limit = getattr(p, name.replace("separation", "sep"))
-            values |= {
-                f"{name}_planned": planned_limit,
-                f"{name}_observed": getattr(observed, name),
-            }
+        for name, limit in (
+            ("min_separation", p.min_sep),
+            ("max_participations", p.max_participations),
+        ):
+            values |= {f"{name}_planned": limit, f"{name}_observed": getattr(observed, name)}
         values |= self.spending()
         for name in ("sensitivity", "epsilon", "rho", "attack_risk"):
             values |= {f"{name}_planned": planned[name], f"{name}_achieved": achieved.get(name)}
@@ -267,7 +267,8 @@ def audit_ledger(
 
     def audited(ledger: ParticipationLedger) -> Audit:
         clients, rounds = ledger.clients()
-        observed, tally = ledger.observed(), Tally(plan, unrecorded)
+        observed = ledger.observed()
+        tally = Tally(plan, unrecorded)
         for _ in tally.counted([rounds]):
             pass
         return _audited(
@@ -364,11 +365,13 @@ def _audited(
 ) -> Audit:
     """The audit of clients that were counted; `client_of` names that of a row of the record."""
     plan = tally.plan
-    kept, broke = tally.kept(), tally.broke()
+    kept = tally.kept()
+    broke = tally.broke()
     found = [sensitivity for sensitivity in (kept, broke) if sensitivity is not None]
     if not found:
         return Audit(planned=plan, observed=stats, achieved=None)
-    worst, offenders = max(found, key=lambda sensitivity: sensitivity.value), None
+    worst = max(found, key=lambda sensitivity: sensitivity.value)
+    offenders = None
     if plan.simulation is not None:
         always = Participation(rounds=plan.participation.rounds, schema="every_round")
         worst = plan.sensitivity if broke is None else sensitivity(plan.mechanism, always)
@@ -417,12 +420,12 @@ def _unrecorded(tally: Tally, hint: str) -> str | None:
 
 def named(rounds: Sequence[int]) -> str:
     """Increasing rounds in words."""
-    first, last = rounds[0], rounds[-1]
+    first = rounds[0]
+    last = rounds[-1]
     if first == last:
         return f"round {first}"
-    return (
-        f"{'' if last - first < len(rounds) else f'{len(rounds)} of the '}rounds {first} to {last}"
-    )
+    some = "" if last - first < len(rounds) else f"{len(rounds)} of the "
+    return f"{some}rounds {first} to {last}"
 
 
 def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[str]:

@@ -117,7 +117,9 @@ class SortedLog:
 
     def clients(self) -> Iterator[ClientRounds]:
         """The rounds of all clients, counted from 0, block by block."""
-        rows, block, begin = int(self._one("SELECT count(*) FROM log")), _BLOCK_ROWS, 0
+        rows = int(self._one("SELECT count(*) FROM log"))
+        block = _BLOCK_ROWS
+        begin = 0
         while begin < rows:
             read = self._db.execute(
                 f"""SELECT client IS DISTINCT FROM lag(client) OVER () AS other,
@@ -252,7 +254,8 @@ class _Source:
         """
         import duckdb
 
-        form, (first, last) = self.form, self._ends
+        form = self.form
+        first, last = self._ends
         columns = {"client_column": form.client_column, "round_column": form.round_column}
         try:
             read = tables.read(db, self.path, columns, scratch, ids=tuple(columns))

@@ -137,8 +137,7 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
             f"whitened noise by {rounding:.2g} "
             "standard deviations: this mechanism cannot be audited by its released rows"
         )
-    W: np.ndarray = scipy.linalg.solve_triangular(factor, Y / scale, lower=True, check_finite=False)
-    return W
+    return scipy.linalg.solve_triangular(factor, Y / scale, lower=True, check_finite=False)
 
 
 def audit_noise(
@@ -286,7 +285,8 @@ def _scale(name: str, rows: np.ndarray) -> Iterator[Finding]:
     groups, size = rows.shape
     sums = (rows**2).sum(axis=1)
     # Of the chi-square distribution, without what scipy.stats does around them.
-    lower, upper = scipy.special.chdtr(size, sums), scipy.special.chdtrc(size, sums)
+    lower = scipy.special.chdtr(size, sums)
+    upper = scipy.special.chdtrc(size, sums)
     p = np.minimum(2 * np.minimum(lower, upper), 1)
     worst = int(p.argmin())
     words = f"{name}, the most extreme of {groups:,}" if groups > 1 else name
@@ -327,7 +327,8 @@ def _least_of(p: float, count: int) -> float:
 
 def _correlation(name: str, one: np.ndarray, other: np.ndarray) -> Finding:
     """Correlation about 0 of distinct entries."""
-    a, b = one.ravel(), other.ravel()
+    a = one.ravel()
+    b = other.ravel()
     r = float(a @ b / math.sqrt(float(a @ a) * float(b @ b)))
     return Finding(name=name, statistic=r, p_value=_p_of_correlation(r, a.size))
 

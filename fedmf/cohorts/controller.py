@@ -107,7 +107,8 @@ class ParticipationController:
             raise TypeError(
                 f"behavior={behavior!r} must be a fedmf.cohorts.devices.DeviceBehavior or None"
             )
-        self.sampling, self.behavior = sampling, behavior or DeviceBehavior()
+        self.sampling = sampling
+        self.behavior = behavior or DeviceBehavior()
         self._draws = self._order() if sampling is None else self._sampled(sampling)
         self._budget = budget
         self._begin()
@@ -126,7 +127,8 @@ class ParticipationController:
             self.population, np.min_scalar_type(self.participation.max_participations)
         )
         self._spending = None if self._budget is None else Spending(self._budget, self.population)
-        self._counted, self._torn = 0, False
+        self._counted = 0
+        self._torn = False
 
     def _order(self) -> Draws | None:
         """The draws of a fixed order; None to draw from the pool of eligible clients."""
@@ -158,7 +160,8 @@ class ParticipationController:
                     f"{name}={getattr(self, name)} but the sampling has "
                     f"{name}={getattr(sampling, name)}: make them agree"
                 )
-        drawn, name = sampling.participation(self.participation.rounds), type(sampling).__name__
+        drawn = sampling.participation(self.participation.rounds)
+        name = type(sampling).__name__
         if self.participation != drawn:
             raise ValueError(
                 f"sampling={sampling} keeps to {drawn} and not to {self.participation}: use "
@@ -185,7 +188,9 @@ class ParticipationController:
             )
 
     def _refuse_impossible(self) -> None:
-        p, size, b = self.participation, self.cohort_size, self.participation.min_sep
+        p = self.participation
+        size = self.cohort_size
+        b = self.participation.min_sep
         if size > self.population:
             raise ValueError(
                 f"cohort_size={size} is larger than population={self.population}: lower "
@@ -251,7 +256,8 @@ class ParticipationController:
 
     def _impossible(self, t: int, cohort: np.ndarray) -> str:
         """Why this controller cannot have selected the cohort in round t; empty if it can."""
-        p, most = self.participation, self.ledger.cohort_size
+        p = self.participation
+        most = self.ledger.cohort_size
         if t >= p.rounds:
             return f"is beyond rounds={p.rounds}"
         if len(cohort) and cohort.max() >= self.population:
@@ -261,17 +267,19 @@ class ParticipationController:
         may = self._may_come(t, cohort)
         if self._draws is not None:
             may &= self._draws.can_draw(t, cohort)
+        if may.all():
+            return ""
         return (
-            ""
-            if may.all()
-            else f"has client {cohort[~may][0]}, who may not take part then under {p} "
+            f"has client {cohort[~may][0]}, who may not take part then under {p} "
             f"with seed={self.seed}"
         )
 
     def _may_come(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
         """Which clients' timers and limits allow round t, or are ignored: bool."""
-        p, behavior = self.participation, self.behavior
-        after, within_limit = self._after[clients], self._count[clients] < p.max_participations
+        p = self.participation
+        behavior = self.behavior
+        after = self._after[clients]
+        within_limit = self._count[clients] < p.max_participations
         if self._spending is not None:
             within_limit &= self._spending.allows(t, clients)
         if behavior.timers_as_asked:

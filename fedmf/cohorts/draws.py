@@ -13,7 +13,8 @@ SMALL = 1 << 14
 # found, never which cohorts are likely.
 _SCANS_PER_PICK = 20
 # Clients picked and scanned at a time: bounds on the memory.
-_BATCH_CLIENTS, _SCAN_CLIENTS = 1 << 16, 1 << 20
+_BATCH_CLIENTS = 1 << 16
+_SCAN_CLIENTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,8 @@ class Pool:
         if self.population <= SMALL:
             return self._scan(rng, size)
         chosen = np.zeros(0, np.int64)
-        picked, new_share = 0, 1.0
+        picked = 0
+        new_share = 1.0
         while len(chosen) < size:
             expected = (size - len(chosen)) / new_share
             if (picked + expected) * _SCANS_PER_PICK > self.population:

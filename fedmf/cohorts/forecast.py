@@ -167,7 +167,8 @@ def forecast(
     scheme = None if sampling is None else sampling.resized(**simulated)
     controller = ParticipationController(participation, sampling=scheme, **simulated, **given)
     budget, participation = participation, controller.participation
-    rounds, ledger = participation.rounds, controller.ledger
+    rounds = participation.rounds
+    ledger = controller.ledger
     pool = {}
     if sampling is None and participation.schema != "fixed_epoch":
         pool = dict.fromkeys(
@@ -180,8 +181,10 @@ def forecast(
             pool[t + 1] = float(controller.eligible(t + 1).sum()) / size.simulated_cohort
         if progress is not None:
             progress(t)
-    observed, well_behaved = ledger.observed(), ledger.well_behaved().observed()
-    clients, cohorts = size.simulated_population, observed.cohort_sizes / size.simulated_cohort
+    observed = ledger.observed()
+    well_behaved = ledger.well_behaved().observed()
+    clients = size.simulated_population
+    cohorts = observed.cohort_sizes / size.simulated_cohort
     times = {0: clients - observed.clients, **observed.histogram}
     enough = 0 if ledger.cohort_size is None else size.simulated_cohort
     shares = {}
@@ -247,7 +250,8 @@ def largest_min_sep(
     )
     tried: dict[int, int | None] = {}
     most = min(rounds, size.population // size.cohort_size)
-    low, high = 0, most + 1
+    low = 0
+    high = most + 1
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
         participation = Participation(rounds=rounds, schema="min_sep", min_sep=middle)
@@ -326,6 +330,7 @@ def compared(
 
 def _interval(values: np.ndarray) -> list[float]:
     """[mean, low, high]."""
-    n, mean = len(values), float(values.mean())
+    n = len(values)
+    mean = float(values.mean())
     half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
     return [mean, mean - half, mean + half]

@@ -8,7 +8,8 @@ import functools
 import numpy as np
 
 # Odd multipliers and shifts of the finaliser of splitmix64 (Stafford's variant 13 of murmur3's).
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
 # Odd, and without a simple relation to each other, so that columns do not cancel: 2^64 divided by
 # the golden ratio (as in splitmix64), and by the square root of 2.
 _COLUMNS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xB504F333F9DE6485))

@@ -17,7 +17,8 @@ class Spending:
 
     def __init__(self, budget: Budget, population: int) -> None:
         n = budget.participation.rounds
-        self._budget, self._none = budget, n
+        self._budget = budget
+        self._none = n
         # Round n stands for none, and costs nothing.
         self._costs = np.concatenate([budget.costs, np.zeros((1, n))])
         self._rounds = np.full((population, 1), n, np.min_scalar_type(n))
@@ -46,7 +47,7 @@ class Spending:
         total = self._spent[clients] + together[kept]
         for rounds in self._rounds[clients].T:
             total += with_earlier[rounds, kept]
-        return np.asarray(self._budget.participation.affords(total))
+        return self._budget.participation.affords(total)
 
     def record(self, t: int, clients: np.ndarray) -> None:
         """Counts round t for these different clients, int64 (clients,)."""

@@ -84,8 +84,8 @@ def certify(
             "ill-conditioned to certify"
         )
     return Certificate(
-        loss=loss,
-        lower_bound=min(lower_bound, loss),
+        loss=float(loss),
+        lower_bound=float(min(lower_bound, loss)),
         iterations=iterations,
         seconds=seconds,
         participation=participation,
@@ -98,6 +98,15 @@ def check_certificate(certificate: Certificate | None, certificate_reason: str) 
         raise ValueError(
             f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go "
             "together: pass a certificate, or else the reason why there is none"
+        )
+
+
+def check_mechanism(mechanism: object) -> None:
+    """Refuses what is no mechanism: TypeError."""
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(
+            f"mechanism is a {type(mechanism).__name__}: pass a mechanism, as fedmf.fit or "
+            "fedmf.load_mechanism makes"
         )
 
 

@@ -110,7 +110,8 @@ class BLTMechanism(Mechanism):
         """x_t = z_t - sum of inverse_scales * S(t), where S(t) = inverse_decays * S(t
         - 1) + z_{t-1}.
         """
-        n, d = self.rounds, self.buffers
+        n = self.rounds
+        d = self.buffers
         read = np.tile(-self.inverse_scales, (n, 1))
         buffers = Buffers(
             window=np.ones((n, 1)), read=read, write=np.ones((n, d)), decay=self.inverse_decays
@@ -119,11 +120,11 @@ class BLTMechanism(Mechanism):
 
     def toeplitz_coefficients(self) -> np.ndarray:
         """c, float64 (rounds,)."""
-        return exponentials(1.0, self.scales, self.decays, self.rounds)
+        return exponentials(self.scales, self.decays, self.rounds)
 
     def noising_coefficients(self) -> np.ndarray:
         """The first column of N, float64 (rounds,)."""
-        return exponentials(1.0, -self.inverse_scales, self.inverse_decays, self.rounds)
+        return exponentials(-self.inverse_scales, self.inverse_decays, self.rounds)
 
 
 def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
@@ -139,18 +140,17 @@ def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
     to_zeros = poles[:, None] - zeros
     to_poles = poles[:, None] - poles
     np.fill_diagonal(to_poles, 1.0)
-    return np.asarray((to_zeros / to_poles).prod(axis=1))
+    return (to_zeros / to_poles).prod(axis=1)
 
 
-def exponentials(first: float, scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
-    """The sequence `first`, sum(scales), sum(scales * decays), sum(scales * decays^2),
-    ..., float64 (n,).
+def exponentials(scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
+    """The sequence 1, sum(scales), sum(scales * decays), sum(scales * decays^2), ..., float64
+    (n,).
     """
-    sequence = np.zeros(n)
+    sequence = np.eye(1, n)[0]
     lags = np.arange(n - 1)
     for scale, decay in zip(scales, decays, strict=True):
         sequence[1:] += scale * decay**lags
-    sequence[0] = first
     return sequence
 
 
@@ -216,7 +216,7 @@ def _positions(variables: np.ndarray) -> np.ndarray:
     steps up, (..., 2 d).
     """
     steps = np.concatenate([variables[..., :1], np.exp(variables[..., 1:])], axis=-1)
-    return np.asarray(np.cumsum(steps, axis=-1))
+    return np.cumsum(steps, axis=-1)
 
 
 class _Problem:
@@ -233,7 +233,8 @@ class _Problem:
         self.n = participation.rounds
         self.b = participation.min_sep
         self.k = participation.max_participations
-        self.d, self.inverse = buffers, inverse
+        self.d = buffers
+        self.inverse = inverse
         self.poles = _workload_poles(inverse)
         if self.poles is None:
             self.rounds, weights = np.arange(float(self.n)), np.ones(self.n)
@@ -272,7 +273,8 @@ class _Problem:
         size = len(variables)
         u = _positions(variables + 1j * _STEP * np.eye(size))
         with np.errstate(all="ignore"):
-            poles, zeros = u[:, 0::2], u[:, 1::2]
+            poles = u[:, 0::2]
+            zeros = u[:, 1::2]
             value = np.log(self._squared_sensitivity(poles, zeros)) + np.log(
                 self._squared_error(poles, zeros)
             )
@@ -285,7 +287,8 @@ class _Problem:
         with P_i(s) = scales[i] (1 - decays[i]^(b (s + 1))) / (1 - decays[i]^b); in round s b to 1 +
         sum of decays[i]^(b - 1) P_i(s-1).
         """
-        log, scale = _log_decay(poles), _residues(poles, zeros)
+        log = _log_decay(poles)
+        scale = _residues(poles, zeros)
         pair = log[:, :, None] + log[:, None, :]
 
         def window(s: np.ndarray, length: int) -> np.ndarray:
@@ -295,19 +298,18 @@ class _Problem:
             before = scale[:, None, :] * _expm1(self.b * s[:, None] * log[:, None, :]) / whole
             first = 1.0 + (before * np.exp((self.b - 1) * log)[:, None, :]).sum(axis=2)
             later = _expm1((length - 1) * pair) / _expm1(pair)
-            return np.asarray(
-                first * first + np.einsum("vsi,vij,vsj->vs", sums, later, sums, optimize=True)
-            )
+            return first * first + np.einsum("vsi,vij,vsj->vs", sums, later, sums, optimize=True)
 
         last = np.array([self.k - 1.0])
         squared = window(last, self.n - (self.k - 1) * self.b)[:, 0]
         if self.k > 1:
             squared = squared + window(self.windows, self.b) @ self.window_weights
-        return np.asarray(squared)
+        return squared
 
     def _squared_error(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
         """The weighted sum of squares of the first column of A N, (size,)."""
-        log, scale = _log_decay(zeros), -_residues(zeros, poles)
+        log = _log_decay(zeros)
+        scale = -_residues(zeros, poles)
         t = self.rounds
         if self.poles is None:
             import scipy.signal
@@ -318,12 +320,12 @@ class _Problem:
             )
             noise[:, 0] = 1.0
             column = scipy.signal.lfilter([1.0], self.inverse, noise, axis=1)
-            return np.asarray((column * column) @ self.weights)
+            return (column * column) @ self.weights
         column = np.zeros((len(log), len(t)), dtype=complex)
         for pole, share in self.poles:
             earlier = np.einsum("vi,vti->vt", scale, _divided_powers(np.log(pole), log, t))
             column += share * (np.exp(t * np.log(pole)) - earlier)
-        return np.asarray((column * column) @ self.weights)
+        return (column * column) @ self.weights
 
 
 def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -344,7 +346,8 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
     edges = [0]
     while edges[-1] < count:
         edges.append(min(max(_ONE_BY_ONE, 2 * edges[-1]), count))
-    times, weights = [], []
+    times = []
+    weights = []
     for begin, end in itertools.pairwise(edges):
         length = end - begin
         if length <= max(_NODES, _ONE_BY_ONE):
@@ -352,7 +355,8 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
             weights.append(np.ones(length))
             continue
         angles = (np.arange(_NODES) + 0.5) * np.pi / _NODES
-        middle, half = begin + (length - 1) / 2, (length - 1) / 2
+        middle = begin + (length - 1) / 2
+        half = (length - 1) / 2
         times.append(middle + half * np.cos(angles))
         # Sums of the Chebyshev polynomials over the panel's rounds, spread over the nodes by their
         # discrete orthogonality.
@@ -388,17 +392,17 @@ def _workload_poles(inverse: np.ndarray) -> list[tuple[float, float]] | None:
 def _log_decay(u: np.ndarray) -> np.ndarray:
     """log(1 / (1 + exp(u)))."""
     x = np.exp(u)
-    return np.asarray(-(np.log1p(x.real) + 1j * x.imag / (1.0 + x.real)))
+    return -(np.log1p(x.real) + 1j * x.imag / (1.0 + x.real))
 
 
 def _expm1(x: np.ndarray) -> np.ndarray:
     """exp(x) - 1 for an infinitesimal imaginary part."""
-    return np.asarray(np.expm1(x.real) + 1j * x.imag * np.exp(x.real))
+    return np.expm1(x.real) + 1j * x.imag * np.exp(x.real)
 
 
 def _difference(u: np.ndarray, w: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(u)) - 1 / (1 + exp(w)), without the loss of digits near 1."""
-    return np.asarray(_expm1(w - u) * np.exp(u) / ((1.0 + np.exp(u)) * (1.0 + np.exp(w))))
+    return _expm1(w - u) * np.exp(u) / ((1.0 + np.exp(u)) * (1.0 + np.exp(w)))
 
 
 def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
@@ -407,7 +411,7 @@ def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
     to_poles = _difference(poles[:, :, None], poles[:, None, :])
     diagonal = np.arange(poles.shape[1])
     to_poles[:, diagonal, diagonal] = 1.0
-    return np.asarray((to_zeros / to_poles).prod(axis=2))
+    return (to_zeros / to_poles).prod(axis=2)
 
 
 def _divided_powers(log_pole: float, log: np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -419,7 +423,7 @@ def _divided_powers(log_pole: float, log: np.ndarray, t: np.ndarray) -> np.ndarr
     larger = np.where(log.real > log_pole, log, log_pole)[:, None, :]
     smaller = np.where(log.real > log_pole, log_pole, log)[:, None, :]
     powers = np.exp(t[:, None] * larger) * -_expm1(t[:, None] * (smaller - larger))
-    return np.asarray(powers / (np.exp(larger) * -_expm1(smaller - larger)))
+    return powers / (np.exp(larger) * -_expm1(smaller - larger))
 
 
 register(

@@ -175,4 +175,4 @@ def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:
     float64 (len(rounds),), non-decreasing.
     """
     block = costs[np.ix_(rounds, rounds)]
-    return np.asarray(np.cumsum(np.diagonal(block) + 2.0 * np.tril(block, -1).sum(axis=1)))
+    return np.cumsum(np.diagonal(block) + 2.0 * np.tril(block, -1).sum(axis=1))

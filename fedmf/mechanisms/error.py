@@ -13,11 +13,11 @@ from fedmf.mechanisms.banded.recursion import (
     is_precise,
     squared_rows_by_solving,
 )
-from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload
+from fedmf.workloads import Workload, check_workload
 
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
@@ -101,22 +101,21 @@ def max_error(mechanism: Any, workload: Workload, participation: Participation) 
 
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
     """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
-    if not isinstance(workload, Workload):
-        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
-    if not isinstance(mechanism, Mechanism):
-        kind = type(mechanism).__name__
-        raise TypeError(
-            f"mechanism is a {kind}: pass a mechanism, as fedmf.fit or fedmf.load_mechanism makes"
-        )
+    check_workload(workload)
+    check_mechanism(mechanism)
     if mechanism.rounds != workload.rounds:
         raise ValueError(
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has "
             f"rounds={mechanism.rounds}: make both for the same number of rounds"
         )
-    return _finite(
-        sensitivity(mechanism, participation).value ** 2 * _squared_rows(mechanism, workload),
-        mechanism,
-    )
+    squares = sensitivity(mechanism, participation).value ** 2 * _squared_rows(mechanism, workload)
+    if not np.isfinite(squares).all():
+        raise ValueError(
+            "mechanism has noise that grows beyond what float64 holds: N = C^-1 of this "
+            f"{mechanism.family} mechanism explodes over its "
+            f"{mechanism.rounds} rounds; choose other coefficients, or fit one"
+        )
+    return squares
 
 
 def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
@@ -132,28 +131,20 @@ def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
     if stream.buffers is not None and workload.inverse_diagonals is not None:
         return _streamed_rows(stream, workload.inverse_diagonals)
     # What a stream has of N took as long as N itself.
-    N, A = stream.contraction, workload.matrix
+    N = stream.contraction
+    A = workload.matrix
     return _matrix_rows(A, mechanism.noising() if N is None else N)
 
 
 def _matrix_rows(A: np.ndarray, N: np.ndarray) -> np.ndarray:
     """The squared norm of each row of A N, (rounds,), without what is above A's diagonal."""
-    n, squares = len(A), []
+    n = len(A)
+    squares = []
     for first in range(0, n, _MAX_ROUNDS_SOLVED_AT_ONCE):
         end = min(first + _MAX_ROUNDS_SOLVED_AT_ONCE, n)
         AN = A[first:end, :end] @ N[:end]
         squares.append(np.einsum("ij,ij->i", AN, AN))
     return np.concatenate(squares)
-
-
-def _finite(squares: np.ndarray, mechanism: Mechanism) -> np.ndarray:
-    if not np.isfinite(squares).all():
-        raise ValueError(
-            "mechanism has noise that grows beyond what float64 holds: N = C^-1 of this "
-            f"{mechanism.family} mechanism explodes over its "
-            f"{mechanism.rounds} rounds; choose other coefficients, or fit one"
-        )
-    return squares
 
 
 def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
@@ -169,7 +160,7 @@ def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     import scipy.signal
 
     column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noise)
-    return np.asarray(np.cumsum(np.square(column)))
+    return np.cumsum(np.square(column))
 
 
 def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
@@ -199,9 +190,11 @@ def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
     In O(rounds (sums + bands)^3): the covariance of the sums and of the last errors of the workload
     is known before round 0, where it is 0, and moves on from round to round.
     """
-    (n, p), r = inverse.shape, stream.width
+    n, p = inverse.shape
+    r = stream.width
     unknowns = np.eye(r + p)  # the draw, the sums, and p - 1 errors, the newest first
-    squares, covariance = np.empty(n), np.zeros((r + p - 1, r + p - 1))
+    squares = np.empty(n)
+    covariance = np.zeros((r + p - 1, r + p - 1))
     for t in range(n):
         row, sums = stream.step(t, unknowns[0], unknowns[1 : r + 1])
         error = (row - inverse[t, 1:] @ unknowns[r + 1 :]) / inverse[t, 0]

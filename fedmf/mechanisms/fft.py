@@ -196,13 +196,15 @@ def _feedback(n: int) -> Buffers:
     rates = 2.0 * np.arcsinh(np.sqrt(squares))
     falling = np.exp(-rates * np.arange(1, n + 1)[:, None])  # [t, j]: exp(-rates[j] (t + 1))
     scales = weights / np.sinh(rates) / (1.0 + falling[-1])
-    diagonal = 0.5 + float(scales @ (1.0 - falling[-1]))
+    diagonal = 0.5 + scales @ (1.0 - falling[-1])
     decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
     # h from its end, as the rows of N need it: exp(-rates (n - t)) at t = n - 1 - s
     reads = np.concatenate([np.ones((n, q + 1)), falling], axis=1)
-    write, window = np.empty((n, 2 * q + 1)), np.empty((n, 1))
+    write = np.empty((n, 2 * q + 1))
+    window = np.empty((n, 1))
     state = np.zeros((2 * q + 1, 2 * q + 1))
-    constant, decays = np.concatenate([[0.5], scales]), np.outer(decay, decay)
+    constant = np.concatenate([[0.5], scales])
+    decays = np.outer(decay, decay)
     for s in range(n):
         h = reads[n - 1 - s]
         towards = state @ h
@@ -223,8 +225,7 @@ def fit_fft(
     *,
     decoder: str = "optimal",
 ) -> FFTMechanism:
-    """The FFT mechanism of prefix sums, whatever the workload."""
-    del participation, stopping  # nothing depends on them
+    """The FFT mechanism of prefix sums, whatever the workload and the participation."""
     return FFTMechanism(rounds=workload.rounds, decoder=decoder)
 
 

@@ -4,13 +4,13 @@ import os
 import time
 from typing import Any
 
-from fedmf import checks
+from fedmf import checks, disk_cache
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import fitted_families
 from fedmf.mechanisms.fitting import cache as fits
 from fedmf.mechanisms.fitting.progress import Progress, Stopping, stopped_short
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload
+from fedmf.workloads import Workload, check_workload
 
 
 def fit(
@@ -82,8 +82,7 @@ def fit(
     >>> mechanism.bands, mechanism.certificate.gap < 1e-3
     (4, True)
     """
-    if not isinstance(workload, Workload):
-        raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
+    check_workload(workload)
     if not isinstance(participation, Participation):
         raise TypeError(
             f"participation is of type {type(participation).__name__}: pass a fedmf.Participation"
@@ -130,5 +129,5 @@ def fit(
         began = time.perf_counter()
         mechanism = record.fit(workload, participation, stopping, **options)
         if time.perf_counter() - began > fits.MIN_SECONDS and not stopped_short.get():
-            fits.write(path, mechanism)
+            disk_cache.keep(path, mechanism.save, "the fit")
     return mechanism

@@ -60,8 +60,7 @@ class IdentityMechanism(Mechanism):
 def fit_identity(
     workload: Workload, participation: Participation, stopping: Stopping
 ) -> IdentityMechanism:
-    """Independent noise, whatever the workload."""
-    del participation, stopping  # nothing depends on them
+    """Independent noise, whatever the workload and the participation."""
     return IdentityMechanism(rounds=workload.rounds)
 
 

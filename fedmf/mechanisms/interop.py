@@ -220,7 +220,8 @@ def parse_tensor(serialized: bytes) -> np.ndarray:
         raise ValueError(
             f"a tensor of data type {tensor.dtype}; only float (1) and double (2) are read"
         )
-    dtype, shape = _DTYPES[tensor.dtype], [dim.size for dim in tensor.shape.dim]
+    dtype = _DTYPES[tensor.dtype]
+    shape = [dim.size for dim in tensor.shape.dim]
     if len(tensor.content) != dtype.itemsize * math.prod(shape):
         raise ValueError(
             f"a tensor of shape {shape} whose numbers are missing, cut off or not in tensor_content"
@@ -262,7 +263,8 @@ class ExplicitMechanism(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        C, N = self.encoder_matrix, self.noising_matrix
+        C = self.encoder_matrix
+        N = self.noising_matrix
         if C.shape != N.shape[::-1] or C.shape[0] < C.shape[1]:
             raise ValueError(
                 f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not "

@@ -23,7 +23,8 @@ def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
         is the one that is known.
     """
     reason = f"the first {rounds} of {mechanism.rounds} rounds of a {mechanism.family} mechanism"
-    column, rows = mechanism.toeplitz_coefficients(), mechanism.banded_rows()
+    column = mechanism.toeplitz_coefficients()
+    rows = mechanism.banded_rows()
     if column is not None:
         return ToeplitzMechanism(
             rounds=rounds, coefficients=column[:rounds], certificate_reason=reason

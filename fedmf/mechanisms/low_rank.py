@@ -201,16 +201,20 @@ def fit_low_rank(
     dual = PairsDual(workload, Classes(n, n))
     optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()
-    lower_bound, steps = dual.proven(optimum.variables), optimum.iterations
+    lower_bound = dual.proven(optimum.variables)
+    steps = optimum.iterations
     B = np.tril(decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)))
     approximation = _Approximation(A, B, h, r)
     best = approximation.iterate()
-    sweep, next_check, interrupted = 0, 1, optimum.interrupted
+    sweep = 0
+    next_check = 1
+    interrupted = optimum.interrupted
     sweeps = 0 if interrupted or h == n else stopping.max_iterations
     try:
         while sweep < sweeps and best.loss > lower_bound * (1.0 + stopping.tolerance):
             approximation.sweep()
-            sweep, gap = sweep + 1, None
+            sweep += 1
+            gap = None
             if sweep >= next_check or sweep == sweeps:
                 next_check = max(sweep + 1, int(sweep * _CHECK_GROWTH))
                 best = min(best, approximation.iterate(), key=lambda iterate: iterate.loss)
@@ -246,13 +250,14 @@ class _Approximation:
     """Alternating least squares for L R^T on the entries of B below its first h diagonals."""
 
     def __init__(self, A: np.ndarray, B: np.ndarray, h: int, r: int) -> None:
-        self.A, self.h = A, h
+        self.A = A
+        self.h = h
         self.below = np.tril(B, -h)
         self.near = B - self.below
         self.diagonals = diagonals_of(B, h)
         # L R^T is of the order of B: so its squared error is of the second order in B's scale, and
         # |L|^2 + |R|^2 of the first. The penalty follows, so that the unit of A does not matter.
-        self.penalty = _PENALTY * float(np.abs(self.diagonals[:, 0]).mean()) * np.eye(r)
+        self.penalty = _PENALTY * np.abs(self.diagonals[:, 0]).mean() * np.eye(r)
         self.left, self.right = self._start(r)
 
     def _start(self, r: int) -> tuple[np.ndarray, np.ndarray]:
@@ -277,17 +282,14 @@ class _Approximation:
         n, r = factor.shape
         grams = np.zeros((n, r, r))
         grams[self.h :] = np.cumsum(factor[:, :, None] * factor[:, None, :], axis=0)[: n - self.h]
-        solved: np.ndarray = np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[
-            :, :, 0
-        ]
-        return solved
+        return np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[:, :, 0]
 
     def iterate(self) -> _Iterate:
         """The present L and R, with their loss."""
         B = np.tril(self.left @ self.right.T, -self.h) + self.near
         C = scipy.linalg.solve_triangular(B, self.A, lower=True)
         # Largest column norm of C, multi-epoch paper Sec. 2, times ||B||_F^2.
-        loss = float(np.einsum("ij,ij->j", C, C).max() * np.einsum("ij,ij->", B, B))
+        loss = np.einsum("ij,ij->j", C, C).max() * np.einsum("ij,ij->", B, B)
         return _Iterate(self.left, self.right, loss)
 
 

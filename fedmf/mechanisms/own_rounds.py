@@ -30,7 +30,8 @@ _MAX_TOEPLITZ_ENTRIES = 2**27
 _MAX_DENSE_ROUNDS = 4096
 # A client whose pairs of rounds are more than this share of all is counted by a product of
 # matrices, so many clients at once.
-_PAIRS_OF_A_PRODUCT, _CLIENTS_AT_ONCE = 1 / 36, 256
+_PAIRS_OF_A_PRODUCT = 1 / 36
+_CLIENTS_AT_ONCE = 256
 # Sets of rounds whose bounds may be sharpened; multiplications that it may cost for one
 # of them by itself.
 _MOST_SETS, _SHARPENING_OF_ONE = 64, 1e9
@@ -52,7 +53,9 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
     array([[1.25, 1.25, 1.  ],
            [0.5 , 0.5 , 0.  ]])
     """
-    n, c, rows = mechanism.rounds, mechanism.toeplitz_coefficients(), mechanism.banded_rows()
+    n = mechanism.rounds
+    c = mechanism.toeplitz_coefficients()
+    rows = mechanism.banded_rows()
     gram = mechanism.toeplitz_gram()
     bands = n if c is None and rows is None else mechanism.bands
     checks.fits_in_memory("what pairs of rounds cost", (bands, n))
@@ -93,7 +96,8 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     ... )
     array([3., 1.])
     """
-    (bands, n), spent = diagonals.shape, np.zeros(len(clients))
+    bands, n = diagonals.shape
+    spent = np.zeros(len(clients))
     if not len(clients):
         return spent
     by_count = np.argsort(clients.counts, kind="stable")
@@ -108,7 +112,8 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
 
 def _by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
     """The sums of |X_st| for the rounds of clients, increasing, ints (k, clients)."""
-    (bands, n), spent = diagonals.shape, diagonals[0][t].sum(axis=0)
+    bands, n = diagonals.shape
+    spent = diagonals[0][t].sum(axis=0)
     entries = diagonals.ravel()
     for places in range(1, len(t)):
         earlier = t[:-places]
@@ -127,7 +132,8 @@ def _by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 def _by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
     """The same by products of matrices: for clients with many rounds."""
-    (bands, n), spent = diagonals.shape, np.zeros(t.shape[1])
+    bands, n = diagonals.shape
+    spent = np.zeros(t.shape[1])
     X = np.zeros((n, n))
     for d in range(bands):
         places = np.arange(n - d)

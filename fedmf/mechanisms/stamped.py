@@ -8,7 +8,7 @@ import numpy as np
 import scipy.linalg
 
 from fedmf import checks, fields
-from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.storage import mechanism_of
 from fedmf.noise.stream import check_left_inverse
@@ -44,11 +44,7 @@ def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "Stampe
 
 
 def _part(name: str, value: Any) -> Mechanism:
-    if not isinstance(value, Mechanism):
-        raise TypeError(
-            f"mechanism is a {type(value).__name__}: pass a mechanism, as fedmf.fit or "
-            "fedmf.load_mechanism makes"
-        )
+    check_mechanism(value)
     return value
 
 
@@ -140,7 +136,7 @@ class StampedMechanism(Mechanism):
             f"the {what} of a mechanism stamped {self.times} times",
             (self.times * m, self.times * n),
         )
-        return np.asarray(scipy.linalg.block_diag(*[block] * self.times))
+        return scipy.linalg.block_diag(*[block] * self.times)
 
 
 register(Family(mechanism=StampedMechanism, label="Stamped"))

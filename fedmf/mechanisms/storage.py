@@ -99,7 +99,8 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
     name = entries["family"].item()
     if name not in FAMILIES:
         raise ValueError(f"family {name!r}, this fedmf knows {', '.join(sorted(FAMILIES))}")
-    certificate, reason = None, entries["certificate_reason"].item()
+    certificate = None
+    reason = entries["certificate_reason"].item()
     if "certificate" in entries:
         certificate = msgspec.json.decode(entries["certificate"].item(), type=Certificate)
     check_certificate(certificate, reason)  # before a constructor fills in a reason of its own
@@ -131,7 +132,8 @@ def _check_inverse(mechanism: Mechanism) -> None:
             )
         return
     probes = np.random.default_rng(0).choice([-1.0, 1.0], size=(mechanism.rounds, 4))
-    gram, stream = mechanism.toeplitz_gram(), mechanism.stream()
+    gram = mechanism.toeplitz_gram()
+    stream = mechanism.stream()
     if gram is not None and stream.contraction is None:
         # Without matrices: the rows x of N z have x^T X x = z^T C^-T X C^-1 z = z^T z.
         x = np.stack(list(stream.rows(lambda i: probes[i])))

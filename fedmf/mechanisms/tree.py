@@ -115,7 +115,6 @@ def fit_tree(
       TypeError, ValueError: an option of the wrong kind or out of range; restarts that do not
         divide the rounds.
     """
-    del stopping  # nothing is iterated
     n = workload.rounds
     restarts = checks.integer(
         "restarts", restarts, low=1, high=n, hint="it is a number of equal parts of the run"
@@ -137,11 +136,9 @@ def fit_tree(
     ]
     if restarts > 1:
         trees = [stamp(tree, restarts, decoder="restarted") for tree in trees]
-    return (
-        trees[0]
-        if len(trees) == 1
-        else min(trees, key=lambda tree: loss(tree, workload, participation))
-    )
+    if len(trees) == 1:
+        return trees[0]
+    return min(trees, key=lambda tree: loss(tree, workload, participation))
 
 
 class _Node(NamedTuple):

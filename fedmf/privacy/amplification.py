@@ -60,10 +60,8 @@ def sampled_gaussian_epsilon(
     >>> round(epsilon, 2)  # banded paper, Table 5
     1.0
     """
-    q, k = (
-        float(probability),
-        checks.integer("compositions", compositions, low=1, hint="count the releases"),
-    )
+    q = float(probability)
+    k = checks.integer("compositions", compositions, low=1, hint="count the releases")
     if not 0 < q <= 1:
         raise ValueError(
             f"probability={probability} must be in (0, 1]: it is the chance of one "
@@ -95,11 +93,9 @@ def sampled_gaussian_epsilon(
     # nothing beside the loss of one release would take more points than there is memory for: there
     # the last step overstates it, by up to 2e-4 at 2052 releases. Where a client is hardly ever
     # drawn each point costs the same and less depends on it.
-    share, interval, finest = (
-        min(1e-3, 6e-3 / math.sqrt(k)),
-        1e-3 * scale,
-        3e-6 if k * q > 100 * delta else 3e-5,
-    )
+    share = min(1e-3, 6e-3 / math.sqrt(k))
+    interval = 1e-3 * scale
+    finest = 3e-6 if k * q > 100 * delta else 3e-5
     # Else the deltas of neighbouring points are equal but for rounding
     finest = max(finest, 1e-11 * noise_multiplier)
     epsilon = math.inf
@@ -134,7 +130,9 @@ def sampled_gaussian_curve(
     >>> round(curve[0][1], 4)  # 0.1 (2 Phi(1/2) - 1)
     0.0383
     """
-    sigma, q, k = noise_multiplier, probability, compositions
+    sigma = noise_multiplier
+    q = probability
+    k = compositions
     if q == 1 or sigma == 0 or loss_scale(sigma) > MAX_EPSILON or sigma > _MOST_NOISE:
         return ()
     error = max(_COMPOSITION_ERROR, _ERROR_OF_A_COMPOSITION * k)
@@ -142,7 +140,8 @@ def sampled_gaussian_curve(
     if least < 1e3 * error:
         return ((0.0, least),)
     epsilons = epsilons_of_curve(sigma / math.sqrt(k))
-    interval, best = 2.0 ** math.floor(math.log2(1e-3 * loss_scale(sigma))), [1.0] * len(epsilons)
+    interval = 2.0 ** math.floor(math.log2(1e-3 * loss_scale(sigma)))
+    best = [1.0] * len(epsilons)
     for _ in range(6):
         # Coarse grids only overstate; a finer one is tried until it gives no more.
         before = best[0]
@@ -299,7 +298,8 @@ def group_epsilon(
 
     if delta / clients < least:
         return math.inf
-    low, high = math.log(least), math.log(delta / clients)
+    low = math.log(least)
+    high = math.log(delta / clients)
     best = math.inf
     for _ in range(24):
         middle = (low + high) / 2

@@ -123,14 +123,16 @@ class AttackRisk:
     def _by_pairs(self, rate: float) -> float:
         ratio, delta = self._lines
         # The second is a difference of numbers near 1, whose last digits are lost.
-        few, many = delta + ratio * rate, 1 - (1 - delta - rate) / ratio + 1e-15
+        few = delta + ratio * rate
+        many = 1 - (1 - delta - rate) / ratio + 1e-15
         return min(1.0, float(np.minimum(few, many).min()) * (1 + _ROUNDING))
 
     def _most(self, weight: float) -> float:
         """sup over a of T(a) - weight a, for weight >= 1: T is concave, so that a search by thirds
         of log a ends in an interval, whose ends bound what is inside.
         """
-        low, high = -700.0, 0.0
+        low = -700.0
+        high = 0.0
 
         def value(x: float) -> float:
             return self.true_positive_rate(math.exp(x)) - weight * math.exp(x)
@@ -196,7 +198,8 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     scheme = plan.sampling
     if scheme is None or not z or g > _MOST_DEVICES:
         return AttackRisk(mu=mu, devices=g)
-    risk, epsilon = risk_by_curve(plan, g), plan.epsilon
+    risk = risk_by_curve(plan, g)
+    epsilon = plan.epsilon
     # What the plan states holds as well, where its curve is not as good.
     own = ((epsilon, plan.delta),) if math.isfinite(epsilon) else ()
     failure = 2 * risk.failure if own else risk.failure

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.mechanisms.fit import fit
@@ -25,7 +25,7 @@ from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_mu
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.sampling import SCHEMES, Sampling
-from fedmf.workloads import Workload
+from fedmf.workloads import Workload, check_workload
 
 # Rows this near to the best in rmse are called close.
 CLOSE = 1.01
@@ -92,18 +92,15 @@ class BandSearch:
     sampling: str = "poisson"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.workload, Workload):
-            raise TypeError(
-                f"workload is of type {type(self.workload).__name__}: pass a fedmf.Workload"
-            )
+        check_workload(self.workload)
         m = checks.integer(
             "population", self.population, low=1, hint="pass the number of clients, a positive int"
         )
         hint = f"a round draws at most all of population={m} clients"
         checks.integer("cohort_size", self.cohort_size, low=1, high=m, hint=hint)
         checks.one_of("sampling", self.sampling, tuple(SCHEMES))
-        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
-        object.__setattr__(self, "delta", check_delta(self.delta))
+        target = {"epsilon": check_epsilon(self.epsilon), "delta": check_delta(self.delta)}
+        fields.set_fields(self, target)
 
     @property
     def participation(self) -> Participation:
@@ -151,17 +148,22 @@ class BandSearch:
         return self._row(mechanism, self.workload.rounds, None)
 
     def _row(self, mechanism: Mechanism, bands: int, scheme: Sampling | None) -> BandRow:
-        norm, unit = column_norm(mechanism), sensitivity(mechanism, self.participation).value
+        norm = column_norm(mechanism)
+        unit = sensitivity(mechanism, self.participation).value
         if scheme is None:
-            q, k = 1.0, self.participation.max_participations
+            q = 1.0
+            k = self.participation.max_participations
             z = gaussian_noise_multiplier(self.epsilon, self.delta)
-            sigma, risk = z * unit / norm, AttackRisk(mu=1 / z)
+            sigma = z * unit / norm
+            risk = AttackRisk(mu=1 / z)
         else:
-            q, k = scheme.probability, scheme.participation(self.workload.rounds).max_participations
+            q = scheme.probability
+            k = scheme.participation(self.workload.rounds).max_participations
             plan = calibrate(
                 mechanism, None, epsilon=self.epsilon, delta=self.delta, sampling=scheme
             )
-            sigma, risk = per_query_noise_multiplier(plan), attack_risk(plan)
+            sigma = per_query_noise_multiplier(plan)
+            risk = attack_risk(plan)
         error = sigma * rmse(
             mechanism, self.workload, Participation(rounds=self.workload.rounds, schema="single")
         )

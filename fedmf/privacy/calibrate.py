@@ -53,7 +53,8 @@ class _Limit:
 
     def expected(self, plan: Plan) -> float:
         """`of`, for a search."""
-        scheme, noise = plan.sampling, unit_noise(plan)
+        scheme = plan.sampling
+        noise = unit_noise(plan)
         assert scheme is not None
         if self.reached is None:
             return scheme.expected_epsilon(plan.mechanism, noise, plan.delta)
@@ -139,9 +140,11 @@ def _with_enough(
     name: str, limit: float, mu: float, reached: Callable[[AttackRisk], float]
 ) -> _Limit:
     """The limit with noise that is no less than for mu, up to the rounding of the risk."""
-    z, step = 1 / mu if mu else math.inf, 1e-9
+    z = 1 / mu if mu else math.inf
+    step = 1e-9
     while reached(AttackRisk(mu=1 / z)) > limit:
-        z, step = z * (1 + step), 2 * step
+        z *= 1 + step
+        step *= 2
         if z > 1e12:
             raise ValueError(f"{name}={limit} cannot be told from guessing: ask for more")
     return _Limit(name=name, limit=limit, enough=z, reached=reached)
@@ -203,7 +206,8 @@ def calibrate(
         check_pays_for_each_round(plan.participation, column_norm(mechanism))
     if scheme is None:
         return plan
-    enough, sensitivity = unit_noise(plan), plan.sensitivity.value
+    enough = unit_noise(plan)
+    sensitivity = plan.sensitivity.value
 
     def reached(noise: float) -> float:
         if noise >= enough:

@@ -241,12 +241,8 @@ class PlanConfig:
         if self.sampling is None:
             return
         self.scheme()
-        own = takes(self.sampling, "min_sep")
-        if (
-            (self.min_sep is not None and not own)
-            or self.max_participations is not None
-            or self.schema != "min_sep"
-        ):
+        apart = None if takes(self.sampling, "min_sep") else self.min_sep
+        if apart or self.max_participations is not None or self.schema != "min_sep":
             raise ValueError(
                 f"sampling={self.sampling} decides how far apart clients take part: leave out "
                 f"min_sep={self.min_sep}, max_participations={self.max_participations} and "
@@ -344,8 +340,8 @@ class PlanConfig:
         record = FAMILIES["identity" if self.family == "none" else self.family]
         options: dict[str, Any] = dict(self.mechanism_options)
         for name in OPTIONS_WITH_FIELDS:
-            if getattr(self, name) is not None:
-                options[name] = getattr(self, name)
+            if (value := getattr(self, name)) is not None:
+                options[name] = value
         if "equal_norms" in record.options:
             # The optimum for every round of an epoch order; a limit below that only lowers its
             # sensitivity.
@@ -391,7 +387,8 @@ class PlanConfig:
     def plan_with(self, mechanism: Mechanism, noise_multiplier: float) -> Plan:
         """The plan with this noise, whatever the target."""
         self._check_rounds(mechanism)
-        scheme, budget = self.scheme(), self.budget_with(mechanism)
+        scheme = self.scheme()
+        budget = self.budget_with(mechanism)
         if budget is None:
             participation = None if scheme is not None else self.participation()
         else:
@@ -426,7 +423,9 @@ class PlanConfig:
           plan: of this config, or one that was made in Python.
           mechanism: the file of its mechanism.
         """
-        p, scheme, adaptive = plan.participation, plan.sampling, plan.quantile_clipping
+        p = plan.participation
+        scheme = plan.sampling
+        adaptive = plan.quantile_clipping
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
         # What the plan decides: at its default, unless the plan says otherwise.
         decided = {*OF_THE_FIT, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
@@ -447,11 +446,8 @@ class PlanConfig:
                 values |= {"min_sep": p.min_sep, "max_participations": p.max_participations}
         if adaptive is not None:
             values |= {f"clip_{name}": x for name, x in dataclasses.asdict(adaptive).items()}
-        if plan.simulation is not None:
-            values |= {
-                "cohort_size": plan.simulation.simulated,
-                "claimed_cohort": plan.simulation.claimed,
-            }
+        if (cohorts := plan.simulation) is not None:
+            values |= {"cohort_size": cohorts.simulated, "claimed_cohort": cohorts.claimed}
         return PlanConfig(**values)
 
     def flat(self) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from fedmf.privacy.monte_carlo import (
 # The word of the sample of a curve, which no search and no proof of an epsilon has seen.
 _CURVE = PROOF + 1
 # Numbers that a curve may draw or compute, ten seconds, and samples that are enough.
-_WORK, _SEARCH_WORK, _MOST = 2e8, 1e8, 2**18
+_WORK = 2e8
+_SEARCH_WORK = 1e8
+_MOST = 2**18
 
 
 def epsilons_of_curve(noise_multiplier: float) -> list[float]:
@@ -46,14 +48,13 @@ def simulated_curve(
     work, purpose = (_SEARCH_WORK, SEARCH) if search else (_WORK, _CURVE)
     size = int(min(max(work / losses.work, 2**10), _MOST))
     try:
-        removed, added = (
-            remove_sample(losses, 1, size, purpose),
-            add_sample(losses, size, purpose),
-        )
+        removed = remove_sample(losses, 1, size, purpose)
+        added = add_sample(losses, size, purpose)
     except FloatingPointError:
         return ()
     # Two directions, and in each the plain bound and the one by a line, at each point.
-    share, points = FAILURE / (2 * len(epsilons)), (0.0, -1.0)
+    share = FAILURE / (2 * len(epsilons))
+    points = (0.0, -1.0)
     return tuple(
         (e, min(1.0, max(removed.bound(e, share), added.bound(e, points, share)))) for e in epsilons
     )

@@ -32,7 +32,8 @@ _DEVICES = (2, 3, 5)
 
 def summary(plan: Plan) -> dict[str, Any]:
     """The plan in plain JSON types, for the run folder and for `--json`."""
-    certificate, cohorts = plan.mechanism.certificate, plan.simulation
+    certificate = plan.mechanism.certificate
+    cohorts = plan.simulation
     return {
         "family": plan.mechanism.family,
         "rounds": plan.mechanism.rounds,
@@ -53,42 +54,31 @@ def summary(plan: Plan) -> dict[str, Any]:
         "simulated_cohort": None if cohorts is None else cohorts.simulated,
         "claimed_cohort": None if cohorts is None else cohorts.claimed,
         "certificate": dataclasses.asdict(certificate) if certificate else None,
-    } | (_clipping_facts(plan) | _metrics_facts(plan))
+    } | _other_streams(plan)
 
 
-def _clipping_facts(plan: Plan) -> dict[str, Any]:
-    """What a summary and a statement say of quantile_clipping; nothing without it."""
-    adaptive = plan.quantile_clipping
-    if adaptive is None:
-        return {}
-    facts = dataclasses.asdict(adaptive) | {
-        "update_noise_multiplier": update_noise_multiplier(plan),
-        "bit_noise_multiplier": adaptive.bit_noise_multiplier(
-            noise_multiplier_without_metrics(plan)
-        ),
-        "bit_stddev": bit_stddev(plan),
-    }
-    return {"quantile_clipping": facts}
-
-
-def _metrics_facts(plan: Plan) -> dict[str, Any]:
-    """What a summary and a statement say of private_metrics; nothing without them."""
-    metrics = plan.private_metrics
-    if metrics is None:
-        return {}
-    facts = dataclasses.asdict(metrics) | {
-        "update_noise_multiplier": update_noise_multiplier(plan),
-        "noise_multiplier": metrics.noise_multiplier(plan.noise_multiplier),
-        "stddev": metric_stddev(plan),
-    }
-    return {"private_metrics": facts}
+def _other_streams(plan: Plan) -> dict[str, Any]:
+    """What a summary and a statement say of quantile_clipping and private_metrics; nothing without
+    them.
+    """
+    facts = {}
+    updates = {"update_noise_multiplier": update_noise_multiplier(plan)}
+    if (adaptive := plan.quantile_clipping) is not None:
+        multiplier = adaptive.bit_noise_multiplier(noise_multiplier_without_metrics(plan))
+        bits = {"bit_noise_multiplier": multiplier, "bit_stddev": bit_stddev(plan)}
+        facts["quantile_clipping"] = dataclasses.asdict(adaptive) | updates | bits
+    if (metrics := plan.private_metrics) is not None:
+        multiplier = metrics.noise_multiplier(plan.noise_multiplier)
+        own = {"noise_multiplier": multiplier, "stddev": metric_stddev(plan)}
+        facts["private_metrics"] = dataclasses.asdict(metrics) | updates | own
+    return facts
 
 
 def _sampling_facts(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any] | None:
     if plan.sampling is None:
         return None
     query = {"per_query_noise_multiplier": per_query_noise_multiplier(plan)}
-    return plan.sampling.facts(plan.mechanism.rounds) | dict(more) | query
+    return {**plan.sampling.facts(plan.mechanism.rounds), **more, **query}
 
 
 def guarantee_values(plan: Plan) -> dict[str, Any]:
@@ -113,7 +103,8 @@ def risk_values(plan: Plan) -> dict[str, Any]:
     """`fedmf.attack_risk` in plain JSON types, with sampling also without amplification; of a
     simulation also that of the model trained here, if its clients keep to the participation.
     """
-    risk, values = attack_risk(plan), attack_risk(plan).values()
+    risk = attack_risk(plan)
+    values = risk.values()
     if plan.sampling is not None:
         values["unamplified"] = AttackRisk(mu=risk.mu).values()
     if plan.simulation is not None:
@@ -123,9 +114,13 @@ def risk_values(plan: Plan) -> dict[str, Any]:
 
 def attack_values(plan: Plan) -> dict[str, Any]:
     """What a statement says of attacks, in plain JSON types: beside epsilon alone, and drawn."""
-    risk, alone = attack_risk(plan), claimed_alone(plan.epsilon, plan.delta)
-    drawn = {"epsilon_alone": alone.values(), "picture": picture(risk, alone)}
-    return risk_values(plan) | {"epsilon": finite(plan.epsilon)} | drawn
+    risk = attack_risk(plan)
+    alone = claimed_alone(plan.epsilon, plan.delta)
+    return risk_values(plan) | {
+        "epsilon": finite(plan.epsilon),
+        "epsilon_alone": alone.values(),
+        "picture": picture(risk, alone),
+    }
 
 
 def group_values(plan: Plan) -> list[dict[str, Any]]:
@@ -224,7 +219,7 @@ def statement_values(
         "not_covered": _statement.not_covered(private_metrics=plan.private_metrics is not None),
         "commands": [calibrate_command(plan, rdp=rdp)] if commands is None else list(commands),
         "versions": _statement.installed_versions(),
-    } | (_clipping_facts(plan) | _metrics_facts(plan))
+    } | _other_streams(plan)
     if plan.longer is not None:
         longer = dataclasses.replace(plan.longer, delta=plan.delta)
         values["longer"] = guarantee_values(longer) | {"rounds": longer.mechanism.rounds}
@@ -234,7 +229,8 @@ def statement_values(
 def _simulation(plan: Plan, population: int | None) -> dict[str, Any] | None:
     if plan.simulation is None:
         return None
-    p, claimed = plan.participation, plan.simulation.claimed
+    p = plan.participation
+    claimed = plan.simulation.claimed
     # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than
     # most_rounds of all.
     needed = max(claimed * p.min_sep, -(-claimed * p.rounds // most_rounds(plan.mechanism, p)))

@@ -62,10 +62,8 @@ def fixed_size_epsilon(
     >>> round(fixed_size_epsilon(50.0, 1e-6, probability=0.01, compositions=100), 4)
     0.0144
     """
-    k, delta = (
-        checks.integer("compositions", compositions, low=1, hint="count the releases"),
-        check_delta(delta),
-    )
+    k = checks.integer("compositions", compositions, low=1, hint="count the releases")
+    delta = check_delta(delta)
     q = float(probability)
     if not 0 < q <= 1:
         raise ValueError(
@@ -94,7 +92,8 @@ def fixed_size_epsilon(
         return epsilon(round(_TERMS * _RATIO**i))
 
     # The bound falls with the order and then grows.
-    low, high = 0, 1
+    low = 0
+    high = 1
     while large(high + 1) < large(high):
         low, high = high, 2 * high
     while high - low > 1:
@@ -146,7 +145,7 @@ def _log_expectation(
     _, log_mass = _cells()
     inside = np.maximum(log_values[..., :-1], log_values[..., 1:]) + log_mass[:-2]
     outside = np.stack(np.broadcast_arrays(below + log_mass[-2], beyond), axis=-1)
-    return np.asarray(special.logsumexp(np.concatenate([inside, outside], axis=-1), axis=-1))
+    return special.logsumexp(np.concatenate([inside, outside], axis=-1), axis=-1)
 
 
 def _log_power(s: float, j: np.ndarray | float) -> Any:
@@ -178,7 +177,8 @@ def _log_sum(s: float, q: float, order: int) -> float:
     """log A."""
     from scipy import special
 
-    a, j = float(order), np.arange(2.0, min(order, _TERMS) + 1)
+    a = float(order)
+    j = np.arange(2.0, min(order, _TERMS) + 1)
     log_terms = _log_binomial(a, len(j) + 1) + j * math.log(q) + _log_terms(s)[: len(j)]
     if order > _TERMS:
         log_terms = np.append(log_terms, math.log(4) + _log_rest(s, q, a))

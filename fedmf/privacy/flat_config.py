@@ -64,11 +64,14 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in values.items():
         if name.startswith(TASK_OPTION):
-            into, options = "task_options", {name.removeprefix(TASK_OPTION): value}
+            into = "task_options"
+            options = {name.removeprefix(TASK_OPTION): value}
         elif name not in OPTIONS_WITH_FIELDS and families_with(name):
-            into, options = "mechanism_options", {name: value}
+            into = "mechanism_options"
+            options = {name: value}
         elif name in ("task_options", "mechanism_options") and isinstance(value, Mapping):
-            into, options = name, dict(value)
+            into = name
+            options = dict(value)
         else:
             made[name] = value
             continue

@@ -7,28 +7,26 @@ its slope is a start for a search and its offset is not.
 """
 
 import math
-from typing import TYPE_CHECKING
 
 from fedmf import checks
 from fedmf.mechanisms.error import rmse
-from fedmf.privacy.plan import update_noise_multiplier
+from fedmf.privacy.plan import Plan, update_noise_multiplier
 from fedmf.workloads import Workload
-
-if TYPE_CHECKING:
-    from fedmf.privacy.plan import Plan
 
 # log(rate) = SLOPE log(L_e) + OFFSET. The logarithms are natural: with decimal ones the rates of
 # Table 4 would come out as 0.0005.
 SLOPE, OFFSET = -0.95, -4.64
 # What the runs had, and the range of their L_e, for 1000 clients: from 342 bands at epsilon 16
 # (0.00316) to DP-SGD at epsilon 1 (0.3315).
-ROUNDS, CLIP_NORM, ERRORS = 2052, 1.0, (0.0031, 0.332)
+ROUNDS = 2052
+CLIP_NORM = 1.0
+ERRORS = (0.0031, 0.332)
 TASK = "StackOverflow next-word prediction"
 # The paper's learning rates are powers of this.
 GRID = 1.7
 
 
-def effective_rmse(plan: "Plan", workload: Workload, *, cohort_size: int | None = None) -> float:
+def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = None) -> float:
     """Noise per round in the mean update's running query, in units of the clip norm: sqrt(loss /
     rounds) * sigma / B.
 

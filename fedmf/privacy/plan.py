@@ -12,7 +12,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
@@ -49,7 +49,7 @@ class Simulation:
         hint = "use a number of clients a round, with plan.simulating(simulated=..., claimed=...)"
         for name in ("simulated", "claimed"):
             number = checks.integer(name, getattr(self, name), low=1, hint=hint)
-            object.__setattr__(self, name, number)
+            fields.set_fields(self, {name: number})
         if self.simulated >= self.claimed:
             raise ValueError(
                 f"simulated={self.simulated} must be below claimed={self.claimed}: a simulation "
@@ -111,7 +111,9 @@ class Plan:
     longer: "Plan | None" = None
 
     def __post_init__(self) -> None:
-        mechanism, scheme, p = self.mechanism, self.sampling, self.participation
+        mechanism = self.mechanism
+        scheme = self.sampling
+        p = self.participation
         if not isinstance(mechanism, Mechanism):
             raise TypeError(
                 f"mechanism={mechanism!r} must be a Mechanism: make one with "
@@ -148,8 +150,7 @@ class Plan:
             "clip_norm": checks.positive("clip_norm", self.clip_norm, clip_hint),
             "delta": check_delta(self.delta),
         }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        fields.set_fields(self, checked)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -323,7 +324,8 @@ def cohort_scale(plan: Plan) -> float:
 
 def noise_multiplier_without_metrics(plan: Plan) -> float:
     """Of the streams beside the private metrics'; the plan's without them."""
-    metrics, z = plan.private_metrics, plan.noise_multiplier
+    metrics = plan.private_metrics
+    z = plan.noise_multiplier
     return z if metrics is None else metrics.other_noise_multiplier(z)
 
 
@@ -331,7 +333,8 @@ def update_noise_multiplier(plan: Plan) -> float:
     """Noise multiplier of the sums of updates alone; above the plan's with quantile_clipping or
     private_metrics.
     """
-    adaptive, z = plan.quantile_clipping, noise_multiplier_without_metrics(plan)
+    adaptive = plan.quantile_clipping
+    z = noise_multiplier_without_metrics(plan)
     return z if adaptive is None else adaptive.update_noise_multiplier(z)
 
 
@@ -349,7 +352,8 @@ def bit_stddev(plan: Plan) -> float:
 
     0 without quantile_clipping.
     """
-    adaptive, z = plan.quantile_clipping, noise_multiplier_without_metrics(plan)
+    adaptive = plan.quantile_clipping
+    z = noise_multiplier_without_metrics(plan)
     multiplier = 0.0 if adaptive is None else adaptive.bit_noise_multiplier(z)
     return multiplier * plan.sensitivity.value * cohort_scale(plan)
 

@@ -21,11 +21,9 @@ def up(value: float | None, digits: int = 4) -> str:
     >>> up(1.00001), up(None)
     ('1.001', 'infinity (no guarantee)')
     """
-    return (
-        "infinity (no guarantee)"
-        if value is None
-        else _rounded(value, digits, decimal.ROUND_CEILING)
-    )
+    if value is None:
+        return "infinity (no guarantee)"
+    return _rounded(value, digits, decimal.ROUND_CEILING)
 
 
 def down(value: float) -> str:

@@ -45,14 +45,13 @@ _COVERED_METRICS = (
     " The private metrics are covered.",
 )
 _PACKAGES = (
-    "fedmf",
-    "numpy",
-    "scipy",
-    "dp-accounting",
-    "tensorflow",
-    "tensorflow-federated",
-    "tensorflow-privacy",
-)
+    "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy"
+).split()
+# Values that only some statements have.
+_OPTIONAL = (
+    "canaries made_clients longer contradictions unrecorded achieved noncompliant offenders "
+    "server_optimizer quantile_clipping private_metrics attack"
+).split()
 _WIDTH = 110
 # What a line of the template begins with that is not the rest of the line before.
 _MARKER = re.compile(r" *(?:\d+\. |- |> )|(?=[|#]|    \S)")
@@ -119,23 +118,7 @@ def _template() -> Any:
 
 def markdown(values: dict[str, Any]) -> str:
     """The statement as Markdown; see `Plan.statement_values` for the values."""
-    optional = dict.fromkeys(
-        (
-            "canaries",
-            "made_clients",
-            "longer",
-            "contradictions",
-            "unrecorded",
-            "achieved",
-            "noncompliant",
-            "offenders",
-            "server_optimizer",
-            "quantile_clipping",
-            "private_metrics",
-            "attack",
-        )
-    )
-    text = _template().render(optional | values)
+    text = _template().render(dict.fromkeys(_OPTIONAL) | values)
     points: list[str] = []
     for line in text.splitlines():
         if points and points[-1] and line.strip() and not _MARKER.match(line):

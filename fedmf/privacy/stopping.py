@@ -10,6 +10,7 @@ good, is a claim about the other ends too. What holds whenever and why ever a ru
 guarantee of all its planned rounds.
 """
 
+import bisect
 import dataclasses
 from typing import Any
 
@@ -126,18 +127,17 @@ def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> i
         those of `stopped_after`.
     """
     target = check_epsilon(epsilon)
+    n = plan.participation.rounds
     if plan.epsilon <= target:
-        return plan.participation.rounds
-    low, high = 0, plan.participation.rounds
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (
-            (middle, high) if stopped_after(plan, middle).epsilon <= target else (low, middle)
-        )
-    if not low:
-        first = stopped_after(plan, 1).epsilon
+        return n
+
+    def epsilon_after(rounds: int) -> float:
+        return stopped_after(plan, rounds).epsilon
+
+    within = bisect.bisect_right(range(1, n), target, key=epsilon_after)
+    if not within:
         raise ValueError(
-            f"{argument}={epsilon} is passed in round 0, whose release alone has {first:.6g}: use "
-            "more noise, or stop later"
+            f"{argument}={epsilon} is passed in round 0, whose release alone has "
+            f"{epsilon_after(1):.6g}: use more noise, or stop later"
         )
-    return low
+    return within

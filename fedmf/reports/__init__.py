@@ -151,11 +151,9 @@ def _facts(runs: list[Run]) -> list[tuple[str, str]]:
     """The headline's (what, how many) pairs; a range where runs differ."""
 
     def span(values: list[int]) -> str:
-        return (
-            f"{min(values):,}"
-            if min(values) == max(values)
-            else f"{min(values):,} to {max(values):,}"
-        )
+        if min(values) == max(values):
+            return f"{min(values):,}"
+        return f"{min(values):,} to {max(values):,}"
 
     claimed = [run.config.claimed_cohort for run in runs if run.config.claimed_cohort is not None]
     seeds = {run.config.seed for run in runs}
@@ -178,7 +176,8 @@ def _cards(groups: list[Group]) -> list[dict[str, str]]:
             for value in (final_metric(run, "validation") for run in group.runs)
             if value is not None
         ]
-        epsilon, delta = group.plan["epsilon"], group.plan["delta"]
+        epsilon = group.plan["epsilon"]
+        delta = group.plan["delta"]
         risk = group.plan.get("attack_risk")  # not in older runs
         advantage = f", attacker's advantage {up(risk['advantage'], 3)}" if risk else ""
         metric = group.plan["task"]["headline_metric"]

@@ -13,12 +13,13 @@ import matplotlib.style
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 WIDTH = 6.4  # inches; with 10-point type this stays legible on a page and on a phone
 _DPI = 220
@@ -123,6 +124,25 @@ def whole_steps(most: int) -> MaxNLocator:
     return MaxNLocator(integer=True, nbins=most, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
+def powers_of_two(ax: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic horizontal axis of numbers that people double, with these ticks."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks)
+    _plain_numbers(ax.xaxis)
+
+
+def tens(ax: Axes) -> None:
+    """A logarithmic vertical axis, with ticks at 1, 2 and 5 times the powers of ten."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    _plain_numbers(ax.yaxis)
+
+
+def _plain_numbers(axis: Axis) -> None:
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
 def in_percent(ax: Axes) -> None:
     """Labels the vertical axis of a share, a metric between 0 and 1."""
     ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%".replace("-", "−"))
@@ -203,7 +223,8 @@ def draw_color_bar(
         aspect=32,
         pad=0.02,
     )
-    top, bottom = int(np.floor(np.log10(norm.vmax or 1.0) + 1e-9)), round(np.log10(norm.linthresh))
+    top = int(np.floor(np.log10(norm.vmax or 1.0) + 1e-9))
+    bottom = round(np.log10(norm.linthresh))
     labels = {0.0: "0"}
     for power in range(top, bottom - 1, -1):
         name = f"{10.0**power:g}" if -2 <= power <= 3 else f"$10^{{{power}}}$"

@@ -10,7 +10,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_hex, to_rgb
@@ -19,10 +19,8 @@ from fedmf.mechanisms.family import FAMILIES
 from fedmf.privacy.flat_config import families_taking
 from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports.text import plain
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
-
-if TYPE_CHECKING:
-    from fedmf.runs.config import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,7 @@ class Group:
         return self.runs[0].plan["epsilon"] is not None
 
     @property
-    def config(self) -> "TrainConfig":
+    def config(self) -> TrainConfig:
         """The configuration of the first run."""
         return self.runs[0].config
 
@@ -81,14 +79,18 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     ]
 
 
+def runs_of(groups: Sequence[Group]) -> list[Run]:
+    """The runs of the groups, group after group."""
+    return [run for group in groups for run in group.runs]
+
+
 def _private_kinds(groups: Sequence[Group], scale: Callable[[Group], float]) -> list[list[Group]]:
     """The private groups, those of the same N and the same `scale` together."""
     kinds: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
         if group.private:
-            kinds.setdefault(
-                (scale(group), group.noising.shape, group.noising.tobytes()), []
-            ).append(group)
+            N = group.noising
+            kinds.setdefault((scale(group), N.shape, N.tobytes()), []).append(group)
     return list(kinds.values())
 
 
@@ -100,7 +102,8 @@ def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]
     names = [kind[0].mechanism for kind in kinds]
 
     def label(kind: list[Group]) -> str:
-        first, more = kind[0], len(kind) - 1
+        first = kind[0]
+        more = len(kind) - 1
         simulated = not more and first.config.claimed_cohort is not None
         if names.count(first.mechanism) == 1 and not simulated:
             return first.mechanism  # the structure does not depend on epsilon
@@ -168,13 +171,16 @@ def private_curve(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     rows = [row["private"] for row in run.metrics if "private" in row]
     most = run.config.largest_loss
     half = most / 2 if name == "loss" else 0.5
-    every, points = run.config.evaluate_every, []
+    every = run.config.evaluate_every
+    points = []
     for start in range(0, len(rows), every):
         window = range(start, min(start + every, len(rows)))
         mean = mean_over(rows[window.start : window.stop], name, largest_loss=most)
-        one, spread = rows[start]["stddev"]["clients"], math.nan
+        one = rows[start]["stddev"]["clients"]
+        spread = math.nan
         if one is not None and not math.isnan(mean):  # N is written out
-            N, clients = run.noising, sum(rows[t]["clients"] for t in window)
+            N = run.noising
+            clients = sum(rows[t]["clients"] for t in window)
             spread = one * np.linalg.norm(N[window].sum(axis=0)) / np.linalg.norm(N[start])
             spread *= half * math.hypot(1, mean / half - 1) / clients
         points.append((window.stop, mean, spread))
@@ -220,9 +226,9 @@ def simulation_note(runs: Sequence[Run]) -> str:
     what it claims.
     """
     simulated = [
-        (c.cohort_size, c.claimed_cohort)
-        for c in (run.config for run in runs)
-        if c.claimed_cohort is not None
+        (run.config.cohort_size, run.config.claimed_cohort)
+        for run in runs
+        if run.config.claimed_cohort is not None
     ]
     if not simulated:
         return ""
@@ -240,15 +246,11 @@ def simulation_note(runs: Sequence[Run]) -> str:
     )
 
 
-if TYPE_CHECKING:
-    from fedmf.runs.config import TrainConfig
-
 # Beside the families' own. Chosen, all together, for their distance from each other as readers with
 # protanopia and deuteranopia see them too; the grey is drawn dashed besides.
 _COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
-_FARTHEST = (
-    0.45  # share of white or black in the last of several shades of a colour; still legible as text
-)
+# Share of white or black in the last of several shades of a colour; still legible as text.
+_FARTHEST = 0.45
 _LIGHT = 1.49  # sum of the channels from which a colour would be illegible with white in it
 _LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 
@@ -300,7 +302,8 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
     }
     labels = []
     for run in firsts:
-        mechanism, config = mechanism_label(run), run.config
+        mechanism = mechanism_label(run)
+        config = run.config
         here = {name for name in compared if _applies(name, config)} | set(
             differing(same_mechanism[mechanism])
         )
@@ -309,7 +312,7 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
     return labels
 
 
-def _applies(name: str, config: "TrainConfig") -> bool:
+def _applies(name: str, config: TrainConfig) -> bool:
     """Whether the field says something, and something new, about the configuration."""
     if name == "bands" and config.family in FAMILIES and "{bands}" in FAMILIES[config.family].label:
         return False
@@ -332,7 +335,8 @@ def group_styles(families: Sequence[str]) -> list[tuple[str, Any]]:
     dashes which of its groups.
     """
     hues = [family_color(family) for family in families]
-    of, seen = collections.Counter(hues), collections.Counter[str]()
+    of = collections.Counter(hues)
+    seen = collections.Counter[str]()
     styles = []
     for family, hue in zip(families, hues, strict=True):
         place = seen[hue]
@@ -354,12 +358,12 @@ def _shade(color: str, share: float) -> str:
     return to_hex(channels + (end - channels) * share)
 
 
-def field_names(configs: "Sequence[TrainConfig]") -> list[str]:
+def field_names(configs: Sequence[TrainConfig]) -> list[str]:
     """The names of `TrainConfig.flat` that any of them has, in order."""
     return list(dict.fromkeys(name for config in configs for name in config.flat()))
 
 
-def differing(configs: "Sequence[TrainConfig]") -> list[str]:
+def differing(configs: Sequence[TrainConfig]) -> list[str]:
     """Names of the fields that are not the same in all of them."""
     values = [config.flat() for config in configs]
     return [

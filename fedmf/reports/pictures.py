@@ -5,13 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import (
-    LogLocator,
-    MaxNLocator,
-    NullLocator,
-    ScalarFormatter,
-    StrMethodFormatter,
-)
+from matplotlib.ticker import MaxNLocator, ScalarFormatter, StrMethodFormatter
 
 from fedmf.reports.canvas import (
     BLUE,
@@ -23,7 +17,9 @@ from fedmf.reports.canvas import (
     draw_color_bar,
     draw_heat_map,
     marker,
+    powers_of_two,
     shared_norm,
+    tens,
     whole_steps,
     without_specks,
 )
@@ -43,7 +39,8 @@ def participation_picture(forecast: dict[str, Any]) -> bytes:
     """
     note = ""
     if forecast["simulated_population"] != forecast["population"]:
-        clients, cohort = forecast["simulated_population"], forecast["simulated_cohort_size"]
+        clients = forecast["simulated_population"]
+        cohort = forecast["simulated_cohort_size"]
         note = f"Simulated with {clients:,} clients and cohorts of {cohort:,}, the same share."
     with canvas(5.4, note) as (figure, png):
         figure.suptitle(
@@ -73,7 +70,9 @@ def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
     """The pool or, where a scheme draws from all, the cohorts;
     rounds without enough clients are shaded.
     """
-    n, dry, pool = forecast["rounds"], forecast["dry"], forecast["pool"]
+    n = forecast["rounds"]
+    dry = forecast["dry"]
+    pool = forecast["pool"]
     values = pool or forecast["cohorts"]
     ax.plot(
         forecast["pool_rounds"] if pool else range(n),
@@ -84,11 +83,8 @@ def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
     )
     ax.axhline(1.0, color=RED, linewidth=1.1, linestyle=DASHED)
     if pool:
-        ax.set_yscale("log")
+        tens(ax)
         ax.set_ylim(0.85 * max(0.01, min(0.7, *pool)), 1.2 * max(1.5, *pool))
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     else:
         ax.set_ylim(bottom=0)
     title = "The pool, in cohorts" if pool else "Clients that take part, in cohorts"
@@ -113,7 +109,8 @@ def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
 
 
 def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
-    shares, limit = forecast["histogram"], forecast["max_participations"]
+    shares = forecast["histogram"]
+    limit = forecast["max_participations"]
     most = max(shares)
     times = range(most + 1)
     colors = [SOFT if k == 0 else RED if k > limit else BLUE for k in times]
@@ -177,11 +174,14 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
     Args:
       choice: `fedmf.privacy.bands.BandChoice.summary()`.
     """
-    rows, best = choice["rows"], choice["best"]
+    rows = choice["rows"]
+    best = choice["best"]
     banded = [row for row in rows if row["family"] == "banded"]
     with canvas(3.9, "") as (figure, png):
         ax = figure.subplots()
-        ax.set_xscale("log", base=2)
+        tried = sorted({row["bands"] for row in banded})
+        powers = [b for b in tried if b & (b - 1) == 0]
+        powers_of_two(ax, powers if len(powers) > 1 else tried)
         ax.plot(
             [row["bands"] for row in banded], [row["rmse"] for row in banded], color=BLUE, zorder=2
         )
@@ -216,11 +216,6 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
             ax.plot(best["bands"], best["rmse"], "o", markersize=11, mfc="none", mec=BLUE, zorder=4)
         ax.set_title(f"Error over bands at epsilon {choice['epsilon']:g}: the choice is {name}")
         ax.set(xlabel="bands", ylabel="rmse of a round's running query")
-        tried = sorted({row["bands"] for row in banded})
-        powers = [b for b in tried if b & (b - 1) == 0]
-        ax.set_xticks(powers if len(powers) > 1 else tried)
-        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        ax.xaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
         ax.legend(loc="best")
     return png.getvalue()
@@ -238,30 +233,26 @@ def comparison_picture(summary: dict[str, Any]) -> bytes:
     for row in summary["rows"]:
         by_name.setdefault(row["name"], []).append(row)
     with canvas(4.3, "") as (figure, png):
-        (errors, risks), shades = figure.subplots(1, 2), dict[str, str]()
+        errors, risks = figure.subplots(1, 2)
+        shades = dict[str, str]()
         for name, rows in by_name.items():
+            sampled = rows[0]["sampling"] is not None
             line: dict[str, Any] = {"color": family_color(rows[0]["family"]), "marker": "o"}
             line |= {"markersize": 4, "linewidth": 1.6}
-            if rows[0]["sampling"] is not None:
+            if sampled:
                 shade = shades.setdefault(name, _SHADES[len(shades) % len(_SHADES)])
                 line |= {"color": shade, "linestyle": DASHED, "marker": "s"}
             epsilons = [row["epsilon"] for row in rows]
             errors.plot(epsilons, [row["effective_rmse"] for row in rows], label=name, **line)
-            if rows[0]["sampling"] is None:
+            if not sampled:
                 line, name = line | {"color": INK}, "without sampling"
             if name not in risks.get_legend_handles_labels()[1]:
                 risks.plot(epsilons, [row["advantage"] for row in rows], label=name, **line)
         for ax in (errors, risks):
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(sorted({row["epsilon"] for row in summary["rows"]}))
-            ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            ax.xaxis.set_minor_locator(NullLocator())
+            powers_of_two(ax, sorted({row["epsilon"] for row in summary["rows"]}))
             ax.set_xlabel(f"epsilon at delta {summary['delta']:g}")
         errors.set(title="Error of a round's mean", ylabel="rmse of its query, in clip norms")
-        errors.set_yscale("log")
-        errors.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        errors.yaxis.set_minor_locator(NullLocator())
-        errors.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        tens(errors)
         figure.legend(*errors.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         risks.legend(loc="best")
         risks.set(title="Attacker's advantage", ylabel="at most", ylim=(0, 1))

@@ -36,6 +36,7 @@ from fedmf.reports.groups import (
     mean_over_runs,
     noise_levels,
     private_curve,
+    runs_of,
     simulation_note,
     unfinished,
     validation_curve,
@@ -51,8 +52,9 @@ _MAX_LABELLED_BARS = 16
 def accuracy_plot(groups: Sequence[Group]) -> Plot:
     """The headline metric on the validation set over rounds."""
     metric = groups[0].plan["task"]["headline_metric"]
-    runs = [run for group in groups for run in group.runs]
-    note, title = simulation_note(runs), f"Validation {metric_name(metric)} over rounds"
+    runs = runs_of(groups)
+    note = simulation_note(runs)
+    title = f"Validation {metric_name(metric)} over rounds"
     with canvas(3.9, note) as (figure, png):
         ax = figure.subplots()
         last = [
@@ -60,22 +62,14 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
             for group in groups
             for end in _draw_curve(ax, group)
         ]
-        ax.set(
-            title=title, xlabel="rounds completed", xlim=(0, max(run.config.rounds for run in runs))
-        )
-        ax.xaxis.set_major_locator(whole_steps(8))
+        _over_rounds(ax, title, steps=8)
+        ax.set_xlim(0, max(run.config.rounds for run in runs))
         if is_share(metric):
             in_percent(ax)
             ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
         if not last:
-            ax.text(
-                0.5,
-                0.5,
-                "no run has been validated yet",
-                transform=ax.transAxes,
-                ha="center",
-                color=SOFT,
-            )
+            nothing = "no run has been validated yet"
+            ax.text(0.5, 0.5, nothing, transform=ax.transAxes, ha="center", color=SOFT)
             ax.set_yticks([])
         every_group_named = len(groups) <= _MAX_NAMED_LINES
         named: dict[str, Line2D] = {}
@@ -100,6 +94,12 @@ def accuracy_plot(groups: Sequence[Group]) -> Plot:
         caption += " A cross ends the curve of an unfinished run."
     alt = f"Line plot: {title}. Last values: {'; '.join(last) or 'none yet'}."
     return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+
+
+def _over_rounds(ax: Axes, title: str, *, steps: int = 5) -> None:
+    """The title, and the axis of rounds, with at most so many ticks."""
+    ax.set(title=title, xlabel="rounds completed")
+    ax.xaxis.set_major_locator(whole_steps(steps))
 
 
 def _draw_curve(ax: Axes, group: Group) -> list[float]:
@@ -145,11 +145,12 @@ def training_plot(groups: Sequence[Group]) -> Plot | None:
     """Training loss and share of clipped updates over rounds, means over a group's runs; None where
     no run has either.
     """
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     shown = [name for name in _TRAINING if any(name in row for run in runs for row in run.metrics)]
     if not shown:
         return None
-    note, last = simulation_note(runs), []
+    note = simulation_note(runs)
+    last = []
     with canvas(2.8, note) as (figure, png):
         for ax, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
             for group in groups:
@@ -160,8 +161,7 @@ def training_plot(groups: Sequence[Group]) -> Plot | None:
                     if len(values)
                     else f"{group.label} none"
                 )
-            ax.set(title=_TRAINING[name].capitalize(), xlabel="rounds completed")
-            ax.xaxis.set_major_locator(whole_steps(5))
+            _over_rounds(ax, _TRAINING[name].capitalize())
             if name == "clip_fraction":
                 in_percent(ax)
                 ax.set_ylim(0, 1.03)
@@ -175,12 +175,8 @@ def training_plot(groups: Sequence[Group]) -> Plot | None:
         " Colours are those above. These are exact functions of client data, which the "
         "guarantee does not cover."
     )
-    return Plot(
-        png=png.getvalue(),
-        caption=caption,
-        note=note,
-        alt=f"Line plots. Last values: {'; '.join(last)}.",
-    )
+    alt = f"Line plots. Last values: {'; '.join(last)}."
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 # What a run with private metrics has in a row under "private".
@@ -192,25 +188,26 @@ def private_plot(groups: Sequence[Group]) -> Plot | None:
     first run that has some; None where no run has.
     """
     shown = [
-        (group, next(run for run in group.runs if run.config.private_metrics))
+        (group, run)
         for group in groups
-        if any(run.config.private_metrics for run in group.runs)
+        for run in [run for run in group.runs if run.config.private_metrics][:1]
     ]
     if not shown:
         return None
-    note, last = simulation_note([run for _, run in shown]), []
+    note = simulation_note([run for _, run in shown])
+    last = []
     with canvas(2.8, note) as (figure, png):
         for ax, name in zip(figure.subplots(1, len(_PRIVATE)), _PRIVATE, strict=True):
             for group, run in shown:
                 rounds, values, spread = private_curve(run, name)
                 ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
-                low, high = values - 2 * spread, values + 2 * spread
+                low = values - 2 * spread
+                high = values + 2 * spread
                 ax.fill_between(rounds, low, high, color=group.color, alpha=0.2, linewidth=0)
                 newest = f"{values[-1]:.4g}" if len(values) else "none"
                 last.append(f"{group.label} {_PRIVATE[name]} {newest}")
                 top = run.config.largest_loss if name == "loss" else 1.0
-            ax.set(title=_PRIVATE[name].capitalize(), xlabel="rounds completed")
-            ax.xaxis.set_major_locator(whole_steps(5))
+            _over_rounds(ax, _PRIVATE[name].capitalize())
             ax.set_ylim(-0.03 * top, 1.03 * top)
             if name == "accuracy":
                 in_percent(ax)
@@ -252,7 +249,9 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
     if not measured:
         return None
     metric = groups[0].plan["task"]["headline_metric"]
-    note, said, left_out = simulation_note([run for _, run, _ in measured]), [], []
+    note = simulation_note([run for _, run, _ in measured])
+    said = []
+    left_out = []
     with canvas(2.9, note) as (figure, png):
         ax = figure.subplots()
         named: dict[str, Line2D] = {}
@@ -275,12 +274,8 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
         caption += (
             f" Clients on whose examples it is not defined are left out: {'; '.join(left_out)}."
         )
-    return Plot(
-        png=png.getvalue(),
-        caption=caption,
-        note=note,
-        alt=f"Line plot. From the first to the ninth decile: {'; '.join(said)}.",
-    )
+    alt = f"Line plot. From the first to the ninth decile: {'; '.join(said)}."
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
 
 
 def fine_tuned_plot(groups: Sequence[Group]) -> Plot | None:
@@ -296,7 +291,8 @@ def fine_tuned_plot(groups: Sequence[Group]) -> Plot | None:
     ]
     if not measured:
         return None
-    note, said = simulation_note([run for _, run, *_ in measured]), []
+    note = simulation_note([run for _, run, *_ in measured])
+    said = []
     with canvas(2.9, note) as (figure, png):
         values, changes = figure.subplots(1, 2)
         changes.axhline(0.0, color=SOFT, linewidth=0.9)
@@ -336,10 +332,8 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
     done = [
         (run, run.result["participation"]["population"]) for run in runs if run.result is not None
     ]
-    if (
-        len({(run.config.rounds, run.config.cohort_size, population) for run, population in done})
-        != 1
-    ):
+    sizes = {(run.config.rounds, run.config.cohort_size, population) for run, population in done}
+    if len(sizes) != 1:
         return None
     drawn = [run for run, _ in done]
     note = simulation_note(drawn)
@@ -444,13 +438,13 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
     kinds = distinct_mechanisms(groups)
     if not kinds:
         return None
-    note = simulation_note([run for _, kind in kinds for group in kind for run in group.runs])
+    note = simulation_note([run for _, kind in kinds for run in runs_of(kind)])
     # N is scaled by the sensitivity: C and c C are the same mechanism, and only this product does
     # not depend on c.
     weights = [kind[0].plan["sensitivity"]["value"] * kind[0].noising for _, kind in kinds]
     columns = (
         ("sensitivity × N", "noise source", weights),
-        ("correlation", "round", [*map(correlation, weights)]),
+        ("correlation", "round", list(map(correlation, weights))),
     )
     with canvas(1.0 + 2.25 * len(kinds), note) as (figure, png):
         axes = figure.subplots(len(kinds), 2, squeeze=False)
@@ -491,7 +485,7 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
     private = distinct_noise(groups)
     if not private:
         return None
-    note = simulation_note([run for group in groups if group.private for run in group.runs])
+    note = simulation_note(runs_of([group for group in groups if group.private]))
     levels = [noise_levels(group) for group in private]
     with canvas(2.9, note) as (figure, png):
         for i, ax in enumerate(figure.subplots(1, 2)):
@@ -499,11 +493,9 @@ def levels_plot(groups: Sequence[Group]) -> Plot | None:
                 rounds = np.arange(1, len(values[i]) + 1)
                 style = {"color": group.color, "linestyle": group.line, "marker": marker(values[i])}
                 ax.plot(rounds, values[i], linewidth=1.6, **style)
-            ax.set_title(("Noise on one round", "Noise on the sum so far")[i])
-            ax.set_xlabel(("round", "rounds completed")[i])
+            _over_rounds(ax, ("Noise on one round", "Noise on the sum so far")[i])
             ax.set(xlim=(0, None), ylim=(0, None))
-            ax.xaxis.set_major_locator(whole_steps(5))
-        figure.axes[0].set_ylabel("standard deviation")
+        figure.axes[0].set(xlabel="round", ylabel="standard deviation")
         legend_above(figure, figure.axes[0].lines, [group.label for group in private])
     caption = (
         "Standard deviation of the noise in each coordinate of the cohort's average update, in the "

@@ -9,6 +9,7 @@ from fedmf.reports.groups import (
     differing,
     ended,
     final_metric,
+    runs_of,
     show,
     simulation_note,
     unfinished,
@@ -46,27 +47,26 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
 
-_NO_PRIVACY, _NOTHING = Cell("no privacy", "alarm"), Cell("–", "muted")
+_NO_PRIVACY = Cell("no privacy", "alarm")
+_NOTHING = Cell("–", "muted")
 
 
 def _number(value: float | None, *details: str, digits: int = 4) -> Cell:
-    return (
-        Cell("–", "muted", details)
-        if value is None
-        else Cell(significant(value, digits), "number", details)
-    )
+    if value is None:
+        return Cell("–", "muted", details)
+    return Cell(significant(value, digits), "number", details)
 
 
 def _table(
     name: str, groups: Sequence[Group], caption: str, columns: list[str], rows: list[list[Cell]]
 ) -> Table:
-    note = simulation_note([run for group in groups for run in group.runs])
+    note = simulation_note(runs_of(groups))
     return Table(name=name, caption=caption, note=note, columns=columns, rows=rows)
 
 
 def accuracy_table(groups: Sequence[Group]) -> Table:
     """What each mechanism promises and what it reached."""
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     name = metric_name(groups[0].plan["task"]["headline_metric"])
     deltas = {group.plan["delta"] for group in groups if group.private}
     at = f" (ε at δ = {plain(min(deltas))})" if len(deltas) == 1 else ""
@@ -105,9 +105,9 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
     for group in groups:
         several = len(group.runs) > 1
         heading = [
-            f"seed {run.config.seed}: " * several + unfinished(run)
+            f"seed {run.config.seed}: " * several + so_far
             for run in group.runs
-            if unfinished(run)
+            if (so_far := unfinished(run))
         ]
         privacy = _privacy_cells(group, with_delta=len(deltas) > 1)
         metrics = [_metric_cell(group, split) for split in ("validation", "test")]
@@ -134,7 +134,8 @@ def _adaptive_servers(groups: Sequence[Group]) -> str:
 
 
 def _privacy_cells(group: Group, *, with_delta: bool) -> list[Cell]:
-    plan, amplified = group.plan, _amplified(group)
+    plan = group.plan
+    amplified = _amplified(group)
     if not group.private:
         return [_NO_PRIVACY, *[_NOTHING] * 4]
     details = [f"δ = {plain(plan['delta'])}"] if with_delta else []
@@ -152,7 +153,8 @@ def _privacy_cells(group: Group, *, with_delta: bool) -> list[Cell]:
 
 def _amplified(group: Group) -> bool:
     """Whether the planned epsilon is smaller than it would be if the cohorts were known."""
-    sampling, epsilon = group.plan.get("sampling"), group.plan["epsilon"]
+    sampling = group.plan.get("sampling")
+    epsilon = group.plan["epsilon"]
     if not sampling or epsilon is None:
         return False
     known = sampling["unamplified_epsilon"]
@@ -213,19 +215,16 @@ def participation_table(groups: Sequence[Group]) -> Table:
 
 def _participation_cells(run: Run) -> list[Cell]:
     planned = run.plan["participation"]
-    b, k = f"planned {planned['min_sep']:,}", f"planned {planned['max_participations']:,}"
+    b = f"planned {planned['min_sep']:,}"
+    k = f"planned {planned['max_participations']:,}"
     if planned["schema"] == "budget":
         b = k = f"budget {planned['budget']:.4g}"
     if run.result is None:
-        return [
-            Cell("–", "muted", [b]),
-            Cell("–", "muted", [k]),
-            _NOTHING,
-            _NOTHING,
-            _achieved(run),
-        ]
+        unknown = [Cell("–", "muted", [limit]) for limit in (b, k)]
+        return [*unknown, _NOTHING, _NOTHING, _achieved(run)]
     seen = run.result["participation"]
-    separation, times = seen["min_separation"], seen["max_participations"]
+    separation = seen["min_separation"]
+    times = seen["max_participations"]
     closer = separation is not None and separation < planned["min_sep"]
     return [
         _compared(
@@ -234,14 +233,17 @@ def _participation_cells(run: Run) -> list[Cell]:
             "less than planned" * closer,
         ),
         _compared(f"{times:,}", k, "more than planned" * (times > planned["max_participations"])),
-        Cell(f"{seen['clients']:,}", "number", [f"of {seen['population']:,}"]),
-        Cell(f"{seen['short_rounds']:,}", "number", [f"of {seen['rounds']:,}"]),
+        *(
+            Cell(f"{seen[part]:,}", "number", [f"of {seen[whole]:,}"])
+            for part, whole in (("clients", "population"), ("short_rounds", "rounds"))
+        ),
         _achieved(run),
     ]
 
 
 def _achieved(run: Run) -> Cell:
-    planned, claimed = run.plan["epsilon"], run.config.claimed_cohort
+    planned = run.plan["epsilon"]
+    claimed = run.config.claimed_cohort
     if planned is None:
         return _NO_PRIVACY
     promise = f"planned {significant(planned)}" + ", of the claimed cohort" * (claimed is not None)
@@ -260,15 +262,16 @@ def _achieved(run: Run) -> Cell:
 
 
 def _compared(text: str, planned: str, complaint: str) -> Cell:
-    return (
-        Cell(text, "alarm", [planned, complaint]) if complaint else Cell(text, "number", [planned])
-    )
+    if complaint:
+        return Cell(text, "alarm", [planned, complaint])
+    return Cell(text, "number", [planned])
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
     """Where each run is and what its configuration has that others' have not."""
-    runs = [run for group in groups for run in group.runs]
-    fields, names = differing([run.config for run in runs]), folder_names(runs)
+    runs = runs_of(groups)
+    fields = differing([run.config for run in runs])
+    names = folder_names(runs)
     rows = [
         [
             Cell(names[id(run)], "strong", color=group.color),
@@ -298,7 +301,8 @@ def folder_names(runs: Sequence[Run]) -> dict[int, str]:
 
 def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Fields of the configuration that all runs share, with their values."""
-    config, different = runs[0].config, differing([run.config for run in runs])
+    config = runs[0].config
+    different = differing([run.config for run in runs])
     return [(name, show(value)) for name, value in config.flat().items() if name not in different]
 
 

@@ -90,7 +90,8 @@ def best_figure(
 
     None where nothing is tuned, no number compared, or settings were searched.
     """
-    names, fields = varying(runs), tuned_fields(runs)
+    names = varying(runs)
+    fields = tuned_fields(runs)
     if searched:
         return None
     axis = next((name for name in _COMPARED_AXES if name in names and name not in fields), None)

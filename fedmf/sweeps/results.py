@@ -11,8 +11,8 @@ import io
 import math
 import pathlib
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from fedmf.runs.config import TrainConfig
 from fedmf.runs.figures import figures_note
 from fedmf.runs.folder import Run
 from fedmf.sweeps.runs import run_folder
+
+One = TypeVar("One")  # a run, or its name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,8 @@ def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
     The smoothed column is `validation_of`, where that is a mean. The guarantee of a simulation is
     that of the cohort in simulated_for_cohort, and its achieved_epsilon is empty.
     """
-    names, out = varying(runs), io.StringIO()
+    names = varying(runs)
+    out = io.StringIO()
     rows = [_row(run, names, smoothed_over) for run in runs]
     table = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     table.writeheader()
@@ -78,8 +81,10 @@ def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
 
 def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
     assert run.result is not None
-    plan, metric = run.plan, run.plan["task"]["headline_metric"]
-    private, claimed = run.config.family != "none", run.config.claimed_cohort
+    plan = run.plan
+    metric = run.plan["task"]["headline_metric"]
+    private = run.config.family != "none"
+    claimed = run.config.claimed_cohort
     smoothed = (
         {f"smoothed_validation_{metric}": validation_of(run, smoothed_over)}
         if smoothed_over
@@ -152,14 +157,22 @@ def best_settings(
     names = varying(runs)
     tuned = [name for name in names if name in (*tuned_fields(runs), *searched)]
     compared = [name for name in names if name not in (*tuned, "seed")]
-    settings: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
-    for run in runs:
-        of_one = settings.setdefault(tuple(run.config.flat().get(name) for name in compared), {})
-        of_one.setdefault(tuple(run.config.flat().get(name) for name in tuned), []).append(run)
     return [
         _best(dict(zip(compared, values, strict=True)), tuned, tried, smoothed_over, searched)
-        for values, tried in settings.items()
+        for values, tried in _settings([(run, run.config) for run in runs], compared, tuned)
     ]
+
+
+def _settings(
+    runs: Iterable[tuple[One, TrainConfig]], compared: Sequence[str], tuned: Sequence[str]
+) -> Iterable[tuple[tuple[Any, ...], dict[tuple[Any, ...], list[One]]]]:
+    """The values of the compared fields, and the runs by those of the tuned fields."""
+    settings: dict[tuple[Any, ...], dict[tuple[Any, ...], list[One]]] = {}
+    for run, config in runs:
+        values = config.flat()
+        of_one = settings.setdefault(tuple(map(values.get, compared)), {})
+        of_one.setdefault(tuple(map(values.get, tuned)), []).append(run)
+    return settings.items()
 
 
 def _best(
@@ -273,10 +286,8 @@ def together(runs: Sequence[Run]) -> str:
             sum(plan["noise_multiplier"] ** -2 for plan in private) ** -0.5, delta
         )
     else:
-        epsilon, delta = (
-            sum(plan["epsilon"] for plan in private),
-            sum(plan["delta"] for plan in private),
-        )
+        epsilon = sum(plan["epsilon"] for plan in private)
+        delta = sum(plan["delta"] for plan in private)
     # Never fewer than the bound
     shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon
     claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""
@@ -330,14 +341,10 @@ def kept(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> li
     failed, is the worst.
     """
     names = [name for name in differing(list(configs.values())) if name not in ("data", "seed")]
-    settings: dict[tuple[object, ...], dict[tuple[object, ...], list[str]]] = {}
-    for run, config in configs.items():
-        values = config.flat()
-        compared = tuple(values.get(name) for name in names if name not in TUNED)
-        tuned = tuple(values.get(name) for name in names if name in TUNED)
-        settings.setdefault(compared, {}).setdefault(tuned, []).append(run)
+    compared = [name for name in names if name not in TUNED]
+    tuned = [name for name in names if name in TUNED]
     going_on = []
-    for tried in settings.values():
+    for _, tried in _settings(configs.items(), compared, tuned):
         order = sorted(
             tried.values(),
             key=lambda runs: -float(np.mean([_score(out, run, rung) for run in runs])),

@@ -105,7 +105,8 @@ def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: T
         {"data"} if name == folder.name else {"data"} | grid.named(name) | grid.named(folder.name)
     )
     for field in field_names([config, there]):
-        mine, theirs = config.flat().get(field), there.flat().get(field)
+        mine = config.flat().get(field)
+        theirs = there.flat().get(field)
         if field not in may_differ and mine != theirs and grid.taken(field, config, there):
             raise ValueError(
                 f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: "
@@ -229,34 +230,42 @@ def summary(
       searched: the fields that a search chose the values of.
       chosen_by: what looked at results while runs were trained, such as "Halving".
     """
-    answer: dict[str, Any] = {"report": None, "results": None}
-    answer |= {"best": [], "together": "", "text": ""}
+    failed = {name: failure._asdict() for name, failure in failures.items()}
     names = list(names)
     # Those of earlier commands count as well.
     others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in names)
     begun = begun_runs(run_folder(out, name) for name in (*names, *others))
     runs = [run for run in begun if run.result is not None]
-    if runs:
-        for name, content in (
-            ("results.csv", results.results_csv(runs, smoothed_over)),
-            ("figure.png", figures.validation_figure(runs, smoothed_over, searched)),
-            ("best.png", figures.best_figure(runs, smoothed_over, searched)),
-        ):
-            if content is not None:
-                write_atomically(out / name, content, mode=0o600)
-        report = write_report(runs, out / "report", title=f"fedmf sweep {out.name}")
-        together = results.together(begun)
-        together += results.uncovered_note(begun, chosen_by) if chosen_by else ""
-        best = results.best_settings(runs, smoothed_over, searched)
-        table = results.best_table(runs, smoothed_over, searched)
-        answer = {
-            "report": str(report),
-            "results": str(out / "results.csv"),
-            "best": [dataclasses.asdict(one) for one in best],
-            "together": together,
-            "text": f"{table}\n{together}\nopen {report}",
+    if not runs:
+        nothing: dict[str, Any] = {
+            "report": None,
+            "results": None,
+            "best": [],
+            "together": "",
+            "text": "",
         }
-    return answer | {"failed": {name: failure._asdict() for name, failure in failures.items()}}
+        return nothing | {"failed": failed}
+    for name, content in (
+        ("results.csv", results.results_csv(runs, smoothed_over)),
+        ("figure.png", figures.validation_figure(runs, smoothed_over, searched)),
+        ("best.png", figures.best_figure(runs, smoothed_over, searched)),
+    ):
+        if content is not None:
+            write_atomically(out / name, content, mode=0o600)
+    report = write_report(runs, out / "report", title=f"fedmf sweep {out.name}")
+    together = results.together(begun)
+    if chosen_by:
+        together += results.uncovered_note(begun, chosen_by)
+    best = results.best_settings(runs, smoothed_over, searched)
+    table = results.best_table(runs, smoothed_over, searched)
+    return {
+        "report": str(report),
+        "results": str(out / "results.csv"),
+        "best": [dataclasses.asdict(one) for one in best],
+        "together": together,
+        "text": f"{table}\n{together}\nopen {report}",
+        "failed": failed,
+    }
 
 
 def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
@@ -405,8 +414,6 @@ def _reason(out: pathlib.Path, name: str, status: int) -> str:
         memory = " (was there enough memory?)" if -status == signal.SIGKILL else ""
         return f"ended by signal {-status}{memory}; see {log}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return (
-        lines[-1].removeprefix("fedmf: ").removeprefix("error: ")
-        if lines
-        else f"exit status {status}; see {log}"
-    )
+    if lines:
+        return lines[-1].removeprefix("fedmf: ").removeprefix("error: ")
+    return f"exit status {status}; see {log}"

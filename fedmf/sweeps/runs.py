@@ -43,7 +43,8 @@ def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
     """The command that begins a prepared run or goes on with it, and its log, as
     `job.Job.begin` takes them.
     """
-    folder, file = run_folder(out, name), out / "logs" / f"{name}.json"
+    folder = run_folder(out, name)
+    file = out / "logs" / f"{name}.json"
     arguments = ["train", "--quiet", "--out", str(folder), *options]
     if (folder / "config.json").exists():
         data = TrainConfig.from_mapping(read_config_file(file), str(file)).data
@@ -67,7 +68,8 @@ class LocalRuns:
     """
 
     def __init__(self, out: pathlib.Path, options: list[str]) -> None:
-        self._out, self._options = out, options
+        self._out = out
+        self._options = options
         self._running: dict[str, job.Job] = {}
         self._idle: list[job.Job] = []
 
@@ -131,7 +133,9 @@ class ClusterRuns:
                 f"cpus_per_job={cpus}: the largest machine of cluster {cluster.address} has "
                 f"{cluster.most_cpus()} processors, ask for fewer"
             )
-        self._cluster, self._out, self._options = cluster, out.absolute(), options
+        self._cluster = cluster
+        self._out = out.absolute()
+        self._options = options
         self._train = cluster.function("fedmf.sweeps.runs:train_there", cpus)
         self._running: dict[str, Any] = {}
 

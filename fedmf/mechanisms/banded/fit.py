@@ -194,7 +194,9 @@ def _descend(
             bound = max(bound, certificate.lower_bound)
         return certify(value, bound, iterations, time.perf_counter() - began, participation=under)
 
-    iterations, certified_at, interrupted = 0, 0, False
+    iterations = 0
+    certified_at = 0
+    interrupted = False
     values = [workload.rounds * 1.0]
     try:
         for x, value in minimise(objective, x) if x.size else ():  # noqa: B020
@@ -203,7 +205,8 @@ def _descend(
             gap = None
             if _worth_certifying(values, certified_at, stopping.tolerance):
                 certificate = certified(x, iterations)
-                certified_at, gap = iterations, certificate.gap
+                certified_at = iterations
+                gap = certificate.gap
             if stopping.progress is not None:
                 stopping.progress(iterations, value * unit, gap)
             if (
@@ -248,7 +251,9 @@ def _epochs(participation: Participation, bands: int) -> Participation | None:
     """The (k, b)-participation that a fit without equal norms is for; None where equal norms are
     the optimum.
     """
-    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    n = participation.rounds
+    b = participation.min_sep
+    k = participation.max_participations
     if k == 1:
         return None
     if bands > b:
@@ -314,7 +319,9 @@ class _Columns:
     """
 
     def __init__(self, coefficients: np.ndarray, n: int, min_sep: int | None) -> None:
-        self.n, self.bands, self.equal = n, len(coefficients), min_sep is None
+        self.n = n
+        self.bands = len(coefficients)
+        self.equal = min_sep is None
         self.classes = np.arange(n) if min_sep is None else np.arange(n) % min_sep
         self.base = clear_outside(np.tile(coefficients, (n, 1)))
         self.ratios = n * (self.bands - 1)
@@ -384,7 +391,8 @@ class _Columns:
         width = self.bands - 1
         by_rows = np.zeros((self.n + self.bands, width))
         step = by_rows.itemsize
-        shape, strides = (self.n, width), (width * step, (width + 1) * step)
+        shape = (self.n, width)
+        strides = (width * step, (width + 1) * step)
         return by_rows, np.lib.stride_tricks.as_strided(by_rows[1:], shape, strides)
 
 

@@ -49,7 +49,7 @@ class StructuredLoss:
         for j in range(self.p):  # the adjoint of _product
             upto = min(self.bands, self.width - j)
             gradient[j:, :upto] += along_R[: self.n - j, j : j + upto] * self.inverse[j:, j, None]
-        return float(recursion.squared_errors().sum()), clear_outside(gradient)
+        return recursion.squared_errors().sum(), clear_outside(gradient)
 
     def bound(
         self, columns: np.ndarray, classes: np.ndarray, tolerance: float
@@ -65,7 +65,7 @@ class StructuredLoss:
         squares = recursion.squared_errors()
         if not is_precise(squares, rows_of_columns(columns), self.inverse):
             raise ImpreciseRecursion
-        loss = float(squares.sum())
+        loss = squares.sum()
         bound = banded_bound(columns, self.inverse_columns, recursion, loss, classes, tolerance)
         # Far from the optimum that can be useless. The main diagonal of A C^-1 alone, with entries
         # A_ii / C_ii and C_ii at most the norm of column i, bounds the loss by the squares of the
@@ -88,7 +88,9 @@ class DenseLoss:
     """
 
     def __init__(self, A: np.ndarray, bands: int) -> None:
-        self.A, self.n, self.bands = A, A.shape[0], bands
+        self.A = A
+        self.n = A.shape[0]
+        self.bands = bands
         size = max(bands - 1, _MIN_BLOCK_ROUNDS)
         self.blocks = [slice(first, min(first + size, self.n)) for first in range(0, self.n, size)]
 
@@ -101,7 +103,8 @@ class DenseLoss:
         # B^T. Its entries inside the band need W on and right of the diagonal blocks only, solved
         # from the first block of rows on.
         G, gradient = self._with_band_view()
-        before, W_before = self.blocks[0], np.empty((0, 0))
+        before = self.blocks[0]
+        W_before = np.empty((0, 0))
         for block in self.blocks:
             Bt = B[block.start :, block].T
             right = Bt.copy(order="F")
@@ -111,8 +114,9 @@ class DenseLoss:
                 G[block, before] = Bt @ W_before.T
             W = scipy.linalg.blas.dtrsm(1.0, C[block, block], right, lower=1, overwrite_b=1)
             G[block, block] = Bt @ W.T
-            W_before, before = W, block
-        return float(np.einsum("ij,ij->", B, B)), clear_outside(-2.0 * gradient)
+            W_before = W
+            before = block
+        return np.einsum("ij,ij->", B, B), clear_outside(-2.0 * gradient)
 
     def bound(
         self, columns: np.ndarray, classes: np.ndarray, tolerance: float
@@ -127,7 +131,7 @@ class DenseLoss:
         C, band = self._with_band_view()
         band[:] = columns
         B = self._decoder(C)
-        loss = float(np.einsum("ij,ij->", B, B))
+        loss = np.einsum("ij,ij->", B, B)
         W = scipy.linalg.blas.dtrsm(1.0, C, B.T, lower=1)  # C^-1 B^T
         M = W @ W.T
         weights = np.einsum("ij,ij->i", columns, columns)
@@ -140,7 +144,7 @@ class DenseLoss:
         for share in (1.0, 0.9, 0.5, 0.0):
             bound = dual_bound(self.A, diagonal + share * M)
             if bound is not None:
-                return loss, bound * float(np.trace(diagonal)) / float(means.sum())
+                return loss, bound * np.trace(diagonal) / means.sum()
         raise ValueError(
             "workload is too ill-conditioned to certify a fit in float64: rescale its rows"
         )
@@ -193,8 +197,8 @@ def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
         return None
     # T is the sum of singular values of A U^(1/2); from the eigenvalues of A U A^T half the digits
     # of the small ones would be lost.
-    T = float(scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum())
-    return T * T / float(np.trace(U))
+    T = scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum()
+    return T * T / np.trace(U)
 
 
 def clear_outside(columns: np.ndarray) -> np.ndarray:
@@ -225,9 +229,12 @@ class SymmetricBand:
     """
 
     def __init__(self, n: int, bands: int, length: int) -> None:
-        self.n, self.length, self.count = n, length, -(-n // length)
+        self.n = n
+        self.length = length
+        self.count = -(-n // length)
         lag = np.subtract.outer(np.arange(length), np.arange(length))
-        self.near, self.below = np.abs(lag) < bands, lag + length < bands
+        self.near = np.abs(lag) < bands
+        self.below = lag + length < bands
 
     def keep(self, diagonal: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Zeroes, in place, what lies outside the band."""
@@ -244,7 +251,7 @@ class SymmetricBand:
         self, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]
     ) -> float:
         """tr(left right)."""
-        return float(np.vdot(left[0], right[0]) + 2.0 * np.vdot(left[1], right[1]))
+        return np.vdot(left[0], right[0]) + 2.0 * np.vdot(left[1], right[1])
 
     def row_sums(self, diagonal: np.ndarray, below: np.ndarray) -> np.ndarray:
         """Sums of the magnitudes of each row, (n,)."""
@@ -304,7 +311,8 @@ def banded_bound(
     n, bands = columns.shape
     length = recursion.covariances.shape[1]
     band = SymmetricBand(n, bands, length)
-    C, P = blocks_of(columns, length), blocks_of(inverse, length)
+    C = blocks_of(columns, length)
+    P = blocks_of(inverse, length)
     M = _negative_gradient(C, P, recursion.gradient(reach=4))
     scale = band.main(M[0])
     if not (np.isfinite(scale).all() and scale.min() > 0.0):
@@ -324,9 +332,9 @@ def banded_bound(
         both = band.keep(*_symmetric_part(MD))
         U = (target[0] - both[0], target[1] - both[1])
         diagonal = band.main(U[0])
-        a = loss - float(np.vdot(gram[0], MD[0]) + np.vdot(gram[1], MD[1][:-1]))
-        a -= float(np.vdot(gram[1].transpose(0, 2, 1), MD[-1][1:]))
-        S = float(_class_maxima(band.row_sums(*U) - np.abs(diagonal) + diagonal, classes).sum())
+        a = loss - (np.vdot(gram[0], MD[0]) + np.vdot(gram[1], MD[1][:-1]))
+        a -= np.vdot(gram[1].transpose(0, 2, 1), MD[-1][1:])
+        S = _class_maxima(band.row_sums(*U) - np.abs(diagonal) + diagonal, classes).sum()
         bound = a * a / S if a > 0.0 and np.isfinite(S) else -np.inf
         worth_going_on = bound > best and loss - bound < 0.9 * (loss - best)
         best = max(best, bound)
@@ -347,7 +355,8 @@ def _negative_gradient(C: Blocks, P: Blocks, gradient: list[np.ndarray]) -> list
     for here, further in itertools.pairwise(gradient):
         T.append(-0.5 * (here @ P[0][: len(here)].transpose(0, 2, 1)))
         T[-1][1:] -= 0.5 * (further @ P[1][: len(further)].transpose(0, 2, 1))
-    M, below = np.empty_like(T[0]), np.empty_like(T[1])
+    M = np.empty_like(T[0])
+    below = np.empty_like(T[1])
     for t in range(len(M)):
         right = T[0][t] - C[1][t - 1] @ below[t - 1].T if t else T[0][t]
         block = inverses[t] @ right
@@ -454,7 +463,8 @@ def block_product(S: list[np.ndarray], D: tuple[np.ndarray, np.ndarray], i: int)
     count = len(S[0])
     product = np.zeros(S[0].shape)
     for j in (-1, 0, 1):  # through the block row t + j of D
-        first, last = max(0, -i, -j), min(count, count - i, count - j)
+        first = max(0, -i, -j)
+        last = min(count, count - i, count - j)
         if first >= last:
             continue
         q = i - j

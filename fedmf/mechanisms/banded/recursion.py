@@ -105,7 +105,7 @@ def squared_rows_by_solving(rows: np.ndarray, inverse: np.ndarray, which: np.nda
         solved, _ = scipy.linalg.lapack.dtbtrs(
             columns_of_rows(triangular).T, solved, uplo="L", trans="T"
         )
-    return np.asarray(np.einsum("ij,ij->j", solved, solved))
+    return np.einsum("ij,ij->j", solved, solved)
 
 
 def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bool:
@@ -165,7 +165,8 @@ class NoiseRecursion:
             lam[t] += F.T @ lam[t + 1] @ F
         Y = self.inverses.transpose(0, 2, 1) @ lam
         Y *= -2.0
-        along, covariance = [Y @ self.covariances], self.covariances
+        along = [Y @ self.covariances]
+        covariance = self.covariances
         for q in range(1, reach + 1):
             # Cov(y_(t+q), y_t) = -F_(t+q) Cov(y_(t+q-1), y_t)
             covariance = -self.transfers[q - 1 :] @ covariance[:-1]
@@ -175,5 +176,4 @@ class NoiseRecursion:
 
 def lower_inverse(block: np.ndarray) -> np.ndarray:
     """The inverse of a lower-triangular matrix, lower-triangular."""
-    inverse: np.ndarray = scipy.linalg.lapack.dtrtri(block, lower=1)[0]
-    return inverse
+    return scipy.linalg.lapack.dtrtri(block, lower=1)[0]

@@ -22,6 +22,7 @@ falls like exp(-2 pi^2 q / (log(condition) + 3)).
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,11 @@ class Group(NamedTuple):
     rows: slice
     classes: int
     size: int
+
+    def places(self) -> Iterator[slice]:
+        """The places of each class, in class order."""
+        for first in range(self.rows.start, self.rows.stop, self.size):
+            yield slice(first, first + self.size)
 
 
 class Classes:
@@ -55,9 +61,11 @@ class Classes:
     """
 
     def __init__(self, rounds: int, min_sep: int) -> None:
-        n, b = rounds, min_sep
+        n = rounds
+        b = min_sep
         self.order = np.concatenate([np.arange(i, n, b) for i in range(b)])
-        self.count, self.largest = b, -(-n // b)
+        self.count = b
+        self.largest = -(-n // b)
         larger = n - (self.largest - 1) * b
         split = larger * self.largest
         groups = [
@@ -96,10 +104,9 @@ class Classes:
     def blocks(self, M: np.ndarray) -> Blocks:
         """The diagonal blocks of M, (n, n), copied."""
         diagonal = []
-        for rows, classes, size in self.groups:
-            block = np.empty((classes, size, size))
-            for c in range(classes):
-                at = slice(rows.start + c * size, rows.start + (c + 1) * size)
+        for group in self.groups:
+            block = np.empty((group.classes, group.size, group.size))
+            for c, at in enumerate(group.places()):
                 block[c] = M[at, at]
             diagonal.append(block)
         return diagonal
@@ -107,9 +114,8 @@ class Classes:
     def clear_pairs(self, M: np.ndarray) -> None:
         """Sets M[i, j] = 0 for distinct i, j of one class, in place."""
         diagonal = np.diagonal(M).copy()
-        for rows, classes, size in self.groups:
-            for c in range(classes):
-                at = slice(rows.start + c * size, rows.start + (c + 1) * size)
+        for group in self.groups:
+            for at in group.places():
                 M[at, at] = 0.0
         np.fill_diagonal(M, diagonal)
 
@@ -212,7 +218,8 @@ class Resolvents:
                 block -= self._next[i - 1] @ forward[-1] @ self._next[i - 1].T
             forward.append(np.linalg.inv(block))
         G: list[np.ndarray] = [np.empty(0)] * self.classes.count
-        T, R = 0.0, forward[-1]
+        T = 0.0
+        R = forward[-1]
         for i in reversed(range(len(self._chunks))):
             if i + 1 < len(self._chunks):
                 reach = self._next[i] @ forward[i]
@@ -222,7 +229,7 @@ class Resolvents:
             for c in self._chunks[i]:
                 at = slice(start, start + len(U[c]))
                 G[c] = X[at, at] @ Hs[c]
-                T += float(np.vdot(G[c], Hs[c]))
+                T += np.vdot(G[c], Hs[c])
                 start = at.stop
         ends = np.cumsum([group.classes for group in self.classes.groups])
         return T, [np.array(G[end - len(h) : end]) for h, end in zip(H, ends, strict=True)]
@@ -238,7 +245,8 @@ class Resolvents:
         up = np.empty_like(ones)
         up[self.classes.order] = self.classes.apply(transposed(inverses), ones)
         n, p = K.shape
-        mixed, down = np.zeros(n), np.zeros(n)
+        mixed = np.zeros(n)
+        down = np.zeros(n)
         for j in range(p):
             mixed[: n - j] += K[j:, j] * up[j:, 0]
         for j in range(p):

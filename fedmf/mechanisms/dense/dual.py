@@ -104,7 +104,8 @@ class PairsDual:
         """The derivatives of T and of the budget with respect to the variables, given G = dT / dH =
         X_c H_c.
         """
-        of_T, of_budget = [], []
+        of_T = []
+        of_budget = []
         for block, g in zip(variables, G, strict=True):
             norms = np.linalg.norm(block, axis=2)
             size = block.shape[1]
@@ -141,7 +142,8 @@ class PairsDual:
         if self.resolvents is None:
             self._eigen = self._decomposed()
             roots, V = self._eigen
-            T, S = float(roots.sum()), self.classes.gram_blocks(V, roots)
+            T = roots.sum()
+            S = self.classes.gram_blocks(V, roots)
             G = [
                 s / h if h.shape[1] == 1 else np.linalg.solve(h.transpose(0, 2, 1), s)
                 for h, s in zip(self.factor, S, strict=True)
@@ -152,7 +154,7 @@ class PairsDual:
         self.bound = T * T / self._budget
         of_T, of_budget = self.gradient(variables, G)
         of_loss = [b / self._budget - (2.0 / T) * t for t, b in zip(of_T, of_budget, strict=True)]
-        return -float(np.log(self.bound)), of_loss, G
+        return -np.log(self.bound), of_loss, G
 
     def gram_matrix(self) -> np.ndarray:
         """X(U) at the last evaluation, in class order; sets `bound` to the value
@@ -160,7 +162,7 @@ class PairsDual:
         """
         roots, V = self._decomposed() if self._eigen is None else self._eigen
         self._eigen = None
-        self.bound = float(roots.sum()) ** 2 / self._budget
+        self.bound = roots.sum() ** 2 / self._budget
         X = self.classes.congruence(transposed(inverted(self.factor)), (V * roots) @ V.T)
         return (X + X.T) / 2
 
@@ -209,7 +211,7 @@ class PairsDual:
         """
         H, budget = self.factored(variables)
         AH = self.classes.apply(transposed(H), self.A.T).T
-        T = float(scipy.linalg.svdvals(AH, overwrite_a=True, check_finite=False).sum())
+        T = scipy.linalg.svdvals(AH, overwrite_a=True, check_finite=False).sum()
         return T * T / budget
 
 
@@ -260,16 +262,23 @@ class Ascent:
     """
 
     def __init__(self, dual: PairsDual, A: np.ndarray, stopping: Stopping) -> None:
-        self.dual, self.A, self.stopping = dual, A, stopping
-        self.encoder, self.loss, self.bound = np.empty((0, 0)), np.inf, 0.0
+        self.dual = dual
+        self.A = A
+        self.stopping = stopping
+        self.encoder = np.empty((0, 0))
+        self.loss = np.inf
+        self.bound = 0.0
         self.variables: Blocks = dual.start()
-        self.iterations, self.interrupted = 0, False
+        self.iterations = 0
+        self.interrupted = False
         self._reached = self.variables
         # The best diagonal X: feasible from the start, and the optimum where every round
         # is of one class.
         diagonal = dual.scaled(np.diag(np.sqrt(np.diagonal(dual.gram))))
         self._compare(lower_factor(dual.classes.in_time_order(diagonal)))
-        self._latest_bound, self._checked_at, self._small_rise = 0.0, 0, stopping.tolerance
+        self._latest_bound = 0.0
+        self._checked_at = 0
+        self._small_rise = stopping.tolerance
 
     def run(self) -> None:
         """Iterates; the first Ctrl-C ends it, with a feasible encoder in any case."""
@@ -304,7 +313,7 @@ class Ascent:
         unit = (
             self.dual.factored(self._reached)[1]
             / 2.0
-            * np.sqrt(sum(float(np.vdot(g, g)) for g in gradient))
+            * np.sqrt(sum(np.vdot(g, g) for g in gradient))
         )
         shapes = [block.shape for block in self._reached]
         ends = np.cumsum([block.size for block in self._reached])[:-1]
@@ -352,21 +361,23 @@ class Ascent:
         self._checked_at = self.iterations
         X = self.dual.gram_matrix()
         if self.dual.bound > self.bound:
-            self.bound, self.variables = self.dual.bound, self._reached
+            self.bound = self.dual.bound
+            self.variables = self._reached
         for candidate in self.dual.candidates(X):
             self._compare(lower_factor(self.dual.classes.in_time_order(candidate)))
         return max(self.loss / self.bound - 1.0, 0.0)
 
     def _compare(self, C: np.ndarray | None) -> None:
         if C is not None:
-            loss = float(np.square(decoder(self.A, C)).sum())
+            loss = np.square(decoder(self.A, C)).sum()
             if loss < self.loss:
-                self.loss, self.encoder = loss, C
+                self.loss = loss
+                self.encoder = C
 
 
 def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
     """B = A C^-1."""
-    return np.asarray(scipy.linalg.blas.dtrsm(1.0, C.T, A.T, lower=False).T)
+    return scipy.linalg.blas.dtrsm(1.0, C.T, A.T, lower=False).T
 
 
 def lower_factor(X: np.ndarray) -> np.ndarray | None:

@@ -117,11 +117,12 @@ def fit_dense(
         if single
         else sensitivity(ascent.encoder, epochs).value
     )
-    loss = float(np.square(decoder(A, C)).sum())
-    certificate = dataclasses.replace(
-        certify(
-            loss, dual.proven(ascent.variables), ascent.iterations, time.perf_counter() - began
-        ),
+    loss = np.square(decoder(A, C)).sum()
+    certificate = certify(
+        loss,
+        dual.proven(ascent.variables),
+        ascent.iterations,
+        time.perf_counter() - began,
         participation=None if single else epochs,
     )
     if certificate.gap > stopping.tolerance:
@@ -136,7 +137,9 @@ def fit_dense(
 
 def _epochs(participation: Participation) -> Participation:
     """The (k, b)-participation to fit for: every round of each class, or one round of any."""
-    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    n = participation.rounds
+    b = participation.min_sep
+    k = participation.max_participations
     if k == 1:
         b = n
     elif k < -(-n // b):

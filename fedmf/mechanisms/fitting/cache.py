@@ -76,8 +76,3 @@ def read(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:
     except (OSError, ValueError):
         return None
     return mechanism if (mechanism.family, mechanism.rounds) == (family, rounds) else None
-
-
-def write(path: pathlib.Path, mechanism: Mechanism) -> None:
-    """Writes the mechanism for `read`."""
-    disk_cache.keep(path, mechanism.save, "the fit")

@@ -34,7 +34,8 @@ class Descent:
 
     def then(self, later: "Descent") -> "Descent":
         """This descent and one after it, as one that ends where the later one did."""
-        steps, seconds = self.iterations + later.iterations, self.seconds + later.seconds
+        steps = self.iterations + later.iterations
+        seconds = self.seconds + later.seconds
         return dataclasses.replace(later, iterations=steps, seconds=seconds)
 
 
@@ -68,16 +69,9 @@ def descend(
     from scipy import optimize as scipy_optimize
 
     began = time.perf_counter()
-    best_point, best, iterations = start, log_loss(start)[0], 0
-    if not len(start):
-        return Descent(
-            point=start,
-            loss=float(np.exp(best)),
-            iterations=0,
-            seconds=0.0,
-            converged=True,
-            interrupted=False,
-        )
+    best_point = start
+    best = log_loss(start)[0]
+    iterations = 0
     losses = [best]
 
     def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -87,7 +81,8 @@ def descend(
             # Outside of what float64 can tell: the line search steps back
             return 1e10, np.zeros_like(point)
         if value < best:
-            best_point, best = point.copy(), value
+            best_point = point.copy()
+            best = value
         return value, gradient
 
     def step(_: np.ndarray) -> None:
@@ -95,36 +90,39 @@ def descend(
         iterations += 1
         losses.append(best)
         if stopping.progress is not None:
-            stopping.progress(iterations, float(np.exp(best)), None)
+            stopping.progress(iterations, np.exp(best), None)
         if (
             len(losses) > _WINDOW_STEPS
             and losses[-1 - _WINDOW_STEPS] - losses[-1] < stopping.tolerance
         ):
             raise _Finished
 
-    converged, interrupted = True, False
+    converged = True
+    interrupted = False
     try:
-        scipy_optimize.minimize(
-            evaluate,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=bounds,
-            callback=step,
-            options={
-                "maxiter": stopping.max_iterations,
-                "maxfun": 10**9,
-                "maxcor": 20,
-                "ftol": 0.0,
-                "gtol": 0.0,
-            },
-        )
+        if len(start):
+            scipy_optimize.minimize(
+                evaluate,
+                start,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=bounds,
+                callback=step,
+                options={
+                    "maxiter": stopping.max_iterations,
+                    "maxfun": 10**9,
+                    "maxcor": 20,
+                    "ftol": 0.0,
+                    "gtol": 0.0,
+                },
+            )
         converged = iterations < stopping.max_iterations  # otherwise no lower point on the line
     except _Finished:
         pass
     except KeyboardInterrupt:
         raise_if_interruptible()
-        converged, interrupted = False, True
+        converged = False
+        interrupted = True
     return Descent(
         point=best_point,
         loss=float(np.exp(best)),
@@ -168,7 +166,7 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
     )
     while True:
         direction = _two_loops(gradient, pairs)
-        slope = -float(direction @ gradient)
+        slope = -(direction @ gradient)
         if not slope < 0.0:
             return
         length = 1.0
@@ -189,11 +187,14 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
                 return
             pairs.clear()  # once more along the gradient, before giving up
             continue
-        s, y = ahead - x, gradient_ahead - gradient
-        curvature = float(s @ y)
-        if curvature > 1e-14 * float(np.linalg.norm(s) * np.linalg.norm(y)):
+        s = ahead - x
+        y = gradient_ahead - gradient
+        curvature = s @ y
+        if curvature > 1e-14 * (np.linalg.norm(s) * np.linalg.norm(y)):
             pairs.append((s, y, curvature))
-        x, value, gradient = ahead, value_ahead, gradient_ahead
+        x = ahead
+        value = value_ahead
+        gradient = gradient_ahead
         yield x, value
 
 
@@ -206,14 +207,14 @@ def _two_loops(
     axpy = scipy.linalg.blas.daxpy  # in place, without temporaries
     q = gradient.copy()
     if not pairs:
-        norm = float(np.linalg.norm(q))
+        norm = np.linalg.norm(q)
         return q / norm if norm > 0.0 else q
     shares = []
     for s, y, curvature in reversed(pairs):
-        shares.append(float(s @ q) / curvature)
+        shares.append(s @ q / curvature)
         q = axpy(y, q, a=-shares[-1])
     _, y, curvature = pairs[-1]
-    q *= curvature / float(y @ y)
+    q *= curvature / (y @ y)
     for (s, y, curvature), share in zip(pairs, reversed(shares), strict=True):
-        q = axpy(s, q, a=share - float(y @ q) / curvature)
+        q = axpy(s, q, a=share - y @ q / curvature)
     return q

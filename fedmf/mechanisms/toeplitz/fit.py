@@ -70,7 +70,8 @@ def fit_toeplitz(
     """
     kind = checks.one_of("coefficients", coefficients, COEFFICIENTS)
     checks.one_of("objective", objective, OBJECTIVES)
-    n, hint = workload.rounds, "choose a damping in [0, 1)"
+    n = workload.rounds
+    hint = "choose a damping in [0, 1)"
     if (nu is not None) != (kind == "nu"):
         raise ValueError(
             f"nu={nu!r} does not suit coefficients={kind!r}: "
@@ -114,7 +115,7 @@ def toeplitz_inverse(workload: Workload) -> np.ndarray:
             "fit to it without its "
             "learning rates and measure the error on yours, or use family='banded'"
         )
-    return np.asarray(workload.inverse_diagonals[-1])
+    return workload.inverse_diagonals[-1]
 
 
 def certified(
@@ -137,7 +138,8 @@ def certified(
             interrupted=descent.interrupted,
             stacklevel=5,
         )
-    n, reason = workload.rounds, ""
+    n = workload.rounds
+    reason = ""
     if objective == "max":
         reason = (
             f"the {mechanism.family} fit minimised the largest error, certificates bound "
@@ -155,10 +157,11 @@ def certified(
         )
     if reason:
         return dataclasses.replace(mechanism, certificate_reason=reason)
-    c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
+    c = mechanism.toeplitz_coefficients()
+    noise = mechanism.noising_coefficients()
     # fedmf.loss: c is the largest column, and the t-th entry of the first column of A N
     # is in n - t rows.
-    loss = float(c @ c) * float(np.arange(n, 0, -1.0) @ np.square(np.cumsum(noise)))
+    loss = c @ c * (np.arange(n, 0, -1.0) @ np.square(np.cumsum(noise)))
     certificate = certify(loss, prefix_sum_bound(n), descent.iterations, descent.seconds)
     return dataclasses.replace(mechanism, certificate=certificate, certificate_reason="")
 

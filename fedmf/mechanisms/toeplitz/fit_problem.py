@@ -33,7 +33,8 @@ def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndar
         lags = np.arange(1, count)
         ratios = (exponent - (lags - 1)) / lags * (p[1] if len(p) == 2 else 0.0)
         return np.concatenate([[1.0], np.cumprod(ratios)])
-    f, terms = [1.0], list(enumerate(p.tolist()))[1:]
+    f = [1.0]
+    terms = list(enumerate(p.tolist()))[1:]
     for t in range(1, count):
         f.append(
             sum((exponent * j - (t - j)) * weight * f[t - j] for j, weight in terms if j <= t) / t
@@ -56,11 +57,16 @@ class ToeplitzProblem:
         objective: str,
         decreasing: bool,
     ) -> None:
-        n, self.bands, self.inverse = participation.rounds, bands, inverse
-        self.n, self.b, self.k = n, participation.min_sep, participation.max_participations
+        n = participation.rounds
+        self.bands = bands
+        self.inverse = inverse
+        self.n = n
+        self.b = participation.min_sep
+        self.k = participation.max_participations
         # Whether columns of one client have rows in common: then only a decreasing c has
         # a known sensitivity.
-        self.overlapping, self.decreasing = self.k > 1 and bands > self.b, decreasing
+        self.overlapping = self.k > 1 and bands > self.b
+        self.decreasing = decreasing
         # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's,
         # which is the largest.
         self.weights = np.arange(n, 0, -1.0) if objective == "mean" else np.ones(n)
@@ -91,19 +97,21 @@ class ToeplitzProblem:
             squared, of_squared = self.squared_sensitivity(c)
             error, of_error = self._squared_error(c)
             gradient = of_squared / squared + of_error / error
-            value = float(np.log(squared) + np.log(error))
+            value = np.log(squared) + np.log(error)
         return value, np.cumsum(gradient) / scale if self.decreasing else gradient[1:]
 
     def squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """As in `fedmf.sensitivity`, and its gradient."""
-        n, b, k = self.n, self.b, self.k
+        n = self.n
+        b = self.b
+        k = self.k
         if not self.overlapping:  # each coefficient in as many columns as have a row for it
             times = (
                 np.minimum(k, -(-(n - np.arange(self.bands)) // b))
                 if k > 1
                 else np.ones(self.bands)
             )
-            return float(times @ (c * c)), 2.0 * times * c
+            return times @ (c * c), 2.0 * times * c
         length = min(n, (k - 1) * b + self.bands)
         rows = np.zeros((-(-length // b), b))
         rows.ravel()[: self.bands] = c
@@ -116,7 +124,7 @@ class ToeplitzProblem:
         total = sums_of_k(rows)
         total.ravel()[length:] = 0.0
         gradient = sums_of_k(total[::-1])[::-1].ravel()[: self.bands]
-        return float(np.vdot(total, total)), 2.0 * gradient
+        return np.vdot(total, total), 2.0 * gradient
 
     def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """The weighted sum of e_t^2 for A N = e(x) = a(x) / c(x), and its gradient.
@@ -145,7 +153,7 @@ class ToeplitzProblem:
         # d e(x) = -(e(x) / c(x)) d c(x)
         response = scipy.signal.lfilter([1.0], c, e)
         gradient = np.array([weighted[j:] @ response[: T - j] for j in range(min(self.bands, T))])
-        return float(weighted @ e), -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
+        return weighted @ e, -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
 
 
 # Descents, each from where the one before ended: the loss has kinks, at which the memory of a
@@ -207,7 +215,7 @@ class InverseProblem:
             # d c(x) = -d r(x) / r(x)^2
             through = _backwards(r, _backwards(r, of_squared))[: len(r)]
             gradient = of_error / error - through / squared
-            value = float(np.log(squared) + np.log(error))
+            value = np.log(squared) + np.log(error)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return np.inf, point
         return value, gradient[1:]
@@ -215,7 +223,7 @@ class InverseProblem:
     def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """As in `fedmf.sensitivity`, and its gradient."""
         if not self.repeats or not np.isfinite(c).all():
-            return float(c @ c), 2.0 * c
+            return c @ c, 2.0 * c
         magnitudes = np.abs(c)
         above = np.maximum.accumulate(magnitudes[::-1])[::-1]
         squared, of_above = self.of_encoder.squared_sensitivity(above)
@@ -230,11 +238,11 @@ class InverseProblem:
 
         e = scipy.signal.lfilter([1.0], self.inverse, np.pad(r, (0, self.n - len(r))))
         weighted = self.of_encoder.weights * e
-        return float(weighted @ e), 2.0 * _backwards(self.inverse, weighted)[: len(r)]
+        return weighted @ e, 2.0 * _backwards(self.inverse, weighted)[: len(r)]
 
 
 def _backwards(polynomial: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The adjoint of the division of a series by the polynomial."""
     import scipy.signal
 
-    return np.asarray(scipy.signal.lfilter([1.0], polynomial, values[::-1])[::-1])
+    return scipy.signal.lfilter([1.0], polynomial, values[::-1])[::-1]

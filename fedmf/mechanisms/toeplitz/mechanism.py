@@ -149,12 +149,11 @@ def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
 
     series = series[:n]
     if n * len(series) <= _MAX_DIRECT_MULTIPLICATIONS:
-        impulse = np.zeros(n)
-        impulse[0] = 1.0
-        return np.asarray(scipy.signal.lfilter([1.0], series, impulse))
+        return scipy.signal.lfilter([1.0], series, np.eye(1, n)[0])
     # Newton's iteration q <- q (2 - p q), which doubles the number of right coefficients each time.
     # Every product is an FFT: its errors are absolute, about 1e-16 of the largest coefficient.
-    inverse, known = np.array([1.0 / series[0]]), 1
+    inverse = np.array([1.0 / series[0]])
+    known = 1
     while known < n:
         known = min(2 * known, n)
         product = scipy.signal.fftconvolve(series[:known], inverse)[:known]

@@ -65,7 +65,9 @@ class Cyclic(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        m, B, b = self.population, self.cohort_size, self.partitions
+        m = self.population
+        B = self.cohort_size
+        b = self.partitions
         part = m // (b or 1)
         if part < B:
             ways = [
@@ -148,7 +150,8 @@ class _RoundByRound(Cyclic):
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Too many clients, or a client too often."""
-        found, most = super().contradictions(observed, rounds), observed.max_participations
+        found = super().contradictions(observed, rounds)
+        most = observed.max_participations
         # At most as likely as the largest count of any client, over all rounds of the plan.
         return found + self.unlikely(
             f"a client took part {most} times",
@@ -228,7 +231,8 @@ class CyclicPoisson(_RoundByRound):
         """Those of all such schemes, too large a round, and too many participations; the largest
         part bounds them all.
         """
-        part, total = self.largest_part, observed.participations
+        part = self.largest_part
+        total = observed.participations
         return (
             super().contradictions(observed, rounds)
             + self.unlikely_cohort(observed, part)
@@ -289,7 +293,8 @@ class CyclicFixedSize(_RoundByRound):
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """By Renyi differential privacy (Wang, Balle and Kasiviswanathan 2019, Theorem 27)."""
-        k, each = self.compositions(mechanism.rounds), noise / column_norm(mechanism) / 2
+        k = self.compositions(mechanism.rounds)
+        each = noise / column_norm(mechanism) / 2
         return fixed_size_epsilon(each, delta, probability=self.probability, compositions=k)
 
     def rdp_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
@@ -305,7 +310,8 @@ class CyclicFixedSize(_RoundByRound):
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Those of all schemes, and a round with more clients than are drawn."""
-        found, largest = super().contradictions(observed, rounds), int(observed.cohort_sizes.max())
+        found = super().contradictions(observed, rounds)
+        largest = int(observed.cohort_sizes.max())
         if largest > self.cohort_size:
             found.append(f"a round has {largest} clients where {self.cohort_size} were to be drawn")
         return found
@@ -406,14 +412,16 @@ class CyclicShuffle(Cyclic):
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """That of random allocation."""
-        sigma, epochs = noise / column_norm(mechanism), self.epochs(mechanism.rounds)
+        sigma = noise / column_norm(mechanism)
+        epochs = self.epochs(mechanism.rounds)
         return random_allocation_epsilon(sigma, delta, positions=self.positions, epochs=epochs)
 
     def curve(
         self, mechanism: Mechanism, noise: float, *, search: bool = False
     ) -> tuple[tuple[float, float], ...]:
         """That of random allocation."""
-        sigma, epochs = noise / column_norm(mechanism), self.epochs(mechanism.rounds)
+        sigma = noise / column_norm(mechanism)
+        epochs = self.epochs(mechanism.rounds)
         return random_allocation_curve(sigma, positions=self.positions, epochs=epochs)
 
     def draws(self, seed: int) -> Draws:

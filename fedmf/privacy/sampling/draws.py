@@ -16,7 +16,7 @@ _ORDER, _DRAW = 0, 1
 
 def draw_generator(seed: int, t: int) -> np.random.Generator:
     """The generator of round t's draw."""
-    return np.random.default_rng(np.random.SeedSequence([seed, _DRAW, t]))
+    return np.random.default_rng([seed, _DRAW, t])
 
 
 class Draws(abc.ABC):
@@ -59,7 +59,8 @@ class PartitionDraws(Draws):
 
     def clients(self, t: int) -> np.ndarray:
         """The clients that round t draws, int64, unsorted."""
-        rng, part = draw_generator(self.seed, t), t % self.partitions
+        rng = draw_generator(self.seed, t)
+        part = t % self.partitions
         members = -(-(self.population - part) // self.partitions)
         # The number of clients that come independently is binomial, and given it every subset of
         # that size is equally likely.
@@ -90,7 +91,7 @@ class BinDraws(Draws):
 
     @functools.cached_property
     def _bin(self) -> np.ndarray:
-        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+        rng = np.random.default_rng([self.seed, _ORDER])
         return rng.integers(
             self.bins, size=self.population, dtype=np.min_scalar_type(self.bins - 1)
         )
@@ -124,8 +125,9 @@ class MinSepDraws(Draws):
         """Rounds before a client may come for the first time: s >= 1 with probability p / (1 + (b -
         1) p) each, else 0.
         """
-        b, p = self.min_sep, self.probability
-        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+        b = self.min_sep
+        p = self.probability
+        rng = np.random.default_rng([self.seed, _ORDER])
         place = rng.random(self.population) * (1 + (b - 1) * p)
         rest = np.minimum(np.floor(np.maximum(place - 1, 0) / p) + 1, b - 1)
         return np.where(place < 1, 0, rest).astype(np.min_scalar_type(b))
@@ -165,7 +167,7 @@ class EpochOrder(Draws):
 
     @functools.cached_property
     def _order(self) -> np.ndarray:
-        rng = np.random.default_rng(np.random.SeedSequence([self.seed, _ORDER]))
+        rng = np.random.default_rng([self.seed, _ORDER])
         return _random_places(rng, self.population, self.epoch * self.cohort_size)
 
     def clients(self, t: int) -> np.ndarray:
@@ -174,6 +176,7 @@ class EpochOrder(Draws):
         return self._order[start : start + self.cohort_size].astype(np.int64)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochPlaces(Draws):
     """Each epoch every client draws its round anew, independently: one of those congruent to it
     modulo `partitions`.
@@ -191,26 +194,26 @@ class EpochPlaces(Draws):
     [0, 1, 2, 3, 4, 5, 6, 7, 8]
     """
 
-    def __init__(self, *, population: int, epoch: int, partitions: int, seed: int) -> None:
-        self.population, self.epoch, self.partitions, self.seed = (
-            population,
-            epoch,
-            partitions,
-            seed,
-        )
-        self._drawn: dict[int, tuple[int, np.ndarray]] = {}
+    population: int
+    epoch: int
+    partitions: int
+    seed: int
+
+    @functools.cached_property
+    def _drawn(self) -> dict[int, tuple[int, np.ndarray]]:
+        """Part -> the last epoch that was asked for, and the places in it."""
+        return {}
 
     def clients(self, t: int) -> np.ndarray:
         """The clients that drew round t, int64, ascending."""
-        part, place = t % self.partitions, t % self.epoch // self.partitions
+        part = t % self.partitions
+        place = t % self.epoch // self.partitions
         return np.flatnonzero(self._places(t // self.epoch, part) == place) * self.partitions + part
 
     def _places(self, number: int, part: int) -> np.ndarray:
         """Of the clients of the part in that epoch."""
         if self._drawn.get(part, (-1,))[0] != number:
-            rng = np.random.default_rng(
-                np.random.SeedSequence([self.seed, _ORDER, number, part, 1])
-            )
+            rng = np.random.default_rng([self.seed, _ORDER, number, part, 1])
             positions = self.epoch // self.partitions
             members = -(-(self.population - part) // self.partitions)
             kind = np.min_scalar_type(positions - 1)

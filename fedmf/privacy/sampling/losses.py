@@ -39,7 +39,8 @@ class BinLosses(Losses):
     """
 
     def __init__(self, gram: np.ndarray) -> None:
-        self.gram, self.bins = gram, len(gram)
+        self.gram = gram
+        self.bins = len(gram)
         # Of the correlations, since the root of G itself would lose small bins beside large ones. A
         # bin without a round is 0. G is singular there: a Cholesky factor would fail, and a banded
         # one would lose the corner of G.
@@ -50,7 +51,8 @@ class BinLosses(Losses):
             raise ValueError(
                 "the Gram matrix of the bins has no square root in float64: rescale the encoder"
             )
-        self.digest, self.work = digest_of("bins", gram), 2.0 * self.bins
+        self.digest = digest_of("bins", gram)
+        self.work = 2.0 * self.bins
 
     def sample(
         self, order: int, size: int, rng: np.random.Generator
@@ -58,7 +60,8 @@ class BinLosses(Losses):
         """The first bin is uniform; each other falls into bin k with a probability in proportion to
         exp(sum of G[., k] of those before).
         """
-        u, log_factor = np.zeros((size, self.bins)), np.zeros(size)
+        u = np.zeros((size, self.bins))
+        log_factor = np.zeros(size)
         for i in range(order):
             if i == 0:
                 bin_ = rng.integers(self.bins, size=size)
@@ -105,7 +108,8 @@ class MinSepLosses(Losses):
     """
 
     def __init__(self, columns: np.ndarray, min_sep: int, probability: float) -> None:
-        self.columns, self.p = columns, probability
+        self.columns = columns
+        self.p = probability
         self.rounds, self.bands = columns.shape
         self.b = min_sep
         # products[d, t] = <c_t, c_(t-d)> / sigma^2
@@ -130,7 +134,8 @@ class MinSepLosses(Losses):
         h is the sum of <c_t, c_s> / sigma^2 over earlier rounds s, times how many took part in s.
         The advance a makes up for what those m will add to h of the others.
         """
-        n, K = self.rounds, order
+        n = self.rounds
+        K = order
         normals = rng.standard_normal((n, size))
         inner = np.zeros((n, size))  # <c_t, y> / sigma^2
         for low, high, end, block in self.blocks:
@@ -144,8 +149,10 @@ class MinSepLosses(Losses):
     def _draw_patterns(self, K: int, inner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """log T, of patterns whose C x it adds to `inner`."""
         n, size = inner.shape
-        b, advance = self.b, self._best(K)[1]
-        mean, total = np.zeros((n, size)), np.zeros(size)
+        b = self.b
+        advance = self._best(K)[1]
+        mean = np.zeros((n, size))
+        total = np.zeros(size)
         taken = np.zeros(
             (n + b, size), np.int8
         )  # [t + b]: how many took part in round t, those before the first round included
@@ -157,7 +164,8 @@ class MinSepLosses(Losses):
                 resting = np.flatnonzero(rest)
                 taken[rest[resting], resting] += 1
         able = (K - taken[:b].sum(axis=0)).astype(np.int8)
-        log_total, chunk = np.zeros(size), np.ones(size)
+        log_total = np.zeros(size)
+        chunk = np.ones(size)
         for t in range(n):
             able += taken[t]
             weights = self._weights(K, t, advance)[:, able]
@@ -185,7 +193,8 @@ class MinSepLosses(Losses):
 
     def _reach(self, t: int) -> tuple[int, int, np.ndarray]:
         """(low, high, <c_s, c_t> / sigma^2 for low <= s < high)."""
-        low, high = max(0, t - self.bands + 1), min(self.rounds, t + self.bands)
+        low = max(0, t - self.bands + 1)
+        high = min(self.rounds, t + self.bands)
         before = self.products[t - np.arange(low, t), t]
         after = np.arange(t, high)
         return low, high, np.concatenate([before, self.products[after - t, after]])
@@ -265,7 +274,8 @@ class MinSepLosses(Losses):
         largest = self.products.max(axis=1)
         if K * (K - 1) / 2 * largest[0] + K * (K - 1) * largest[1:].max(initial=0) > MAX_EXPONENT:
             return math.inf, 0.0
-        best, advance = (math.inf, 0.0), 0.0
+        best = (math.inf, 0.0)
+        advance = 0.0
         for _ in range(8):
             bound, credit = self._bound(K, advance, largest)
             best = min(best, (bound, advance))
@@ -286,8 +296,10 @@ class MinSepLosses(Losses):
         """
         from scipy import special
 
-        n, b = self.rounds, self.b
-        m, s = np.arange(K + 1), np.arange(K + 1)
+        n = self.rounds
+        b = self.b
+        m = np.arange(K + 1)
+        s = np.arange(K + 1)
         with np.errstate(divide="ignore"):
             log_weights = (
                 np.log(binomial(K, self.p)) + (m * (m - 1) / 2 * largest[0] + advance * m)[:, None]
@@ -311,9 +323,11 @@ class MinSepLosses(Losses):
 def _blocks(columns: np.ndarray) -> list[tuple[int, int, int, np.ndarray]]:
     """(low, high, end, C[low:end, low:high] / sigma): for C^T z in a few products of matrices."""
     n, bands = columns.shape
-    width, blocks = max(bands, 32), []
+    width = max(bands, 32)
+    blocks = []
     for low in range(0, n, width):
-        high, end = min(low + width, n), min(low + width + bands - 1, n)
+        high = min(low + width, n)
+        end = min(low + width + bands - 1, n)
         block = np.zeros((end - low, high - low))
         for j in range(bands):
             t = np.arange(low, min(high, n - j))
@@ -384,17 +398,21 @@ def largest_log_factor(
       advance: a.
       blocks: of rounds that share a z, about.
     """
-    K, b, n = order, min_sep, products.shape[1]
+    K = order
+    b = min_sep
+    n = products.shape[1]
     # Axis i is pattern i, entry j its age j + 1 before the round.
     largest = np.zeros((b,) * K)
-    after, each = np.empty_like(largest), -(-n // blocks)
+    after = np.empty_like(largest)
+    each = -(-n // blocks)
     for start in range(0, n, each):
         # z grows with every product: those of a block's rounds are replaced by the largest.
         log_z = _log_z(products[:, start : start + each].max(axis=1), b, probability, K, advance)
         for _ in range(start, min(start + each, n)):
             largest += log_z
             for axis in range(K):
-                old, new = np.moveaxis(largest, axis, 0), np.moveaxis(after, axis, 0)
+                old = np.moveaxis(largest, axis, 0)
+                new = np.moveaxis(after, axis, 0)
                 new[1:] = old[:-1]
                 np.maximum(new[-1], old[-1], out=new[-1])
                 new[0] = old[-1] - advance
@@ -406,14 +424,16 @@ def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np
     """log z by the ages of K patterns, float64 (b, .., b)."""
     one = np.ones(b)  # exp of a pattern's part of h
     one[: len(products) - 1] = np.exp(products[1:])
-    able, growth = np.zeros((b,) * K, np.int8), np.ones((b,) * K)
+    able = np.zeros((b,) * K, np.int8)
+    growth = np.ones((b,) * K)
     for axis in range(K):
         shape = [1] * K
         shape[axis] = b
         able += (np.arange(b) == b - 1).reshape(shape)
         growth *= one.reshape(shape)
     chances = binomial(K, p)
-    z, power = chances[0][able], np.ones_like(growth)
+    z = chances[0][able]
+    power = np.ones_like(growth)
     for m in range(1, K + 1):
         power *= growth
         z += (chances[m] * math.exp(m * (m - 1) / 2 * products[0] + m * advance))[able] * power

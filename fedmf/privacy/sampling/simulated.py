@@ -58,11 +58,9 @@ class Simulated(Sampling):
         above the unamplified epsilon.
         """
         found = self._simulated(mechanism, noise, delta).epsilon if noise > 0 else math.inf
-        return (
-            found
-            if math.isfinite(found)
-            else gaussian_epsilon(self._multiplier(mechanism, noise), delta)
-        )
+        if math.isfinite(found):
+            return found
+        return gaussian_epsilon(self._multiplier(mechanism, noise), delta)
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """About `epsilon`, in seconds, by random numbers that are independent
@@ -96,7 +94,8 @@ class Simulated(Sampling):
         )
         if found.epsilon == 0 and not found.samples[0]:
             return f"No simulation was needed: delta = {delta} is reached at epsilon = 0."
-        bounded, more = math.isfinite(found.epsilon), ""
+        bounded = math.isfinite(found.epsilon)
+        more = ""
         if found.wanted > 1.5 * found.samples[0] and (bounded or found.samples[0]):
             what = "margin of a few percent of delta" if bounded else "bound"
             more = (
@@ -204,11 +203,9 @@ class BallsInBins(Simulated):
         min_sep: int | None = None,
     ) -> Self:
         """`partitions`, or else population // cohort_size, as the number of bins."""
-        for name, value in (("population", population), ("cohort_size", cohort_size)):
-            if value is None:
-                raise ValueError(f"sampling=balls-in-bins needs {name}=None to be given")
-        assert population is not None
-        assert cohort_size is not None
+        if population is None or cohort_size is None:
+            missing = "population" if population is None else "cohort_size"
+            raise ValueError(f"sampling=balls-in-bins needs {missing}=None to be given")
         bins = max(1, population // cohort_size) if partitions is None else partitions
         scheme = cls(population=population, bins=bins)
         if scheme.cohort_size != cohort_size:
@@ -270,11 +267,9 @@ class BallsInBins(Simulated):
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
         """Nothing where epsilon is not simulated."""
-        return (
-            super().evidence(mechanism, noise, delta)
-            if self._orthogonal_norm(mechanism) is None
-            else ""
-        )
+        if self._orthogonal_norm(mechanism) is None:
+            return super().evidence(mechanism, noise, delta)
+        return ""
 
     def _orthogonal_norm(self, mechanism: Mechanism) -> float | None:
         """The norm of the bins' sums of columns, if they are orthogonal and of one norm: then each
@@ -343,7 +338,9 @@ class MinSepPoisson(Simulated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        m, B, b = self.population, self.cohort_size, self.min_sep
+        m = self.population
+        B = self.cohort_size
+        b = self.min_sep
         if B * (b or 1) > m:
             raise ValueError(
                 f"cohort_size={B} * min_sep={b or 1} exceeds population={m}, and clients that rest "
@@ -408,7 +405,8 @@ class MinSepPoisson(Simulated):
         A client that takes part k times has k - 1 rests behind it, and so at most rounds - (k - 1)
         (min_sep - 1) draws for it. Without rests every count would be larger still.
         """
-        most, total = observed.max_participations, observed.participations
+        most = observed.max_participations
+        total = observed.participations
         draws = max(most, rounds - (most - 1) * (self.separation - 1))
         m = self.population
         return (
