@@ -2,58 +2,40 @@
 server's step in numpy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.base import Execution, RunOptions
+from fedmf.federated.execution.base import Execution, parameters
 from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_data import ClientRound
 from fedmf.federated.execution.client_setup import ClientSetup, client_kind
 from fedmf.federated.execution.client_work import Broadcast, ClientWork
-from fedmf.federated.execution.cluster import connected
+from fedmf.federated.execution.cluster import ClusterClients, connected
 from fedmf.federated.execution.groups import checked, group_size, in_groups
 from fedmf.federated.execution.records import Records, SampleParams
 from fedmf.federated.execution.steps import scaling_of, server_optimizer
-from fedmf.federated.task import Task
-from fedmf.privacy.plan import Plan
-from fedmf.runs.config import TrainConfig
 from fedmf.server.means import NoisyMeans, ToClients, check_zeroing_norm, in_shapes
-from fedmf.server.rows import HostNoise
 
 
 class FastExecution(Execution):
     """Keeps nothing of the clients but the sum of their clipped updates.
 
-    Args:
-      task, config, plan: of the run.
-      make_noise: makes the noise of the same plan and noise_seed.
-      noise_seed: non-negative int.
-      options: its threads and its cluster, to which the execution connects when it is entered. They
-        change no bit.
+    It connects to the cluster of its options when it is entered. Threads and cluster change no bit.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        config: TrainConfig,
-        plan: Plan,
-        make_noise: Callable[[], HostNoise],
-        noise_seed: int,
-        options: RunOptions,
-    ) -> None:
-        super().__init__(task, config, make_noise)
-        self._initial = task.initial_weights(config.seed)
-        self._shapes, size = [w.shape for w in self._initial], sum(w.size for w in self._initial)
+    def __post_init__(self) -> None:
+        task, config, plan = self.task, self.config, self.plan
+        self._initial, size = task.initial_weights(config.seed), parameters(task, config)
+        self._shapes = [w.shape for w in self._initial]
         self.client_work, self.slow = client_kind(task, config)
         self._setup = ClientSetup(task=task, config=config, kind=self.client_work)
-        self._options = options
         self._clients: ClientWork
-        if options.cluster is None:
-            self._clients = self._setup.work(options.threads)
+        if self.options.cluster is None:
+            self._clients = self._setup.work(self.options.threads)
         self._group_size = group_size(config.cohort_size, task.batch_size, size)
         self._means = NoisyMeans(
             plan=plan,
@@ -66,18 +48,18 @@ class FastExecution(Execution):
         self._optimizer = server_optimizer(config)
         self._rates = config.server_schedule().learning_rates()
         self._canaries = (
-            Canaries(config.canaries, plan, size, noise_seed) if config.canaries else None
+            Canaries(config.canaries, plan, size, self.noise_seed) if config.canaries else None
         )
 
     def __enter__(self) -> Self:
-        if (address := self._options.cluster) is not None:
-            cluster = self._started.enter_context(connected(address, self._options.threads))
-            self._clients = cluster.clients(self._setup, self._options.worker_task)
+        if (address := self.options.cluster) is not None:
+            cluster = self._started.enter_context(connected(address, self.options.threads))
+            self._clients = ClusterClients(cluster, self._setup, self.options.worker_task)
         return self
 
     def client(self, t: int, client: int) -> Epochs | ClientRound:
         """See `Execution.client`. Workers with a task of their own read the examples themselves."""
-        by_workers = self._options.cluster is not None and self._options.worker_task is not None
+        by_workers = self.options.cluster is not None and self.options.worker_task is not None
         return ClientRound(t, client) if by_workers else super().client(t, client)
 
     def init(self) -> Any:

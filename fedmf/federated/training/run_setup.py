@@ -15,9 +15,8 @@ from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.federated.examples import NotFinite
-from fedmf.federated.execution.base import RunOptions
+from fedmf.federated.execution.base import RunOptions, parameters
 from fedmf.federated.execution.canaries import largest_entry
-from fedmf.federated.execution.choice import parameters
 from fedmf.federated.task import SPLITS, Task
 from fedmf.federated.training.identity import difference, first_clients, task_identity
 from fedmf.files import write_atomically
