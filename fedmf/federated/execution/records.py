@@ -1,6 +1,5 @@
 """A client's update on its way into the sum, on tensors: scaled, zeroed, clipped, counted."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,7 +128,11 @@ class Records:
         clip_norm, zeroing_norm, scales = params
         if scales:
             # Half precision widens first: clipping comes after all rounding.
-            leaves = scaled([tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves], scales)
+            leaves = [tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves]
+            leaves = [
+                leaf * tf.cast(scale, leaf.dtype)
+                for leaf, scale in zip(leaves, scales, strict=True)
+            ]
         record = tf.nest.pack_sequence_as(record, leaves)
         kept = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
         one = tf.constant(1, tf.int32)
@@ -154,10 +157,3 @@ class Records:
                 f"the {name} has leaves of shapes {shapes}, not those that the query was "
                 f"made for: {self.specs}"
             )
-
-
-def scaled(leaves: Sequence[Any], scales: Sequence[Any]) -> list[Any]:
-    """The leaves times their scales; as they are where there are none."""
-    if not scales:
-        return list(leaves)
-    return [leaf * tf.cast(scale, leaf.dtype) for leaf, scale in zip(leaves, scales, strict=True)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.tff.aggregator import mean_query
+from fedmf.federated.tff.query import MatrixFactorizationQuery
 from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.server.audit import divisor_of, model_of
 
@@ -21,12 +21,8 @@ class Query:
         specs = collections.OrderedDict(
             (name, tf.TensorSpec(shape)) for name, shape in shapes.items()
         )
-        query = mean_query(
-            plan,
-            specs,
-            clients_per_round=divisor_of(plan),
-            noise_seed=noise_seed,
-            zeroing_norm=None,
+        query = MatrixFactorizationQuery(
+            plan, specs, divisor=divisor_of(plan), noise_seed=noise_seed
         )
 
         def add(params: Any, places: Any, size: Any) -> Any:

@@ -57,10 +57,3 @@ def _square(values: Any) -> Any:
 
 def _largest(values: Any) -> Any:
     return tf.reduce_max(tf.concat([[0.0], tf.reshape(values, [-1])], axis=0))
-
-
-def unscaled(leaves: Sequence[Any], scales: Sequence[Any]) -> list[Any]:
-    """The leaves divided by their scales; as they are where there are none."""
-    if not scales:
-        return list(leaves)
-    return [leaf / tf.cast(scale, leaf.dtype) for leaf, scale in zip(leaves, scales, strict=True)]

@@ -17,7 +17,7 @@ from fedmf.audits.distinguishing import worst_case
 from fedmf.audits.noise import causal_factor
 from fedmf.federated.tff import audit as audits
 from fedmf.federated.tff import query as queries
-from fedmf.federated.tff.aggregator import mean_query
+from fedmf.federated.tff.query import MatrixFactorizationQuery
 from fedmf.server.audit import (
     audit_mechanism,
 )
@@ -154,7 +154,7 @@ def test_the_referee_passes_the_mean_of_dp_aggregator():
     claim = AggregatorClaim(**REFEREE, noise="correlated", min_sep=3)
     plan = plan_of(MECHANISMS["banded"](8), noise_multiplier=0.2, clip_norm=1.0, delta=1e-4)
     specs = [tf.TensorSpec(shape) for shape in claim.arrays]
-    query = mean_query(plan, specs, clients_per_round=claim.clients, noise_seed="os")
+    query = MatrixFactorizationQuery(plan, specs, divisor=claim.clients, noise_seed="os")
     next_round = summed(query)
 
     def make():
