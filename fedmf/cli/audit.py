@@ -28,6 +28,8 @@ from fedmf.cli.options import (
 
 if TYPE_CHECKING:
     from fedmf.audits.guarantee import Audit
+    from fedmf.audits.noise import Finding
+    from fedmf.server.audit import MechanismAudit
 
 
 class _RunByDefault(Group):
@@ -202,22 +204,17 @@ def _show(result: "Audit", as_json: bool) -> None:
         del values["contradictions"]
         if values["offenders"] is not None:
             values["offenders"] = _named(values["offenders"])
-        always: tuple[str, ...] = (
-            "_observed",
-            "epsilon_planned",
-            "epsilon_achieved",
-            "rho_planned",
-            "rho_achieved",
-        )
-        if values["claimed_cohort"] is not None:
-            always = ("_observed", "epsilon_planned", "rho_planned")
+        always = ["_observed", "epsilon_planned", "rho_planned"]
+        if values["claimed_cohort"] is None:
+            always += ["epsilon_achieved", "rho_achieved"]
+        else:
             values["achieved"] = (
                 "not known: the run that the simulation stands for was not observed"
             )
         values = {
             name: value
             for name, value in values.items()
-            if value is not None or name.endswith(always)
+            if value is not None or name.endswith(tuple(always))
         }
         recorded = ", as far as it is recorded" if "not_in_the_record" in values else ""
         values["keeps_to_the_plan"] = (
@@ -232,17 +229,12 @@ def _named(offenders: dict[str, Any]) -> dict[str, Any]:
     """`Offenders.values` with a line for each client."""
     from fedmf.identifiers import shown_client, shown_rounds
 
-    named = enumerate(offenders.pop("first"), 1)
-    lines = {
-        str(i): f"{shown_client(one['client'])}: {_guarantee(one)}, {shown_rounds(one['rounds'])}"
-        for i, one in named
-    }
+    lines = {}
+    for i, one in enumerate(offenders.pop("first"), 1):
+        epsilon = "infinite" if one["epsilon"] is None else f"{one['epsilon']:.6g}"
+        client, rounds = shown_client(one["client"]), shown_rounds(one["rounds"])
+        lines[str(i)] = f"{client}: epsilon {epsilon}, {rounds}"
     return offenders | lines
-
-
-def _guarantee(offender: dict[str, Any]) -> str:
-    epsilon = offender["epsilon"]
-    return "epsilon infinite" if epsilon is None else f"epsilon {epsilon:.6g}"
 
 
 @audit.command()
@@ -296,11 +288,6 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
             )
     if result.exceeded:
         sys.exit(1)
-
-
-if TYPE_CHECKING:
-    from fedmf.audits.noise import Finding
-    from fedmf.server.audit import MechanismAudit
 
 
 @audit.command()
@@ -357,9 +344,7 @@ def mechanism(
 
     subject: Any = None
     if query:
-        from fedmf.federated.tff.audit import Query
-
-        subject = Query
+        from fedmf.federated.tff.audit import Query as subject
 
     # Not drawn at once: arguments that are refused leave no bar behind.
     bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import pathlib
@@ -10,7 +9,7 @@ import secrets
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,29 +33,17 @@ SHARE = click.FloatRange(0, 1)
 
 
 class OneOf(click.Choice[str]):
-    """One of the families, schemas, sampling schemes or strategies.
-
-    They are imported when needed: `fedmf --help` must not.
+    """One of the names that a function gives when they are asked for, as of families, of which a
+    program may register more.
     """
 
-    def __init__(self, kind: str) -> None:
-        self._kind, self.case_sensitive = kind, True
+    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
+        self._names, self.case_sensitive = names, True
 
     @property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names."""
-        from fedmf.mechanisms.family import fitted_families
-        from fedmf.noise.strategies import HOST_STRATEGIES
-        from fedmf.participation.schema import SCHEMAS
-        from fedmf.privacy.sampling import SCHEMES
-
-        names = {
-            "family": fitted_families(),
-            "schema": SCHEMAS,
-            "sampling": SCHEMES,
-            "strategy": HOST_STRATEGIES,
-        }
-        return tuple(names[self._kind])
+        return tuple(self._names())
 
 
 class OutputFile(click.ParamType[pathlib.Path]):
@@ -161,19 +148,13 @@ class _ConfigField(click.ParamType[Any]):
             ) from error
 
 
-def together(*options: Decorator) -> Decorator:
-    """These options as one decorator."""
-    return lambda command: functools.reduce(
-        lambda decorated, option: option(decorated), reversed(options), command
-    )
-
-
 def in_one(group: str, *options: Decorator) -> Decorator:
     """These options as one argument `group` of the command's function: a dict of their values."""
 
     def declare(command: Callable[..., Any]) -> Callable[..., Any]:
         before = len(getattr(command, "__click_params__", ()))
-        command = together(*options)(command)
+        for option in reversed(options):
+            command = option(command)
         for parameter in command.__click_params__[before:]:  # type: ignore[attr-defined]
             parameter.group = group
         return command
@@ -226,6 +207,7 @@ run_task_options = in_one(
 def options_of(
     config: str,
     *,
+    group: str = "promise",
     names: Sequence[str] = (),
     leave_out: Sequence[str] = (),
     required: Sequence[str] = (),
@@ -233,10 +215,11 @@ def options_of(
 ) -> Decorator:
     """One option for each field of a config: the one place that declares options of the promise.
 
-    Their values are one argument of the command's function, `promise`, for `chosen_options`.
+    Their values are one argument of the command's function, for `chosen_options`.
 
     Args:
-      config: "PlanConfig", "TrainConfig" or "AggregatorClaim".
+      config: "PlanConfig", "TrainConfig", "AggregatorClaim" or "ImportOptions".
+      group: name of the argument.
       names: of the fields; none for all.
       leave_out: names that are no options of this command.
       required: names without which the command does not run.
@@ -246,12 +229,14 @@ def options_of(
     from fedmf.privacy.config import PlanConfig
     from fedmf.runs.config import TrainConfig
     from fedmf.tasks.partitioned import PartitionOptions
+    from fedmf.tasks.stackoverflow import ImportOptions
 
-    kinds: dict[str, Any] = {k.__name__: k for k in (PlanConfig, TrainConfig, AggregatorClaim)}
-    kind = kinds[config]
-    section, declared = "", []
+    configs: tuple[Any, ...] = (PlanConfig, TrainConfig, AggregatorClaim, ImportOptions)
+    [kind] = (kind for kind in configs if kind.__name__ == config)
+    section, declared = "Options", []
     for field in dataclasses.fields(kind):
-        section = CONFIG_SECTIONS.get(field.name, section)
+        if kind is not ImportOptions:
+            section = CONFIG_SECTIONS.get(field.name, section)
         if (names and field.name not in names) or field.name in leave_out:
             continue
         settings: dict[str, Any] = {"default": None, "cls": SectionOption, "section": section}
@@ -261,11 +246,8 @@ def options_of(
         if field.name == "mechanism_options":  # each an option of its own: `FamilyCommand`
             continue
         if field.name == "task_options":
-            flags, settings["type"], settings["multiple"] = (
-                ["-o", "--task-option"],
-                _TaskOption(),
-                True,
-            )
+            flags = ["-o", "--task-option"]
+            settings |= {"type": _TaskOption(), "multiple": True}
             help_text += " Repeatable; `--task NAME --help` lists them."
             declared += [_of_the_task(own, section) for own in dataclasses.fields(PartitionOptions)]
         else:
@@ -273,10 +255,11 @@ def options_of(
             settings["type"] = _ConfigField(field)
             settings["required"] = field.name in required
             settings["is_eager"] = field.name == "task"  # the help asks for it
-            shown = field.default is not None and field.name not in required
+            # Click shows a default that the command is given.
+            shown = not (field.default is None or defaults or field.name in required)
             help_text += f"  [default: {field.default}]" if shown else ""
         declared.append(click.option(*flags, field.name, help=help_text, **settings))
-    return in_one("promise", *declared)
+    return in_one(group, *declared)
 
 
 def _of_the_task(field: "dataclasses.Field[Any]", section: str) -> Decorator:
@@ -329,12 +312,13 @@ def _family_options() -> list[click.Parameter]:
         flag = f"--{name.replace('_', '-')}"
         flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
         text = "; ".join(f"{', '.join(names)}: {phrase}" for phrase, names in families.items())
-        settings: dict[str, Any] = {
-            "type": None if kind is bool else kind,
-            "default": None,
-            "help": f"{text}.",
-        }
-        made = SectionOption([flags, name], section="Options of the families", **settings)
+        made = SectionOption(
+            [flags, name],
+            section="Options of the families",
+            type=None if kind is bool else kind,
+            default=None,
+            help=f"{text}.",
+        )
         made.group = "promise"
         declared.append(made)
     return declared
@@ -366,11 +350,8 @@ class ConfigCommand(TaskCommand, FamilyCommand):
 def _with_default(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return f"{field.name}={field.default_factory()}"
-    return (
-        f"{field.name} (needed)"
-        if field.default is dataclasses.MISSING
-        else f"{field.name}={field.default}"
-    )
+    needed = field.default is dataclasses.MISSING
+    return f"{field.name} (needed)" if needed else f"{field.name}={field.default}"
 
 
 def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:

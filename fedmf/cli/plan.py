@@ -27,17 +27,20 @@ if TYPE_CHECKING:
     from fedmf.privacy.bands import BandChoice
 
 
-class _Counts(click.ParamType[list[int]]):
-    name = "integer,integer,..."
+class _Listed(click.ParamType[list[Any]]):
+    """Values of one type with commas between them."""
+
+    def __init__(self, kind: click.ParamType[Any], name: str) -> None:
+        self._kind, self.name = kind, name
 
     def convert(
-        self, value: str | list[int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        return (
-            value
-            if isinstance(value, list)
-            else [COUNT(text, param, ctx) for text in value.split(",")]
-        )
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[Any]:
+        return [self._kind.convert(text, param, ctx) for text in value.split(",")]
+
+
+_WORDS = _Listed(click.STRING, "name,name,...")
+_NUMBERS = _Listed(click.FLOAT, "number number ...")
 
 
 @click.command(cls=Command)
@@ -50,7 +53,11 @@ class _Counts(click.ParamType[list[int]]):
     required=("rounds", "population", "cohort_size", "epsilon"),
     defaults=True,
 )
-@click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
+@click.option(
+    "--bands",
+    type=_Listed(COUNT, "integer,integer,..."),
+    help="Candidates, as in 8,16,32.  [default: a search]",
+)
 @click.option(
     "--dense", is_flag=True, help="Try the best encoder of all without amplification as well."
 )
@@ -260,27 +267,6 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     )
 
 
-class _Words(click.ParamType[list[str]]):
-    name = "name,name,..."
-
-    def convert(
-        self, value: str | list[str], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[str]:
-        return value.split(",") if isinstance(value, str) else value
-
-
-class _Numbers(click.ParamType[list[float]]):
-    name = "number number ..."
-
-    def convert(
-        self, value: str | list[float], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[float]:
-        if isinstance(value, list):
-            return value
-        number = click.types.convert_type(float)
-        return [number.convert(text, param, ctx) for text in value.split(",")]
-
-
 @click.command(cls=Command)
 @options_of(
     "PlanConfig",
@@ -293,18 +279,18 @@ class _Numbers(click.ParamType[list[float]]):
 @in_one(
     "asked",
     click.option(
-        "--epsilon", type=_Numbers(), multiple=True, required=True, help="Targets, as in 1 2 4 8."
+        "--epsilon", type=_NUMBERS, multiple=True, required=True, help="Targets, as in 1 2 4 8."
     ),
-    click.argument("more", nargs=-1, type=_Numbers(), metavar=""),
+    click.argument("more", nargs=-1, type=_NUMBERS, metavar=""),
     click.option(
         "--family",
-        type=_Words(),
+        type=_WORDS,
         multiple=True,
         help="Families.  [default: identity,tree,blt,banded]",
     ),
     click.option(
         "--sampling",
-        type=_Words(),
+        type=_WORDS,
         multiple=True,
         help="Schemes, each with its best banded encoder.",
     ),

@@ -17,7 +17,6 @@ from fedmf.cli.options import (
     PATH,
     ConfigCommand,
     Gigabytes,
-    OneOf,
     OutputFile,
     chosen_options,
     config_values,
@@ -30,6 +29,7 @@ from fedmf.cli.options import (
     show,
 )
 from fedmf.cli.stopped import training
+from fedmf.noise.strategies import HOST_STRATEGIES
 
 
 @click.command(cls=ConfigCommand)
@@ -43,7 +43,7 @@ from fedmf.cli.stopped import training
     "how",
     click.option(
         "--noise-strategy",
-        type=OneOf("strategy"),
+        type=click.Choice(tuple(HOST_STRATEGIES)),
         help="How noise is made.  [default: the cheaper]",
     ),
     click.option(
