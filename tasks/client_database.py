@@ -42,15 +42,14 @@ class ClientDatabase:
     hint: str
 
     def __post_init__(self) -> None:
-        if self.path.is_dir():
-            raise ValueError(f"{self.path} is a folder: name the data file in it")
         if not self.path.exists():
             raise FileNotFoundError(f"there is no file {self.path}: {self.hint}")
         try:
             self._check_header()
         except OSError as error:
             raise ValueError(
-                f"{self.path} cannot be read: {error.strerror or error}; check its permissions"
+                f"{self.path} cannot be read: {error.strerror or error}; name a file that you may "
+                "read"
             ) from None
         with self.connection() as connection:
             for table, wanted in _COLUMNS.items():
@@ -67,8 +66,6 @@ class ClientDatabase:
 
     def _check_header(self) -> None:
         size, header = self.path.stat().st_size, self._header()
-        if not size:
-            raise ValueError(f"{self.path} is empty: {self.hint}")
         if not header.startswith(b"SQLite format 3\0"[: len(header)]):
             what = (
                 "the packed download; unpack it with `unlzma`"

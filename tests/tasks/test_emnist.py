@@ -132,7 +132,7 @@ def copy(digits_file, tmp_path):
     [
         (lambda path: path.write_bytes(path.read_bytes()[:20_000]), "is truncated"),
         (lambda path: execute(path, "DROP TABLE examples"), "'examples'"),
-        (lambda path: path.unlink() or path.mkdir(), "is a folder"),
+        (lambda path: path.unlink() or path.mkdir(), "Is a directory"),
     ],
 )
 def test_damaged_files(copy, damage, words):
