@@ -74,19 +74,22 @@ class TffModel(abc.ABC):
     non_trainable_variables: Sequence[tf.Variable]
     local_variables: Sequence[tf.Variable] = ()
 
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The trained weights, and behind them the others."""
+        return [*self.trainable_variables, *self.non_trainable_variables]
+
     def __call__(self, x: Any, training: bool = False) -> "Outputs":
         """The outputs of a batch."""
         return Outputs(model=self, x=x, training=training)
 
     def get_weights(self) -> list[np.ndarray]:
-        """The trained weights, and behind them the others."""
-        return [v.numpy() for v in (*self.trainable_variables, *self.non_trainable_variables)]
+        """The values of `variables`."""
+        return [variable.numpy() for variable in self.variables]
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """The inverse of `get_weights`."""
-        for variable, weight in zip(
-            (*self.trainable_variables, *self.non_trainable_variables), weights, strict=True
-        ):
+        for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
 
     @abc.abstractmethod
@@ -115,17 +118,13 @@ class TffModel(abc.ABC):
             values = self._metrics()
         finally:
             tf.config.run_functions_eagerly(eagerly)
-        arrays = {
-            name: np.asarray(value)
-            for name, value in values.items()
-            if not isinstance(value, Mapping)
-        }
-        counts = ("num_examples", "num_batches")
-        return {
-            name: float(a)
-            for name, a in arrays.items()
-            if not a.shape and a.dtype != object and name not in counts
-        }
+        numbers = {}
+        for name, value in values.items():
+            array = np.asarray(value)  # of a mapping it holds an object
+            counts = name in ("num_examples", "num_batches")
+            if not (array.shape or array.dtype == object or counts):
+                numbers[name] = float(array)
+        return numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,10 +216,8 @@ class _OfFunctionalModel(TffModel):
 
     def predictions(self, x: Any, training: bool) -> Any:
         """See `TffModel.predictions`."""
-        weights = map(
-            tf.convert_to_tensor, (*self.trainable_variables, *self.non_trainable_variables)
-        )
-        packed = tf.nest.pack_sequence_as(self._model.initial_weights, list(weights))
+        weights = [tf.convert_to_tensor(variable) for variable in self.variables]
+        packed = tf.nest.pack_sequence_as(self._model.initial_weights, weights)
         try:
             return self._model.predict_on_batch(packed, x, training)
         except self._models.functional.KerasFunctionalModelError:

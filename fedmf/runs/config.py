@@ -211,12 +211,13 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _underscored(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    named = {name.replace("-", "_"): value for name, value in values.items()}
-    for name in named:
-        spelled = [spelling for spelling in values if spelling.replace("-", "_") == name]
-        if len(spelled) > 1:
+    named: dict[str, Any] = {}
+    for spelled, value in values.items():
+        name = spelled.replace("-", "_")
+        if name in named:
             raise ValueError(
-                f"config file {path} has {' and '.join(spelled)}, which are "
+                f"config file {path} has {name} and {name.replace('_', '-')}, which are "
                 "one field: leave one out"
             )
-    return {n: _underscored(v, path) if isinstance(v, dict) else v for n, v in named.items()}
+        named[name] = _underscored(value, path) if isinstance(value, dict) else value
+    return named

@@ -103,14 +103,13 @@ class Server:
         )
         seed = check_noise_seed(noise_seed)
         files = None if folder is None else ServerFolder(folder)
-        try:
+        with contextlib.ExitStack() as failed:
+            if files is not None:
+                failed.callback(files.close)
             self._begin(config, plan, seed, files)
             if files is not None:
                 files.create(config, plan, seed)
-        except BaseException:
-            if files is not None:
-                files.close()
-            raise
+            failed.pop_all()
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> "Server":
@@ -120,14 +119,13 @@ class Server:
           ValueError: there is none, it is in use, or a file is damaged or of another server.
         """
         files = ServerFolder(folder, make=False)
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(files.close)
             config, plan, seed, released = files.read()
             server = cls.__new__(cls)
             server._begin(config, plan, seed, files)
             server._go_on_from(released)
-        except BaseException:
-            files.close()
-            raise
+            failed.pop_all()
         return server
 
     def _begin(
