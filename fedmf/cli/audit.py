@@ -14,8 +14,8 @@ import click
 from fedmf.cli.errors import Group, arguments_checked, in_option_names
 from fedmf.cli.options import (
     COUNT,
-    EXISTING_FILE,
     PATH,
+    RUN,
     Gigabytes,
     OutputFile,
     in_one,
@@ -67,7 +67,7 @@ _statement_option = click.option(
 
 
 @audit.command()
-@click.argument("run_folder", metavar="RUN", type=PATH)
+@click.argument("run_folder", metavar="RUN", type=RUN)
 @_statement_option
 @json_option
 def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool) -> None:
@@ -81,10 +81,8 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
       fedmf audit runs/first --statement statement.md
     """
     from fedmf.runs.audit import audit_run, run_statement_values
-    from fedmf.runs.folder import Run, RunFolder
+    from fedmf.runs.folder import Run
 
-    with arguments_checked():
-        RunFolder.open(run_folder)
     loaded = Run.load(run_folder)
     result = audit_run(loaded)
     if statement is not None:
@@ -94,7 +92,6 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 
 @audit.command()
 @click.argument("log_file", metavar="LOG", type=PATH)
-@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @in_one(
     "form",
@@ -137,7 +134,6 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @json_option
 def log(
     log_file: pathlib.Path,
-    mechanism_file: pathlib.Path,
     promise: dict[str, Any],
     form: dict[str, Any],
     reading: dict[str, Any],
@@ -163,7 +159,7 @@ def log(
     from fedmf.privacy.flat_config import OF_THE_FIT
 
     with arguments_checked():
-        config = plan_config(mechanism_file, promise)
+        config = plan_config(promise)
         plan = config.plan()
         result = audit_log(log_file, plan, form=LogForm(**form), **reading)
     statement, pretraining = told["statement"], told["pretraining"]
@@ -176,7 +172,7 @@ def log(
             for name, value in values.items()
             if value is not None
         ]
-        files = shlex.join([log_file.name, mechanism_file.name])
+        files = shlex.join([log_file.name, promise["mechanism_file"].name])
         command = " ".join(["fedmf audit log", files, *flags])
         _write(
             statement,
@@ -238,7 +234,7 @@ def _named(offenders: dict[str, Any]) -> dict[str, Any]:
 
 
 @audit.command()
-@click.argument("run_folder", metavar="RUN", type=PATH)
+@click.argument("run_folder", metavar="RUN", type=RUN)
 @click.option(
     "--confidence", type=float, default=0.95, help="With which all the lower bounds hold together."
 )
@@ -260,10 +256,8 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
       fedmf audit canaries runs/audited
     """
     from fedmf.runs.audit import audit_run_canaries
-    from fedmf.runs.folder import RunFolder
 
     with arguments_checked():
-        RunFolder.open(run_folder)
         result = audit_run_canaries(run_folder, confidence=confidence)
     values = dataclasses.asdict(result) | {"consistent": not result.exceeded}
     if as_json:
@@ -291,7 +285,6 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
 
 
 @audit.command()
-@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @in_one(
     "trial",
@@ -320,7 +313,6 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
 @quiet_option
 @json_option
 def mechanism(
-    mechanism_file: pathlib.Path,
     promise: dict[str, Any],
     trial: dict[str, Any],
     query: bool,
@@ -338,7 +330,7 @@ def mechanism(
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
     """
     with arguments_checked():
-        plan = plan_config(mechanism_file, promise).plan()
+        plan = plan_config(promise).plan()
     from fedmf.server.audit import audit_mechanism
     from fedmf.terminal import progress_bar
 

@@ -46,6 +46,20 @@ class OneOf(click.Choice[str]):
         return tuple(self._names())
 
 
+class _RunFolder(click.Path):
+    """The folder of a run."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; refuses one that holds no run."""
+        from fedmf.runs.folder import RunFolder
+
+        with arguments_checked():
+            return RunFolder.open(super().convert(value, param, ctx)).path
+
+
+RUN = _RunFolder(path_type=pathlib.Path)
+
+
 class OutputFile(click.ParamType[pathlib.Path]):
     """A path that can be written to, with one of these suffixes.
 
@@ -276,10 +290,12 @@ def _of_the_task(field: "dataclasses.Field[Any]", section: str) -> Decorator:
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a plan whose mechanism is a file."""
+    """The argument MECHANISM, a file, and the options of its plan, for `plan_config`."""
     from fedmf.privacy.flat_config import OF_THE_FIT
 
-    return options_of("PlanConfig", leave_out=OF_THE_FIT, required=("rounds",))(command)
+    mechanism = click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
+    options = options_of("PlanConfig", leave_out=OF_THE_FIT, required=("rounds",))
+    return in_one("promise", mechanism)(options(command))
 
 
 class FamilyCommand(Command):
@@ -399,16 +415,17 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
     return nested(read_config_file(path))
 
 
-def plan_config(mechanism_file: pathlib.Path, flags: Mapping[str, Any]) -> "PlanConfig":
-    """The promise that `plan_options` declare, of a mechanism in a file.
+def plan_config(promise: Mapping[str, Any]) -> "PlanConfig":
+    """The promise of `plan_options`.
 
     Raises:
       TypeError, ValueError: naming the argument that cannot work.
     """
     from fedmf.privacy.config import PlanConfig
 
-    chosen = chosen_options(flags)
-    return PlanConfig(family="file", mechanism=str(mechanism_file), **chosen)
+    chosen = chosen_options(promise)
+    mechanism = str(chosen.pop("mechanism_file"))
+    return PlanConfig(family="file", mechanism=mechanism, **chosen)
 
 
 def status_line(label: str = "") -> Callable[[Any], None] | None:

@@ -171,10 +171,9 @@ def plan() -> None:
 
 
 @click.command("learning-rate", cls=Command)
-@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @json_option
-def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json: bool) -> None:
+def learning_rate(promise: dict[str, Any], as_json: bool) -> None:
     """A server learning rate for a mechanism and its noise.
 
     The rule (banded paper, App. I) is a regression over tuned runs of StackOverflow next-word
@@ -197,7 +196,7 @@ def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json
                 "noise_multiplier=0: the rule is for runs with noise; without noise the rate "
                 "is bounded by stability"
             )
-        config = plan_config(mechanism_file, promise)
+        config = plan_config(promise)
         planned = config.plan()
         cohort_size = config.claimed_cohort or config.cohort_size
         error = rule.effective_rmse(planned, config.fit_workload(), cohort_size=cohort_size)
