@@ -214,7 +214,7 @@ def _batch(
     archive: pathlib.Path, name: str, content: dict[Any, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Images (m, 32, 32, 3) and labels (m,) of a batch."""
-    data = getattr(content.get(b"data"), "array", None)
+    data: Any = getattr(content.get(b"data"), "array", None)
     labels = content.get(b"labels")
     if np.shape(data)[1:] != (3 * SIDE**2,) or not isinstance(labels, list):
         raise ValueError(

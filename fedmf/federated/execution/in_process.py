@@ -47,9 +47,7 @@ class FastExecution(Execution):
         self._zero = Records([tf.TensorSpec(w.shape, w.dtype) for w in self._initial]).zero()
         self._optimizer = server_optimizer(config)
         self._rates = config.server_schedule().learning_rates()
-        self._canaries = (
-            Canaries(config.canaries, plan, size, self.noise_seed) if config.canaries else None
-        )
+        self._canaries = Canaries(config.canaries, plan, size, self.noise_seed)
 
     def __enter__(self) -> Self:
         if (address := self.options.cluster) is not None:
@@ -67,9 +65,9 @@ class FastExecution(Execution):
         their directions, float64 (rounds, canaries).
         """
         state = list(self._initial), self._optimizer.initial(self._initial), self._means.initial()
-        if self._canaries is None:
+        if not self.config.canaries:
             return state
-        return *state, np.zeros((len(self._rates), len(self._canaries.included)))
+        return *state, np.zeros((len(self._rates), self.config.canaries))
 
     def next(
         self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()
@@ -87,10 +85,9 @@ class FastExecution(Execution):
             loss += part.loss
             examples += part.examples
             not_finite += part.not_finite
-        if self._canaries is not None:
-            self._canaries.add(total, canaries, sent)
+        self._canaries.add(total, canaries, sent)
         mean, means = self._means.release(means, total, self.noise.row(t))
-        if self._canaries is not None:
+        if releases:
             releases = [np.array(releases[0])]
             divisor = self._means.clients_per_round
             releases[0][t] = divisor * self._canaries.released(mean, sent)
@@ -122,7 +119,7 @@ class FastExecution(Execution):
 
     def canary_evidence(self, state: Any) -> dict[str, np.ndarray]:
         """See `Execution.canary_evidence`."""
-        if self._canaries is None:
+        if not self.config.canaries:
             return {}
         start = self._canaries.projections(self._initial)
         end = self._canaries.projections(self.weights(state))
