@@ -46,6 +46,21 @@ class OneOf(click.Choice[str]):
         return tuple(self._names())
 
 
+class Parsed(click.ParamType[Any]):
+    """A value by a function of its text, whose ValueError says what is wrong."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value."""
+        try:
+            return self.parsed(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def parsed(self, text: str) -> Any:
+        """The value of a text."""
+        raise NotImplementedError
+
+
 class _RunFolder(click.Path):
     """The folder of a run."""
 
@@ -60,7 +75,7 @@ class _RunFolder(click.Path):
 RUN = _RunFolder(path_type=pathlib.Path)
 
 
-class OutputFile(click.ParamType[pathlib.Path]):
+class OutputFile(Parsed):
     """A path that can be written to, with one of these suffixes.
 
     It is tried before minutes of work, not after.
@@ -71,29 +86,23 @@ class OutputFile(click.ParamType[pathlib.Path]):
     def __init__(self, *suffixes: str) -> None:
         self.suffixes = suffixes
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> pathlib.Path:
+    def parsed(self, text: str) -> pathlib.Path:
         """Refuses another suffix, and a path at which no file can be made."""
-        path = pathlib.Path(value)
+        path = pathlib.Path(text)
         if path.suffix not in self.suffixes:
             ends = " or ".join(self.suffixes)
-            self.fail(
-                f"{str(path)!r} does not end in {ends}: the suffix says what is written", param, ctx
-            )
+            raise ValueError(f"{text!r} does not end in {ends}: the suffix says what is written")
         # As `write_atomically` names it
         trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         try:
             if path.is_dir():
-                self.fail(f"{str(path)!r} is a folder: name a file", param, ctx)
+                raise ValueError(f"{text!r} is a folder: name a file")
             trial.touch(exist_ok=False)
             trial.unlink()
         except OSError as error:
-            self.fail(
-                f"{str(path)!r} cannot be written ({error.strerror}): choose another place",
-                param,
-                ctx,
-            )
+            raise ValueError(
+                f"{text!r} cannot be written ({error.strerror}): choose another place"
+            ) from error
         return path
 
 
@@ -113,25 +122,23 @@ class Gigabytes(click.FloatRange):
         return int(number * 1e9)
 
 
-class _NoiseSeed(click.ParamType[int | str]):
+class _NoiseSeed(Parsed):
     name = "integer|os|@FILE"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        if value == "os":
+    def parsed(self, text: str) -> int | str:
+        """The seed, or "os"."""
+        if text == "os":
             return "os"
-        shown = value[:60]
-        if value.startswith("@"):  # what the file holds is not shown
+        shown = text[:60]
+        if text.startswith("@"):  # what the file holds is not shown
             with contextlib.suppress(OSError, ValueError):
-                value = pathlib.Path(value[1:]).read_text(encoding="ascii").strip()
-        if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_SEED_DIGITS):
-            self.fail(
+                text = pathlib.Path(text[1:]).read_text(encoding="ascii").strip()
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_SEED_DIGITS):
+            raise ValueError(
                 f"{shown!r} must be a non-negative whole number of at most "
-                f"{_MAX_SEED_DIGITS} digits, @FILE that holds one, or os to draw one",
-                param, ctx,
-            )  # fmt: skip
-        return int(value)
+                f"{_MAX_SEED_DIGITS} digits, @FILE that holds one, or os to draw one"
+            )
+        return int(text)
 
 
 class _ConfigField(click.ParamType[Any]):
@@ -186,17 +193,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
 
 
-class _TaskOption(click.ParamType[tuple[str, str]]):
+class _TaskOption(Parsed):
     name = "name=value"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        option, equals, setting = value.partition("=")
+    def parsed(self, text: str) -> tuple[str, str]:
+        """The option and its value."""
+        option, equals, setting = text.partition("=")
         if not option or not equals:
-            self.fail(
-                f"{value!r} names no option and its value: write it as batch-size=20", param, ctx
-            )
+            raise ValueError(f"{text!r} names no option and its value: write it as batch-size=20")
         return option.strip().replace("-", "_"), setting.strip()
 
 
@@ -428,12 +432,10 @@ def plan_config(promise: Mapping[str, Any]) -> "PlanConfig":
     return PlanConfig(family="file", mechanism=mechanism, **chosen)
 
 
-def status_line(label: str = "") -> Callable[[Any], None] | None:
-    """A function that shows how far a search is in one line of a terminal;
-    None where there is no terminal.
-    """
+def status_line(label: str = "") -> Callable[[Any], None]:
+    """A function that shows how far a search is in one line of a terminal."""
     if not sys.stderr.isatty():
-        return None
+        return lambda progress: None
     return lambda progress: click.echo(f"\r\033[K{label}{progress}", nl=False, err=True)
 
 

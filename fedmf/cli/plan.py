@@ -12,6 +12,7 @@ from fedmf.cli.options import (
     EXISTING_FILE,
     Gigabytes,
     OutputFile,
+    Parsed,
     chosen_options,
     in_one,
     json_option,
@@ -27,16 +28,15 @@ if TYPE_CHECKING:
     from fedmf.privacy.bands import BandChoice
 
 
-class _Listed(click.ParamType[list[Any]]):
+class _Listed(Parsed):
     """Values of one type with commas between them."""
 
     def __init__(self, kind: click.ParamType[Any], name: str) -> None:
         self._kind, self.name = kind, name
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[Any]:
-        return [self._kind.convert(text, param, ctx) for text in value.split(",")]
+    def parsed(self, text: str) -> list[Any]:
+        """The values."""
+        return [self._kind(part) for part in text.split(",")]
 
 
 _WORDS = _Listed(click.STRING, "name,name,...")
@@ -89,7 +89,7 @@ def bands(
     workload, rounds = promise.pop("workload"), promise.pop("rounds")
     momentum = promise.pop("workload_momentum")
     promise["sampling"] = promise["sampling"] or "poisson"
-    progress = status_line() or (lambda phrase: None)
+    progress = status_line()
     with arguments_checked():
         A = workloads.named(workload, rounds, momentum=momentum)
         search = BandSearch(workload=A, **promise)
@@ -316,7 +316,7 @@ def compare(
     from fedmf.files import write_atomically
     from fedmf.privacy.comparison import Comparison, check_ins
 
-    progress = status_line() or (lambda phrase: None)
+    progress = status_line()
     with arguments_checked():
         chosen = chosen_options(promise)
         population = chosen.pop("population")

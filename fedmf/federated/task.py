@@ -335,14 +335,8 @@ class Task:
 
     def _read(self, examples_of: Callable[[str], Examples], name: str) -> Examples:
         origin = self._origin(name)
-        try:
+        with of_examples.errors_of(f"reading the examples of {origin}"):
             return of_examples.checked(examples_of(name), origin)
-        except (TypeError, ValueError, OSError):
-            raise
-        except Exception as error:
-            raise ValueError(
-                f"reading the examples of {origin} raises {type(error).__name__}: {error}"
-            ) from error
 
     def _like_others(self, examples: Examples, name: str) -> Examples:
         if not of_examples.fits(examples, self.spec):

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fedmf.federated.examples import errors_of
+
 
 def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, seed: int) -> Any:
     """The model that `build_model` gives: a tf.keras.Model, or a TFF model as a `TffModel`.
@@ -29,14 +31,8 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
       TypeError: any other model.
       ValueError: loss and metrics are missing, or given beside a model that brings its own.
     """
-    try:
+    with errors_of(f"build_model of task {name!r}"):
         model = build_model(seed)
-    except (TypeError, ValueError):
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"build_model of task {name!r} raises {type(error).__name__}: {error}"
-        ) from error
     # Where TFF was not imported nothing is a model of it.
     if (tff := sys.modules.get("tensorflow_federated")) is not None:
         if isinstance(model, tff.learning.models.FunctionalModel):

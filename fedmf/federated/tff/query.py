@@ -11,9 +11,8 @@ import tensorflow as tf
 from fedmf import checks
 from fedmf.federated.execution.records import QuerySample, Records, SampleParams
 from fedmf.federated.tff import marks, tfp
-from fedmf.federated.tff.adaptive_clipping import clip_after, initial_clip
+from fedmf.federated.tff.following import clip_after, initial_clip, initial_scaling, scaling_after
 from fedmf.federated.tff.noise import LARGEST, NoiseRows, RunSeeds
-from fedmf.federated.tff.scaling import initial_scaling, scaling_after
 from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.server.following import Scaling
 from fedmf.server.means import check_clip_norm, check_simulated, check_zeroing_norm

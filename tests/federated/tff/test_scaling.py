@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from fedmf.federated.tff.following import initial_scaling, scaling_after
 from fedmf.federated.tff.query import MatrixFactorizationQuery
-from fedmf.federated.tff.scaling import initial_scaling, scaling_after
 from fedmf.server.following import Scaling
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
