@@ -119,7 +119,6 @@ def train(
         --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
-    from fedmf.privacy.flat_config import TARGETS
     from fedmf.runs.config import TrainConfig, read_config_file
     from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
@@ -133,15 +132,14 @@ def train(
         how["progress"], how["test"] = not how.pop("quiet"), not how.pop("no_test")
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(promise))
-        noisy = any(values.get(name) for name in TARGETS)
-        if not resume and noise_seed is None and noisy:
-            raise ValueError(
-                "`noise_seed` is missing: give a secret whole number, or os to draw one"
-            )
         origin = config_file or stored
         config = tasks.completed(
             TrainConfig.from_mapping(values, str(origin)) if origin else TrainConfig(**values)
         )
+        if not resume and noise_seed is None and config.adds_noise:
+            raise ValueError(
+                "`noise_seed` is missing: give a secret whole number, or os to draw one"
+            )
         if how.pop("data_on_workers"):
             if how["cluster"] is None:
                 raise ValueError(

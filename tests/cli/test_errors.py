@@ -72,7 +72,7 @@ WRONG_CALLS = {
     "data synth --task cifar10 --letters --out x": "--letters",
     "data synth --task regression --out x": "'regression'",
     "data picture --out x.jpg": "does not end in .png",
-    "train --out r --epsilon 8": "--noise-seed is missing",
+    "train --out r --epsilon 8 --min-sep 2": "--noise-seed is missing",
     f"{RUN} --noise-seed ²": "'²' must be a non-negative whole number",
     f"{RUN} --noise-seed {'1' * 5000}": "at most 4000 digits",
     f"{RUN} --config absent.toml": "absent.toml",
