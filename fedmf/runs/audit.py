@@ -18,7 +18,7 @@ from fedmf.privacy.describe import calibrate_command, summary
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import as_text, mechanism_digest
 from fedmf.privacy.stopping import stopped_after
-from fedmf.runs.config import SCALED, TrainConfig
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import CANARIES, IDENTITY, Run, RunFolder, digests
 
 FINAL_STATEMENT = "final_statement"
@@ -247,11 +247,7 @@ def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
 
 def scaling_values(config: TrainConfig) -> dict[str, str]:
     """What a statement says of scaled updates; nothing where updates are clipped as they are."""
-    return (
-        {"server_optimizer": config.server_optimizer}
-        if config.server_optimizer.startswith(SCALED)
-        else {}
-    )
+    return {"server_optimizer": config.server_optimizer} if config.scaling() else {}
 
 
 def pretraining(config: TrainConfig) -> str:

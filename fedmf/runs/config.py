@@ -11,9 +11,10 @@ from fedmf import checks, fields
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.privacy.config import PlanConfig, named_options
 from fedmf.schedule import GivenSchedule, WarmupCooldown
+from fedmf.server.following import Scaling
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
-SCALED = "scaled-"
+_SCALED = "scaled-"
 SERVER_OPTIMIZERS = (*OPTIMIZERS, "scaled-adam", "scaled-adagrad")
 
 
@@ -151,7 +152,7 @@ class TrainConfig(PlanConfig):
         to = f"client_optimizer=sgd, not to {client}"
         fields.belongs(self, "client_momentum", to=to, there=client == "sgd")
         to = f"a scaled `server_optimizer`, not to {server}"
-        fields.belongs(self, "scale_every", to=to, there=server.startswith(SCALED))
+        fields.belongs(self, "scale_every", to=to, there=server != self.server_rule)
         if self.canaries and (self.execution != "fast" or self.claimed_cohort is not None):
             wrong = f"claimed_cohort={self.claimed_cohort} claims other noise than what runs"
             if self.execution != "fast":
@@ -170,6 +171,20 @@ class TrainConfig(PlanConfig):
             there = self.learning_rate_schedule is None or not getattr(self, name)
             fields.belongs(self, name, to="runs without `learning_rate_schedule`", there=there)
         self.server_schedule()
+
+    @property
+    def server_rule(self) -> str:
+        """The server's optimizer, whether updates are scaled for it or not."""
+        return self.server_optimizer.removeprefix(_SCALED)
+
+    def scaling(self) -> Scaling | None:
+        """How updates are scaled before they are clipped, for the server's optimizer; None for one
+        that takes the mean as it is.
+        """
+        if self.server_optimizer == self.server_rule:
+            return None
+        rule = self.server_rule
+        return Scaling(rule=rule, epsilon=self.server_epsilon, every=self.scale_every)
 
     def server_schedule(self) -> WarmupCooldown | GivenSchedule:
         """The server's learning rates."""

@@ -13,12 +13,12 @@ from fedmf.federated.execution.base import Execution, parameters
 from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_data import ClientRound
 from fedmf.federated.execution.client_setup import ClientSetup, client_kind
-from fedmf.federated.execution.client_work import Broadcast, ClientWork
+from fedmf.federated.execution.client_work import ClientWork, broadcast
 from fedmf.federated.execution.cluster import ClusterClients, connected
 from fedmf.federated.execution.groups import checked, group_size, in_groups
-from fedmf.federated.execution.records import Records, SampleParams
-from fedmf.federated.execution.steps import scaling_of, server_optimizer
-from fedmf.server.means import NoisyMeans, ToClients, check_zeroing_norm, in_shapes
+from fedmf.federated.execution.records import Records
+from fedmf.server.means import NoisyMeans, check_zeroing_norm, in_shapes
+from fedmf.server.optimizers import Optimizer
 
 
 class FastExecution(Execution):
@@ -42,10 +42,14 @@ class FastExecution(Execution):
             size=size,
             clients_per_round=config.cohort_size,
             zeroing_norm=check_zeroing_norm(config.zeroing_norm),
-            scaling=scaling_of(config),
+            scaling=config.scaling(),
         )
-        self._zero = Records([tf.TensorSpec(w.shape, w.dtype) for w in self._initial]).zero()
-        self._optimizer = server_optimizer(config)
+        self._zero = Records(self._initial).zero()
+        self._optimizer = Optimizer(
+            rule=config.server_rule,
+            momentum=config.server_momentum,
+            epsilon=config.server_epsilon,
+        )
         self._rates = config.server_schedule().learning_rates()
         self._canaries = Canaries(config.canaries, plan, size, self.noise_seed)
 
@@ -76,8 +80,10 @@ class FastExecution(Execution):
         weights, optimizer_state, means, *releases = state
         t, sent = int(means.next_round), self._means.to_clients(means)
         total, loss, examples, not_finite = self._means.empty_sum(), 0.0, 0, 0
+        scales = in_shapes(sent.scales, self._shapes) if len(sent.scales) else ()
         parts = self._clients.sums(
-            self._broadcast(weights, sent), in_groups(cohort, self._group_size)
+            broadcast(weights, sent.clip_norm, sent.zeroing_norm, scales),
+            in_groups(cohort, self._group_size),
         )
         sizes = [len(group) for group in in_groups(range(len(cohort)), self._group_size)]
         for part in checked(parts, sizes, zero=self._zero, clip_norm=sent.clip_norm):
@@ -105,17 +111,6 @@ class FastExecution(Execution):
         }
         state = weights, optimizer_state, means, *releases
         return state, row | self._means.metrics(means, total)
-
-    def _broadcast(self, weights: Sequence[np.ndarray], sent: ToClients) -> Broadcast:
-        scales: Any = ()
-        if len(sent.scales):
-            scales = [tf.constant(part) for part in in_shapes(sent.scales, self._shapes)]
-        clip_norm, zeroing_norm = (
-            tf.constant(norm, tf.float64) for norm in (sent.clip_norm, sent.zeroing_norm)
-        )
-        return Broadcast(
-            [tf.constant(w) for w in weights], SampleParams(clip_norm, zeroing_norm, scales)
-        )
 
     def canary_evidence(self, state: Any) -> dict[str, np.ndarray]:
         """See `Execution.canary_evidence`."""

@@ -17,6 +17,7 @@ from fedmf.federated.execution.client_data import batches, end_to_end
 from fedmf.federated.execution.client_work import (
     Broadcast,
     ClientWork,
+    client_optimizer,
     gradients,
     group_sum,
     params_spec,
@@ -24,7 +25,6 @@ from fedmf.federated.execution.client_work import (
 )
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.records import QuerySample, Records
-from fedmf.federated.execution.steps import client_optimizer
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.task import CompiledEpoch, Task
 from fedmf.runs.config import TrainConfig

@@ -36,6 +36,11 @@ class QuerySample(NamedTuple):
     zeroed: Any
 
 
+def specs_of(structure: Any) -> Any:
+    """Its tensors as tf.TensorSpec."""
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
+
+
 def check_specs(record_specs: Any) -> Any:
     """The specs as tf.TensorSpec, all of fully defined shape and of float dtype, with at least one
     entry between them.
@@ -46,7 +51,7 @@ def check_specs(record_specs: Any) -> Any:
                 f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or "
                 "anything with shape and dtype"
             )
-    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs)
+    specs = specs_of(record_specs)
     for leaf in tf.nest.flatten(specs):
         if not leaf.shape.is_fully_defined() or leaf.dtype not in _RECORD_DTYPES:
             raise TypeError(

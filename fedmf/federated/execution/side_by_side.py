@@ -16,16 +16,15 @@ from fedmf.federated.execution.client_data import Steps, batches, end_to_end, st
 from fedmf.federated.execution.client_work import (
     Broadcast,
     ClientWork,
+    client_optimizer,
     gradients,
     group_sum,
     params_spec,
-    specs_of,
     trained,
 )
 from fedmf.federated.execution.groups import GroupSum
-from fedmf.federated.execution.records import Records
+from fedmf.federated.execution.records import Records, specs_of
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
-from fedmf.federated.execution.steps import client_optimizer
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.task import Task
 from fedmf.runs.config import TrainConfig

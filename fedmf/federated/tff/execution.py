@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution
-from fedmf.federated.execution.steps import scaling_of
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
 from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
@@ -35,7 +34,7 @@ class TffExecution(Execution):
             noise_seed=self.noise_seed,
             zeroing_norm=config.zeroing_norm,
             noise_strategy="precomputed",
-        ).with_scaling(scaling_of(config))
+        ).with_scaling(config.scaling())
         self._process = tff.learning.algorithms.build_unweighted_fed_avg(
             model_fn=functools.partial(tff_model, task, config.seed, task.spec),
             client_optimizer_fn=client_optimizer(config),

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.tff import tff
-from fedmf.runs.config import SCALED, TrainConfig
+from fedmf.runs.config import TrainConfig
 
 
 class ScheduledSGDM(tff.learning.optimizers.Optimizer):
@@ -75,7 +75,7 @@ def server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
     It sees privatised updates only: whichever it is, the guarantee is the same.
     """
     rates = config.server_schedule().learning_rates()
-    rule = config.server_optimizer.removeprefix(SCALED)
+    rule = config.server_rule
     if rule == "sgd":
         return ScheduledSGDM(rates, momentum=config.server_momentum)
     build = _ADAPTIVE[rule]

@@ -14,10 +14,8 @@ import tensorflow as tf
 from fedmf.federated.examples import Epochs, Examples, NotFinite, count, take
 from fedmf.federated.execution.client_data import shuffled_epochs
 from fedmf.federated.execution.client_setup import ClientSetup, client_kind
-from fedmf.federated.execution.client_work import Broadcast
+from fedmf.federated.execution.client_work import broadcast
 from fedmf.federated.execution.groups import in_groups
-from fedmf.federated.execution.records import SampleParams
-from fedmf.federated.execution.steps import scaling_of
 from fedmf.federated.task import Task
 from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.runs.config import TrainConfig
@@ -59,7 +57,9 @@ def fine_tuned_metrics(
     """See `TrainedRun.evaluate_fine_tuned`; `config.client_epochs` are those of the fine-tuning."""
     evaluator = Evaluator(task, config)
     work = ClientSetup(task=task, config=config, kind=client_kind(task, config)[0]).work(None)
-    sent = _unclipped(config, weights)
+    # Neither a norm to clip to nor scales
+    scales = [np.ones_like(w) for w in weights] if config.scaling() else ()
+    sent = broadcast(weights, math.inf, math.inf, scales)
     measured = None if split is None else task.split(split)
     everywhere = None if measured is None else _values(evaluator, weights, measured)
     chosen = sample(task, clients, config.seed)
@@ -102,13 +102,6 @@ def fine_tuned_metrics(
             for name in names
         },
     }
-
-
-def _unclipped(config: TrainConfig, weights: list[np.ndarray]) -> Broadcast:
-    """What clients are sent: these weights, and neither a norm to clip to nor scales."""
-    unbounded = tf.constant(math.inf, tf.float64)
-    scales = () if scaling_of(config) is None else [tf.ones(w.shape) for w in weights]
-    return Broadcast([tf.constant(w) for w in weights], SampleParams(unbounded, unbounded, scales))
 
 
 def _after(weights: list[np.ndarray], total: Any) -> list[np.ndarray]:
