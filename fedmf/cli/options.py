@@ -68,8 +68,9 @@ class _RunFolder(click.Path):
         """The path; refuses one that holds no run."""
         from fedmf.runs.folder import RunFolder
 
+        path: Any = super().convert(value, param, ctx)
         with arguments_checked():
-            return RunFolder.open(super().convert(value, param, ctx)).path
+            return RunFolder.open(path).path
 
 
 RUN = _RunFolder(path_type=pathlib.Path)

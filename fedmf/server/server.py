@@ -25,7 +25,7 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling.draws import draw_generator
 from fedmf.privacy.statement import markdown
 from fedmf.server.clipping import largest_norm
-from fedmf.server.drawing import budget_of, cohort_seed, controller_of
+from fedmf.server.drawing import cohort_seed, controller_of, kept_by_clients
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
 from fedmf.server.means import (
     MeansState,
@@ -155,7 +155,7 @@ class Server:
         self._sum = self._means.empty_sum()
         varies = plan.sampling is not None and plan.sampling.independent
         self._ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
-        self._roster = Roster(budget_of(plan) or plan.participation, config.population)
+        self._roster = Roster(kept_by_clients(plan), config.population)
         self._lock, self._open, self._torn, self._caller = threading.Lock(), True, False, 0
         self._next()
         _SERVERS.add(self)

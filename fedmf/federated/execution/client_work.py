@@ -33,8 +33,8 @@ def broadcast(
     weights: Iterable[Any], clip_norm: float, zeroing_norm: float, scales: Iterable[Any]
 ) -> Broadcast:
     """A broadcast of arrays; without a `Scaling` there are no scales."""
-    norms = (tf.constant(norm, tf.float64) for norm in (clip_norm, zeroing_norm))
-    params = SampleParams(*norms, [tf.constant(scale) for scale in scales] or ())
+    clip, zeroing = (tf.constant(norm, tf.float64) for norm in (clip_norm, zeroing_norm))
+    params = SampleParams(clip, zeroing, [tf.constant(scale) for scale in scales] or ())
     return Broadcast([tf.constant(w) for w in weights], params)
 
 
@@ -88,11 +88,11 @@ def client_optimizer(config: TrainConfig) -> Optimizer:
     )
 
 
-def params_spec(records: Records, config: TrainConfig) -> SampleParams:
-    """Of `SampleParams`, for a run's clients."""
-    number = tf.TensorSpec([], tf.float64)
-    scales = [tf.TensorSpec(spec.shape, tf.float32) for spec in records.flat_specs]
-    return SampleParams(number, number, () if config.scaling() is None else scales)
+def broadcast_spec(records: Records, config: TrainConfig) -> Broadcast:
+    """Of `Broadcast`, for a run's clients."""
+    number, specs = tf.TensorSpec([], tf.float64), records.flat_specs
+    scales = [tf.TensorSpec(spec.shape, tf.float32) for spec in specs] if config.scaling() else ()
+    return Broadcast(list(specs), SampleParams(number, number, scales))
 
 
 def gradients(tape: Any, loss: Any, weights: Any) -> Any:

@@ -16,10 +16,10 @@ from fedmf.federated.execution.client_data import Steps, batches, end_to_end, st
 from fedmf.federated.execution.client_work import (
     Broadcast,
     ClientWork,
+    broadcast_spec,
     client_optimizer,
     gradients,
     group_sum,
-    params_spec,
     trained,
 )
 from fedmf.federated.execution.groups import GroupSum
@@ -56,33 +56,27 @@ class ClientsSideBySide(ClientWork):
     ) -> None:
         self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
         self._optimizer, self._rate = client_optimizer(config), config.client_learning_rate
-        specs, self._structure = records.flat_specs, task.spec
-        self._parameters = sum(spec.shape.num_elements() for spec in specs)
+        sent, self._structure = broadcast_spec(records, config), task.spec
+        self._parameters = sum(spec.shape.num_elements() for spec in records.flat_specs)
         self._small, self._others = is_small(records), functools.cache(others)
         self._stateless = stateless_model(task, config.seed)
 
-        def signature(*axes: int | None) -> list[Any]:
-            """Broadcast, sum, inputs and labels, with these axes in place of the batch's."""
-            examples = tf.nest.map_structure(
-                lambda spec: tf.TensorSpec([*axes, *spec.shape[1:]], spec.dtype), task.spec
-            )
-            sent = Broadcast(list(specs), params_spec(records, config))
-            return [sent, specs_of(records.zero()), *examples]
-
-        numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
-        order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
-        sent, _, *batch = signature(None)
-        apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch])
+        apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *task.spec])
         check_apart(apart)
         example, model = self._made_up(), task.build_model(config.seed)
         weights = [variable.read_value() for variable in model.trainable_variables]
         self._check_same(model, apart, *example)
+        signature = [sent, specs_of(records.zero())]
         if self._small:
-            self._train = tf.function(
-                self._train_in_steps, input_signature=[*signature(None), order, number]
-            )
+            numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
+            order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
+            signature += [*task.spec, order, number]
+            self._train = tf.function(self._train_in_steps, input_signature=signature)
         else:
-            self._train = tf.function(self._train_single, input_signature=signature(None, 1))
+            signature += tf.nest.map_structure(
+                lambda spec: tf.TensorSpec([None, 1, *spec.shape[1:]], spec.dtype), task.spec
+            )
+            self._train = tf.function(self._train_single, input_signature=signature)
         # An operation without a kernel here fails when it runs, and not before: a grouped
         # convolution's gradient, say, on processors for which TensorFlow does not use oneDNN.
         params = tf.nest.map_structure(lambda spec: tf.ones(spec.shape, spec.dtype), sent.params)

@@ -22,7 +22,7 @@ from fedmf.runs.config import TrainConfig
 from fedmf.terminal import progress_bar
 
 _AT_ONCE = 32  # clients whose examples are in memory
-# Of `SeedSequence`: apart from the orders of training, which have 2 in the same place.
+# Of a generator: apart from the orders of training, which have 2 in the same place.
 _HALVES, _SAMPLE = 3, 4
 
 
@@ -39,7 +39,7 @@ def halves(task: Task, config: TrainConfig, client_id: str) -> tuple[Epochs, Exa
       NotFinite: as `Task.examples_of` does.
     """
     examples = task.examples_of(client_id)
-    rng = np.random.default_rng(np.random.SeedSequence([config.seed, _HALVES, *client_id.encode()]))
+    rng = np.random.default_rng([config.seed, _HALVES, *client_id.encode()])
     order, middle = rng.permutation(count(examples)), (count(examples) + 1) // 2
     first, other = take(examples, order[:middle]), take(examples, order[middle:])
     return shuffled_epochs(first, config, task.batch_size, rng), other
@@ -114,7 +114,7 @@ def _after(weights: list[np.ndarray], total: Any) -> list[np.ndarray]:
 
 def sample(task: Task, clients: int, seed: int) -> list[str]:
     """So many clients, or all where there are fewer, drawn without replacement."""
-    rng = np.random.default_rng(np.random.SeedSequence([seed, _SAMPLE]))
+    rng = np.random.default_rng([seed, _SAMPLE])
     population = len(task.client_ids)
     chosen = rng.choice(population, min(clients, population), replace=False)
     return [task.client_ids[i] for i in np.sort(chosen)]
