@@ -117,9 +117,7 @@ def evaluate(
         values |= {
             "clients": found["clients"],
             "clients without examples": found["clients_without_examples"],
-        }
-        values[f"clients on whose examples {metric} is not defined"] = found["clients_undefined"]
-        values |= {
+            f"clients on whose examples {metric} is not defined": found["clients_undefined"],
             f"client {metric}, mean": found["mean"],
             f"client {metric}, deciles": found["deciles"],
         }

@@ -43,16 +43,15 @@ class Corpus(ClientDatabase):
     def __post_init__(self) -> None:
         super().__post_init__()
         train = "SELECT client_id FROM client_metadata WHERE split_name = 'train' LIMIT 1"
-        with self.connection() as connection:
-            if connection.execute(train).fetchone() is None:
-                raise ValueError(
-                    f"{self.path} has no train split, so there is nobody to train on: {self.hint}"
-                )
-            records = connection.execute("SELECT serialized_example_proto FROM examples LIMIT 20")
-            if not any(self.features(record).get("tokens") for (record,) in records):
-                raise ValueError(
-                    f"{self.path} holds no tf.train.Example with the feature 'tokens': {self.hint}"
-                )
+        if not list(self.rows(train)):
+            raise ValueError(
+                f"{self.path} has no train split, so there is nobody to train on: {self.hint}"
+            )
+        records = self.rows("SELECT serialized_example_proto FROM examples LIMIT 20")
+        if not any(self.features(record).get("tokens") for (record,) in records):
+            raise ValueError(
+                f"{self.path} holds no tf.train.Example with the feature 'tokens': {self.hint}"
+            )
 
     @property
     def origin(self) -> str:

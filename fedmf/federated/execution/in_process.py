@@ -81,11 +81,11 @@ class FastExecution(Execution):
         t, sent = int(means.next_round), self._means.to_clients(means)
         total, loss, examples, not_finite = self._means.empty_sum(), 0.0, 0, 0
         scales = in_shapes(sent.scales, self._shapes) if len(sent.scales) else ()
+        groups = list(in_groups(cohort, self._group_size))
         parts = self._clients.sums(
-            broadcast(weights, sent.clip_norm, sent.zeroing_norm, scales),
-            in_groups(cohort, self._group_size),
+            broadcast(weights, sent.clip_norm, sent.zeroing_norm, scales), groups
         )
-        sizes = [len(group) for group in in_groups(range(len(cohort)), self._group_size)]
+        sizes = list(map(len, groups))
         for part in checked(parts, sizes, zero=self._zero, clip_norm=sent.clip_norm):
             total.add_clipped(tf.nest.flatten(part.total.record), *part.total[1:])
             loss += part.loss
