@@ -12,10 +12,10 @@ from fedmf.cohorts.availability import availability_from_text
 from fedmf.privacy.config import PlanConfig, named_options
 from fedmf.schedule import GivenSchedule, WarmupCooldown
 from fedmf.server.following import Scaling
+from fedmf.server.optimizers import RULES, Optimizer
 
-OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
 _SCALED = "scaled-"
-SERVER_OPTIMIZERS = (*OPTIMIZERS, "scaled-adam", "scaled-adagrad")
+SERVER_OPTIMIZERS = (*RULES, "scaled-adam", "scaled-adagrad")
 
 
 def _task_options(name: str, value: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class TrainConfig(PlanConfig):
     # Optimisation
     client_learning_rate: float = fields.real(1.0, "Rate of the clients' optimizer.")
     client_optimizer: str = fields.choice(
-        "sgd", f"On the clients: {', '.join(OPTIMIZERS)}.", lambda: OPTIMIZERS
+        "sgd", f"On the clients: {', '.join(RULES)}.", lambda: RULES
     )
     client_momentum: float = fields.real(0.0, "Momentum of sgd on the clients.", zero=True, below=1)
     client_epochs: int = fields.whole(
@@ -185,6 +185,12 @@ class TrainConfig(PlanConfig):
             return None
         rule = self.server_rule
         return Scaling(rule=rule, epsilon=self.server_epsilon, every=self.scale_every)
+
+    def server_steps(self) -> Optimizer:
+        """The server's optimizer, on arrays; its rate in round t is that of `server_schedule`."""
+        return Optimizer(
+            rule=self.server_rule, momentum=self.server_momentum, epsilon=self.server_epsilon
+        )
 
     def server_schedule(self) -> WarmupCooldown | GivenSchedule:
         """The server's learning rates."""

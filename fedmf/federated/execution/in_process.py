@@ -18,7 +18,6 @@ from fedmf.federated.execution.cluster import ClusterClients, connected
 from fedmf.federated.execution.groups import checked, group_size, in_groups
 from fedmf.federated.execution.records import Records
 from fedmf.server.means import NoisyMeans, check_zeroing_norm, in_shapes
-from fedmf.server.optimizers import Optimizer
 
 
 class FastExecution(Execution):
@@ -45,11 +44,7 @@ class FastExecution(Execution):
             scaling=config.scaling(),
         )
         self._zero = Records(self._initial).zero()
-        self._optimizer = Optimizer(
-            rule=config.server_rule,
-            momentum=config.server_momentum,
-            epsilon=config.server_epsilon,
-        )
+        self._optimizer = config.server_steps()
         self._rates = config.server_schedule().learning_rates()
         self._canaries = Canaries(config.canaries, plan, size, self.noise_seed)
 
