@@ -266,16 +266,16 @@ def pretraining(config: TrainConfig) -> str:
     )
 
 
-def write_final_statement(folder: str | pathlib.Path, audit: Audit | None = None) -> None:
+def write_final_statement(folder: str | pathlib.Path, audit: Audit) -> None:
     """Writes final_statement.md and final_statement.json into a run folder: what was planned,
     observed and achieved.
 
     Args:
       folder: of the run; its files but result.json must be there.
-      audit: of the controller that served the run; None to read the participation from the folder.
+      audit: of the controller that served the run.
     """
     run = Run.load(folder)
-    values = run_statement_values(run, audit_run(run) if audit is None else audit)
+    values = run_statement_values(run, audit)
     for suffix in (".md", ".json"):
         write_atomically(
             run.path / f"{FINAL_STATEMENT}{suffix}", as_text(values, suffix), mode=0o600
