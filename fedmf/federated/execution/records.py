@@ -41,30 +41,6 @@ def specs_of(structure: Any) -> Any:
     return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
 
 
-def check_specs(record_specs: Any) -> Any:
-    """The specs as tf.TensorSpec, all of fully defined shape and of float dtype, with at least one
-    entry between them.
-    """
-    for leaf in tf.nest.flatten(record_specs):
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise TypeError(
-                f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or "
-                "anything with shape and dtype"
-            )
-    specs = specs_of(record_specs)
-    for leaf in tf.nest.flatten(specs):
-        if not leaf.shape.is_fully_defined() or leaf.dtype not in _RECORD_DTYPES:
-            raise TypeError(
-                f"record_specs has a leaf {leaf}: use float16, bfloat16, float32 or float64 "
-                "tensors of fully defined shape"
-            )
-    if not sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs)):
-        raise ValueError(
-            f"record_specs={record_specs!r} has no entries: there is nothing to add noise to"
-        )
-    return specs
-
-
 def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
     """The leaf of a record as a tensor of the spec's dtype; half precision widens, and numbers that
     are no tensor yet are converted.
@@ -91,14 +67,34 @@ class Records:
     Attributes:
       specs: of a record.
       flat_specs: its leaves.
+      sizes: entries of each leaf.
+      size: of the whole record.
 
     Raises:
-      TypeError, ValueError: no floats of fully defined shapes.
+      TypeError, ValueError: no floats of fully defined shapes, or no entry.
     """
 
     def __init__(self, record_specs: Any) -> None:
-        self.specs = check_specs(record_specs)
+        for leaf in tf.nest.flatten(record_specs):
+            if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+                raise TypeError(
+                    f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or "
+                    "anything with shape and dtype"
+                )
+        self.specs = specs_of(record_specs)
         self.flat_specs = tf.nest.flatten(self.specs)
+        for leaf in self.flat_specs:
+            if not leaf.shape.is_fully_defined() or leaf.dtype not in _RECORD_DTYPES:
+                raise TypeError(
+                    f"record_specs has a leaf {leaf}: use float16, bfloat16, float32 or float64 "
+                    "tensors of fully defined shape"
+                )
+        self.sizes = [leaf.shape.num_elements() for leaf in self.flat_specs]
+        self.size = sum(self.sizes)
+        if not self.size:
+            raise ValueError(
+                f"record_specs={record_specs!r} has no entries: there is nothing to add noise to"
+            )
 
     def zero(self, template: Any = None) -> QuerySample:
         """Zeros in the structure of `template`, by default of `specs`.

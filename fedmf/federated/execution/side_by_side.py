@@ -57,7 +57,6 @@ class ClientsSideBySide(ClientWork):
         self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
         self._optimizer, self._rate = client_optimizer(config), config.client_learning_rate
         sent, self._structure = broadcast_spec(records, config), task.spec
-        self._parameters = sum(spec.shape.num_elements() for spec in records.flat_specs)
         self._small, self._others = is_small(records), functools.cache(others)
         self._stateless = stateless_model(task, config.seed)
 
@@ -139,7 +138,7 @@ class ClientsSideBySide(ClientWork):
     def _added(self, sent: Broadcast, clients: Sequence[Epochs]) -> tuple[Any, float]:
         """The sum of their clipped updates, and their loss."""
         total, loss = self._records.zero(), 0.0
-        for part in _in_parts(clients, self._parameters):
+        for part in _in_parts(clients, self._records.size):
             interrupts.check()
             leaves, found = end_to_end(part), batches(part, self._batch_size)
             more: list[Any] = [steps(found), np.int32(len(part))]
@@ -275,7 +274,7 @@ def _in_parts(cohort: Sequence[Epochs], parameters: int) -> Iterator[list[Epochs
 
 def is_small(records: Records) -> bool:
     """Whether a model of these updates is trained side by side whatever its clients' steps."""
-    return sum(spec.shape.num_elements() for spec in records.flat_specs) <= SMALL_MODEL
+    return records.size <= SMALL_MODEL
 
 
 def side_by_side(

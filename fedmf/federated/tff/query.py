@@ -114,7 +114,6 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self.plan = plan
         self._records = Records(record_specs)
         self._flat_specs = self._records.flat_specs
-        self._sizes = [leaf.shape.num_elements() for leaf in self._flat_specs]
         self._zeroing_norm = check_zeroing_norm(zeroing_norm)
         self.divisor = checks.positive(
             "divisor", divisor, "use the fixed number of records of a round, or 1"
@@ -133,7 +132,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._scaling: Scaling | None = None
         self._seeds = RunSeeds(noise_seed)
         self._entry_rounding = 0.0
-        size = noise_size(plan, sum(self._sizes))
+        size = noise_size(plan, self._records.size)
         if noise_strategy != "precomputed":
             check_tail(plan, LARGEST, entries=plan.mechanism.rounds * size)
         self._noise = NoiseRows(
@@ -154,7 +153,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         query = copy.copy(self)
         query._entry_rounding = entry_rounding
-        query._clip_norm = self.plan.clip_norm - math.sqrt(sum(self._sizes)) * entry_rounding
+        query._clip_norm = self.plan.clip_norm - math.sqrt(self._records.size) * entry_rounding
         if not 0 < query._clip_norm <= self.plan.clip_norm:
             raise ValueError(
                 f"entry_rounding={entry_rounding} leaves nothing of clip_norm={self.plan.clip_norm}"
@@ -259,7 +258,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
             row = row[:-1]
         row = row * stddev
-        parts = tf.split(row, self._sizes)
+        parts = tf.split(row, self._records.sizes)
         means = []
         for leaf, part, spec in zip(
             tf.nest.flatten(sample_state.record), parts, self._flat_specs, strict=True
