@@ -12,7 +12,7 @@ from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.base import Execution, parameters
 from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_data import ClientRound
-from fedmf.federated.execution.client_setup import ClientSetup, client_kind
+from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import ClientWork, broadcast
 from fedmf.federated.execution.cluster import ClusterClients, connected
 from fedmf.federated.execution.groups import checked, group_size, in_groups
@@ -30,8 +30,8 @@ class FastExecution(Execution):
         task, config, plan = self.task, self.config, self.plan
         self._initial, size = task.initial_weights(config.seed), parameters(task, config)
         self._shapes = [w.shape for w in self._initial]
-        self.client_work, self.slow = client_kind(task, config)
-        self._setup = ClientSetup(task=task, config=config, kind=self.client_work)
+        self._setup = ClientSetup.here(task, config)
+        self.client_work, self.slow = self._setup.kind, self._setup.slow
         self._clients: ClientWork
         if self.options.cluster is None:
             self._clients = self._setup.work(self.options.threads)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from fedmf.federated.examples import Epochs, Examples, NotFinite, count, take
 from fedmf.federated.execution.client_data import shuffled_epochs
-from fedmf.federated.execution.client_setup import ClientSetup, client_kind
+from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import broadcast
 from fedmf.federated.execution.groups import in_groups
 from fedmf.federated.task import Task
@@ -56,7 +56,7 @@ def fine_tuned_metrics(
 ) -> dict[str, Any]:
     """See `TrainedRun.evaluate_fine_tuned`; `config.client_epochs` are those of the fine-tuning."""
     evaluator = Evaluator(task, config)
-    work = ClientSetup(task=task, config=config, kind=client_kind(task, config)[0]).work(None)
+    work = ClientSetup.here(task, config).work(None)
     # Neither a norm to clip to nor scales
     scales = [np.ones_like(w) for w in weights] if config.scaling() else ()
     sent = broadcast(weights, math.inf, math.inf, scales)
