@@ -22,7 +22,6 @@ from fedmf.cli.options import (
     options_of,
     show,
 )
-from fedmf.mechanisms.family import fitted_families
 
 if TYPE_CHECKING:
     from fedmf.mechanisms import Mechanism
@@ -41,9 +40,7 @@ MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and
 )
 @in_one(
     "fitting",
-    click.option(
-        "--family", type=OneOf(fitted_families), default="banded", help="Kind of mechanism."
-    ),
+    click.option("--family", type=OneOf("family"), default="banded", help="Kind of mechanism."),
     click.option(
         "--tolerance",
         type=float,

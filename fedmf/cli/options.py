@@ -9,7 +9,7 @@ import secrets
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,17 +33,21 @@ SHARE = click.FloatRange(0, 1)
 
 
 class OneOf(click.Choice[str]):
-    """One of the names that a function gives when they are asked for, as of families, of which a
-    program may register more.
+    """One of the families or strategies.
+
+    They are imported when needed: `fedmf --help` must not.
     """
 
-    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
-        self._names, self.case_sensitive = names, True
+    def __init__(self, kind: str) -> None:
+        self._kind, self.case_sensitive = kind, True
 
     @property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names."""
-        return tuple(self._names())
+        from fedmf.mechanisms.family import fitted_families
+        from fedmf.noise.strategies import HOST_STRATEGIES
+
+        return tuple({"family": fitted_families(), "strategy": HOST_STRATEGIES}[self._kind])
 
 
 class Parsed(click.ParamType[Any]):

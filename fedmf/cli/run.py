@@ -18,6 +18,7 @@ from fedmf.cli.options import (
     RUN,
     ConfigCommand,
     Gigabytes,
+    OneOf,
     OutputFile,
     chosen_options,
     config_values,
@@ -30,7 +31,6 @@ from fedmf.cli.options import (
     show,
 )
 from fedmf.cli.stopped import training
-from fedmf.noise.strategies import HOST_STRATEGIES
 
 
 @click.command(cls=ConfigCommand)
@@ -44,7 +44,7 @@ from fedmf.noise.strategies import HOST_STRATEGIES
     "how",
     click.option(
         "--noise-strategy",
-        type=click.Choice(tuple(HOST_STRATEGIES)),
+        type=OneOf("strategy"),
         help="How noise is made.  [default: the cheaper]",
     ),
     click.option(
