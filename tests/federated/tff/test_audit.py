@@ -4,7 +4,6 @@ The host's rows and TFF's process are held to the same rows exactly, in tests/se
 and test_aggregator.py.
 """
 
-import collections
 import dataclasses
 import functools
 
@@ -67,8 +66,8 @@ def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
     honest = queries.MatrixFactorizationQuery.get_noised_result
 
     def shared(self, sample, state):
-        result, state, event = honest(self, sample, state)
-        return collections.OrderedDict(result, kernel=result["bias"][: LEAVES[2]]), state, event
+        [*others, _, bias], state, event = honest(self, sample, state)
+        return [*others, bias[: LEAVES[2]], bias], state, event
 
     monkeypatch.setattr(queries.MatrixFactorizationQuery, "get_noised_result", shared)
     assert not judged(claim, of_query(claim)).consistent
