@@ -3,17 +3,16 @@ optimiser share them.
 """
 
 import dataclasses
-import functools
 import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedmf import checks, fields
+from fedmf import checks
 
 _HINT = (
     "give a positive share of the peak for each round, or ROUND:SHARE for the rounds from one on, "
@@ -23,16 +22,8 @@ _HINT = (
 _SHOWN = 60
 
 
-def _rate(hint: str, *, zero: bool = False) -> Callable[[str, Any], float]:
-    return functools.partial(checks.positive, hint=hint, zero=zero)
-
-
-_PEAK = _rate("pass a learning rate such as 1.0")
-_SHARE = _rate("pass a share of the run such as 0.25, or 0 for none", zero=True)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WarmupCooldown(fields.Checked):
+class WarmupCooldown:
     """Linear warm-up, plateau, linear cool-down (banded paper, App. I, "Learning rate warmup and
     cooldown").
 
@@ -50,16 +41,24 @@ class WarmupCooldown(fields.Checked):
     [0.05, 0.525, 1.0, 1.0, 0.762, 0.525, 0.288, 0.05]
     """
 
-    rounds: int = fields.checked(checks.rounds)
-    peak: float = fields.checked(_PEAK)
-    warmup: float = fields.checked(_SHARE, 0.15)
-    cooldown: float = fields.checked(_SHARE, 0.25)
-    floor: float = fields.checked(_rate("pass a share such as 0.05"), 0.05)
+    rounds: int
+    peak: float
+    warmup: float = 0.15
+    cooldown: float = 0.25
+    floor: float = 0.05
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.floor > 1:
+        checks.rounds("rounds", self.rounds)
+        checks.positive("peak", self.peak, "pass a learning rate such as 1.0")
+        if checks.positive("floor", self.floor, "pass a share such as 0.05") > 1:
             raise ValueError(f"floor={self.floor} is above 1: pass a share such as 0.05")
+        for name in ("warmup", "cooldown"):
+            checks.positive(
+                name,
+                getattr(self, name),
+                "pass a share of the run such as 0.25, or 0 for none",
+                zero=True,
+            )
         if self.warmup + self.cooldown > 1:
             raise ValueError(
                 f"warmup={self.warmup} and cooldown={self.cooldown} add up to more than 1: "
@@ -78,7 +77,7 @@ class WarmupCooldown(fields.Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GivenSchedule(fields.Checked):
+class GivenSchedule:
     """Rates in steps, or one by one: Denisov et al. 2022, Sec. 5, has 0.15 of the peak in the last
     512 of 2048 rounds.
 
@@ -96,12 +95,13 @@ class GivenSchedule(fields.Checked):
     array([2., 1.])
     """
 
-    rounds: int = fields.checked(checks.rounds)
-    peak: float = fields.checked(_PEAK)
+    rounds: int
+    peak: float
     shares: str
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        checks.rounds("rounds", self.rounds)
+        checks.positive("peak", self.peak, "pass a learning rate such as 1.0")
         said = f"learning_rate_schedule={_short(self.shares)}"
         starts, shares = _parsed(self.shares)
         if not starts and len(shares) != self.rounds:
