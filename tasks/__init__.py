@@ -206,6 +206,7 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
       FileNotFoundError, TypeError, ValueError: no such task, an option out of range, the data file
         is absent or damaged.
     """
+    from fedmf.federated.examples import errors_of
     from fedmf.federated.task import Task
 
     name = config.task or DEFAULT
@@ -220,12 +221,8 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
             f"task={name!r} cannot be called ({error}): give its first parameter a frozen "
             "dataclass of options as its type, and no other parameter without a default"
         ) from error
-    try:
+    with errors_of(f"task={name!r}"):
         task = function(*options, **shown)
-    except (TypeError, ValueError, OSError):
-        raise
-    except Exception as error:
-        raise ValueError(f"task={name!r} raises {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
         raise TypeError(
             f"task={name!r} returns a {type(task).__name__}: return a fedmf.federated.Task"

@@ -12,6 +12,7 @@ import pathlib
 import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -42,24 +43,22 @@ class ClientDatabase:
     hint: str
 
     def __post_init__(self) -> None:
-        if self.path.is_dir():
-            raise ValueError(f"{self.path} is a folder: name the data file in it")
         if not self.path.exists():
             raise FileNotFoundError(f"there is no file {self.path}: {self.hint}")
         try:
             self._check_header()
         except OSError as error:
             raise ValueError(
-                f"{self.path} cannot be read: {error.strerror or error}; check its permissions"
+                f"{self.path} cannot be read: {error.strerror or error}; name a file that you may "
+                "read"
             ) from None
-        with self.connection() as connection:
-            for table, wanted in _COLUMNS.items():
-                columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-                if missing := [column for column in wanted if column not in columns]:
-                    raise ValueError(
-                        f"{self.path} has no column {missing[0]!r} in a table {table!r}, so it is "
-                        f"not TFF's format: {self.hint}"
-                    )
+        for table, wanted in _COLUMNS.items():
+            columns = {row[1] for row in self.rows(f"PRAGMA table_info({table})")}
+            if missing := [column for column in wanted if column not in columns]:
+                raise ValueError(
+                    f"{self.path} has no column {missing[0]!r} in a table {table!r}, so it is "
+                    f"not TFF's format: {self.hint}"
+                )
 
     def _header(self) -> bytes:
         with self.path.open("rb") as file:
@@ -67,8 +66,6 @@ class ClientDatabase:
 
     def _check_header(self) -> None:
         size, header = self.path.stat().st_size, self._header()
-        if not size:
-            raise ValueError(f"{self.path} is empty: {self.hint}")
         if not header.startswith(b"SQLite format 3\0"[: len(header)]):
             what = (
                 "the packed download; unpack it with `unlzma`"
@@ -105,11 +102,16 @@ class ClientDatabase:
         except sqlite3.Error as error:
             raise ValueError(f"{self.path} cannot be read ({error}): {self.hint}") from None
 
+    def rows(self, query: str, *arguments: object) -> Iterator[Any]:
+        """The rows of a query, by a connection of its own."""
+        with self.connection() as connection:
+            yield from connection.execute(query, arguments)
+
     @property
     def application_id(self) -> int:
         """`SYNTHETIC` or `IMPORTED` of `fedmf.tasks.data_file`; 0 of TFF's own files."""
-        with self.connection() as connection:
-            return int(connection.execute("PRAGMA application_id").fetchone()[0])
+        [(number,)] = self.rows("PRAGMA application_id")
+        return int(number)
 
     @property
     def synthetic(self) -> bool:
@@ -128,16 +130,12 @@ class ClientDatabase:
             "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY "
             "client_id"
         )
-        with self.connection() as connection:
-            return dict(connection.execute(query, (split,)))
+        return dict(self.rows(query, split))
 
     def splits(self) -> list[str]:
         """The names of the splits, sorted."""
-        with self.connection() as connection:
-            found = connection.execute(
-                "SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name"
-            )
-            return [str(name) for (name,) in found]
+        query = "SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name"
+        return [str(name) for (name,) in self.rows(query)]
 
     def records(self, split: str, client_id: str, limit: int = -1) -> list[bytes]:
         """A client's serialized examples in file order, at most `limit` (-1 for all)."""
@@ -145,9 +143,7 @@ class ClientDatabase:
             "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ? "
             "LIMIT ?"
         )
-        with self.connection() as connection:
-            rows = connection.execute(query, (client_id, split, limit))
-            return [self.blob(record) for (record,) in rows]
+        return [self.blob(record) for (record,) in self.rows(query, client_id, split, limit)]
 
     def numbered(self, split: str, client_ids: Sequence[str]) -> Iterator[tuple[str, int, bytes]]:
         """Client, number and serialized example of all examples of these clients, for `at`."""
@@ -155,10 +151,9 @@ class ClientDatabase:
             "SELECT rowid, serialized_example_proto FROM examples WHERE client_id = ? AND "
             "split_name = ? ORDER BY rowid"
         )
-        with self.connection() as connection:
-            for client_id in client_ids:
-                for number, record in connection.execute(query, (client_id, split)):
-                    yield client_id, number, self.blob(record)
+        for client_id in client_ids:
+            for number, record in self.rows(query, client_id, split):
+                yield client_id, number, self.blob(record)
 
     def at(self, numbers: Sequence[int]) -> list[bytes]:
         """The serialized examples of these numbers."""

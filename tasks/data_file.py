@@ -16,6 +16,20 @@ SYNTHETIC, IMPORTED = 0x464D4653, 0x464D4649
 ORIGINS = {SYNTHETIC: "synthetic corpus", IMPORTED: "imported text"}
 
 
+def check_new(path: pathlib.Path, *, overwrite: bool) -> None:
+    """Refuses a file that is there already, unless it may be replaced; and a folder."""
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True")
+
+
+def unwritable(path: pathlib.Path, error: OSError) -> ValueError:
+    """What a writer raises for an error of its folder."""
+    return ValueError(
+        f"cannot write {path}: {error.strerror or error}; choose a folder that "
+        "exists and is writable"
+    )
+
+
 @contextlib.contextmanager
 def create(
     path: pathlib.Path, application_id: int, *, overwrite: bool
@@ -37,21 +51,13 @@ def create(
       ValueError: a folder, an existing file without `overwrite`, or a folder
         that cannot be written.
     """
-    if path.is_dir():
-        raise ValueError(
-            f"{path} is a folder: name the file to write, such as {path / 'stackoverflow.sqlite'}"
-        )
-    if path.exists() and not overwrite:
-        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True")
+    check_new(path, overwrite=overwrite)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove_left_over(path)
         append_privately(partial).close()  # SQLite keeps the mode
     except OSError as error:
-        raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that "
-            "exists and is writable"
-        ) from None
+        raise unwritable(path, error) from None
     connection = sqlite3.connect(partial)
     try:
         # No journal: a file that is not finished is thrown away anyhow.

@@ -14,8 +14,8 @@ import click
 from fedmf.cli.errors import Group, arguments_checked, in_option_names
 from fedmf.cli.options import (
     COUNT,
-    EXISTING_FILE,
     PATH,
+    RUN,
     Gigabytes,
     OutputFile,
     in_one,
@@ -28,6 +28,8 @@ from fedmf.cli.options import (
 
 if TYPE_CHECKING:
     from fedmf.audits.guarantee import Audit
+    from fedmf.audits.noise import Finding
+    from fedmf.server.audit import MechanismAudit
 
 
 class _RunByDefault(Group):
@@ -65,7 +67,7 @@ _statement_option = click.option(
 
 
 @audit.command()
-@click.argument("run_folder", metavar="RUN", type=PATH)
+@click.argument("run_folder", metavar="RUN", type=RUN)
 @_statement_option
 @json_option
 def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool) -> None:
@@ -79,10 +81,8 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
       fedmf audit runs/first --statement statement.md
     """
     from fedmf.runs.audit import audit_run, run_statement_values
-    from fedmf.runs.folder import Run, RunFolder
+    from fedmf.runs.folder import Run
 
-    with arguments_checked():
-        RunFolder.open(run_folder)
     loaded = Run.load(run_folder)
     result = audit_run(loaded)
     if statement is not None:
@@ -92,7 +92,6 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 
 @audit.command()
 @click.argument("log_file", metavar="LOG", type=PATH)
-@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @in_one(
     "form",
@@ -135,7 +134,6 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @json_option
 def log(
     log_file: pathlib.Path,
-    mechanism_file: pathlib.Path,
     promise: dict[str, Any],
     form: dict[str, Any],
     reading: dict[str, Any],
@@ -161,7 +159,7 @@ def log(
     from fedmf.privacy.flat_config import OF_THE_FIT
 
     with arguments_checked():
-        config = plan_config(mechanism_file, promise)
+        config = plan_config(promise)
         plan = config.plan()
         result = audit_log(log_file, plan, form=LogForm(**form), **reading)
     statement, pretraining = told["statement"], told["pretraining"]
@@ -174,7 +172,7 @@ def log(
             for name, value in values.items()
             if value is not None
         ]
-        files = shlex.join([log_file.name, mechanism_file.name])
+        files = shlex.join([log_file.name, promise["mechanism_file"].name])
         command = " ".join(["fedmf audit log", files, *flags])
         _write(
             statement,
@@ -202,22 +200,17 @@ def _show(result: "Audit", as_json: bool) -> None:
         del values["contradictions"]
         if values["offenders"] is not None:
             values["offenders"] = _named(values["offenders"])
-        always: tuple[str, ...] = (
-            "_observed",
-            "epsilon_planned",
-            "epsilon_achieved",
-            "rho_planned",
-            "rho_achieved",
-        )
-        if values["claimed_cohort"] is not None:
-            always = ("_observed", "epsilon_planned", "rho_planned")
+        always = ["_observed", "epsilon_planned", "rho_planned"]
+        if values["claimed_cohort"] is None:
+            always += ["epsilon_achieved", "rho_achieved"]
+        else:
             values["achieved"] = (
                 "not known: the run that the simulation stands for was not observed"
             )
         values = {
             name: value
             for name, value in values.items()
-            if value is not None or name.endswith(always)
+            if value is not None or name.endswith(tuple(always))
         }
         recorded = ", as far as it is recorded" if "not_in_the_record" in values else ""
         values["keeps_to_the_plan"] = (
@@ -232,21 +225,16 @@ def _named(offenders: dict[str, Any]) -> dict[str, Any]:
     """`Offenders.values` with a line for each client."""
     from fedmf.identifiers import shown_client, shown_rounds
 
-    named = enumerate(offenders.pop("first"), 1)
-    lines = {
-        str(i): f"{shown_client(one['client'])}: {_guarantee(one)}, {shown_rounds(one['rounds'])}"
-        for i, one in named
-    }
+    lines = {}
+    for i, one in enumerate(offenders.pop("first"), 1):
+        epsilon = "infinite" if one["epsilon"] is None else f"{one['epsilon']:.6g}"
+        client, rounds = shown_client(one["client"]), shown_rounds(one["rounds"])
+        lines[str(i)] = f"{client}: epsilon {epsilon}, {rounds}"
     return offenders | lines
 
 
-def _guarantee(offender: dict[str, Any]) -> str:
-    epsilon = offender["epsilon"]
-    return "epsilon infinite" if epsilon is None else f"epsilon {epsilon:.6g}"
-
-
 @audit.command()
-@click.argument("run_folder", metavar="RUN", type=PATH)
+@click.argument("run_folder", metavar="RUN", type=RUN)
 @click.option(
     "--confidence", type=float, default=0.95, help="With which all the lower bounds hold together."
 )
@@ -268,10 +256,8 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
       fedmf audit canaries runs/audited
     """
     from fedmf.runs.audit import audit_run_canaries
-    from fedmf.runs.folder import RunFolder
 
     with arguments_checked():
-        RunFolder.open(run_folder)
         result = audit_run_canaries(run_folder, confidence=confidence)
     values = dataclasses.asdict(result) | {"consistent": not result.exceeded}
     if as_json:
@@ -298,13 +284,7 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
         sys.exit(1)
 
 
-if TYPE_CHECKING:
-    from fedmf.audits.noise import Finding
-    from fedmf.server.audit import MechanismAudit
-
-
 @audit.command()
-@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @in_one(
     "trial",
@@ -333,7 +313,6 @@ if TYPE_CHECKING:
 @quiet_option
 @json_option
 def mechanism(
-    mechanism_file: pathlib.Path,
     promise: dict[str, Any],
     trial: dict[str, Any],
     query: bool,
@@ -351,15 +330,13 @@ def mechanism(
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
     """
     with arguments_checked():
-        plan = plan_config(mechanism_file, promise).plan()
+        plan = plan_config(promise).plan()
     from fedmf.server.audit import audit_mechanism
     from fedmf.terminal import progress_bar
 
     subject: Any = None
     if query:
-        from fedmf.federated.tff.audit import Query
-
-        subject = Query
+        from fedmf.federated.tff.audit import Query as subject
 
     # Not drawn at once: arguments that are refused leave no bar behind.
     bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)

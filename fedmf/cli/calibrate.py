@@ -1,7 +1,6 @@
 """fedmf calibrate: from a mechanism and a target to a plan."""
 
 import math
-import pathlib
 from typing import Any
 
 import click
@@ -9,7 +8,6 @@ import click
 from fedmf.cli.errors import Command, arguments_checked
 from fedmf.cli.options import (
     COUNT,
-    EXISTING_FILE,
     json_option,
     plan_config,
     plan_options,
@@ -18,7 +16,6 @@ from fedmf.cli.options import (
 
 
 @click.command(cls=Command)
-@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @click.option("--statement", is_flag=True, help="Print the privacy statement.")
 @click.option(
@@ -34,7 +31,6 @@ from fedmf.cli.options import (
 )
 @json_option
 def calibrate(
-    mechanism_file: pathlib.Path,
     promise: dict[str, Any],
     statement: bool,
     stop_after: int | None,
@@ -59,7 +55,7 @@ def calibrate(
     from fedmf.privacy.stopping import first_rounds, stopped_after, stopping_table
 
     with arguments_checked():
-        config = plan_config(mechanism_file, promise)
+        config = plan_config(promise)
         mechanism = config.fit()
         if table or stop_after is not None:  # before the minutes of a calibration
             hint = "a run can end before its plan and not after it"
@@ -74,7 +70,8 @@ def calibrate(
         stops = stopping_table(plan) if table else []
         if stop_after is not None:
             plan = stopped_after(plan, stop_after)
-    command = describe.calibrate_command(plan, mechanism_file.name, rdp=rdp, config=config)
+    file = promise["mechanism_file"].name
+    command = describe.calibrate_command(plan, file, rdp=rdp, config=config)
     values = describe.statement_values(plan, rdp=rdp, commands=[command]) if statement else {}
     if statement and not as_json:
         click.echo(markdown(values))

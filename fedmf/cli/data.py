@@ -12,7 +12,6 @@ from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
     PATH,
-    SHARE,
     OutputFile,
     TaskCommand,
     chosen_options,
@@ -95,6 +94,13 @@ def synth(
       fedmf data synth --task emnist --clients 200 --out emnist.sqlite
       fedmf data synth --task cifar10 --examples 5000 --out shapes.tar.gz
     """
+    from fedmf.tasks import cifar10, emnist, stackoverflow
+
+    writers: dict[str, Callable[..., Any]] = {
+        "stackoverflow_nwp": stackoverflow.write_synthetic_corpus,
+        "emnist": emnist.write_synthetic,
+        "cifar10": cifar10.write_synthetic,
+    }
     given = {name: value for name, value in sizes.items() if value is not None}
     with arguments_checked():
         for name, value in given.items():
@@ -103,39 +109,16 @@ def synth(
                 raise ValueError(
                     f"{name}={value} belongs to task={owners}, not to task={task}: leave it out"
                 )
-        _writer(task)(out, seed=seed, overwrite=overwrite, progress=not quiet, **given)
+        writers[task](out, seed=seed, overwrite=overwrite, progress=not quiet, **given)
     if as_json:
         show({"task": task, "file": str(out)}, as_json)
     else:
         click.echo(str(out))
 
 
-def _writer(task: str) -> Callable[..., Any]:
-    from fedmf.tasks import cifar10, emnist, stackoverflow
-
-    writers: dict[str, Callable[..., Any]] = {
-        "emnist": emnist.write_synthetic,
-        "cifar10": cifar10.write_synthetic,
-    }
-    return writers.get(task, stackoverflow.write_synthetic_corpus)
-
-
 @data.command("import")
 @click.argument("file", type=EXISTING_FILE)
-@in_one(
-    "options",
-    click.option("--user-column", default="user", help="Column of users."),
-    click.option("--text-column", default="text", help="Column of texts."),
-    click.option(
-        "--heldout-users", type=SHARE, default=0.07, help="Share of users for the held-out split."
-    ),
-    click.option(
-        "--test-users", type=SHARE, default=0.35, help="Share of users for validation and test."
-    ),
-    click.option(
-        "--seed", type=click.IntRange(0), default=0, help="Another seed, other users in the splits."
-    ),
-)
+@options_of("ImportOptions", group="options", defaults=True)
 @click.option("--out", required=True, type=PATH, help="SQLite file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @quiet_option

@@ -12,6 +12,7 @@ from fedmf.cli.options import (
     COUNT,
     EXISTING,
     PATH,
+    RUN,
     OutputFile,
     TaskCommand,
     in_one,
@@ -28,7 +29,7 @@ _SPLITS = ("validation", "test")
 
 
 @click.command(cls=TaskCommand)
-@click.argument("run", type=PATH)
+@click.argument("run", type=RUN)
 @click.option(
     "--split",
     type=click.Choice(_SPLITS),
@@ -116,9 +117,7 @@ def evaluate(
         values |= {
             "clients": found["clients"],
             "clients without examples": found["clients_without_examples"],
-        }
-        values[f"clients on whose examples {metric} is not defined"] = found["clients_undefined"]
-        values |= {
+            f"clients on whose examples {metric} is not defined": found["clients_undefined"],
             f"client {metric}, mean": found["mean"],
             f"client {metric}, deciles": found["deciles"],
         }
@@ -133,7 +132,7 @@ def evaluate(
 
 
 @click.command(cls=TaskCommand)
-@click.argument("run", type=PATH)
+@click.argument("run", type=RUN)
 @click.option(
     "--out",
     required=True,
@@ -187,10 +186,8 @@ def _draw(run: "TrainedRun", path: pathlib.Path) -> str:
 def _trained(
     path: pathlib.Path, data: str | None, asked: Mapping[str, Any], *, quiet: bool
 ) -> "TrainedRun":
-    from fedmf.runs.folder import Run, RunFolder
+    from fedmf.runs.folder import Run
 
-    with arguments_checked():
-        RunFolder.open(path)
     run = Run.load(path)
     from fedmf import federated, tasks
 

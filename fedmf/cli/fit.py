@@ -99,7 +99,7 @@ def fit(
 
     if picture:
         # Before the fit
-        OutputFile(".png").convert(out.with_suffix(".png"), None, click.get_current_context())
+        OutputFile(".png").convert(str(out.with_suffix(".png")), None, click.get_current_context())
     interrupted_fit.set(False)
     limits = {name: promise.pop(name) for name in _PARTICIPATION}
     momentum, given = promise.pop("workload_momentum"), promise.pop("learning_rate_schedule")

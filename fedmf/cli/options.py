@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import pathlib
@@ -34,7 +33,7 @@ SHARE = click.FloatRange(0, 1)
 
 
 class OneOf(click.Choice[str]):
-    """One of the families, schemas, sampling schemes or strategies.
+    """One of the families or strategies.
 
     They are imported when needed: `fedmf --help` must not.
     """
@@ -47,19 +46,41 @@ class OneOf(click.Choice[str]):
         """The names."""
         from fedmf.mechanisms.family import fitted_families
         from fedmf.noise.strategies import HOST_STRATEGIES
-        from fedmf.participation.schema import SCHEMAS
-        from fedmf.privacy.sampling import SCHEMES
 
-        names = {
-            "family": fitted_families(),
-            "schema": SCHEMAS,
-            "sampling": SCHEMES,
-            "strategy": HOST_STRATEGIES,
-        }
-        return tuple(names[self._kind])
+        return tuple({"family": fitted_families(), "strategy": HOST_STRATEGIES}[self._kind])
 
 
-class OutputFile(click.ParamType[pathlib.Path]):
+class Parsed(click.ParamType[Any]):
+    """A value by a function of its text, whose ValueError says what is wrong."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value."""
+        try:
+            return self.parsed(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def parsed(self, text: str) -> Any:
+        """The value of a text."""
+        raise NotImplementedError
+
+
+class _RunFolder(click.Path):
+    """The folder of a run."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; refuses one that holds no run."""
+        from fedmf.runs.folder import RunFolder
+
+        path: Any = super().convert(value, param, ctx)
+        with arguments_checked():
+            return RunFolder.open(path).path
+
+
+RUN = _RunFolder(path_type=pathlib.Path)
+
+
+class OutputFile(Parsed):
     """A path that can be written to, with one of these suffixes.
 
     It is tried before minutes of work, not after.
@@ -70,29 +91,23 @@ class OutputFile(click.ParamType[pathlib.Path]):
     def __init__(self, *suffixes: str) -> None:
         self.suffixes = suffixes
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> pathlib.Path:
+    def parsed(self, text: str) -> pathlib.Path:
         """Refuses another suffix, and a path at which no file can be made."""
-        path = pathlib.Path(value)
+        path = pathlib.Path(text)
         if path.suffix not in self.suffixes:
             ends = " or ".join(self.suffixes)
-            self.fail(
-                f"{str(path)!r} does not end in {ends}: the suffix says what is written", param, ctx
-            )
+            raise ValueError(f"{text!r} does not end in {ends}: the suffix says what is written")
         # As `write_atomically` names it
         trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         try:
             if path.is_dir():
-                self.fail(f"{str(path)!r} is a folder: name a file", param, ctx)
+                raise ValueError(f"{text!r} is a folder: name a file")
             trial.touch(exist_ok=False)
             trial.unlink()
         except OSError as error:
-            self.fail(
-                f"{str(path)!r} cannot be written ({error.strerror}): choose another place",
-                param,
-                ctx,
-            )
+            raise ValueError(
+                f"{text!r} cannot be written ({error.strerror}): choose another place"
+            ) from error
         return path
 
 
@@ -112,25 +127,23 @@ class Gigabytes(click.FloatRange):
         return int(number * 1e9)
 
 
-class _NoiseSeed(click.ParamType[int | str]):
+class _NoiseSeed(Parsed):
     name = "integer|os|@FILE"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        if value == "os":
+    def parsed(self, text: str) -> int | str:
+        """The seed, or "os"."""
+        if text == "os":
             return "os"
-        shown = value[:60]
-        if value.startswith("@"):  # what the file holds is not shown
+        shown = text[:60]
+        if text.startswith("@"):  # what the file holds is not shown
             with contextlib.suppress(OSError, ValueError):
-                value = pathlib.Path(value[1:]).read_text(encoding="ascii").strip()
-        if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_SEED_DIGITS):
-            self.fail(
+                text = pathlib.Path(text[1:]).read_text(encoding="ascii").strip()
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_SEED_DIGITS):
+            raise ValueError(
                 f"{shown!r} must be a non-negative whole number of at most "
-                f"{_MAX_SEED_DIGITS} digits, @FILE that holds one, or os to draw one",
-                param, ctx,
-            )  # fmt: skip
-        return int(value)
+                f"{_MAX_SEED_DIGITS} digits, @FILE that holds one, or os to draw one"
+            )
+        return int(text)
 
 
 class _ConfigField(click.ParamType[Any]):
@@ -161,19 +174,13 @@ class _ConfigField(click.ParamType[Any]):
             ) from error
 
 
-def together(*options: Decorator) -> Decorator:
-    """These options as one decorator."""
-    return lambda command: functools.reduce(
-        lambda decorated, option: option(decorated), reversed(options), command
-    )
-
-
 def in_one(group: str, *options: Decorator) -> Decorator:
     """These options as one argument `group` of the command's function: a dict of their values."""
 
     def declare(command: Callable[..., Any]) -> Callable[..., Any]:
         before = len(getattr(command, "__click_params__", ()))
-        command = together(*options)(command)
+        for option in reversed(options):
+            command = option(command)
         for parameter in command.__click_params__[before:]:  # type: ignore[attr-defined]
             parameter.group = group
         return command
@@ -191,17 +198,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
 
 
-class _TaskOption(click.ParamType[tuple[str, str]]):
+class _TaskOption(Parsed):
     name = "name=value"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        option, equals, setting = value.partition("=")
+    def parsed(self, text: str) -> tuple[str, str]:
+        """The option and its value."""
+        option, equals, setting = text.partition("=")
         if not option or not equals:
-            self.fail(
-                f"{value!r} names no option and its value: write it as batch-size=20", param, ctx
-            )
+            raise ValueError(f"{text!r} names no option and its value: write it as batch-size=20")
         return option.strip().replace("-", "_"), setting.strip()
 
 
@@ -226,6 +230,7 @@ run_task_options = in_one(
 def options_of(
     config: str,
     *,
+    group: str = "promise",
     names: Sequence[str] = (),
     leave_out: Sequence[str] = (),
     required: Sequence[str] = (),
@@ -233,10 +238,11 @@ def options_of(
 ) -> Decorator:
     """One option for each field of a config: the one place that declares options of the promise.
 
-    Their values are one argument of the command's function, `promise`, for `chosen_options`.
+    Their values are one argument of the command's function, for `chosen_options`.
 
     Args:
-      config: "PlanConfig", "TrainConfig" or "AggregatorClaim".
+      config: "PlanConfig", "TrainConfig", "AggregatorClaim" or "ImportOptions".
+      group: name of the argument.
       names: of the fields; none for all.
       leave_out: names that are no options of this command.
       required: names without which the command does not run.
@@ -246,12 +252,14 @@ def options_of(
     from fedmf.privacy.config import PlanConfig
     from fedmf.runs.config import TrainConfig
     from fedmf.tasks.partitioned import PartitionOptions
+    from fedmf.tasks.stackoverflow import ImportOptions
 
-    kinds: dict[str, Any] = {k.__name__: k for k in (PlanConfig, TrainConfig, AggregatorClaim)}
-    kind = kinds[config]
-    section, declared = "", []
+    configs: tuple[Any, ...] = (PlanConfig, TrainConfig, AggregatorClaim, ImportOptions)
+    [kind] = (kind for kind in configs if kind.__name__ == config)
+    section, declared = "Options", []
     for field in dataclasses.fields(kind):
-        section = CONFIG_SECTIONS.get(field.name, section)
+        if kind is not ImportOptions:
+            section = CONFIG_SECTIONS.get(field.name, section)
         if (names and field.name not in names) or field.name in leave_out:
             continue
         settings: dict[str, Any] = {"default": None, "cls": SectionOption, "section": section}
@@ -261,11 +269,8 @@ def options_of(
         if field.name == "mechanism_options":  # each an option of its own: `FamilyCommand`
             continue
         if field.name == "task_options":
-            flags, settings["type"], settings["multiple"] = (
-                ["-o", "--task-option"],
-                _TaskOption(),
-                True,
-            )
+            flags = ["-o", "--task-option"]
+            settings |= {"type": _TaskOption(), "multiple": True}
             help_text += " Repeatable; `--task NAME --help` lists them."
             declared += [_of_the_task(own, section) for own in dataclasses.fields(PartitionOptions)]
         else:
@@ -273,10 +278,11 @@ def options_of(
             settings["type"] = _ConfigField(field)
             settings["required"] = field.name in required
             settings["is_eager"] = field.name == "task"  # the help asks for it
-            shown = field.default is not None and field.name not in required
+            # Click shows a default that the command is given.
+            shown = not (field.default is None or defaults or field.name in required)
             help_text += f"  [default: {field.default}]" if shown else ""
         declared.append(click.option(*flags, field.name, help=help_text, **settings))
-    return in_one("promise", *declared)
+    return in_one(group, *declared)
 
 
 def _of_the_task(field: "dataclasses.Field[Any]", section: str) -> Decorator:
@@ -293,10 +299,12 @@ def _of_the_task(field: "dataclasses.Field[Any]", section: str) -> Decorator:
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a plan whose mechanism is a file."""
+    """The argument MECHANISM, a file, and the options of its plan, for `plan_config`."""
     from fedmf.privacy.flat_config import OF_THE_FIT
 
-    return options_of("PlanConfig", leave_out=OF_THE_FIT, required=("rounds",))(command)
+    mechanism = click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
+    options = options_of("PlanConfig", leave_out=OF_THE_FIT, required=("rounds",))
+    return in_one("promise", mechanism)(options(command))
 
 
 class FamilyCommand(Command):
@@ -329,12 +337,13 @@ def _family_options() -> list[click.Parameter]:
         flag = f"--{name.replace('_', '-')}"
         flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
         text = "; ".join(f"{', '.join(names)}: {phrase}" for phrase, names in families.items())
-        settings: dict[str, Any] = {
-            "type": None if kind is bool else kind,
-            "default": None,
-            "help": f"{text}.",
-        }
-        made = SectionOption([flags, name], section="Options of the families", **settings)
+        made = SectionOption(
+            [flags, name],
+            section="Options of the families",
+            type=None if kind is bool else kind,
+            default=None,
+            help=f"{text}.",
+        )
         made.group = "promise"
         declared.append(made)
     return declared
@@ -366,11 +375,8 @@ class ConfigCommand(TaskCommand, FamilyCommand):
 def _with_default(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return f"{field.name}={field.default_factory()}"
-    return (
-        f"{field.name} (needed)"
-        if field.default is dataclasses.MISSING
-        else f"{field.name}={field.default}"
-    )
+    needed = field.default is dataclasses.MISSING
+    return f"{field.name} (needed)" if needed else f"{field.name}={field.default}"
 
 
 def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -418,24 +424,23 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
     return nested(read_config_file(path))
 
 
-def plan_config(mechanism_file: pathlib.Path, flags: Mapping[str, Any]) -> "PlanConfig":
-    """The promise that `plan_options` declare, of a mechanism in a file.
+def plan_config(promise: Mapping[str, Any]) -> "PlanConfig":
+    """The promise of `plan_options`.
 
     Raises:
       TypeError, ValueError: naming the argument that cannot work.
     """
     from fedmf.privacy.config import PlanConfig
 
-    chosen = chosen_options(flags)
-    return PlanConfig(family="file", mechanism=str(mechanism_file), **chosen)
+    chosen = chosen_options(promise)
+    mechanism = str(chosen.pop("mechanism_file"))
+    return PlanConfig(family="file", mechanism=mechanism, **chosen)
 
 
-def status_line(label: str = "") -> Callable[[Any], None] | None:
-    """A function that shows how far a search is in one line of a terminal;
-    None where there is no terminal.
-    """
+def status_line(label: str = "") -> Callable[[Any], None]:
+    """A function that shows how far a search is in one line of a terminal."""
     if not sys.stderr.isatty():
-        return None
+        return lambda progress: None
     return lambda progress: click.echo(f"\r\033[K{label}{progress}", nl=False, err=True)
 
 

@@ -21,8 +21,7 @@ from fedmf.cli.options import (
 
 if TYPE_CHECKING:
     from fedmf.mechanisms.budget import Budget
-    from fedmf.participation.schema import Participation
-    from fedmf.privacy.sampling import Sampling
+    from fedmf.privacy.config import PlanConfig
 
 _MAX_ROWS = 12
 _BY_ROUND = ("dry", "pool", "pool_rounds", "cohorts", "tried", "histogram", "spent")
@@ -125,18 +124,20 @@ def participation(
         who: dict[str, Any] = {"availability": availability_from_text(availability)}
         devices = ("dropout", "noncompliant_fraction", "timer_jitter", "seed")
         behavior = DeviceBehavior(**{name: options[name] for name in devices})
-        scheme = _scheme(options)
-        planned = _planned(scheme, options)
-        budget = _budget(planned, options)
+        spaced = options["sampling"] is None and options["schema"] == "min_sep"
+        asked = spaced and options["min_sep"] is None
+        config = _promise(options, min_sep=1) if asked else _promise(options)
+        scheme, budget = config.scheme(), _budget(config, options)
+        planned = scheme.participation(config.rounds) if scheme else config.participation()
         largest: dict[str, Any] = {}
-        if search and scheme is None and options["schema"] == "min_sep":
-            if planned is not None:
+        if search and spaced:
+            if not asked:
                 refuse_impossible(planned, size, behavior=behavior, **who)  # before a long search
             progress = status_line("min separations tried: ")
             largest = largest_min_sep(
                 size, rounds=options["rounds"], seed=seed, progress=progress, **who
             )
-        if planned is None:
+        if asked:
             if not largest:
                 raise ValueError("`min_sep` is missing: give it, or leave out --no-search")
             if largest["largest_min_sep"] is None:
@@ -146,8 +147,7 @@ def participation(
                     "the separation: lower --cohort-size, or give --min-sep to see how "
                     "often the pool runs dry"
                 )
-            planned = _planned(None, options | {"min_sep": largest["largest_min_sep"]})
-            assert planned is not None
+            planned = _promise(options, min_sep=largest["largest_min_sep"]).participation()
         options_of_both: dict[str, Any] = {
             "behavior": behavior,
             "progress": status_line("round "),
@@ -166,44 +166,19 @@ def participation(
     show(values if as_json else _for_people(values), as_json)
 
 
-def _scheme(options: dict[str, Any]) -> "Sampling | None":
-    from fedmf.privacy.sampling import SCHEMES, takes
+def _promise(options: dict[str, Any], **settled: Any) -> "PlanConfig":
+    """The promise of these options; refuses what does not go together."""
+    from fedmf.privacy.config import PlanConfig
 
-    sampling, partitions = options["sampling"], options["partitions"]
-    if sampling is None:
-        if partitions is not None:
-            raise ValueError(f"partitions={partitions} belongs to sampling: leave it out")
-        return None
-    return SCHEMES[sampling].configured(
-        population=options["population"],
-        cohort_size=options["cohort_size"],
-        partitions=partitions,
-        min_sep=options["min_sep"] if takes(sampling, "min_sep") else None,
-    )
+    names = ("rounds", "cohort_size", "schema", "min_sep", "max_participations", "partitions")
+    values: dict[str, Any] = {name: options[name] for name in ("sampling", *names)} | settled
+    if options["sampling"] is not None:  # elsewhere the population is that of the data
+        values["population"] = options["population"]
+    return PlanConfig(family="none", **values)
 
 
-def _planned(scheme: "Sampling | None", options: dict[str, Any]) -> "Participation | None":
-    """The participation to guarantee; None where its min separation is the question."""
-    from fedmf.participation.schema import Participation
-
-    limits = {name: options[name] for name in ("rounds", "schema", "min_sep", "max_participations")}
-    if scheme is not None:
-        min_sep, most = limits["min_sep"], limits["max_participations"]
-        if min_sep not in (None, getattr(scheme, "min_sep", None)) or most is not None:
-            raise ValueError(
-                f"min_sep={min_sep} and max_participations={most} follow from "
-                "--sampling: leave them out"
-            )
-        return scheme.participation(limits["rounds"])
-    if limits["min_sep"] is None and limits["schema"] == "min_sep":
-        return None
-    if limits["schema"] == "budget":
-        limits["schema"] = "min_sep"
-    return Participation(**limits)
-
-
-def _budget(planned: "Participation | None", options: dict[str, Any]) -> "Budget | None":
-    """What `planned` costs with the mechanism; None for every other schema."""
+def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
+    """What the promise costs with the mechanism; None for every other schema."""
     import fedmf
 
     file, pace = options["mechanism_file"], options["pace"]
@@ -219,8 +194,7 @@ def _budget(planned: "Participation | None", options: dict[str, Any]) -> "Budget
         raise ValueError(
             "mechanism is missing: with --schema budget give the file that `fedmf fit --out` wrote"
         )
-    assert planned is not None
-    budget = fedmf.Budget.of(fedmf.load_mechanism(file), planned)
+    budget = fedmf.Budget.of(fedmf.load_mechanism(file), config.participation())
     return budget if pace is None else dataclasses.replace(budget, pace=pace)
 
 

@@ -12,6 +12,7 @@ from fedmf.cli.options import (
     EXISTING_FILE,
     Gigabytes,
     OutputFile,
+    Parsed,
     chosen_options,
     in_one,
     json_option,
@@ -27,17 +28,19 @@ if TYPE_CHECKING:
     from fedmf.privacy.bands import BandChoice
 
 
-class _Counts(click.ParamType[list[int]]):
-    name = "integer,integer,..."
+class _Listed(Parsed):
+    """Values of one type with commas between them."""
 
-    def convert(
-        self, value: str | list[int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        return (
-            value
-            if isinstance(value, list)
-            else [COUNT(text, param, ctx) for text in value.split(",")]
-        )
+    def __init__(self, kind: click.ParamType[Any], name: str) -> None:
+        self._kind, self.name = kind, name
+
+    def parsed(self, text: str) -> list[Any]:
+        """The values."""
+        return [self._kind(part) for part in text.split(",")]
+
+
+_WORDS = _Listed(click.STRING, "name,name,...")
+_NUMBERS = _Listed(click.FLOAT, "number number ...")
 
 
 @click.command(cls=Command)
@@ -50,7 +53,11 @@ class _Counts(click.ParamType[list[int]]):
     required=("rounds", "population", "cohort_size", "epsilon"),
     defaults=True,
 )
-@click.option("--bands", type=_Counts(), help="Candidates, as in 8,16,32.  [default: a search]")
+@click.option(
+    "--bands",
+    type=_Listed(COUNT, "integer,integer,..."),
+    help="Candidates, as in 8,16,32.  [default: a search]",
+)
 @click.option(
     "--dense", is_flag=True, help="Try the best encoder of all without amplification as well."
 )
@@ -82,7 +89,7 @@ def bands(
     workload, rounds = promise.pop("workload"), promise.pop("rounds")
     momentum = promise.pop("workload_momentum")
     promise["sampling"] = promise["sampling"] or "poisson"
-    progress = status_line() or (lambda phrase: None)
+    progress = status_line()
     with arguments_checked():
         A = workloads.named(workload, rounds, momentum=momentum)
         search = BandSearch(workload=A, **promise)
@@ -164,10 +171,9 @@ def plan() -> None:
 
 
 @click.command("learning-rate", cls=Command)
-@click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
 @plan_options
 @json_option
-def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json: bool) -> None:
+def learning_rate(promise: dict[str, Any], as_json: bool) -> None:
     """A server learning rate for a mechanism and its noise.
 
     The rule (banded paper, App. I) is a regression over tuned runs of StackOverflow next-word
@@ -190,7 +196,7 @@ def learning_rate(mechanism_file: pathlib.Path, promise: dict[str, Any], as_json
                 "noise_multiplier=0: the rule is for runs with noise; without noise the rate "
                 "is bounded by stability"
             )
-        config = plan_config(mechanism_file, promise)
+        config = plan_config(promise)
         planned = config.plan()
         cohort_size = config.claimed_cohort or config.cohort_size
         error = rule.effective_rmse(planned, config.fit_workload(), cohort_size=cohort_size)
@@ -260,27 +266,6 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     )
 
 
-class _Words(click.ParamType[list[str]]):
-    name = "name,name,..."
-
-    def convert(
-        self, value: str | list[str], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[str]:
-        return value.split(",") if isinstance(value, str) else value
-
-
-class _Numbers(click.ParamType[list[float]]):
-    name = "number number ..."
-
-    def convert(
-        self, value: str | list[float], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[float]:
-        if isinstance(value, list):
-            return value
-        number = click.types.convert_type(float)
-        return [number.convert(text, param, ctx) for text in value.split(",")]
-
-
 @click.command(cls=Command)
 @options_of(
     "PlanConfig",
@@ -293,18 +278,18 @@ class _Numbers(click.ParamType[list[float]]):
 @in_one(
     "asked",
     click.option(
-        "--epsilon", type=_Numbers(), multiple=True, required=True, help="Targets, as in 1 2 4 8."
+        "--epsilon", type=_NUMBERS, multiple=True, required=True, help="Targets, as in 1 2 4 8."
     ),
-    click.argument("more", nargs=-1, type=_Numbers(), metavar=""),
+    click.argument("more", nargs=-1, type=_NUMBERS, metavar=""),
     click.option(
         "--family",
-        type=_Words(),
+        type=_WORDS,
         multiple=True,
         help="Families.  [default: identity,tree,blt,banded]",
     ),
     click.option(
         "--sampling",
-        type=_Words(),
+        type=_WORDS,
         multiple=True,
         help="Schemes, each with its best banded encoder.",
     ),
@@ -331,7 +316,7 @@ def compare(
     from fedmf.files import write_atomically
     from fedmf.privacy.comparison import Comparison, check_ins
 
-    progress = status_line() or (lambda phrase: None)
+    progress = status_line()
     with arguments_checked():
         chosen = chosen_options(promise)
         population = chosen.pop("population")

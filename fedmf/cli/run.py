@@ -15,6 +15,7 @@ from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
     PATH,
+    RUN,
     ConfigCommand,
     Gigabytes,
     OneOf,
@@ -118,7 +119,6 @@ def train(
         --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
-    from fedmf.privacy.flat_config import TARGETS
     from fedmf.runs.config import TrainConfig, read_config_file
     from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
@@ -130,19 +130,16 @@ def train(
             )
         stored = RunFolder.open(out).path / "config.json" if resume else None
         how["progress"], how["test"] = not how.pop("quiet"), not how.pop("no_test")
-        chosen = ("stop_after", "stop_on_divergence", "early_stopping", "tensorboard")
-        stop_after, stop_on_divergence, patience, tensorboard = (how.pop(n) for n in chosen)
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(promise))
-        noisy = any(values.get(name) for name in TARGETS)
-        if not resume and noise_seed is None and noisy:
-            raise ValueError(
-                "`noise_seed` is missing: give a secret whole number, or os to draw one"
-            )
         origin = config_file or stored
         config = tasks.completed(
             TrainConfig.from_mapping(values, str(origin)) if origin else TrainConfig(**values)
         )
+        if not resume and noise_seed is None and config.adds_noise:
+            raise ValueError(
+                "`noise_seed` is missing: give a secret whole number, or os to draw one"
+            )
         if how.pop("data_on_workers"):
             if how["cluster"] is None:
                 raise ValueError(
@@ -158,11 +155,14 @@ def train(
             def on_start(self, training: Any) -> None:
                 begin()
 
-        callbacks: list[federated.Callback] = [Begins()]
-        callbacks += [federated.TensorBoard()] if tensorboard else []
-        callbacks += [federated.StopAfter(stop_after)] if stop_after else []
-        callbacks += [federated.StopOnDivergence()] if stop_on_divergence else []
-        callbacks += [federated.EarlyStopping(patience)] if patience else []
+        kinds: dict[str, Callable[[Any], federated.Callback]] = {
+            "tensorboard": lambda _: federated.TensorBoard(),
+            "stop_after": federated.StopAfter,
+            "stop_on_divergence": lambda _: federated.StopOnDivergence(),
+            "early_stopping": federated.EarlyStopping,
+        }
+        asked = {name: how.pop(name) for name in kinds}
+        callbacks = [kinds[name](value) for name, value in asked.items() if value]
         try:
             task = tasks.task_from_config(config, progress=how["progress"])
             if how["progress"]:
@@ -173,7 +173,7 @@ def train(
                 folder=out,
                 noise_seed=noise_seed,
                 resume=resume,
-                callbacks=callbacks,
+                callbacks=[Begins(), *callbacks],
                 **how,
             )
         except federated.DivergedRun as stop:
@@ -265,7 +265,7 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
 
 
 @click.command(cls=Command)
-@click.argument("runs", nargs=-1, required=True, type=PATH)
+@click.argument("runs", nargs=-1, required=True, type=RUN)
 @click.option("--out", type=PATH, help="Folder to write report.html to.")
 @click.option(
     "--csv",
@@ -291,7 +291,7 @@ def report(
     """
     from fedmf.files import write_atomically
     from fedmf.reports import write_report
-    from fedmf.runs.folder import Run, RunFolder
+    from fedmf.runs.folder import Run
     from fedmf.runs.metric_table import metrics_csv
 
     with arguments_checked():
@@ -300,8 +300,6 @@ def report(
                 "out and csv are both missing: give --out FOLDER for a report, "
                 "--csv FILE for a table"
             )
-        for path in runs:
-            RunFolder.open(path)
     loaded = [Run.load(path) for path in runs]
     written: dict[str, str] = {}
     if table is not None:

@@ -2,8 +2,9 @@
 counts the examples. Where examples have weights in the loss, y is `Weighted`.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,19 @@ class NotFinite(ValueError):
     """Examples that no round counts: they hold NaN or infinite values, a weight that is none, or a
     class without a weight.
     """
+
+
+@contextlib.contextmanager
+def errors_of(what: str) -> Iterator[None]:
+    """Around a user's own code: an error of another kind than the library's becomes a ValueError
+    that says where it is from.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, OSError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{what} raises {type(error).__name__}: {error}") from error
 
 
 class Weighted(NamedTuple):

@@ -131,10 +131,8 @@ class Task:
                 "least one training client"
             )
         check_clients(f"client_ids of task {self.name!r}", self.client_ids)
-        if len(set(self.client_ids)) != len(self.client_ids):
-            twice = next(
-                name for name, count in collections.Counter(self.client_ids).items() if count > 1
-            )
+        [(twice, times)] = collections.Counter(self.client_ids).most_common(1)
+        if times > 1:
             raise ValueError(
                 f"client_ids of task {self.name!r} has {twice!r} more than once: the guarantee is "
                 "for each client, so every one needs an id of its own"
@@ -145,11 +143,16 @@ class Task:
                 f"the model of task {self.name!r} is {self.build_model!r}: pass a "
                 "function that builds one"
             )
-        if not (self.metrics is None or callable(self.metrics)):
-            raise TypeError(
-                f"metrics of task {self.name!r} is {self.metrics!r}: pass a function that makes "
-                "the list, such as lambda: [...]"
-            )
+        functions = {
+            "metrics": "that makes the list, such as lambda: [...]",
+            "sample_weight": "client id -> weights, or use Task.from_arrays",
+        }
+        for name, what in functions.items():
+            given = getattr(self, name)
+            if not (given is None or callable(given)):
+                raise TypeError(
+                    f"{name} of task {self.name!r} is {given!r}: pass a function {what}"
+                )
         # A class, or a function of labels and outputs only.
         of_keras = isinstance(
             self.loss, type | types.FunctionType
@@ -163,11 +166,6 @@ class Task:
             raise ValueError(
                 f"task {self.name!r} has only one of loss and metrics: give both, or neither for a "
                 "TFF model with its own"
-            )
-        if not (self.sample_weight is None or callable(self.sample_weight)):
-            raise TypeError(
-                f"sample_weight of task {self.name!r} is {self.sample_weight!r}: pass a function "
-                "client id -> weights, or use Task.from_arrays"
             )
         _ = self._class_table  # refuses what are no weights
         # Everything behind this line sees one kind of model.
@@ -337,14 +335,8 @@ class Task:
 
     def _read(self, examples_of: Callable[[str], Examples], name: str) -> Examples:
         origin = self._origin(name)
-        try:
+        with of_examples.errors_of(f"reading the examples of {origin}"):
             return of_examples.checked(examples_of(name), origin)
-        except (TypeError, ValueError, OSError):
-            raise
-        except Exception as error:
-            raise ValueError(
-                f"reading the examples of {origin} raises {type(error).__name__}: {error}"
-            ) from error
 
     def _like_others(self, examples: Examples, name: str) -> Examples:
         if not of_examples.fits(examples, self.spec):
@@ -412,9 +404,9 @@ class Task:
         order = np.argsort(owner, kind="stable")
         ends = np.searchsorted(owner[order], np.arange(len(names) + 1))
         index = {str(name): i for i, name in enumerate(names)}
-        splits = dict(zip(SPLITS, (validation, test), strict=True))
         checked = {
-            name: of_examples.checked(split, f"the {name} split") for name, split in splits.items()
+            name: of_examples.checked(split, f"the {name} split")
+            for name, split in zip(SPLITS, (validation, test), strict=True)
         }
         if sample_weight is not None:
             checked = {name: of_examples.counted_once(split) for name, split in checked.items()}

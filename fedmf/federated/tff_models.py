@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fedmf.federated.examples import errors_of
+
 
 def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, seed: int) -> Any:
     """The model that `build_model` gives: a tf.keras.Model, or a TFF model as a `TffModel`.
@@ -29,14 +31,8 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
       TypeError: any other model.
       ValueError: loss and metrics are missing, or given beside a model that brings its own.
     """
-    try:
+    with errors_of(f"build_model of task {name!r}"):
         model = build_model(seed)
-    except (TypeError, ValueError):
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"build_model of task {name!r} raises {type(error).__name__}: {error}"
-        ) from error
     # Where TFF was not imported nothing is a model of it.
     if (tff := sys.modules.get("tensorflow_federated")) is not None:
         if isinstance(model, tff.learning.models.FunctionalModel):
@@ -74,19 +70,22 @@ class TffModel(abc.ABC):
     non_trainable_variables: Sequence[tf.Variable]
     local_variables: Sequence[tf.Variable] = ()
 
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The trained weights, and behind them the others."""
+        return [*self.trainable_variables, *self.non_trainable_variables]
+
     def __call__(self, x: Any, training: bool = False) -> "Outputs":
         """The outputs of a batch."""
         return Outputs(model=self, x=x, training=training)
 
     def get_weights(self) -> list[np.ndarray]:
-        """The trained weights, and behind them the others."""
-        return [v.numpy() for v in (*self.trainable_variables, *self.non_trainable_variables)]
+        """The values of `variables`."""
+        return [variable.numpy() for variable in self.variables]
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """The inverse of `get_weights`."""
-        for variable, weight in zip(
-            (*self.trainable_variables, *self.non_trainable_variables), weights, strict=True
-        ):
+        for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
 
     @abc.abstractmethod
@@ -115,17 +114,13 @@ class TffModel(abc.ABC):
             values = self._metrics()
         finally:
             tf.config.run_functions_eagerly(eagerly)
-        arrays = {
-            name: np.asarray(value)
-            for name, value in values.items()
-            if not isinstance(value, Mapping)
-        }
-        counts = ("num_examples", "num_batches")
-        return {
-            name: float(a)
-            for name, a in arrays.items()
-            if not a.shape and a.dtype != object and name not in counts
-        }
+        numbers = {}
+        for name, value in values.items():
+            array = np.asarray(value)  # of a mapping it holds an object
+            counts = name in ("num_examples", "num_batches")
+            if not (array.shape or array.dtype == object or counts):
+                numbers[name] = float(array)
+        return numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,10 +212,8 @@ class _OfFunctionalModel(TffModel):
 
     def predictions(self, x: Any, training: bool) -> Any:
         """See `TffModel.predictions`."""
-        weights = map(
-            tf.convert_to_tensor, (*self.trainable_variables, *self.non_trainable_variables)
-        )
-        packed = tf.nest.pack_sequence_as(self._model.initial_weights, list(weights))
+        weights = [tf.convert_to_tensor(variable) for variable in self.variables]
+        packed = tf.nest.pack_sequence_as(self._model.initial_weights, weights)
         try:
             return self._model.predict_on_batch(packed, x, training)
         except self._models.functional.KerasFunctionalModelError:

@@ -98,8 +98,6 @@ class MatrixFactorizationDP(Strategy):
                 "the guarantee does not cover and which are dropped: leave it out"
             )
         check_plan(plan)
-        hint = "use the most clients of a round, which each sum is divided by"
-        checks.integer("clients_per_round", clients_per_round, low=1, hint=hint)
         self.strategy, self.plan = strategy, plan
         self._settings: dict[str, Any] = {
             "clients_per_round": clients_per_round,

@@ -18,7 +18,7 @@ from fedmf.privacy.describe import calibrate_command, summary
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import as_text, mechanism_digest
 from fedmf.privacy.stopping import stopped_after
-from fedmf.runs.config import SCALED, TrainConfig
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import CANARIES, IDENTITY, Run, RunFolder, digests
 
 FINAL_STATEMENT = "final_statement"
@@ -247,11 +247,7 @@ def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
 
 def scaling_values(config: TrainConfig) -> dict[str, str]:
     """What a statement says of scaled updates; nothing where updates are clipped as they are."""
-    return (
-        {"server_optimizer": config.server_optimizer}
-        if config.server_optimizer.startswith(SCALED)
-        else {}
-    )
+    return {"server_optimizer": config.server_optimizer} if config.scaling() else {}
 
 
 def pretraining(config: TrainConfig) -> str:
@@ -270,16 +266,16 @@ def pretraining(config: TrainConfig) -> str:
     )
 
 
-def write_final_statement(folder: str | pathlib.Path, audit: Audit | None = None) -> None:
+def write_final_statement(folder: str | pathlib.Path, audit: Audit) -> None:
     """Writes final_statement.md and final_statement.json into a run folder: what was planned,
     observed and achieved.
 
     Args:
       folder: of the run; its files but result.json must be there.
-      audit: of the controller that served the run; None to read the participation from the folder.
+      audit: of the controller that served the run.
     """
     run = Run.load(folder)
-    values = run_statement_values(run, audit_run(run) if audit is None else audit)
+    values = run_statement_values(run, audit)
     for suffix in (".md", ".json"):
         write_atomically(
             run.path / f"{FINAL_STATEMENT}{suffix}", as_text(values, suffix), mode=0o600

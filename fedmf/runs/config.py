@@ -11,10 +11,11 @@ from fedmf import checks, fields
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.privacy.config import PlanConfig, named_options
 from fedmf.schedule import GivenSchedule, WarmupCooldown
+from fedmf.server.following import Scaling
+from fedmf.server.optimizers import RULES, Optimizer
 
-OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
-SCALED = "scaled-"
-SERVER_OPTIMIZERS = (*OPTIMIZERS, "scaled-adam", "scaled-adagrad")
+_SCALED = "scaled-"
+SERVER_OPTIMIZERS = (*RULES, "scaled-adam", "scaled-adagrad")
 
 
 def _task_options(name: str, value: Any) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class TrainConfig(PlanConfig):
     # Optimisation
     client_learning_rate: float = fields.real(1.0, "Rate of the clients' optimizer.")
     client_optimizer: str = fields.choice(
-        "sgd", f"On the clients: {', '.join(OPTIMIZERS)}.", lambda: OPTIMIZERS
+        "sgd", f"On the clients: {', '.join(RULES)}.", lambda: RULES
     )
     client_momentum: float = fields.real(0.0, "Momentum of sgd on the clients.", zero=True, below=1)
     client_epochs: int = fields.whole(
@@ -151,7 +152,7 @@ class TrainConfig(PlanConfig):
         to = f"client_optimizer=sgd, not to {client}"
         fields.belongs(self, "client_momentum", to=to, there=client == "sgd")
         to = f"a scaled `server_optimizer`, not to {server}"
-        fields.belongs(self, "scale_every", to=to, there=server.startswith(SCALED))
+        fields.belongs(self, "scale_every", to=to, there=server != self.server_rule)
         if self.canaries and (self.execution != "fast" or self.claimed_cohort is not None):
             wrong = f"claimed_cohort={self.claimed_cohort} claims other noise than what runs"
             if self.execution != "fast":
@@ -170,6 +171,26 @@ class TrainConfig(PlanConfig):
             there = self.learning_rate_schedule is None or not getattr(self, name)
             fields.belongs(self, name, to="runs without `learning_rate_schedule`", there=there)
         self.server_schedule()
+
+    @property
+    def server_rule(self) -> str:
+        """The server's optimizer, whether updates are scaled for it or not."""
+        return self.server_optimizer.removeprefix(_SCALED)
+
+    def scaling(self) -> Scaling | None:
+        """How updates are scaled before they are clipped, for the server's optimizer; None for one
+        that takes the mean as it is.
+        """
+        if self.server_optimizer == self.server_rule:
+            return None
+        rule = self.server_rule
+        return Scaling(rule=rule, epsilon=self.server_epsilon, every=self.scale_every)
+
+    def server_steps(self) -> Optimizer:
+        """The server's optimizer, on arrays; its rate in round t is that of `server_schedule`."""
+        return Optimizer(
+            rule=self.server_rule, momentum=self.server_momentum, epsilon=self.server_epsilon
+        )
 
     def server_schedule(self) -> WarmupCooldown | GivenSchedule:
         """The server's learning rates."""
@@ -211,12 +232,13 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _underscored(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    named = {name.replace("-", "_"): value for name, value in values.items()}
-    for name in named:
-        spelled = [spelling for spelling in values if spelling.replace("-", "_") == name]
-        if len(spelled) > 1:
+    named: dict[str, Any] = {}
+    for spelled, value in values.items():
+        name = spelled.replace("-", "_")
+        if name in named:
             raise ValueError(
-                f"config file {path} has {' and '.join(spelled)}, which are "
+                f"config file {path} has {name} and {name.replace('_', '-')}, which are "
                 "one field: leave one out"
             )
-    return {n: _underscored(v, path) if isinstance(v, dict) else v for n, v in named.items()}
+        named[name] = _underscored(value, path) if isinstance(value, dict) else value
+    return named

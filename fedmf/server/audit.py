@@ -6,7 +6,6 @@ The audited code gives nothing but what it releases. The claim is the plan's std
 mechanism's noising(), in float64.
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -126,7 +125,7 @@ def audit_mechanism(
     )
     n = plan.mechanism.rounds
     d = max(_MIN_COORDINATES, -(-_ENTRIES // n)) if coordinates is None else coordinates
-    leaves = [math.prod(shape) for shape in model_of(d).values()]
+    leaves = [math.prod(shape) for shape in model_of(d)]
     if trials != 0:
         checks.integer("trials", trials, low=8, hint="play some thousand, or 0 for no game")
     # The game's client takes part in rounds that are known.
@@ -185,14 +184,11 @@ def worst_clients(
     ), present
 
 
-def model_of(coordinates: int) -> "collections.OrderedDict[str, tuple[int, ...]]":
+def model_of(coordinates: int) -> list[tuple[int, ...]]:
     """Shapes of a small model's leaves, one of them a scalar, with so many entries in all."""
-    quarter = (
-        checks.integer("coordinates", coordinates, low=8, hint="use some hundred or more") - 1
-    ) // 4
-    return collections.OrderedDict(
-        embedding=(2, quarter), scale=(), kernel=(quarter,), bias=(coordinates - 1 - 3 * quarter,)
-    )
+    checks.integer("coordinates", coordinates, low=8, hint="use some hundred or more")
+    quarter = (coordinates - 1) // 4
+    return [(2, quarter), (), (quarter,), (coordinates - 1 - 3 * quarter,)]
 
 
 def divisor_of(plan: Plan) -> int:
@@ -231,7 +227,7 @@ class ServerMeans:
 
     def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:
         self._plan = plan
-        self._shapes = list(model_of(coordinates).values())
+        self._shapes = model_of(coordinates)
         self._means = NoisyMeans(plan=plan, size=coordinates, clients_per_round=divisor_of(plan))
         self._noise = HostNoise(plan, coordinates, noise_seed=noise_seed)
         self.initial_state = self._means.initial()
@@ -248,10 +244,8 @@ class ServerMeans:
         # a round.
         key = places.tobytes(), size, sent.clip_norm
         if key not in self._sums:
-            total, update = (
-                self._means.empty_sum(len(places)),
-                np.zeros(self._means.size, np.float32),
-            )
+            total = self._means.empty_sum(len(places))
+            update = np.zeros(self._means.size, np.float32)
             for place in places:
                 update[place] = size
                 total.add(

@@ -1,27 +1,25 @@
 """How a server draws the clients of its rounds."""
 
-import hashlib
-
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms.budget import Budget
+from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.server.folder import ServerConfig
+from fedmf.server.source import derived_seed
 
 
 def cohort_seed(noise_seed: int) -> int:
     """The seed of the cohorts' draws, as secret as the noise seed: amplification needs a sample
     that nobody knows.
     """
-    return int.from_bytes(
-        hashlib.sha256(f"fedmf cohorts {noise_seed}".encode()).digest()[:16], "big"
-    )
+    return derived_seed(f"fedmf cohorts {noise_seed}", 16)
 
 
-def budget_of(plan: Plan) -> Budget | None:
-    """With schema=budget what clients keep to; else None."""
+def kept_by_clients(plan: Plan) -> Participation | Budget:
+    """What each client keeps to."""
     p = plan.participation
     if p.schema != "budget":
-        return None
+        return p
     return Budget(mechanism=plan.mechanism, participation=p, pace=p.rounds)
 
 
@@ -43,7 +41,7 @@ def controller_of(plan: Plan, config: ServerConfig, seed: int) -> ParticipationC
             )
         return None
     return ParticipationController(
-        budget_of(plan) or plan.participation,
+        kept_by_clients(plan),
         population=config.population,
         cohort_size=config.clients_per_round,
         seed=seed,

@@ -15,13 +15,14 @@ release are those of a round that nobody saw, and go.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import os
 import pathlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -53,8 +54,29 @@ _BOUND = ("server.json", "mechanism.npz", "private/noise_seed")
 _FILES = ("server.json", "mechanism.npz", "participation.jsonl", "release.npz", "private")
 
 
+def _shapes(name: str, shapes: Any) -> tuple[tuple[int, ...], ...]:
+    """The check of the shapes of an update's arrays."""
+    hint = "give the shape of each array of an update, such as [(784, 10), (10,)]"
+    if isinstance(shapes, str) or not isinstance(shapes, Sequence):
+        raise TypeError(f"{name}={shapes!r} is no list of shapes: {hint}")
+    for shape in shapes:
+        if isinstance(shape, str) or not isinstance(shape, Sequence):
+            raise TypeError(f"{name}={shapes!r} holds {shape!r}, no shape: {hint}")
+    checked = tuple(
+        tuple(checks.integer(name, n, low=0, hint=hint) for n in shape) for shape in shapes
+    )
+    if not sum(map(math.prod, checked)):
+        raise ValueError(f"{name}={shapes!r} have no entries: {hint}")
+    return checked
+
+
+def _clients(hint: str) -> Callable[[str, Any], int]:
+    """The check of a number of clients."""
+    return functools.partial(checks.integer, low=1, high=_MOST_CLIENTS, hint=hint)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(fields.Checked):
     """What a server is made with beside its plan and its seed.
 
     Attributes:
@@ -69,35 +91,14 @@ class ServerConfig:
       TypeError, ValueError: naming the argument, its value and what to do instead.
     """
 
-    shapes: Sequence[tuple[int, ...]]
-    clients_per_round: int
-    zeroing_norm: float | None = None
-    population: int | None = None
-
-    def __post_init__(self) -> None:
-        hint = "give the shape of each array of an update, such as [(784, 10), (10,)]"
-        if isinstance(self.shapes, str) or not isinstance(self.shapes, Sequence):
-            raise TypeError(f"shapes={self.shapes!r} is no list of shapes: {hint}")
-        shapes = []
-        for shape in self.shapes:
-            if isinstance(shape, str) or not isinstance(shape, Sequence):
-                raise TypeError(f"shapes={self.shapes!r} holds {shape!r}, no shape: {hint}")
-            shapes.append(tuple(checks.integer("shapes", n, low=0, hint=hint) for n in shape))
-        if not sum(map(math.prod, shapes)):
-            raise ValueError(f"shapes={self.shapes!r} have no entries: {hint}")
-        values: dict[str, Any] = {"shapes": tuple(shapes)}
-        hint = "use the number of clients a round, which the sum is divided by however many come"
-        values["clients_per_round"] = checks.integer(
-            "clients_per_round", self.clients_per_round, low=1, high=_MOST_CLIENTS, hint=hint
-        )
-        if self.zeroing_norm is not None:
-            values["zeroing_norm"] = float(check_zeroing_norm(self.zeroing_norm))
-        if self.population is not None:
-            hint = "use the number of clients, or None for clients of any name"
-            values["population"] = checks.integer(
-                "population", self.population, low=1, high=_MOST_CLIENTS, hint=hint
-            )
-        fields.set_fields(self, values)
+    shapes: Sequence[tuple[int, ...]] = fields.checked(_shapes)
+    clients_per_round: int = fields.checked(
+        _clients("use the number of clients a round, which the sum is divided by however many come")
+    )
+    zeroing_norm: float | None = fields.checked(lambda _, norm: check_zeroing_norm(norm), None)
+    population: int | None = fields.checked(
+        _clients("use the number of clients, or None for clients of any name"), None
+    )
 
     @property
     def size(self) -> int:
@@ -378,8 +379,8 @@ State = TypeVar("State", ClipState, ScalingState)
 
 def _entries(state: ClipState | ScalingState | tuple[()]) -> dict[str, np.ndarray]:
     """The state's arrays, by the names under which a file has them."""
-    fields = state._asdict() if state else {}
-    return {f"{type(state).__name__}.{name}": array for name, array in fields.items()}
+    arrays = state._asdict() if state else {}
+    return {f"{type(state).__name__}.{name}": array for name, array in arrays.items()}
 
 
 def _entered(kind: type[State], arrays: Mapping[str, np.ndarray]) -> State | tuple[()]:

@@ -48,6 +48,23 @@ def check_clip_norm(plan: Plan) -> None:
         )
 
 
+def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
+    """Raises unless it is a positive int, and the simulated cohort of the plan, if that has one."""
+    hint = "use the number of clients a round, which the sum is divided by however many come"
+    checks.integer("clients_per_round", clients_per_round, low=1, hint=hint)
+    check_simulated(plan, "clients_per_round", clients_per_round)
+
+
+def check_simulated(plan: Plan, name: str, clients: float) -> None:
+    """Refuses another divisor than the simulated cohort of the plan, if it has one."""
+    cohorts = plan.simulation
+    if cohorts is not None and clients != cohorts.simulated:
+        raise ValueError(
+            f"{name}={clients:.12g} but the plan simulates {cohorts.simulated} clients a round for "
+            f"{cohorts.claimed}: use {cohorts.simulated}, or a plan that does not simulate"
+        )
+
+
 class ToClients(NamedTuple):
     """What clients that clip themselves need: constants of the plan, and what past releases decide.
 
@@ -105,14 +122,7 @@ class NoisyMeans:
         check_plan(self.plan)
         check_clip_norm(self.plan)
         checks.integer("size", self.size, low=1, hint="it is the number of model parameters")
-        hint = "use the number of clients a round, which the sum is divided by however many come"
-        clients = checks.integer("clients_per_round", self.clients_per_round, low=1, hint=hint)
-        cohorts = self.plan.simulation
-        if cohorts is not None and clients != cohorts.simulated:
-            raise ValueError(
-                f"clients_per_round={clients} but the plan simulates {cohorts.simulated} for "
-                f"{cohorts.claimed}: use {cohorts.simulated}, or a plan that does not simulate"
-            )
+        check_clients_per_round(self.plan, self.clients_per_round)
 
     def initial(self) -> MeansState:
         """State before round 0."""

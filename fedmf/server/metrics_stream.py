@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from fedmf.privacy.plan import Plan, metric_stddev
 from fedmf.server.rows import HostNoise
-from fedmf.server.source import check_noise_seed
+from fedmf.server.source import check_noise_seed, derived_seed
 
 # Of a client's vector: its coming, accuracy and loss.
 SIZE = 3
@@ -48,7 +47,9 @@ class MetricsStream:
         self._mechanism = plan.mechanism
         # The rows of N alone matter: their scale is this stream's.
         alone = dataclasses.replace(plan, quantile_clipping=None, private_metrics=None, longer=None)
-        self._noise = HostNoise(alone, SIZE, noise_seed=_seed(check_noise_seed(noise_seed)))
+        # No row of this stream has anything in common with the updates'.
+        seed = derived_seed(f"fedmf private metrics of noise seed {check_noise_seed(noise_seed)}")
+        self._noise = HostNoise(alone, SIZE, noise_seed=seed)
 
     def empty_sum(self) -> np.ndarray:
         """The sum of no client, float64 (3,)."""
@@ -133,9 +134,3 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except OverflowError:  # an int beyond float64
         return math.inf if value > 0 else -math.inf
-
-
-def _seed(noise_seed: int) -> int:
-    """The seed of this stream: no row of it has anything in common with the updates'."""
-    digest = hashlib.sha256(f"fedmf private metrics of noise seed {noise_seed}".encode())
-    return int.from_bytes(digest.digest())

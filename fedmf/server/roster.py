@@ -41,12 +41,16 @@ class Roster:
         """
         if isinstance(client, bool | np.bool_) or not isinstance(client, int | np.integer | str):
             raise TypeError(f"`client` is a {type(client).__name__}: name clients by ints or texts")
-        shown = f"client={_shown(client)}"
         if isinstance(client, str):
             # What the text holds, whatever a subclass says that it is.
             plain: Client = str.__str__(client)
         else:
             plain = int.__index__(client) if isinstance(client, int) else int(client)
+            if not -(2**63) <= plain < 2**64:
+                raise ValueError(
+                    "`client` is an int of more than 64 bits: name the client by a text"
+                )
+        shown = f"client={identifiers.shown_client(plain)}"
         if self._population is not None and not (
             isinstance(plain, int) and 0 <= plain < self._population
         ):
@@ -54,12 +58,10 @@ class Roster:
                 f"{shown} is none of 0 .. {self._population - 1}: with a population clients are "
                 "these numbers"
             )
-        if isinstance(plain, int) and not -(2**63) <= plain < 2**64:
-            raise ValueError(f"{shown} is beyond 64 bits: name the client by a text")
         if self.names and type(plain) is not type(self.names[0]):
             raise TypeError(
-                f"{shown} beside clients such as {_shown(self.names[0])}: name all of them by "
-                "ints, or all by texts"
+                f"{shown} beside clients such as {identifiers.shown_client(self.names[0])}: name "
+                "all of them by ints, or all by texts"
             )
         if isinstance(plain, str):
             if (fault := identifiers.client_fault(plain)) is not None:
@@ -110,11 +112,3 @@ class Roster:
     def record(self, number: int, t: int) -> None:
         """Counts that the client of this number took part in round t."""
         self._rounds[number].append(t)
-
-
-def _shown(client: Any) -> str:
-    """An int or text in an error, of at most 80 characters."""
-    if isinstance(client, str):
-        return identifiers.shown_client(str.__str__(client))
-    number = int(client)
-    return str(number) if abs(number) < 2**64 else "an int of more than 64 bits"

@@ -25,7 +25,7 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling.draws import draw_generator
 from fedmf.privacy.statement import markdown
 from fedmf.server.clipping import largest_norm
-from fedmf.server.drawing import budget_of, cohort_seed, controller_of
+from fedmf.server.drawing import cohort_seed, controller_of, kept_by_clients
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
 from fedmf.server.means import (
     MeansState,
@@ -103,14 +103,13 @@ class Server:
         )
         seed = check_noise_seed(noise_seed)
         files = None if folder is None else ServerFolder(folder)
-        try:
+        with contextlib.ExitStack() as failed:
+            if files is not None:
+                failed.callback(files.close)
             self._begin(config, plan, seed, files)
             if files is not None:
                 files.create(config, plan, seed)
-        except BaseException:
-            if files is not None:
-                files.close()
-            raise
+            failed.pop_all()
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> "Server":
@@ -120,14 +119,13 @@ class Server:
           ValueError: there is none, it is in use, or a file is damaged or of another server.
         """
         files = ServerFolder(folder, make=False)
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(files.close)
             config, plan, seed, released = files.read()
             server = cls.__new__(cls)
             server._begin(config, plan, seed, files)
             server._go_on_from(released)
-        except BaseException:
-            files.close()
-            raise
+            failed.pop_all()
         return server
 
     def _begin(
@@ -157,7 +155,7 @@ class Server:
         self._sum = self._means.empty_sum()
         varies = plan.sampling is not None and plan.sampling.independent
         self._ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
-        self._roster = Roster(budget_of(plan) or plan.participation, config.population)
+        self._roster = Roster(kept_by_clients(plan), config.population)
         self._lock, self._open, self._torn, self._caller = threading.Lock(), True, False, 0
         self._next()
         _SERVERS.add(self)

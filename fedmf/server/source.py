@@ -72,15 +72,18 @@ def noise_key(noise_seed: int) -> np.ndarray:
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
 
+def derived_seed(text: str, size: int = 32) -> int:
+    """A seed of so many bytes, as secret as the noise seed in the text, and independent of it."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size])
+
+
 def seed_of_run(noise_seed: int, number: int) -> int:
     """The noise seed of the run that an object begins after `number` others: noise_seed itself of
     the first one.
     """
     if number == 0:
         return noise_seed
-    return int.from_bytes(
-        hashlib.sha256(f"fedmf run {number} of noise seed {noise_seed}".encode()).digest()
-    )
+    return derived_seed(f"fedmf run {number} of noise seed {noise_seed}")
 
 
 # (out, high, low) writes the key stream of the counters (high, low), (high, low + 1), ... into out,

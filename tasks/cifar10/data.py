@@ -122,23 +122,14 @@ def load_images(path: str | os.PathLike[str] | None = None) -> Images:
         if path is None
         else pathlib.Path(path)
     )
-    if archive.is_dir():
-        raise ValueError(f"{archive} is a folder: name the packed archive, cifar-10-python.tar.gz")
     if not archive.exists():
         raise FileNotFoundError(f"there is no file {archive}: {_HINT}")
     members = _members(archive)
-    batches = []
-    for name in (*TRAIN, TEST):
-        content = _unpickled(archive, name, members[name])
-        batches.append(_batch(archive, name, content))
-    names = _unpickled(archive, META, members[META]).get(b"label_names")
-    if (
-        not isinstance(names, list)
-        or len(names) != 10
-        or not all(isinstance(name, bytes) for name in names)
-    ):
+    read = {name: _unpickled(archive, name, content) for name, content in members.items()}
+    names = read[META].get(b"label_names")
+    if not isinstance(names, list) or [type(name) for name in names] != [bytes] * 10:
         raise ValueError(f"{archive}: {META} has no ten label names: {_HINT}")
-    *train, (x_test, y_test) = batches
+    *train, (x_test, y_test) = (_batch(archive, name, read[name]) for name in (*TRAIN, TEST))
     return Images(
         x=np.concatenate([x for x, _ in train]),
         y=np.concatenate([y for _, y in train]),
@@ -223,23 +214,15 @@ def _batch(
     archive: pathlib.Path, name: str, content: dict[Any, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Images (m, 32, 32, 3) and labels (m,) of a batch."""
-    data = getattr(content.get(b"data"), "array", None)
+    data: Any = getattr(content.get(b"data"), "array", None)
     labels = content.get(b"labels")
-    if (
-        data is None
-        or data.ndim != 2
-        or data.shape[1] != 3 * SIDE**2
-        or not isinstance(labels, list)
-    ):
+    if np.shape(data)[1:] != (3 * SIDE**2,) or not isinstance(labels, list):
         raise ValueError(
             f"{archive}: {name} does not hold b'data' of 3,072 bytes an image "
             f"and b'labels': {_HINT}"
         )
-    if (
-        len(labels) != len(data)
-        or not labels
-        or not all(type(label) is int and 0 <= label < 10 for label in labels)
-    ):
+    known = all(type(label) is int and 0 <= label < 10 for label in labels)
+    if not known or not 0 < len(labels) == len(data):
         raise ValueError(
             f"{archive}: {name} does not hold one label in 0..9 for each of "
             f"{len(data)} images: {_HINT}"
@@ -261,15 +244,11 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
       FileNotFoundError, ValueError: as `load_images`.
     """
     images = load_images(path)
-    parts = {
-        name: {
-            "images": len(y),
-            "labels": dict(
-                zip(images.label_names, np.bincount(y, minlength=10).tolist(), strict=True)
-            ),
-        }
-        for name, y in (("training", images.y), ("test", images.y_test))
-    }
+    parts = {}
+    for name, y in (("training", images.y), ("test", images.y_test)):
+        counts = np.bincount(y, minlength=10).tolist()
+        labels = dict(zip(images.label_names, counts, strict=True))
+        parts[name] = {"images": len(y), "labels": labels}
     origin = "synthetic stand-in" if images.synthetic else "CIFAR-10"
     return {
         "path": str(path),

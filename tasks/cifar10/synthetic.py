@@ -10,12 +10,14 @@ import os
 import pathlib
 import struct
 import tarfile
+from collections.abc import Callable
 from typing import BinaryIO
 
 import numpy as np
 
 from fedmf import checks
 from fedmf.files import write_atomically
+from fedmf.tasks import data_file
 from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
 from fedmf.terminal import progress_bar
 
@@ -54,15 +56,9 @@ def write_synthetic(
     for name, value in (("examples", examples), ("test_examples", test_examples)):
         checks.integer(name, value, low=10, hint="use at least one image a class")
     checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
-    if path.exists() and not overwrite:
-        raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True")
-    sizes = dict(
-        zip(
-            TRAIN,
-            (len(part) for part in np.array_split(np.arange(examples), len(TRAIN))),
-            strict=True,
-        )
-    )
+    data_file.check_new(path, overwrite=overwrite)
+    parts = np.array_split(np.arange(examples), len(TRAIN))
+    sizes = {name: len(part) for name, part in zip(TRAIN, parts, strict=True)}
     names: list[Pickled] = [name.encode() for name in LABEL_NAMES]
 
     def write(out: BinaryIO) -> None:
@@ -71,15 +67,12 @@ def write_synthetic(
             gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w") as archive,
         ):
-            _add(
-                archive,
-                META,
-                {
-                    b"num_cases_per_batch": sizes[TRAIN[0]],
-                    b"label_names": names,
-                    b"num_vis": 3 * SIDE**2,
-                },
-            )
+            meta: Pickled = {
+                b"num_cases_per_batch": sizes[TRAIN[0]],
+                b"label_names": names,
+                b"num_vis": 3 * SIDE**2,
+            }
+            _add(archive, META, meta)
             batches = progress_bar.bar(
                 (sizes | {TEST: test_examples}).items(),
                 desc=f"writing {path.name}",
@@ -108,25 +101,17 @@ def write_synthetic(
     try:
         write_atomically(path, write)
     except OSError as error:
-        raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that "
-            "exists and is writable"
-        ) from None
+        raise data_file.unwritable(path, error) from None
     return path
 
 
 def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
-    content = _python_2_pickle(value)
+    # A pickle of protocol 2 as Python 2 wrote the archive: its strings are bytes or text, whichever
+    # a reader asks for.
+    content = b"\x80\x02" + _opcodes(value) + b"."
     member = tarfile.TarInfo(f"{FOLDER}/{name}")
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
-
-
-def _python_2_pickle(value: Pickled) -> bytes:
-    """A pickle of protocol 2 as Python 2 wrote the archive: its strings are bytes or text,
-    whichever a reader asks for.
-    """
-    return b"\x80\x02" + _opcodes(value) + b"."
 
 
 def _opcodes(value: Pickled) -> bytes:
@@ -192,15 +177,11 @@ def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     tint = _TINTED * _TINTS[labels][:, None, None] + (1 - _TINTED) * rng.random((m, 1, 1, 3))
     # A ground unlike the shape: otherwise one picture in ten shows nothing.
     ground = (tint + 0.5 + rng.uniform(-0.2, 0.2, (m, 1, 1, 3))) % 1
-    shade = 0.15 * np.sin(
-        steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2)
-    )
+    waves = steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2)
+    shade = 0.15 * np.sin(waves)
     noise = 0.1 * rng.standard_normal((m, SIDE, SIDE, 3), np.float32)
-    picture = (
-        np.where(inside[..., None], tint, ground).astype(np.float32)
-        + shade[..., None].astype(np.float32)
-        + noise
-    )
+    picture = np.where(inside[..., None], tint, ground).astype(np.float32)
+    picture = picture + shade[..., None].astype(np.float32) + noise
     return np.round(255 * np.clip(picture, 0, 1)).astype(np.uint8)
 
 
@@ -208,7 +189,7 @@ def _inside(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Where a shape of about unit radius is, or the dark of a texture."""
     radius = np.hypot(x, y)
     wave = 4.0
-    masks = {
+    masks: dict[str, Callable[[], np.ndarray]] = {
         "disc": lambda: radius < 1,
         "ring": lambda: (radius > 0.55) & (radius < 1),
         "square": lambda: np.maximum(abs(x), abs(y)) < 0.85,
@@ -220,5 +201,4 @@ def _inside(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         "diagonals": lambda: np.sin(wave * (x + y) / np.sqrt(2)) > 0,
         "checks": lambda: np.sin(wave * x) * np.sin(wave * y) > 0,
     }
-    mask: np.ndarray = masks[LABEL_NAMES[label]]()
-    return mask
+    return masks[LABEL_NAMES[label]]()

@@ -2,12 +2,14 @@
 text in the same format.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import pathlib
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,16 +43,15 @@ class Corpus(ClientDatabase):
     def __post_init__(self) -> None:
         super().__post_init__()
         train = "SELECT client_id FROM client_metadata WHERE split_name = 'train' LIMIT 1"
-        with self.connection() as connection:
-            if connection.execute(train).fetchone() is None:
-                raise ValueError(
-                    f"{self.path} has no train split, so there is nobody to train on: {self.hint}"
-                )
-            records = connection.execute("SELECT serialized_example_proto FROM examples LIMIT 20")
-            if not any(self._features(record).get("tokens") for (record,) in records):
-                raise ValueError(
-                    f"{self.path} holds no tf.train.Example with the feature 'tokens': {self.hint}"
-                )
+        if not list(self.rows(train)):
+            raise ValueError(
+                f"{self.path} has no train split, so there is nobody to train on: {self.hint}"
+            )
+        records = self.rows("SELECT serialized_example_proto FROM examples LIMIT 20")
+        if not any(self.features(record).get("tokens") for (record,) in records):
+            raise ValueError(
+                f"{self.path} holds no tf.train.Example with the feature 'tokens': {self.hint}"
+            )
 
     @property
     def origin(self) -> str:
@@ -62,21 +63,22 @@ class Corpus(ClientDatabase):
         """See `version_of`."""
         return version_of(self.path)
 
-    def examples(self, split: str, client_id: str, limit: int = -1) -> list[dict[str, Feature]]:
-        """A client's examples in file order, at most `limit` (-1: all); none of an unknown one."""
-        return [self._features(record) for record in self.records(split, client_id, limit)]
-
     def sentences(self, split: str, client_id: str, limit: int = -1) -> list[bytes]:
         """The first `limit` sentences of a client in file order."""
         records = self.records(split, client_id, limit)
-        try:
+        with self._decoding():
             return [text_of(record, "tokens") for record in records]
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}; {self.hint}") from None
 
-    def _features(self, record: object) -> dict[str, Feature]:
+    def features(self, record: object) -> dict[str, Feature]:
+        """What `decode_example` makes of a record."""
+        blob = self.blob(record)
+        with self._decoding():
+            return decode_example(blob)
+
+    @contextlib.contextmanager
+    def _decoding(self) -> Iterator[None]:
         try:
-            return decode_example(self.blob(record))
+            yield
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}; {self.hint}") from None
 
@@ -139,7 +141,8 @@ def _describe_split(corpus: Corpus, split: str) -> dict[str, Any]:
     lengths: list[int] = []
     dates: list[bytes] = []
     for client_id in sample:
-        for example in corpus.examples(split, client_id, _DESCRIBED_SENTENCES):
+        for record in corpus.records(split, client_id, _DESCRIBED_SENTENCES):
+            example = corpus.features(record)
             tokens = _bytes(example, "tokens").split()
             words.update(tokens)
             lengths.append(len(tokens))

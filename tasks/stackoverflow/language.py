@@ -114,9 +114,9 @@ MAX_TOPICS = len(_TOPIC_NAMES.split())
 MAX_CLAUSES = 3
 
 
-def zipf(size: int, shift: float = 1.5, exponent: float = 1.1) -> np.ndarray:
+def zipf(size: int, shift: float = 1.5) -> np.ndarray:
     """Zipf-Mandelbrot probabilities of ranks 0 .. size - 1, float64 (size,)."""
-    weights = (np.arange(size) + shift) ** -exponent
+    weights = (np.arange(size) + shift) ** -1.1
     return weights / weights.sum()
 
 
@@ -214,8 +214,8 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
             words.append(word)
         return ids[word]
 
-    (q_weights, questions) = _parse(_QUESTION_CLAUSES)
-    (a_weights, answers) = _parse(_ANSWER_CLAUSES)
+    q_weights, questions = _parse(_QUESTION_CLAUSES)
+    a_weights, answers = _parse(_ANSWER_CLAUSES)
     c_weights, common = _parse(_COMMON_CLAUSES)
     clauses = questions + answers + common
     table = np.full((len(clauses), max(map(len, clauses))), _NOTHING, np.int64)
@@ -232,9 +232,8 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     def pieces(choices: tuple[tuple[str, float], ...]) -> tuple[np.ndarray, np.ndarray]:
         rows = [[intern(word) for word in text.split()] for text, _ in choices]
         weights = np.array([weight for _, weight in choices])
-        return np.array(
-            [row + [_NOTHING] * (2 - len(row)) for row in rows]
-        ), weights / weights.sum()
+        table = np.array([row + [_NOTHING] * (2 - len(row)) for row in rows])
+        return table, weights / weights.sum()
 
     (joints, joint_weights), (ends, end_weights) = pieces(_JOINTS), pieces(_ENDS)
     technology = np.array([intern(name) for name in _TOPIC_NAMES.split()[:topics]])
@@ -266,15 +265,10 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     favourite = np.zeros(len(words), np.int64)
     rng = np.random.Generator(np.random.Philox(key=2023))
     for topic in range(topics):
-        favourite[verbs[topic]] = rng.choice(
-            nouns[topic], size=verbs.shape[1], p=zipf(nouns.shape[1], 8.0)
-        )
-        favourite[adjectives[topic]] = rng.choice(
-            nouns[topic], size=adjectives.shape[1], p=zipf(nouns.shape[1], 8.0)
-        )
-        favourite[nouns[topic]] = rng.choice(
-            verbs[topic], size=nouns.shape[1], p=zipf(verbs.shape[1], 8.0)
-        )
+        for leaders, likes in ((verbs, nouns), (adjectives, nouns), (nouns, verbs)):
+            favourite[leaders[topic]] = rng.choice(
+                likes[topic], size=leaders.shape[1], p=zipf(likes.shape[1], 8.0)
+            )
     favourite[shared] = rng.choice(verbs.ravel(), size=len(shared))
     return Language(
         words=words,
@@ -376,15 +370,16 @@ def draw_sentences(
     clause_count = 1 + _choose(style.clause_counts, uniform[:, 0])
     parts = []
     for index in range(MAX_CLAUSES):
-        pick = np.where(
-            questions,
-            _choose(style.question_weights, uniform[:, 1 + 2 * index]),
-            _choose(style.answer_weights, uniform[:, 1 + 2 * index]),
+        asked, answered = (
+            _choose(weights, uniform[:, 1 + 2 * index])
+            for weights in (style.question_weights, style.answer_weights)
         )
+        pick = np.where(questions, asked, answered)
         parts.append(np.where((index < clause_count)[:, None], language.clauses[pick], _NOTHING))
         last = np.equal(index + 1, clause_count)[:, None]
-        joint = language.joints[_choose(language.joint_weights, uniform[:, 2 + 2 * index])]
-        end = language.ends[_choose(language.end_weights, uniform[:, 2 + 2 * index])]
+        place = uniform[:, 2 + 2 * index]
+        joint = language.joints[_choose(language.joint_weights, place)]
+        end = language.ends[_choose(language.end_weights, place)]
         more = np.less(index + 1, clause_count)[:, None]
         join = np.where(last, end, np.where(more, joint, _NOTHING))
         # After its own punctuation a clause needs no end and no joint.
@@ -426,25 +421,20 @@ def _fill(
         kind, topic = flat[where], topics[who]
         coin, rank = rng.random(len(where)), rng.random(len(where))
 
-        def ranked(
-            table: np.ndarray, topic: np.ndarray = topic, rank: np.ndarray = rank
-        ) -> np.ndarray:
-            return table[topic, _rank(table.shape[1], rank)]
-
-        leader, previous = last_leader[who], last_noun[who]
-        noun = ranked(language.nouns)
-        noun = np.where(coin < 0.10, language.shared[_rank(len(language.shared), rank)], noun)
-        noun = np.where(
-            coin > 0.90, style.own_nouns[(rank * len(style.own_nouns)).astype(np.int64)], noun
+        topical_noun, topical_verb, adjective = (
+            table[topic, _rank(table.shape[1], rank)]
+            for table in (language.nouns, language.verbs, language.adjectives)
         )
+        leader, previous = last_leader[who], last_noun[who]
+        shared = language.shared[_rank(len(language.shared), rank)]
+        noun = np.where(coin < 0.10, shared, topical_noun)
+        own = style.own_nouns[(rank * len(style.own_nouns)).astype(np.int64)]
+        noun = np.where(coin > 0.90, own, noun)
         noun = np.where((previous >= 0) & (coin > 0.60) & (coin <= 0.90), previous, noun)
         noun = np.where((leader >= 0) & (coin > 0.40), language.favourite[leader], noun)
-        verb = np.where(
-            (previous >= 0) & (coin > 0.50), language.favourite[previous], ranked(language.verbs)
-        )
+        verb = np.where((previous >= 0) & (coin > 0.50), language.favourite[previous], topical_verb)
         other = language.technology[(rank * len(language.technology)).astype(np.int64)]
         technology = np.where(coin > 0.15, language.technology[topic], other)
-        adjective = ranked(language.adjectives)
         word = np.select(
             [kind == NOUN, kind == VERB, kind == ADJECTIVE], [noun, verb, adjective], technology
         )

@@ -21,14 +21,11 @@ MAX_CACHE_BYTES = 256 << 20
 
 
 class _Cache:
-    """Clients read last, up to a number of bytes; ids of the smallest integer type that fits."""
+    """Clients read last, up to MAX_CACHE_BYTES; ids of the smallest integer type that fits."""
 
-    def __init__(
-        self, read: Callable[[str], Examples], classes: int, limit: int = MAX_CACHE_BYTES
-    ) -> None:
+    def __init__(self, read: Callable[[str], Examples], classes: int) -> None:
         self._read = read
         self._dtype = np.int16 if classes <= np.iinfo(np.int16).max else np.int32
-        self._limit = limit
         self._size = 0
         self._held: collections.OrderedDict[str, Examples] = collections.OrderedDict()
 
@@ -39,7 +36,7 @@ class _Cache:
             x, y = self._read(client_id)
             self._held[client_id] = x.astype(self._dtype), y.astype(self._dtype)
             self._size += sum(part.nbytes for part in self._held[client_id])
-            while self._size > self._limit and len(self._held) > 1:
+            while self._size > MAX_CACHE_BYTES and len(self._held) > 1:
                 _, dropped = self._held.popitem(last=False)
                 self._size -= sum(part.nbytes for part in dropped)
         x, y = self._held[client_id]

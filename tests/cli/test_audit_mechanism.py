@@ -40,13 +40,13 @@ def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
 def test_the_query_is_another_subject(identity, monkeypatch):
     from fedmf.federated.tff import audit
 
-    honest, made = audit.mean_query, []
+    honest, made = audit.MatrixFactorizationQuery, []
 
     def told(plan, *args, **kwargs):
         made.append(plan)
         return honest(plan, *args, **kwargs)
 
-    monkeypatch.setattr(audit, "mean_query", told)
+    monkeypatch.setattr(audit, "MatrixFactorizationQuery", told)
     text = fedmf(f"audit mechanism {identity} {PLAN} --query --trials 0 --quiet").stdout
     assert "consistent with the claim" in text
     assert len(made) == 3  # two runs, one of them resumed

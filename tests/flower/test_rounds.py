@@ -240,7 +240,7 @@ def test_a_strategy_that_cannot_be_kept_to_is_refused():
         wrapped(strategy=FedAvg(fraction_train=0.0)).start(Grid(NODES), initial())
     with refusal("strategy=PerNode sends nodes messages of their own"):
         wrapped(strategy=PerNode()).start(Grid(NODES), initial())
-    with refusal("clients_per_round=0 must be at least 1"):
+    with refusal("clients_per_round=0 must be in 1"):
         wrapped(clients_per_round=0)
     with refusal("population=0 must be in 1"):
         wrapped(population=0)

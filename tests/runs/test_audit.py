@@ -216,7 +216,7 @@ class TestFilesThatChanged:
 
 class TestTheFinalStatement:
     def test_of_a_run(self, finished):
-        write_final_statement(finished)
+        write_final_statement(finished, audit_run(finished))
         values = json.loads((finished / "final_statement.json").read_text())
         assert values["subject"] == "run"
         assert values["guarantee"]["epsilon"] == PLAN.epsilon
@@ -239,7 +239,7 @@ class TestTheFinalStatement:
         plan = dataclasses.replace(PLAN, noise_multiplier=PLAN.noise_multiplier / 2)
         run = folder_of(tmp_path / "run", plan=plan, given=True)
         assert plan.epsilon > 1.5 * PLAN.epsilon
-        write_final_statement(run)
+        write_final_statement(run, audit_run(run))
         values = json.loads((run / "final_statement.json").read_text())
         assert values["guarantee"]["epsilon"] == plan.epsilon
         assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][0]

@@ -10,7 +10,7 @@ from fedmf.server.audit import divisor_of, model_of, released_rows, worst_client
 from tests.power import FALSE_POSITIVE_RATE, missed_by_game, trials_that_see
 
 ROUNDS, COORDINATES = 10, 7_000
-LEAVES = [math.prod(shape) for shape in model_of(COORDINATES).values()]
+LEAVES = [math.prod(shape) for shape in model_of(COORDINATES)]
 
 
 def run(plan, seed=1, **options):

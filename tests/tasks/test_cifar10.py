@@ -170,7 +170,7 @@ def test_batches_of_another_kind(archive, tmp_path, name, content, words):
             ),
             "has no data_batch_4",
         ),
-        (lambda path, whole: path.mkdir(), "is a folder"),
+        (lambda path, whole: path.mkdir(), "no whole .tar.gz archive"),
     ],
 )
 def test_archives_of_another_kind(archive, tmp_path, damage, words):

@@ -25,11 +25,11 @@ def refused(path, error, *parts):
     ("name", "content", "error", "words"),
     [
         ("none.sqlite", None, FileNotFoundError, "`fedmf data synth --clients N --out FILE`"),
-        ("empty", b"", ValueError, "is empty"),
+        ("empty", b"", ValueError, "is truncated"),
         ("text", b"hello, this is no database", ValueError, "fedmf data synth"),
         ("beginning", b"S", ValueError, "fedmf data synth"),
         ("stackoverflow.sqlite.lzma", b"\x5d\x00\x00" * 40, ValueError, "unlzma"),
-        (".", None, ValueError, "is a folder"),
+        (".", None, ValueError, "Is a directory"),
     ],
 )
 def test_no_database(tmp_path, name, content, error, words):

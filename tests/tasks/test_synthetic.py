@@ -95,7 +95,7 @@ def test_an_existing_file_is_kept_unless_told(tmp_path):
 def test_folders_that_cannot_be_written_are_named(tmp_path):
     with refusal(r"cannot write .*missing/file.*choose a folder"):
         write(tmp_path / "missing" / "file")
-    with refusal("is a folder"):
+    with refusal("exists already"):
         write(tmp_path)
 
 

@@ -4,8 +4,9 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +15,7 @@ from fedmf import fields
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.task import Task
+from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.rows import HostNoise
 
@@ -48,6 +50,12 @@ class RunOptions(fields.Checked):
     progress: bool = True
 
 
+def parameters(task: Task, config: TrainConfig) -> int:
+    """The number of trainable parameters of the task's model."""
+    return sum(weight.size for weight in task.initial_weights(config.seed))
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Execution(abc.ABC):
     """init / next over an opaque state; `leaves` and `from_leaves` carry it through a checkpoint
     bit for bit.
@@ -55,24 +63,42 @@ class Execution(abc.ABC):
     A context manager, which ends what it has started, a worker or a cluster. The noise is made by
     the host and handed into the state. Any round may be asked for; rounds in order are fast.
 
-    Args:
-      task, config: of the run.
-      make_noise: called when the first row is needed.
+    Attributes:
+      task, config, plan, noise_seed: of the run.
+      options: how this machine runs it.
+      noise_folder: private folder for a memory map of noise; None for one that ends
+        with the execution.
     """
 
-    errors: tuple[type[Exception], ...] = ()  # beside TensorFlow's: what a client's examples raise
+    # Beside TensorFlow's: what a client's examples raise
+    errors: ClassVar[tuple[type[Exception], ...]] = ()
     slow = ""  # a sentence for the terminal: why rounds take longer than they might
 
-    def __init__(
-        self, task: Task, config: TrainConfig, make_noise: Callable[[], HostNoise]
-    ) -> None:
-        self.task, self.config, self._make_noise = task, config, make_noise
-        self._started = contextlib.ExitStack()
+    task: Task
+    config: TrainConfig
+    plan: Plan
+    noise_seed: int
+    options: RunOptions
+    noise_folder: str | pathlib.Path | None
+    _started: contextlib.ExitStack = dataclasses.field(
+        default_factory=contextlib.ExitStack, init=False
+    )
+
+    @abc.abstractmethod
+    def __post_init__(self) -> None:
+        """Makes what the rounds need."""
 
     @functools.cached_property
     def noise(self) -> HostNoise:
-        """The rows of the run's noise."""
-        return self._make_noise()
+        """The rows of the run's noise, made when the first is needed."""
+        return HostNoise(
+            self.plan,
+            parameters(self.task, self.config),
+            noise_seed=self.noise_seed,
+            strategy=self.options.noise_strategy,
+            memory_bytes=self.options.noise_memory,
+            folder=self.noise_folder,
+        )
 
     def __enter__(self) -> Self:
         return self

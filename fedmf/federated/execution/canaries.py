@@ -2,7 +2,6 @@
 by a secret coin (`fedmf.audits.canaries`).
 """
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from fedmf.privacy.plan import Plan
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.means import ToClients
+from fedmf.server.source import derived_seed
 
 # Entries of a direction that are not 0. Two directions of d entries then meet as rarely as dense
 # ones: <c_i, c_j> has variance 1 / d.
@@ -43,9 +43,7 @@ class Canaries:
     """
 
     def __init__(self, count: int, plan: Plan, size: int, noise_seed: int) -> None:
-        secret = int.from_bytes(
-            hashlib.sha256(f"fedmf canaries {noise_seed}".encode()).digest()[:16], "big"
-        )
+        secret = derived_seed(f"fedmf canaries {noise_seed}", 16)
         self._plan, self._size = plan, size
         entries, coins = min(_ENTRIES, size), np.random.default_rng([secret, 0])
         self.included = coins.random(count) < 0.5

@@ -6,7 +6,6 @@ fast   our loop: client work outside TFF's executor, in this process or on a clu
 tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
 """
 
-import functools
 import pathlib
 
 from fedmf.federated.execution.base import Execution, RunOptions
@@ -14,12 +13,6 @@ from fedmf.federated.execution.in_process import FastExecution
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
-from fedmf.server.rows import HostNoise
-
-
-def parameters(task: Task, config: TrainConfig) -> int:
-    """The number of trainable parameters of the task's model."""
-    return sum(weight.size for weight in task.initial_weights(config.seed))
 
 
 def build_execution(
@@ -31,25 +24,17 @@ def build_execution(
     options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
     noise_folder: str | pathlib.Path | None = None,
 ) -> Execution:
-    """The execution that `config.execution` names.
+    """The execution that `config.execution` names, with these attributes; see `Execution`."""
+    kind: type[Execution] = FastExecution
+    if config.execution == "tff":
+        from fedmf.federated.tff.execution import TffExecution
 
-    Args:
-      task, plan, config, noise_seed: of the run.
-      options: how this machine runs it.
-      noise_folder: private folder for a memory map of noise; None for one that ends
-        with the execution.
-    """
-    make_noise = functools.partial(
-        HostNoise,
-        plan,
-        parameters(task, config),
+        kind = TffExecution
+    return kind(
+        task=task,
+        config=config,
+        plan=plan,
         noise_seed=noise_seed,
-        strategy=options.noise_strategy,
-        memory_bytes=options.noise_memory,
-        folder=noise_folder,
+        options=options,
+        noise_folder=noise_folder,
     )
-    if config.execution == "fast":
-        return FastExecution(task, config, plan, make_noise, noise_seed, options)
-    from fedmf.federated.tff.execution import TffExecution
-
-    return TffExecution(task, config, plan, make_noise, noise_seed, options)

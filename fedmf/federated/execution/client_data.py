@@ -33,7 +33,7 @@ def client_epochs(task: Task, config: TrainConfig, t: int, client: int) -> Epoch
         examples = task.examples_of(task.client_ids[client])
     except NotFinite:
         return []
-    rng = np.random.default_rng(np.random.SeedSequence([config.seed, 2, t, client]))
+    rng = np.random.default_rng([config.seed, 2, t, client])
     return shuffled_epochs(examples, config, task.batch_size, rng)
 
 

@@ -37,6 +37,18 @@ class ClientSetup:
     config: TrainConfig
     kind: str
 
+    @classmethod
+    def here(cls, task: Task, config: TrainConfig) -> "ClientSetup":
+        """The setup with the kind of client work that runs on this machine."""
+        compiled = compiled_epoch(task, config) is not None
+        return cls(task=task, config=config, kind="compiled" if compiled else "autodiff")
+
+    @property
+    def slow(self) -> str:
+        """Why the client work is slow, a sentence, where a compiled epoch does not run here."""
+        slow = self.task.compiled_epoch is not None and _is_plain(self.config)
+        return _SLOW.format(self.task.name) if slow and self.kind == "autodiff" else ""
+
     def work(self, threads: int | None) -> ClientWork:
         """The client work, with so many clients at a time, each on one thread; None for one on each
         processor. Small models, and clients of one gradient each, train side by side in one call.
@@ -63,16 +75,6 @@ def compiled_epoch(task: Task, config: TrainConfig) -> CompiledEpoch | None:
     or none that runs here.
     """
     return task.compiled_epoch() if task.compiled_epoch is not None and _is_plain(config) else None
-
-
-def client_kind(task: Task, config: TrainConfig) -> tuple[str, str]:
-    """The kind of client work: "compiled" where that runs, else "autodiff"; and why it is slow, a
-    sentence or nothing.
-    """
-    if compiled_epoch(task, config) is not None:
-        return "compiled", ""
-    slow = task.compiled_epoch is not None and _is_plain(config)
-    return "autodiff", _SLOW.format(task.name) if slow else ""
 
 
 def _is_plain(config: TrainConfig) -> bool:

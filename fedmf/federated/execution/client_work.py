@@ -13,8 +13,8 @@ import tensorflow as tf
 from fedmf.federated.examples import Epochs, count
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.records import QuerySample, Records, SampleParams
-from fedmf.federated.execution.steps import scaling_of
 from fedmf.runs.config import TrainConfig
+from fedmf.server.optimizers import Optimizer
 
 
 class Broadcast(NamedTuple):
@@ -27,6 +27,15 @@ class Broadcast(NamedTuple):
 
     weights: Sequence[Any]
     params: SampleParams
+
+
+def broadcast(
+    weights: Iterable[Any], clip_norm: float, zeroing_norm: float, scales: Iterable[Any]
+) -> Broadcast:
+    """A broadcast of arrays; without a `Scaling` there are no scales."""
+    clip, zeroing = (tf.constant(norm, tf.float64) for norm in (clip_norm, zeroing_norm))
+    params = SampleParams(clip, zeroing, [tf.constant(scale) for scale in scales] or ())
+    return Broadcast([tf.constant(w) for w in weights], params)
 
 
 class ClientWork(abc.ABC):
@@ -64,16 +73,26 @@ def group_sum(group: Sequence[Epochs], total: QuerySample, loss: float) -> Group
     return GroupSum(total, loss, examples, zeroed)
 
 
-def params_spec(records: Records, config: TrainConfig) -> SampleParams:
-    """Of `SampleParams`, for a run's clients."""
-    number = tf.TensorSpec([], tf.float64)
-    scales = [tf.TensorSpec(spec.shape, tf.float32) for spec in records.flat_specs]
-    return SampleParams(number, number, () if scaling_of(config) is None else scales)
+def client_optimizer(config: TrainConfig) -> Optimizer:
+    """The clients' optimizer, on tensors; it begins anew with every client and round.
+
+    The adaptive ones have TFF's defaults.
+    """
+    rule = config.client_optimizer
+    return Optimizer(
+        rule=rule,
+        momentum=config.client_momentum if rule == "sgd" else 0.9,
+        epsilon=1e-3 if rule == "yogi" else 1e-7,
+        proximal=config.proximal_strength,
+        xp=tf,
+    )
 
 
-def specs_of(structure: Any) -> Any:
-    """Its tensors as tf.TensorSpec."""
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
+def broadcast_spec(records: Records, config: TrainConfig) -> Broadcast:
+    """Of `Broadcast`, for a run's clients."""
+    number, specs = tf.TensorSpec([], tf.float64), records.flat_specs
+    scales = [tf.TensorSpec(spec.shape, tf.float32) for spec in specs] if config.scaling() else ()
+    return Broadcast(list(specs), SampleParams(number, number, scales))
 
 
 def gradients(tape: Any, loss: Any, weights: Any) -> Any:

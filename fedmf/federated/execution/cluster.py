@@ -183,12 +183,6 @@ class Cluster:
             default=0,
         )
 
-    def clients(
-        self, setup: ClientSetup, worker_task: Callable[[], Task] | None
-    ) -> "ClusterClients":
-        """The client work of a run on the cluster's workers; see `RunOptions.worker_task`."""
-        return ClusterClients(self, setup, worker_task)
-
     def put(self, value: Any) -> Any:
         """A reference to the value, which travels once to each machine."""
         return self._ray.put(value)

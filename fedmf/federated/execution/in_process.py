@@ -2,82 +2,61 @@
 server's step in numpy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.base import Execution, RunOptions
+from fedmf.federated.execution.base import Execution, parameters
 from fedmf.federated.execution.canaries import Canaries
 from fedmf.federated.execution.client_data import ClientRound
-from fedmf.federated.execution.client_setup import ClientSetup, client_kind
-from fedmf.federated.execution.client_work import Broadcast, ClientWork
-from fedmf.federated.execution.cluster import connected
+from fedmf.federated.execution.client_setup import ClientSetup
+from fedmf.federated.execution.client_work import ClientWork, broadcast
+from fedmf.federated.execution.cluster import ClusterClients, connected
 from fedmf.federated.execution.groups import checked, group_size, in_groups
-from fedmf.federated.execution.records import Records, SampleParams
-from fedmf.federated.execution.steps import scaling_of, server_optimizer
-from fedmf.federated.task import Task
-from fedmf.privacy.plan import Plan
-from fedmf.runs.config import TrainConfig
-from fedmf.server.means import NoisyMeans, ToClients, check_zeroing_norm, in_shapes
-from fedmf.server.rows import HostNoise
+from fedmf.federated.execution.records import Records
+from fedmf.server.means import NoisyMeans, check_zeroing_norm, in_shapes
 
 
 class FastExecution(Execution):
     """Keeps nothing of the clients but the sum of their clipped updates.
 
-    Args:
-      task, config, plan: of the run.
-      make_noise: makes the noise of the same plan and noise_seed.
-      noise_seed: non-negative int.
-      options: its threads and its cluster, to which the execution connects when it is entered. They
-        change no bit.
+    It connects to the cluster of its options when it is entered. Threads and cluster change no bit.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        config: TrainConfig,
-        plan: Plan,
-        make_noise: Callable[[], HostNoise],
-        noise_seed: int,
-        options: RunOptions,
-    ) -> None:
-        super().__init__(task, config, make_noise)
-        self._initial = task.initial_weights(config.seed)
-        self._shapes, size = [w.shape for w in self._initial], sum(w.size for w in self._initial)
-        self.client_work, self.slow = client_kind(task, config)
-        self._setup = ClientSetup(task=task, config=config, kind=self.client_work)
-        self._options = options
+    def __post_init__(self) -> None:
+        task, config, plan = self.task, self.config, self.plan
+        self._initial, size = task.initial_weights(config.seed), parameters(task, config)
+        self._shapes = [w.shape for w in self._initial]
+        self._setup = ClientSetup.here(task, config)
+        self.client_work, self.slow = self._setup.kind, self._setup.slow
         self._clients: ClientWork
-        if options.cluster is None:
-            self._clients = self._setup.work(options.threads)
+        if self.options.cluster is None:
+            self._clients = self._setup.work(self.options.threads)
         self._group_size = group_size(config.cohort_size, task.batch_size, size)
         self._means = NoisyMeans(
             plan=plan,
             size=size,
             clients_per_round=config.cohort_size,
             zeroing_norm=check_zeroing_norm(config.zeroing_norm),
-            scaling=scaling_of(config),
+            scaling=config.scaling(),
         )
-        self._zero = Records([tf.TensorSpec(w.shape, w.dtype) for w in self._initial]).zero()
-        self._optimizer = server_optimizer(config)
+        self._zero = Records(self._initial).zero()
+        self._optimizer = config.server_steps()
         self._rates = config.server_schedule().learning_rates()
-        self._canaries = (
-            Canaries(config.canaries, plan, size, noise_seed) if config.canaries else None
-        )
+        self._canaries = Canaries(config.canaries, plan, size, self.noise_seed)
 
     def __enter__(self) -> Self:
-        if (address := self._options.cluster) is not None:
-            cluster = self._started.enter_context(connected(address, self._options.threads))
-            self._clients = cluster.clients(self._setup, self._options.worker_task)
+        if (address := self.options.cluster) is not None:
+            cluster = self._started.enter_context(connected(address, self.options.threads))
+            self._clients = ClusterClients(cluster, self._setup, self.options.worker_task)
         return self
 
     def client(self, t: int, client: int) -> Epochs | ClientRound:
         """See `Execution.client`. Workers with a task of their own read the examples themselves."""
-        by_workers = self._options.cluster is not None and self._options.worker_task is not None
+        by_workers = self.options.cluster is not None and self.options.worker_task is not None
         return ClientRound(t, client) if by_workers else super().client(t, client)
 
     def init(self) -> Any:
@@ -85,9 +64,9 @@ class FastExecution(Execution):
         their directions, float64 (rounds, canaries).
         """
         state = list(self._initial), self._optimizer.initial(self._initial), self._means.initial()
-        if self._canaries is None:
+        if not self.config.canaries:
             return state
-        return *state, np.zeros((len(self._rates), len(self._canaries.included)))
+        return *state, np.zeros((len(self._rates), self.config.canaries))
 
     def next(
         self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()
@@ -96,19 +75,20 @@ class FastExecution(Execution):
         weights, optimizer_state, means, *releases = state
         t, sent = int(means.next_round), self._means.to_clients(means)
         total, loss, examples, not_finite = self._means.empty_sum(), 0.0, 0, 0
+        scales = in_shapes(sent.scales, self._shapes) if len(sent.scales) else ()
+        groups = list(in_groups(cohort, self._group_size))
         parts = self._clients.sums(
-            self._broadcast(weights, sent), in_groups(cohort, self._group_size)
+            broadcast(weights, sent.clip_norm, sent.zeroing_norm, scales), groups
         )
-        sizes = [len(group) for group in in_groups(range(len(cohort)), self._group_size)]
+        sizes = list(map(len, groups))
         for part in checked(parts, sizes, zero=self._zero, clip_norm=sent.clip_norm):
             total.add_clipped(tf.nest.flatten(part.total.record), *part.total[1:])
             loss += part.loss
             examples += part.examples
             not_finite += part.not_finite
-        if self._canaries is not None:
-            self._canaries.add(total, canaries, sent)
+        self._canaries.add(total, canaries, sent)
         mean, means = self._means.release(means, total, self.noise.row(t))
-        if self._canaries is not None:
+        if releases:
             releases = [np.array(releases[0])]
             divisor = self._means.clients_per_round
             releases[0][t] = divisor * self._canaries.released(mean, sent)
@@ -127,20 +107,9 @@ class FastExecution(Execution):
         state = weights, optimizer_state, means, *releases
         return state, row | self._means.metrics(means, total)
 
-    def _broadcast(self, weights: Sequence[np.ndarray], sent: ToClients) -> Broadcast:
-        scales: Any = ()
-        if len(sent.scales):
-            scales = [tf.constant(part) for part in in_shapes(sent.scales, self._shapes)]
-        clip_norm, zeroing_norm = (
-            tf.constant(norm, tf.float64) for norm in (sent.clip_norm, sent.zeroing_norm)
-        )
-        return Broadcast(
-            [tf.constant(w) for w in weights], SampleParams(clip_norm, zeroing_norm, scales)
-        )
-
     def canary_evidence(self, state: Any) -> dict[str, np.ndarray]:
         """See `Execution.canary_evidence`."""
-        if self._canaries is None:
+        if not self.config.canaries:
             return {}
         start = self._canaries.projections(self._initial)
         end = self._canaries.projections(self.weights(state))

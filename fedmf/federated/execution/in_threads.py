@@ -17,14 +17,14 @@ from fedmf.federated.execution.client_data import batches, end_to_end
 from fedmf.federated.execution.client_work import (
     Broadcast,
     ClientWork,
+    broadcast_spec,
+    client_optimizer,
     gradients,
     group_sum,
-    params_spec,
     trained,
 )
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.records import QuerySample, Records
-from fedmf.federated.execution.steps import client_optimizer
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.task import CompiledEpoch, Task
 from fedmf.runs.config import TrainConfig
@@ -87,8 +87,7 @@ class KerasClient:
         self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
         self._optimizer, self._rate = client_optimizer(config), config.client_learning_rate
         self._model, self._structure = task.build_model(config.seed), task.spec
-        sent = Broadcast(list(records.flat_specs), params_spec(records, config))
-        ends = tf.TensorSpec([None], tf.int32)
+        sent, ends = broadcast_spec(records, config), tf.TensorSpec([None], tf.int32)
         self._trained = tf.function(self._train, input_signature=[sent, *task.spec, ends])
         self._trained.get_concrete_function()  # traced here, where one thread is at a time
 
@@ -138,9 +137,8 @@ class CompiledClient:
         self._tensors = [
             tf.experimental.dlpack.from_dlpack(array.__dlpack__()) for array in self._arrays
         ]
-        self._clipped = tf.function(
-            records.clipped, input_signature=[params_spec(records, config), list(specs)]
-        )
+        weights, params = broadcast_spec(records, config)
+        self._clipped = tf.function(records.clipped, input_signature=[params, weights])
         self._clipped.get_concrete_function()  # see `KerasClient`
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> tuple[QuerySample, float]:

@@ -1,6 +1,5 @@
 """A client's update on its way into the sum, on tensors: scaled, zeroed, clipped, counted."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,28 +36,9 @@ class QuerySample(NamedTuple):
     zeroed: Any
 
 
-def check_specs(record_specs: Any) -> Any:
-    """The specs as tf.TensorSpec, all of fully defined shape and of float dtype, with at least one
-    entry between them.
-    """
-    for leaf in tf.nest.flatten(record_specs):
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise TypeError(
-                f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or "
-                "anything with shape and dtype"
-            )
-    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), record_specs)
-    for leaf in tf.nest.flatten(specs):
-        if not leaf.shape.is_fully_defined() or leaf.dtype not in _RECORD_DTYPES:
-            raise TypeError(
-                f"record_specs has a leaf {leaf}: use float16, bfloat16, float32 or float64 "
-                "tensors of fully defined shape"
-            )
-    if not sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(specs)):
-        raise ValueError(
-            f"record_specs={record_specs!r} has no entries: there is nothing to add noise to"
-        )
-    return specs
+def specs_of(structure: Any) -> Any:
+    """Its tensors as tf.TensorSpec."""
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
 
 
 def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
@@ -87,14 +67,34 @@ class Records:
     Attributes:
       specs: of a record.
       flat_specs: its leaves.
+      sizes: entries of each leaf.
+      size: of the whole record.
 
     Raises:
-      TypeError, ValueError: no floats of fully defined shapes.
+      TypeError, ValueError: no floats of fully defined shapes, or no entry.
     """
 
     def __init__(self, record_specs: Any) -> None:
-        self.specs = check_specs(record_specs)
+        for leaf in tf.nest.flatten(record_specs):
+            if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+                raise TypeError(
+                    f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or "
+                    "anything with shape and dtype"
+                )
+        self.specs = specs_of(record_specs)
         self.flat_specs = tf.nest.flatten(self.specs)
+        for leaf in self.flat_specs:
+            if not leaf.shape.is_fully_defined() or leaf.dtype not in _RECORD_DTYPES:
+                raise TypeError(
+                    f"record_specs has a leaf {leaf}: use float16, bfloat16, float32 or float64 "
+                    "tensors of fully defined shape"
+                )
+        self.sizes = [leaf.shape.num_elements() for leaf in self.flat_specs]
+        self.size = sum(self.sizes)
+        if not self.size:
+            raise ValueError(
+                f"record_specs={record_specs!r} has no entries: there is nothing to add noise to"
+            )
 
     def zero(self, template: Any = None) -> QuerySample:
         """Zeros in the structure of `template`, by default of `specs`.
@@ -129,7 +129,11 @@ class Records:
         clip_norm, zeroing_norm, scales = params
         if scales:
             # Half precision widens first: clipping comes after all rounding.
-            leaves = scaled([tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves], scales)
+            leaves = [tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves]
+            leaves = [
+                leaf * tf.cast(scale, leaf.dtype)
+                for leaf, scale in zip(leaves, scales, strict=True)
+            ]
         record = tf.nest.pack_sequence_as(record, leaves)
         kept = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
         one = tf.constant(1, tf.int32)
@@ -154,10 +158,3 @@ class Records:
                 f"the {name} has leaves of shapes {shapes}, not those that the query was "
                 f"made for: {self.specs}"
             )
-
-
-def scaled(leaves: Sequence[Any], scales: Sequence[Any]) -> list[Any]:
-    """The leaves times their scales; as they are where there are none."""
-    if not scales:
-        return list(leaves)
-    return [leaf * tf.cast(scale, leaf.dtype) for leaf, scale in zip(leaves, scales, strict=True)]

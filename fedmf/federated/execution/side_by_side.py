@@ -16,16 +16,15 @@ from fedmf.federated.execution.client_data import Steps, batches, end_to_end, st
 from fedmf.federated.execution.client_work import (
     Broadcast,
     ClientWork,
+    broadcast_spec,
+    client_optimizer,
     gradients,
     group_sum,
-    params_spec,
-    specs_of,
     trained,
 )
 from fedmf.federated.execution.groups import GroupSum
-from fedmf.federated.execution.records import Records
+from fedmf.federated.execution.records import Records, specs_of
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
-from fedmf.federated.execution.steps import client_optimizer
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.task import Task
 from fedmf.runs.config import TrainConfig
@@ -57,33 +56,26 @@ class ClientsSideBySide(ClientWork):
     ) -> None:
         self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
         self._optimizer, self._rate = client_optimizer(config), config.client_learning_rate
-        specs, self._structure = records.flat_specs, task.spec
-        self._parameters = sum(spec.shape.num_elements() for spec in specs)
+        sent, self._structure = broadcast_spec(records, config), task.spec
         self._small, self._others = is_small(records), functools.cache(others)
         self._stateless = stateless_model(task, config.seed)
 
-        def signature(*axes: int | None) -> list[Any]:
-            """Broadcast, sum, inputs and labels, with these axes in place of the batch's."""
-            examples = tf.nest.map_structure(
-                lambda spec: tf.TensorSpec([*axes, *spec.shape[1:]], spec.dtype), task.spec
-            )
-            sent = Broadcast(list(specs), params_spec(records, config))
-            return [sent, specs_of(records.zero()), *examples]
-
-        numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
-        order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
-        sent, _, *batch = signature(None)
-        apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *batch])
+        apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *task.spec])
         check_apart(apart)
         example, model = self._made_up(), task.build_model(config.seed)
         weights = [variable.read_value() for variable in model.trainable_variables]
         self._check_same(model, apart, *example)
+        signature = [sent, specs_of(records.zero())]
         if self._small:
-            self._train = tf.function(
-                self._train_in_steps, input_signature=[*signature(None), order, number]
-            )
+            numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
+            order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
+            signature += [*task.spec, order, number]
+            self._train = tf.function(self._train_in_steps, input_signature=signature)
         else:
-            self._train = tf.function(self._train_single, input_signature=signature(None, 1))
+            signature += tf.nest.map_structure(
+                lambda spec: tf.TensorSpec([None, 1, *spec.shape[1:]], spec.dtype), task.spec
+            )
+            self._train = tf.function(self._train_single, input_signature=signature)
         # An operation without a kernel here fails when it runs, and not before: a grouped
         # convolution's gradient, say, on processors for which TensorFlow does not use oneDNN.
         params = tf.nest.map_structure(lambda spec: tf.ones(spec.shape, spec.dtype), sent.params)
@@ -146,7 +138,7 @@ class ClientsSideBySide(ClientWork):
     def _added(self, sent: Broadcast, clients: Sequence[Epochs]) -> tuple[Any, float]:
         """The sum of their clipped updates, and their loss."""
         total, loss = self._records.zero(), 0.0
-        for part in _in_parts(clients, self._parameters):
+        for part in _in_parts(clients, self._records.size):
             interrupts.check()
             leaves, found = end_to_end(part), batches(part, self._batch_size)
             more: list[Any] = [steps(found), np.int32(len(part))]
@@ -282,7 +274,7 @@ def _in_parts(cohort: Sequence[Epochs], parameters: int) -> Iterator[list[Epochs
 
 def is_small(records: Records) -> bool:
     """Whether a model of these updates is trained side by side whatever its clients' steps."""
-    return sum(spec.shape.num_elements() for spec in records.flat_specs) <= SMALL_MODEL
+    return records.size <= SMALL_MODEL
 
 
 def side_by_side(

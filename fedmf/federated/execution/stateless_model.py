@@ -103,9 +103,8 @@ def dense_rows(gradient: Any) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows, index = gradient.dense_shape[0], gradient.indices
-    inside = tf.where(
-        (index >= 0) & (index < tf.cast(rows, index.dtype)), index, tf.cast(rows, index.dtype)
-    )
+    end = tf.cast(rows, index.dtype)
+    inside = tf.where((index >= 0) & (index < end), index, end)
     return tf.math.unsorted_segment_sum(gradient.values, inside, rows + 1)[:-1]
 
 

@@ -11,57 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks
 from fedmf.federated.tff import marks, tff
 from fedmf.federated.tff.noise import RunSeeds
-from fedmf.federated.tff.query import (
-    MatrixFactorizationQuery,
-    QuerySample,
-)
+from fedmf.federated.tff.query import MatrixFactorizationQuery, QuerySample
 from fedmf.privacy.plan import Plan
 from fedmf.server.following import Scaling
-from fedmf.server.means import check_zeroing_norm
+from fedmf.server.means import check_clients_per_round, check_zeroing_norm
 from fedmf.server.state import check_plan
-
-
-def mean_query(
-    plan: Plan,
-    record_specs: Any,
-    *,
-    clients_per_round: int,
-    noise_seed: int | str,
-    zeroing_norm: float | None = None,
-    noise_strategy: str | None = None,
-    count_metrics: bool = True,
-) -> MatrixFactorizationQuery:
-    """The query whose result is (sum of clipped updates + noise) / clients_per_round; both
-    execution paths run exactly this.
-    """
-    check_clients_per_round(plan, clients_per_round)
-    return MatrixFactorizationQuery(
-        plan,
-        record_specs,
-        divisor=clients_per_round,
-        noise_seed=noise_seed,
-        zeroing_norm=zeroing_norm,
-        noise_strategy=noise_strategy,
-        count_metrics=count_metrics,
-    )
-
-
-def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
-    """Raises unless clients_per_round is a positive int and the simulated cohort of the plan, if it
-    has one.
-    """
-    checks.integer(
-        "clients_per_round", clients_per_round, low=1, hint="it is the fixed divisor of the mean"
-    )
-    cohorts = plan.simulation
-    if cohorts is not None and cohorts.simulated != clients_per_round:
-        raise ValueError(
-            f"clients_per_round={clients_per_round} but the plan simulates {cohorts.simulated} "
-            f"clients a round for {cohorts.claimed}: use clients_per_round={cohorts.simulated}"
-        )
 
 
 class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory):
@@ -200,9 +156,9 @@ def dp_aggregator(
     check_clients_per_round(plan, clients_per_round)
     check_zeroing_norm(zeroing_norm)
     query = functools.partial(
-        mean_query,
+        MatrixFactorizationQuery,
         plan,
-        clients_per_round=clients_per_round,
+        divisor=clients_per_round,
         zeroing_norm=zeroing_norm,
         noise_strategy=noise_strategy,
         count_metrics=count_metrics,

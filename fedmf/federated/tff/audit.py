@@ -1,13 +1,12 @@
 """The audit of TensorFlow Privacy's side: the query that `dp_aggregator` puts into a process."""
 
-import collections
 import math
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.tff.aggregator import mean_query
+from fedmf.federated.tff.query import MatrixFactorizationQuery
 from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.server.audit import divisor_of, model_of
 
@@ -17,16 +16,10 @@ class Query:
 
     def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:
         shapes = model_of(coordinates)
-        sizes = [math.prod(shape) for shape in shapes.values()]
-        specs = collections.OrderedDict(
-            (name, tf.TensorSpec(shape)) for name, shape in shapes.items()
-        )
-        query = mean_query(
-            plan,
-            specs,
-            clients_per_round=divisor_of(plan),
-            noise_seed=noise_seed,
-            zeroing_norm=None,
+        sizes = [math.prod(shape) for shape in shapes]
+        specs = [tf.TensorSpec(shape) for shape in shapes]
+        query = MatrixFactorizationQuery(
+            plan, specs, divisor=divisor_of(plan), noise_seed=noise_seed
         )
 
         def add(params: Any, places: Any, size: Any) -> Any:
@@ -34,15 +27,14 @@ class Query:
             for place in places:
                 parts = tf.split(tf.one_hot(place, coordinates) * size, sizes)
                 record = [
-                    (name, tf.reshape(part, shapes[name]))
-                    for name, part in zip(shapes, parts, strict=True)
+                    tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)
                 ]
-                sample = query.accumulate_record(params, sample, collections.OrderedDict(record))
+                sample = query.accumulate_record(params, sample, record)
             return sample
 
         def finish(sample: Any, state: Any) -> Any:
             result, state, _ = query.get_noised_result(sample, state)
-            row = tf.concat([tf.reshape(result[name], [-1]) for name in shapes], axis=0)
+            row = tf.concat([tf.reshape(part, [-1]) for part in result], axis=0)
             if plan.quantile_clipping is not None:
                 noise = (
                     state.clip.bits

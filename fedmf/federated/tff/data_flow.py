@@ -294,14 +294,11 @@ class _Graph:
 
     def _marked(self, call: str, *roles: str) -> dict[Mark, Any]:
         """The operations with a mark of this call and one of these roles, by number."""
-        marks = {
-            mark: name
-            for name, mark in self._marks.items()
-            if mark.call == call and mark.role in roles
-        }
+        by_number = sorted(self._marks.items(), key=lambda named: named[1].number)
         return {
-            mark: self._graph.get_operation_by_name(marks[mark])
-            for mark in sorted(marks, key=_number)
+            mark: self._graph.get_operation_by_name(name)
+            for name, mark in by_number
+            if mark.call == call and mark.role in roles
         }
 
     def _params(self, call: str, plan: str) -> dict[str, Leaf]:
@@ -475,7 +472,3 @@ def _names(block: Any) -> set[str]:
 
 def _before(operation: Any) -> list[Any]:
     return [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
-
-
-def _number(mark: Mark) -> int:
-    return mark.number

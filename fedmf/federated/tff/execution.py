@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -10,51 +10,31 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.base import Execution, RunOptions
-from fedmf.federated.execution.steps import scaling_of
+from fedmf.federated.execution.base import Execution
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
 from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
 from fedmf.federated.tff.aggregator import dp_aggregator
 from fedmf.federated.tff.optimizers import client_optimizer, server_optimizer
 from fedmf.federated.tff.worker import TffWorker
-from fedmf.privacy.plan import Plan
-from fedmf.runs.config import TrainConfig
-from fedmf.server.rows import HostNoise
 
 
 class TffExecution(Execution):
-    """TFF's own federated averaging on a worker of its own.
-
-    Args:
-      task, config, plan: of the run.
-      make_noise: makes the noise of the same plan and noise_seed.
-      noise_seed: non-negative int.
-      options: its threads.
-    """
+    """TFF's own federated averaging on a worker of its own."""
 
     errors = (grpc.RpcError,)
 
-    def __init__(
-        self,
-        task: Task,
-        config: TrainConfig,
-        plan: Plan,
-        make_noise: Callable[[], HostNoise],
-        noise_seed: int,
-        options: RunOptions,
-    ) -> None:
-        super().__init__(task, config, make_noise)
-        self._worker = TffWorker(options.threads)
+    def __post_init__(self) -> None:
+        task, config = self.task, self.config
+        self._worker = TffWorker(self.options.threads)
         self._started.callback(self._worker.close)
-        self._initial = task.initial_weights(config.seed)
         aggregator = dp_aggregator(
-            plan,
+            self.plan,
             clients_per_round=config.cohort_size,
-            noise_seed=noise_seed,
+            noise_seed=self.noise_seed,
             zeroing_norm=config.zeroing_norm,
             noise_strategy="precomputed",
-        ).with_scaling(scaling_of(config))
+        ).with_scaling(config.scaling())
         self._process = tff.learning.algorithms.build_unweighted_fed_avg(
             model_fn=functools.partial(tff_model, task, config.seed, task.spec),
             client_optimizer_fn=client_optimizer(config),
@@ -66,7 +46,8 @@ class TffExecution(Execution):
     def init(self) -> Any:
         """TFF's state with our initial weights, the same as the fast path's."""
         if self._state is None:
-            model = tff.learning.models.ModelWeights(trainable=self._initial, non_trainable=[])
+            initial = self.task.initial_weights(self.config.seed)
+            model = tff.learning.models.ModelWeights(trainable=initial, non_trainable=[])
             self._state = self._worker.run(
                 lambda: self._process.set_model_weights(self._process.initialize(), model)
             )
@@ -87,8 +68,10 @@ class TffExecution(Execution):
             "train_loss": float(train["loss"]) if examples else 0.0,
             "not_finite": not_finite,
         }
-        row |= query_metrics(output.metrics["aggregator"]["dp_query_metrics"])
-        return output.state, row | {"zeroed": row["zeroed"] + zeroed}
+        query = output.metrics["aggregator"]["dp_query_metrics"]
+        of_query = ("scale_drift", "clip_norm", "clip_fraction", "zeroed", "noise_stddev")
+        row |= {name: float(query[name]) for name in of_query if name in query}
+        return output.state, row | {"zeroed": zeroed + int(query["zeroed"])}
 
     def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
         none = tf.nest.map_structure(
@@ -180,15 +163,3 @@ class _TrainedModel(tff.learning.models.VariableModel):
         self._loss_sum.assign(0.0)
         self._examples.assign(0)
         self._zeroed.assign(1)
-
-
-def query_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The query's metrics in a row of metrics.jsonl."""
-    adaptive = {
-        name: float(metrics[name]) for name in ("scale_drift", "clip_norm") if name in metrics
-    }
-    return adaptive | {
-        "clip_fraction": float(metrics["clip_fraction"]),
-        "zeroed": int(metrics["zeroed"]),
-        "noise_stddev": float(metrics["noise_stddev"]),
-    }

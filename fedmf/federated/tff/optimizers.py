@@ -5,11 +5,11 @@ schedule, which TFF has not.
 import collections
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from fedmf import checks
 from fedmf.federated.tff import tff
-from fedmf.runs.config import SCALED, TrainConfig
+from fedmf.runs.config import TrainConfig
 
 
 class ScheduledSGDM(tff.learning.optimizers.Optimizer):
@@ -23,7 +23,7 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
       momentum: in [0, 1); the papers use 0.95.
 
     Raises:
-      ValueError: naming the argument and its value.
+      TypeError, ValueError: naming the argument and its value.
 
     >>> optimizer = ScheduledSGDM([1.0, 0.5], momentum=0.5)
     >>> weights = tf.constant([1.0])
@@ -35,21 +35,14 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
     """
 
     def __init__(self, learning_rates: Any, *, momentum: float = 0.95) -> None:
-        rates = np.asarray(learning_rates, np.float64)
-        if (
-            rates.ndim != 1
-            or not len(rates)
-            or not np.all(np.isfinite(rates))
-            or not np.all(rates > 0)
-        ):
+        self._rates = checks.array("learning_rates", learning_rates, ndim=1)
+        if self._rates.min() <= 0:
             raise ValueError(
                 f"learning_rates={learning_rates!r} must be one finite "
                 "positive rate for every round"
             )
-        if not (np.isfinite(momentum) and 0 <= momentum < 1):
-            raise ValueError(f"momentum={momentum!r} must be in [0, 1)")
-        self._rates = rates
-        self._momentum = float(momentum)
+        hint = "choose a number in [0, 1), 0 for plain SGD"
+        self._momentum = checks.positive("momentum", momentum, hint, below=1, zero=True)
 
     def initialize(self, specs: Any) -> Any:
         """Round 0 and zero momentum for weights of these specs."""
@@ -75,7 +68,7 @@ def server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
     It sees privatised updates only: whichever it is, the guarantee is the same.
     """
     rates = config.server_schedule().learning_rates()
-    rule = config.server_optimizer.removeprefix(SCALED)
+    rule = config.server_rule
     if rule == "sgd":
         return ScheduledSGDM(rates, momentum=config.server_momentum)
     build = _ADAPTIVE[rule]

@@ -11,12 +11,11 @@ import tensorflow as tf
 from fedmf import checks
 from fedmf.federated.execution.records import QuerySample, Records, SampleParams
 from fedmf.federated.tff import marks, tfp
-from fedmf.federated.tff.adaptive_clipping import clip_after, initial_clip
+from fedmf.federated.tff.following import clip_after, initial_clip, initial_scaling, scaling_after
 from fedmf.federated.tff.noise import LARGEST, NoiseRows, RunSeeds
-from fedmf.federated.tff.scaling import initial_scaling, scaling_after, unscaled
 from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.server.following import Scaling
-from fedmf.server.means import check_clip_norm, check_zeroing_norm
+from fedmf.server.means import check_clip_norm, check_simulated, check_zeroing_norm
 from fedmf.server.state import NoiseState, check_plan, check_tail, mark_of, plan_mark
 
 
@@ -115,18 +114,12 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self.plan = plan
         self._records = Records(record_specs)
         self._flat_specs = self._records.flat_specs
-        self._sizes = [leaf.shape.num_elements() for leaf in self._flat_specs]
         self._zeroing_norm = check_zeroing_norm(zeroing_norm)
         self.divisor = checks.positive(
             "divisor", divisor, "use the fixed number of records of a round, or 1"
         )
-        cohorts = plan.simulation
-        if cohorts is not None and self.divisor not in (1, cohorts.simulated):
-            raise ValueError(
-                f"divisor={divisor:g} but the plan simulates {cohorts.simulated} records a round "
-                f"for {cohorts.claimed}, and its noise is for a sum of that many: use "
-                f"{cohorts.simulated} records a round, or a plan that does not simulate"
-            )
+        if self.divisor != 1:
+            check_simulated(plan, "divisor", self.divisor)
         self._count_metrics = bool(count_metrics)
         self._adaptive = plan.quantile_clipping
         if self._adaptive is not None and self.divisor == 1:
@@ -139,7 +132,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._scaling: Scaling | None = None
         self._seeds = RunSeeds(noise_seed)
         self._entry_rounding = 0.0
-        size = noise_size(plan, sum(self._sizes))
+        size = noise_size(plan, self._records.size)
         if noise_strategy != "precomputed":
             check_tail(plan, LARGEST, entries=plan.mechanism.rounds * size)
         self._noise = NoiseRows(
@@ -160,7 +153,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         query = copy.copy(self)
         query._entry_rounding = entry_rounding
-        query._clip_norm = self.plan.clip_norm - math.sqrt(sum(self._sizes)) * entry_rounding
+        query._clip_norm = self.plan.clip_norm - math.sqrt(self._records.size) * entry_rounding
         if not 0 < query._clip_norm <= self.plan.clip_norm:
             raise ValueError(
                 f"entry_rounding={entry_rounding} leaves nothing of clip_norm={self.plan.clip_norm}"
@@ -265,7 +258,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
             row = row[:-1]
         row = row * stddev
-        parts = tf.split(row, self._sizes)
+        parts = tf.split(row, self._records.sizes)
         means = []
         for leaf, part, spec in zip(
             tf.nest.flatten(sample_state.record), parts, self._flat_specs, strict=True
@@ -276,21 +269,13 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             means.append(tf.cast(noisy, tf.float32))
         scaling = global_state.scaling
         if self._scaling is not None:
-            means = unscaled(means, scaling.scales)
+            means = [mean / scale for mean, scale in zip(means, scaling.scales, strict=True)]
             scaling = scaling_after(self._scaling, scaling, means, t)
         means = [
             tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
         ]
         result = tf.nest.pack_sequence_as(sample_state.record, means)
-        state = QueryState(
-            noise,
-            sample_state.clients,
-            sample_state.clipped,
-            sample_state.zeroed,
-            scaling,
-            clip,
-            global_state.records,
-        )
+        state = QueryState(noise, *sample_state[1:], scaling, clip, global_state.records)
         return result, state, dp_accounting.UnsupportedDpEvent()
 
     def derive_metrics(self, global_state: QueryState) -> "collections.OrderedDict[str, Any]":

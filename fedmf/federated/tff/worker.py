@@ -43,29 +43,6 @@ _DIE_WITH_PARENT = (
 )
 
 
-def start_worker(threads: int | None = None) -> tuple[subprocess.Popen[bytes], str]:
-    """Starts a worker on a free port of this machine.
-
-    Args:
-      threads: clients that train side by side; None for no limit.
-
-    Returns:
-      The process, which may not listen yet, and its address.
-    """
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    limit = [] if threads is None else [f"--max_concurrent_computation_calls={threads}"]
-    die_with_parent = (
-        [sys.executable, "-S", "-c", _DIE_WITH_PARENT] if sys.platform == "linux" else []
-    )
-    # In a session of its own: a Ctrl-C is for the run, which ends the worker when it has saved.
-    process = subprocess.Popen(
-        [*die_with_parent, str(_WORKER), f"--port={port}", *limit], start_new_session=True
-    )
-    return process, f"localhost:{port}"
-
-
 class TffWorker:
     """A worker of this run, and the TFF context that computes on it.
 
@@ -76,10 +53,19 @@ class TffWorker:
       ChildProcessError: it does not start.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        self._process, address = start_worker(threads)
+    def __init__(self, threads: int | None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            port = probe.getsockname()[1]
+        command = [str(_WORKER), f"--port={port}"]
+        if threads is not None:
+            command.append(f"--max_concurrent_computation_calls={threads}")
+        if sys.platform == "linux":
+            command = [sys.executable, "-S", "-c", _DIE_WITH_PARENT, *command]
+        # In a session of its own: a Ctrl-C is for the run, which ends the worker when it has saved.
+        self._process = subprocess.Popen(command, start_new_session=True)
         weakref.finalize(self, _end, self._process)
-        self._channel = grpc.insecure_channel(address, _CHANNEL)
+        self._channel = grpc.insecure_channel(f"localhost:{port}", _CHANNEL)
         try:
             grpc.channel_ready_future(self._channel).result(timeout=_START_SECONDS)
         except grpc.FutureTimeoutError:

@@ -94,17 +94,19 @@ class Divergence(Callback):
             server_learning_rate=config.server_learning_rate, rate_for_noise=rate
         )
         for row in training.recorded.metrics:
-            said = self._watch.observe(row["round"], *_loss(row))
-            if said and self.stops:
-                raise DivergedRun(said)
+            self._observed(row)
 
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
+        if said := self._observed(row):
+            warnings.warn(said, stacklevel=4)
+
+    def _observed(self, row: Row) -> str | None:
+        """What the watch says of a row; it stops the run, or is said."""
         said = self._watch.observe(row["round"], *_loss(row))
         if said and self.stops:
             raise DivergedRun(said)
-        if said:
-            warnings.warn(said, stacklevel=4)
+        return said
 
 
 class StopOnDivergence(Divergence):

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from fedmf.federated.examples import Examples, apart, count, take
 from fedmf.federated.execution.client_work import cores
+from fedmf.federated.execution.records import specs_of
 from fedmf.federated.loss import batch_loss, is_mean, keras_mask
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import Outputs, TffModel
@@ -64,7 +65,7 @@ class Evaluator:
         if self._own is None:
             self._outputs = tf.function(self._of_batch, input_signature=[x])
             found = self._outputs.get_concrete_function().structured_outputs
-            specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), found)
+            specs = specs_of(found)
         else:
             self._outputs, specs = lambda x: (x, {}), (x, {})
         self._count = tf.function(self._count_batch, input_signature=[y, *specs])

@@ -13,18 +13,16 @@ import tensorflow as tf
 
 from fedmf.federated.examples import Epochs, Examples, NotFinite, count, take
 from fedmf.federated.execution.client_data import shuffled_epochs
-from fedmf.federated.execution.client_setup import ClientSetup, client_kind
-from fedmf.federated.execution.client_work import Broadcast
+from fedmf.federated.execution.client_setup import ClientSetup
+from fedmf.federated.execution.client_work import broadcast
 from fedmf.federated.execution.groups import in_groups
-from fedmf.federated.execution.records import SampleParams
-from fedmf.federated.execution.steps import scaling_of
 from fedmf.federated.task import Task
 from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.runs.config import TrainConfig
 from fedmf.terminal import progress_bar
 
 _AT_ONCE = 32  # clients whose examples are in memory
-# Of `SeedSequence`: apart from the orders of training, which have 2 in the same place.
+# Of a generator: apart from the orders of training, which have 2 in the same place.
 _HALVES, _SAMPLE = 3, 4
 
 
@@ -41,7 +39,7 @@ def halves(task: Task, config: TrainConfig, client_id: str) -> tuple[Epochs, Exa
       NotFinite: as `Task.examples_of` does.
     """
     examples = task.examples_of(client_id)
-    rng = np.random.default_rng(np.random.SeedSequence([config.seed, _HALVES, *client_id.encode()]))
+    rng = np.random.default_rng([config.seed, _HALVES, *client_id.encode()])
     order, middle = rng.permutation(count(examples)), (count(examples) + 1) // 2
     first, other = take(examples, order[:middle]), take(examples, order[middle:])
     return shuffled_epochs(first, config, task.batch_size, rng), other
@@ -58,8 +56,10 @@ def fine_tuned_metrics(
 ) -> dict[str, Any]:
     """See `TrainedRun.evaluate_fine_tuned`; `config.client_epochs` are those of the fine-tuning."""
     evaluator = Evaluator(task, config)
-    work = ClientSetup(task=task, config=config, kind=client_kind(task, config)[0]).work(None)
-    sent = _unclipped(config, weights)
+    work = ClientSetup.here(task, config).work(None)
+    # Neither a norm to clip to nor scales
+    scales = [np.ones_like(w) for w in weights] if config.scaling() else ()
+    sent = broadcast(weights, math.inf, math.inf, scales)
     measured = None if split is None else task.split(split)
     everywhere = None if measured is None else _values(evaluator, weights, measured)
     chosen = sample(task, clients, config.seed)
@@ -104,13 +104,6 @@ def fine_tuned_metrics(
     }
 
 
-def _unclipped(config: TrainConfig, weights: list[np.ndarray]) -> Broadcast:
-    """What clients are sent: these weights, and neither a norm to clip to nor scales."""
-    unbounded = tf.constant(math.inf, tf.float64)
-    scales = () if scaling_of(config) is None else [tf.ones(w.shape) for w in weights]
-    return Broadcast([tf.constant(w) for w in weights], SampleParams(unbounded, unbounded, scales))
-
-
 def _after(weights: list[np.ndarray], total: Any) -> list[np.ndarray]:
     """The weights after training; the update of a client is weights before minus after."""
     return [
@@ -121,7 +114,7 @@ def _after(weights: list[np.ndarray], total: Any) -> list[np.ndarray]:
 
 def sample(task: Task, clients: int, seed: int) -> list[str]:
     """So many clients, or all where there are fewer, drawn without replacement."""
-    rng = np.random.default_rng(np.random.SeedSequence([seed, _SAMPLE]))
+    rng = np.random.default_rng([seed, _SAMPLE])
     population = len(task.client_ids)
     chosen = rng.choice(population, min(clients, population), replace=False)
     return [task.client_ids[i] for i in np.sort(chosen)]

@@ -62,9 +62,8 @@ def _contents(captured: Any) -> str:
                 table_handle=captured, keys=tf.zeros([0], keys), default_value=tf.zeros([], values)
             )
         except tf.errors.OpError as error:
-            if "Expected shape" not in str(
-                error
-            ):  # which values have that are no scalars, of keys and values of these dtypes
+            # Which values have that are no scalars, of keys and values of these dtypes
+            if "Expected shape" not in str(error):
                 continue
         entries = tf.raw_ops.LookupTableExportV2(table_handle=captured, Tkeys=keys, Tvalues=values)
         return _sha(sorted(zip(*(part.numpy().tolist() for part in entries), strict=True)))
@@ -100,14 +99,12 @@ class _Digests:
         return _sha(*_in_order(roots, known))
 
     def _of_node(self, node: Any, inputs: Sequence[Any]) -> str:
-        attributes = sorted(
-            name for name in node.attr if not name.startswith("_") and name not in _NAMES
-        )
-        if node.op in _SAYS:
-            attributes = []
-        return _sha(
-            node.op, [(name, self._of_attribute(node.attr[name])) for name in attributes], *inputs
-        )
+        attributes = [
+            (name, self._of_attribute(node.attr[name]))
+            for name in sorted(node.attr)
+            if node.op not in _SAYS and not name.startswith("_") and name not in _NAMES
+        ]
+        return _sha(node.op, attributes, *inputs)
 
     def _of_attribute(self, value: Any) -> Any:
         if value.HasField("func"):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
-from fedmf.federated.execution.client_setup import client_kind
+from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.cluster import WorkersLost, check_address
 from fedmf.federated.execution.threads import an_operation_a_thread, limited_threads
 from fedmf.federated.task import Task
@@ -84,7 +84,7 @@ def train(
             "`data_on_workers` its clients' examples are not: leave one of them out"
         )
     in_threads = config.execution == "fast" and task.batch_size > 1
-    if in_threads and client_kind(task, config)[0] == "autodiff":
+    if in_threads and ClientSetup.here(task, config).kind == "autodiff":
         an_operation_a_thread()
     with limited_threads(machine.threads):
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)

@@ -15,9 +15,8 @@ from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.federated.examples import NotFinite
-from fedmf.federated.execution.base import RunOptions
+from fedmf.federated.execution.base import RunOptions, parameters
 from fedmf.federated.execution.canaries import largest_entry
-from fedmf.federated.execution.choice import parameters
 from fedmf.federated.task import SPLITS, Task
 from fedmf.federated.training.identity import difference, first_clients, task_identity
 from fedmf.files import write_atomically
@@ -70,10 +69,9 @@ class RunSetup:
         return rounds_within(self.plan, self.config.stop_at_epsilon, argument="stop_at_epsilon")
 
     def check(self, options: RunOptions) -> None:
-        """Refuses cohorts that cannot be drawn, too many canaries, and noise for which there is no
-        room or that float32 does not hold.
+        """Refuses an end that cannot be, too many canaries, and noise for which there is no room or
+        that float32 does not hold.
         """
-        self.controller()
         self.rounds()
         size, canaries = parameters(self.task, self.config), self.config.canaries
         if size < 10 * canaries:
@@ -162,6 +160,7 @@ def new_run(
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))
     check_plan(plan, config)
+    controller = controller_of(task, config, plan, seed)
     setup = RunSetup(
         task=task,
         config=config,
@@ -169,12 +168,10 @@ def new_run(
         noise_seed=seed,
         folder=RunFolder(folder),
         plan_given=plan_given,
-        identity={},
+        identity=task_identity(task, model, controller, resumed=False),
     )
     setup.check(options)
-    return dataclasses.replace(
-        setup, identity=task_identity(task, model, setup.controller(), resumed=False)
-    )
+    return setup
 
 
 def controller_of(

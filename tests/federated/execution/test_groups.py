@@ -13,7 +13,6 @@ import tensorflow as tf
 from fedmf.federated.execution import groups
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
-from fedmf.federated.execution.cluster import ClusterClients
 from fedmf.federated.execution.groups import GroupSum, checked
 from fedmf.federated.execution.records import Records, SampleParams
 from tests.federated.run_small import GROUPS_OF_TWO, config
@@ -147,9 +146,6 @@ class InOneProcess:
 
     def in_order(self, function, calls):
         return (function(*call) for call in calls)
-
-    def clients(self, setup, worker_task):
-        return ClusterClients(self, setup, worker_task)
 
 
 @pytest.mark.usefixtures("clients_in_turn")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf import QuantileClipping
-from fedmf.federated.tff.aggregator import mean_query
+from fedmf.federated.tff.query import MatrixFactorizationQuery
 from fedmf.privacy.plan import bit_stddev
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
@@ -17,8 +17,8 @@ ROUNDS, SIZE, CLIENTS = 6, 5, 4
 
 def query_of(clipping, size=SIZE, **changes):
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping, **changes)
-    return mean_query(
-        plan, [tf.TensorSpec([size])], clients_per_round=CLIENTS, noise_seed=3, zeroing_norm=None
+    return MatrixFactorizationQuery(
+        plan, [tf.TensorSpec([size])], divisor=CLIENTS, noise_seed=3, zeroing_norm=None
     )
 
 

@@ -4,7 +4,6 @@ The host's rows and TFF's process are held to the same rows exactly, in tests/se
 and test_aggregator.py.
 """
 
-import collections
 import dataclasses
 import functools
 
@@ -17,7 +16,7 @@ from fedmf.audits.distinguishing import worst_case
 from fedmf.audits.noise import causal_factor
 from fedmf.federated.tff import audit as audits
 from fedmf.federated.tff import query as queries
-from fedmf.federated.tff.aggregator import mean_query
+from fedmf.federated.tff.query import MatrixFactorizationQuery
 from tests.audits.controls import mistakes_over_rounds
 from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS
@@ -46,8 +45,8 @@ def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
     honest = queries.MatrixFactorizationQuery.get_noised_result
 
     def shared(self, sample, state):
-        result, state, event = honest(self, sample, state)
-        return collections.OrderedDict(result, kernel=result["bias"][: LEAVES[2]]), state, event
+        [*others, _, bias], state, event = honest(self, sample, state)
+        return [*others, bias[: LEAVES[2]], bias], state, event
 
     monkeypatch.setattr(queries.MatrixFactorizationQuery, "get_noised_result", shared)
     assert not judged(claim, of_query(claim)).consistent
@@ -133,7 +132,7 @@ def test_the_referee_passes_the_mean_of_dp_aggregator():
     claim = AggregatorClaim(**REFEREE, noise="correlated", min_sep=3)
     plan = plan_of(MECHANISMS["banded"](8), noise_multiplier=0.2, clip_norm=1.0, delta=1e-4)
     specs = [tf.TensorSpec(shape) for shape in claim.arrays]
-    query = mean_query(plan, specs, clients_per_round=claim.clients, noise_seed="os")
+    query = MatrixFactorizationQuery(plan, specs, divisor=claim.clients, noise_seed="os")
     next_round = summed(query)
 
     def make():

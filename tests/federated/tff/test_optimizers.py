@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution import steps
+from fedmf.federated.execution.client_work import client_optimizer
 from fedmf.federated.tff import optimizers as tff_optimizers
 from tests.federated.run_small import config
 from tests.refusals import refusal
@@ -51,7 +51,7 @@ class TestTheSameStepsAsTff:
 
     def test_of_a_server(self, rule, momentum):
         settings = config(server_optimizer=rule, server_momentum=momentum, rounds=12)
-        ours, theirs = steps.server_optimizer(settings), tff_optimizers.server_optimizer(settings)
+        ours, theirs = settings.server_steps(), tff_optimizers.server_optimizer(settings)
         w = [np.array([1.0, -2.0, 0.0], np.float32)]
         state = ours.initial(w)
         tff_w = [tf.constant(w[0])]
@@ -67,7 +67,7 @@ class TestTheSameStepsAsTff:
     def test_of_a_client(self, rule, momentum, proximal):
         own = {"client_momentum": momentum} if rule == "sgd" else {}
         settings = config(client_optimizer=rule, proximal_strength=proximal, **own)
-        ours, theirs = steps.client_optimizer(settings), tff_optimizers.client_optimizer(settings)
+        ours, theirs = client_optimizer(settings), tff_optimizers.client_optimizer(settings)
         w = tff_w = [tf.constant([1.0, -2.0, 0.0])]
         state, tff_state = ours.initial(w), theirs.initialize([tf.TensorSpec([3])])
         for g in gradients(5):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.tff.aggregator import mean_query
-from fedmf.federated.tff.scaling import initial_scaling, scaling_after
+from fedmf.federated.tff.following import initial_scaling, scaling_after
+from fedmf.federated.tff.query import MatrixFactorizationQuery
 from fedmf.server.following import Scaling
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
@@ -21,8 +21,8 @@ SPECS = [tf.TensorSpec([SIZE])]
 
 def query_of(scaling, size=SIZE):
     plan = plan_of(MECHANISMS["banded"](ROUNDS))
-    query = mean_query(
-        plan, [tf.TensorSpec([size])], clients_per_round=CLIENTS, noise_seed=3, zeroing_norm=None
+    query = MatrixFactorizationQuery(
+        plan, [tf.TensorSpec([size])], divisor=CLIENTS, noise_seed=3, zeroing_norm=None
     )
     return query.with_scaling(scaling)
 

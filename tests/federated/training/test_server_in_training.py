@@ -56,7 +56,7 @@ def test_a_run_releases_what_a_server_does(adaptive, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("tff")
 def test_the_query_releases_what_a_server_does():
-    from fedmf.federated.tff.aggregator import mean_query
+    from fedmf.federated.tff.query import MatrixFactorizationQuery
 
     participation = fedmf.Participation(rounds=8, schema="min_sep", min_sep=2)
     mechanism = fedmf.fit(fedmf.prefix_sum(8), participation, family="banded")
@@ -70,10 +70,10 @@ def test_the_query_releases_what_a_server_does():
     )
     specs = [tf.TensorSpec([3, 2]), tf.TensorSpec([5])]
     shapes = [(3, 2), (5,)]
-    query = mean_query(
+    query = MatrixFactorizationQuery(
         plan,
         specs,
-        clients_per_round=4,
+        divisor=4,
         noise_seed=3,
         zeroing_norm=50.0,
         noise_strategy="precomputed",

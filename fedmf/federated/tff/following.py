@@ -1,11 +1,41 @@
-"""Scale then privatise on tensors: `fedmf.server.following.Scaling`, which has what it is."""
+"""What follows past releases, on tensors: `fedmf.server.following`, which has what it is."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from fedmf.server.following import LARGEST_ROOT, Scaling, ScalingState
+from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
+from fedmf.server.following import LARGEST_ROOT, ClipState, Scaling, ScalingState
+
+
+def initial_clip(clip_norm: float) -> ClipState:
+    """State before round 0."""
+    norm, zero = tf.constant(clip_norm, tf.float64), tf.constant(0.0)
+    return ClipState(norm, norm, zero, zero)
+
+
+def clip_after(
+    clipping: QuantileClipping, first: float, state: ClipState, bits: Any, part: Any, t: Any
+) -> ClipState:
+    """State after round t.
+
+    Args:
+      clipping: of the plan.
+      first: the clip norm of round 0, which no later one is a million times as large
+        or as small as.
+      state: before.
+      bits: float32 (), the released sum of b_i - 1/2.
+      part: float32 (), `bits` divided by the fixed number of clients.
+      t: the round.
+    """
+    within = state.within + part + 0.5
+    mean = tf.clip_by_value(within / clipping.every, 0.0, 1.0)
+    step = tf.exp(-clipping.learning_rate * tf.cast(mean - clipping.quantile, tf.float64))
+    moved = tf.clip_by_value(state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
+    due = tf.equal((t + 1) % clipping.every, 0)
+    norm = tf.where(due & tf.math.is_finite(moved), moved, state.norm)
+    return ClipState(norm, state.norm, bits, tf.where(due, 0.0, within))
 
 
 def initial_scaling(specs: Sequence[Any]) -> ScalingState:
@@ -57,10 +87,3 @@ def _square(values: Any) -> Any:
 
 def _largest(values: Any) -> Any:
     return tf.reduce_max(tf.concat([[0.0], tf.reshape(values, [-1])], axis=0))
-
-
-def unscaled(leaves: Sequence[Any], scales: Sequence[Any]) -> list[Any]:
-    """The leaves divided by their scales; as they are where there are none."""
-    if not scales:
-        return list(leaves)
-    return [leaf / tf.cast(scale, leaf.dtype) for leaf, scale in zip(leaves, scales, strict=True)]
