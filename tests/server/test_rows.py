@@ -99,14 +99,16 @@ def test_two_threads_make_the_bits_of_one(monkeypatch):
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
     def record(self, *arguments):
+        if id(self) not in [source for *_, source in seen]:
+            begun.wait(60)  # for the other, which else could find all done
         seen.append((limits(), threading.get_ident(), id(self)))
-        time.sleep(0.01)  # for the other to begin
         fill(self, *arguments)
 
     monkeypatch.setattr(GaussianSource, "fill", record)
     made = {}
     for threads in (1, 2):
         seen.clear()
+        begun = threading.Barrier(threads)
         with threadpool_limits(threads):
             noise = noise_of(banded(), "recurrent")
             made[threads] = [noise.row(t) for t in range(noise.strategy.length)]
