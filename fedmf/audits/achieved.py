@@ -45,7 +45,9 @@ class Achieved:
         multiplier = self.planned.noise_multiplier * (
             self.planned.sensitivity.value / self.sensitivity.value
         )
-        return dataclasses.replace(self.planned, sampling=None, noise_multiplier=multiplier)
+        return dataclasses.replace(
+            self.planned, sampling=None, longer=None, noise_multiplier=multiplier
+        )
 
     @property
     def noise_multiplier(self) -> float:

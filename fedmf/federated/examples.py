@@ -26,15 +26,15 @@ class NotFinite(ValueError):
 
 
 @contextlib.contextmanager
-def errors_of(what: str) -> Iterator[None]:
-    """Around a user's own code: an error of another kind than the library's becomes a ValueError
-    that says where it is from.
+def errors_of(what: str, *known: type[Exception]) -> Iterator[None]:
+    """Around a user's own code: an error becomes a ValueError that says where it is from, unless it
+    is a TypeError, a ValueError, or of the kinds that are known.
     """
     try:
         yield
-    except (TypeError, ValueError, OSError):
-        raise
     except Exception as error:
+        if isinstance(error, (TypeError, ValueError, *known)):
+            raise
         raise ValueError(f"{what} raises {type(error).__name__}: {error}") from error
 
 

@@ -137,7 +137,9 @@ class Task:
                 f"client_ids of task {self.name!r} has {twice!r} more than once: the guarantee is "
                 "for each client, so every one needs an id of its own"
             )
-        checks.integer("batch_size", self.batch_size, low=1, hint="use a positive whole number")
+        hint = "use a positive whole number"
+        batch_size = checks.integer("batch_size", self.batch_size, low=1, hint=hint)
+        fields.set_fields(self, {"batch_size": batch_size})
         if not callable(self.build_model) or isinstance(self.build_model, tf.keras.layers.Layer):
             raise TypeError(
                 f"the model of task {self.name!r} is {self.build_model!r}: pass a "
@@ -335,7 +337,7 @@ class Task:
 
     def _read(self, examples_of: Callable[[str], Examples], name: str) -> Examples:
         origin = self._origin(name)
-        with of_examples.errors_of(f"reading the examples of {origin}"):
+        with of_examples.errors_of(f"reading the examples of {origin}", OSError):
             return of_examples.checked(examples_of(name), origin)
 
     def _like_others(self, examples: Examples, name: str) -> Examples:

@@ -271,9 +271,10 @@ class _Room:
 
     @classmethod
     def of(cls, size: int, memory_bytes: int | None, folder: str | pathlib.Path | None) -> "_Room":
-        checks.integer("size", size, low=0, hint="it is the number of model parameters")
+        size = checks.integer("size", size, low=0, hint="it is the number of model parameters")
         memory = default_memory() if memory_bytes is None else memory_bytes
-        checks.integer("memory_bytes", memory, low=1, hint="give bytes, such as 1_500_000_000")
+        hint = "give bytes, such as 1_500_000_000"
+        memory = checks.integer("memory_bytes", memory, low=1, hint=hint)
         return cls(size=size, memory=memory, disk=default_disk(folder))
 
     def place(self, strategy: NoiseStrategy, scratch: int, file_cost: float) -> NoiseStrategy:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.rounding import finite
 
@@ -60,7 +60,9 @@ class AttackRisk:
     def __post_init__(self) -> None:
         if not self.mu >= 0 or math.isnan(self.mu):
             raise ValueError(f"mu={self.mu!r} must not be negative: use 1 / `noise_multiplier`")
-        checks.integer("devices", self.devices, low=1, hint="count the clients of one user")
+        hint = "count the clients of one user"
+        devices = checks.integer("devices", self.devices, low=1, hint=hint)
+        fields.set_fields(self, {"devices": devices})
         for epsilon, delta in self.pairs:
             if not (epsilon >= 0 and 0 <= delta <= 1):
                 raise ValueError(f"pairs has {(epsilon, delta)}: give (epsilon, delta), as proven")

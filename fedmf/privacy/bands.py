@@ -97,10 +97,10 @@ class BandSearch:
             "population", self.population, low=1, hint="pass the number of clients, a positive int"
         )
         hint = f"a round draws at most all of population={m} clients"
-        checks.integer("cohort_size", self.cohort_size, low=1, high=m, hint=hint)
+        cohort = checks.integer("cohort_size", self.cohort_size, low=1, high=m, hint=hint)
         checks.one_of("sampling", self.sampling, tuple(SCHEMES))
         target = {"epsilon": check_epsilon(self.epsilon), "delta": check_delta(self.delta)}
-        fields.set_fields(self, target)
+        fields.set_fields(self, target | {"population": m, "cohort_size": cohort})
 
     @property
     def participation(self) -> Participation:

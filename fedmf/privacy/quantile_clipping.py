@@ -19,7 +19,7 @@ docs/adaptive.md has the proof.
 import dataclasses
 import math
 
-from fedmf import checks
+from fedmf import checks, fields
 
 # Factors that the clip norm keeps to, so that float32 holds what is scaled by it.
 MOST_CHANGE = 1e6
@@ -62,7 +62,8 @@ class QuantileClipping:
         checks.positive(
             "share", self.share, "use a small part of the budget, such as 0.04", below=1
         )
-        checks.integer("every", self.every, low=1, hint="use some rounds, such as 10")
+        every = checks.integer("every", self.every, low=1, hint="use some rounds, such as 10")
+        fields.set_fields(self, {"every": every})
         checks.positive("learning_rate", self.learning_rate, "use a number such as 1")
 
     @classmethod

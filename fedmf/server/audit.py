@@ -127,7 +127,9 @@ def audit_mechanism(
     d = max(_MIN_COORDINATES, -(-_ENTRIES // n)) if coordinates is None else coordinates
     leaves = [math.prod(shape) for shape in model_of(d)]
     if trials != 0:
-        checks.integer("trials", trials, low=8, hint="play some thousand, or 0 for no game")
+        trials = checks.integer(
+            "trials", trials, low=8, hint="play some thousand, or 0 for no game"
+        )
     # The game's client takes part in rounds that are known.
     plan = dataclasses.replace(plan, sampling=None)
     # The game is of the updates' stream, which with quantile_clipping has more noise than the plan
@@ -186,7 +188,8 @@ def worst_clients(
 
 def model_of(coordinates: int) -> list[tuple[int, ...]]:
     """Shapes of a small model's leaves, one of them a scalar, with so many entries in all."""
-    checks.integer("coordinates", coordinates, low=8, hint="use some hundred or more")
+    hint = "use some hundred or more"
+    coordinates = checks.integer("coordinates", coordinates, low=8, hint=hint)
     quarter = (coordinates - 1) // 4
     return [(2, quarter), (), (quarter,), (coordinates - 1 - 3 * quarter,)]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.privacy.quantile_clipping import MOST_CHANGE
 from fedmf.server.clipping import UpdateSum
@@ -48,11 +48,14 @@ def check_clip_norm(plan: Plan) -> None:
         )
 
 
-def check_clients_per_round(plan: Plan, clients_per_round: Any) -> None:
-    """Raises unless it is a positive int, and the simulated cohort of the plan, if that has one."""
+def check_clients_per_round(plan: Plan, clients_per_round: Any) -> int:
+    """It as an int; raises unless it is positive, and the simulated cohort of the plan, if that has
+    one.
+    """
     hint = "use the number of clients a round, which the sum is divided by however many come"
-    checks.integer("clients_per_round", clients_per_round, low=1, hint=hint)
-    check_simulated(plan, "clients_per_round", clients_per_round)
+    clients = checks.integer("clients_per_round", clients_per_round, low=1, hint=hint)
+    check_simulated(plan, "clients_per_round", clients)
+    return clients
 
 
 def check_simulated(plan: Plan, name: str, clients: float) -> None:
@@ -60,7 +63,7 @@ def check_simulated(plan: Plan, name: str, clients: float) -> None:
     cohorts = plan.simulation
     if cohorts is not None and clients != cohorts.simulated:
         raise ValueError(
-            f"{name}={clients:.12g} but the plan simulates {cohorts.simulated} clients a round for "
+            f"{name}={clients} but the plan simulates {cohorts.simulated} clients a round for "
             f"{cohorts.claimed}: use {cohorts.simulated}, or a plan that does not simulate"
         )
 
@@ -121,8 +124,9 @@ class NoisyMeans:
     def __post_init__(self) -> None:
         check_plan(self.plan)
         check_clip_norm(self.plan)
-        checks.integer("size", self.size, low=1, hint="it is the number of model parameters")
-        check_clients_per_round(self.plan, self.clients_per_round)
+        size = checks.integer("size", self.size, low=1, hint="it is the number of model parameters")
+        clients = check_clients_per_round(self.plan, self.clients_per_round)
+        fields.set_fields(self, {"size": size, "clients_per_round": clients})
 
     def initial(self) -> MeansState:
         """State before round 0."""

@@ -85,7 +85,7 @@ class HostNoise:
                 'noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state'
             )
         stream = plan.mechanism.stream().causal()
-        checks.integer("size", size, low=0, hint="it is the number of model parameters")
+        size = checks.integer("size", size, low=0, hint="it is the number of model parameters")
         self.size = size = noise_size(plan, size)
         self.rounds = stream.rounds
         check_tail(plan, LARGEST, entries=self.rounds * size)

@@ -13,7 +13,7 @@ from fedmf.audits.aggregator import audit_aggregator
 from fedmf.audits.aggregator_claim import PLAYS
 from tests.audits import aggregators
 from tests.audits.aggregators import CLIENTS, MISTAKES, MULTIPLIER, SMALL, aggregator, claim
-from tests.power import FALSE_POSITIVE_RATE, p_of_count
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_count, p_of_count
 from tests.refusals import refusal
 
 
@@ -53,17 +53,28 @@ def test_honest_ones_pass(honest):
     assert p_of_count(right, len(honest), 0.99) > FALSE_POSITIVE_RATE or right == len(honest)
 
 
+@pytest.mark.slow
 def test_p_values_are_no_smaller_than_they_should_be(honest):
-    """Of each play at most a tenth below 0.1, but for what is one in a million."""
-    for i, name in enumerate(PLAYS):
-        below = sum(result.plays[i].p_value < 0.1 for result in honest)
-        if below > len(honest) / 10:
-            assert p_of_count(below, len(honest), 0.1) > FALSE_POSITIVE_RATE / len(PLAYS), name
+    """Of each play at most a tenth is below 0.1; four fifths would be seen.
+
+    So they are where p-values are an eighth of what they should be.
+    """
+    rate = FALSE_POSITIVE_RATE / len(PLAYS)
+    assert missed_by_count(len(honest), 0.1, 0.8, rate) <= MISS_RATE
+
+    def too_small(name, share=1.0):
+        values = [share * p.p_value for result in honest for p in result.plays if p.name == name]
+        below = sum(value < 0.1 for value in values)
+        return below > len(honest) / 10 and p_of_count(below, len(honest), 0.1) <= rate
+
+    assert [name for name in PLAYS if too_small(name)] == []
+    assert too_small("noise", share=1 / 8)  # the control
 
 
-def test_a_play_sees_what_it_says(honest):
+def test_a_play_sees_what_it_says():
     """A miss is one in a million."""
-    sees = {play.name: play.sees for play in honest[0].plays}
+    honest = audit_aggregator(aggregator(), claim(**SMALL))
+    sees = {play.name: play.sees for play in honest.plays}
 
     def too_far(norm):
         return lambda update: [norm * array for array in aggregators.as_one(update)]

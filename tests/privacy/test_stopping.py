@@ -28,7 +28,7 @@ from tests.mechanisms.registry import MECHANISMS, both_signs
 from tests.mechanisms.schemas import fitted, separated
 from tests.oracles import attained_sensitivity
 from tests.participation.test_participation import participations
-from tests.privacy.plans import plan
+from tests.privacy.plans import ledger_of, plan
 from tests.refusals import refusal
 
 BLT = BLTMechanism(rounds=9, decays=[0.9, 0.5], inverse_decays=[0.7, 0.2])
@@ -89,6 +89,17 @@ def test_noise_that_is_not_that_of_all_rounds_is_refused(change):
         dataclasses.replace(stopped, **change)
     with refusal("simulation changed"):
         stopped.simulating(simulated=1, claimed=9)
+
+
+def test_who_took_part_less_than_planned_is_stated():
+    """The noise of all rounds is more for these clients: the audit of a stopped run failed."""
+    made = plan(separated(6, 2), fitted(separated(6, 2), "banded", bands=2))
+    audit = fedmf.audit_ledger(ledger_of([[0], [1], [2], [3]]), stopped_after(made, 4))
+    assert audit.achieved.sensitivity.value < audit.planned.sensitivity.value
+    assert audit.achieved.noise_multiplier == pytest.approx(
+        unit_noise(made) / audit.achieved.sensitivity.value
+    )
+    assert audit.achieved.epsilon < audit.planned.epsilon
 
 
 def test_the_longer_run_is_stated_for_the_same_delta():

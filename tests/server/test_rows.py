@@ -19,6 +19,7 @@ from fedmf.mechanisms import DenseMechanism
 from fedmf.noise import strategies
 from fedmf.noise.strategies import ROWS_TOGETHER
 from fedmf.server import rows as rows_ahead
+from fedmf.server.means import NoisyMeans
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import CHUNK, GaussianSource
 from fedmf.terminal import progress_bar
@@ -136,6 +137,16 @@ def test_an_interrupt_waits_for_the_other_thread(monkeypatch):
     before = list(ended)
     time.sleep(0.5)
     assert ended == before
+
+
+def test_a_narrow_integer_is_a_size_as_any():
+    """With the bit of the clip norm 255 was 0: rows without an entry."""
+    plan = plan_of(banded(), quantile_clipping=fedmf.QuantileClipping(every=np.uint8(1)))
+    rows = [HostNoise(plan, size, noise_seed=SEED).row(0) for size in (255, np.uint8(255))]
+    assert len(rows[0]) > 255
+    np.testing.assert_array_equal(*rows)
+    means = NoisyMeans(plan=plan, size=np.uint8(255), clients_per_round=np.uint8(9))
+    assert type(means.size) is type(means.clients_per_round) is int
 
 
 def test_no_bit_of_a_dense_mechanism_depends_on_the_room():

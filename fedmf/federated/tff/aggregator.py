@@ -153,7 +153,7 @@ def dp_aggregator(
       'float32[3]'
     """
     check_plan(plan)
-    check_clients_per_round(plan, clients_per_round)
+    clients_per_round = check_clients_per_round(plan, clients_per_round)
     check_zeroing_norm(zeroing_norm)
     query = functools.partial(
         MatrixFactorizationQuery,

@@ -77,6 +77,7 @@ def test_the_same_model_as_stock_tff(task):
         assert one == pytest.approx(other)
 
 
+@pytest.mark.slow
 def test_threads_change_no_bit_and_a_run_resumes(task):
     whole, rows, _ = run(task, config(), threads=1)
     _, before, state = run(task, config(), rounds=3, threads=3)

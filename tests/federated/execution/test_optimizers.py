@@ -65,6 +65,7 @@ def one_each(batch_size):
     )
 
 
+@pytest.mark.slow
 def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
     monkeypatch, sums_of, vectorised
 ):

@@ -172,6 +172,7 @@ def with_metric(metric):
     return small_task(metrics=lambda: [metric("accuracy")])
 
 
+@pytest.mark.slow
 def test_a_round_that_is_done_again_hands_out_what_was_released(tmp_path):
     """With another metric its sum is another one: the same noise under both would give both away.
     Also where a second crash came before the round was done again.
