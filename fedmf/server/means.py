@@ -62,8 +62,9 @@ def check_simulated(plan: Plan, name: str, clients: float) -> None:
     """Refuses another divisor than the simulated cohort of the plan, if it has one."""
     cohorts = plan.simulation
     if cohorts is not None and clients != cohorts.simulated:
+        shown = clients if clients % 1 else int(clients)
         raise ValueError(
-            f"{name}={clients} but the plan simulates {cohorts.simulated} clients a round for "
+            f"{name}={shown} but the plan simulates {cohorts.simulated} clients a round for "
             f"{cohorts.claimed}: use {cohorts.simulated}, or a plan that does not simulate"
         )
 

@@ -16,7 +16,7 @@ from fedmf.federated.tff.worker import TffWorker, worker_processes
 add = tff.tensorflow.computation(lambda x: x + 1, np.int32)
 if sys.argv[1] == "exit":
     assert add(1) == 2  # in TFF's own
-worker = TffWorker()
+worker = TffWorker(threads=None)
 assert worker.run(lambda: add(1)) == 2
 print(*worker_processes(), flush=True)
 if sys.argv[1] == "kill -9":
