@@ -1,5 +1,6 @@
 """Options that several commands have, and the values they turn into."""
 
+import abc
 import contextlib
 import dataclasses
 import json
@@ -50,7 +51,7 @@ class OneOf(click.Choice[str]):
         return tuple({"family": fitted_families(), "strategy": HOST_STRATEGIES}[self._kind])
 
 
-class Parsed(click.ParamType[Any]):
+class Parsed(click.ParamType[Any], abc.ABC):
     """A value by a function of its text, whose ValueError says what is wrong."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -60,9 +61,9 @@ class Parsed(click.ParamType[Any]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
+    @abc.abstractmethod
     def parsed(self, text: str) -> Any:
         """The value of a text."""
-        raise NotImplementedError
 
 
 class _RunFolder(click.Path):

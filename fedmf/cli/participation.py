@@ -126,7 +126,7 @@ def participation(
         behavior = DeviceBehavior(**{name: options[name] for name in devices})
         spaced = options["sampling"] is None and options["schema"] == "min_sep"
         asked = spaced and options["min_sep"] is None
-        config = _promise(options, min_sep=1) if asked else _promise(options)
+        config = _promise(options, 1 if asked else options["min_sep"])
         scheme, budget = config.scheme(), _budget(config, options)
         planned = scheme.participation(config.rounds) if scheme else config.participation()
         largest: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def participation(
                     "the separation: lower --cohort-size, or give --min-sep to see how "
                     "often the pool runs dry"
                 )
-            planned = _promise(options, min_sep=largest["largest_min_sep"]).participation()
+            planned = _promise(options, largest["largest_min_sep"]).participation()
         options_of_both: dict[str, Any] = {
             "behavior": behavior,
             "progress": status_line("round "),
@@ -166,15 +166,15 @@ def participation(
     show(values if as_json else _for_people(values), as_json)
 
 
-def _promise(options: dict[str, Any], **settled: Any) -> "PlanConfig":
-    """The promise of these options; refuses what does not go together."""
+def _promise(options: dict[str, Any], min_sep: int | None) -> "PlanConfig":
+    """The promise of these options with this separation; refuses what does not go together."""
     from fedmf.privacy.config import PlanConfig
 
-    names = ("rounds", "cohort_size", "schema", "min_sep", "max_participations", "partitions")
-    values: dict[str, Any] = {name: options[name] for name in ("sampling", *names)} | settled
+    names = ("rounds", "cohort_size", "schema", "max_participations", "partitions")
+    values: dict[str, Any] = {name: options[name] for name in ("sampling", *names)}
     if options["sampling"] is not None:  # elsewhere the population is that of the data
         values["population"] = options["population"]
-    return PlanConfig(family="none", **values)
+    return PlanConfig(family="none", min_sep=min_sep, **values)
 
 
 def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
