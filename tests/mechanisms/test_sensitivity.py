@@ -73,7 +73,7 @@ def random_encoder(draw, form, rounds):
 
 @pytest.mark.parametrize("form", FORMS)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=150)
 def test_sound_for_vectors_and_exact_when_it_says_so(form, data):
     """The definition: the most that one client's vectors change (multi-epoch paper, Def. 1)."""
     participation = data.draw(participations(most_rounds=8))

@@ -132,7 +132,7 @@ def test_refusals(call, kind, words):
     assert_refused(call, kind, words)
 
 
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(
     mus=st.lists(st.floats(1e-3, 6), min_size=2, max_size=2),
     rate=st.floats(1e-9, 1 - 1e-9),

@@ -53,7 +53,7 @@ def log_weight(together, C, b, p, advance):
     return log
 
 
-@settings(max_examples=30)
+@settings(max_examples=50)
 @given(st.data())
 def test_is_the_largest_weight_of_all_patterns(data):
     b = data.draw(st.integers(2, 3), "b")

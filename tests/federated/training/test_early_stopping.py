@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+import fedmf
 from fedmf import federated
 from tests.federated.small_runs import config, train
 from tests.refusals import refusal
@@ -80,7 +81,9 @@ def test_a_run_that_no_longer_improves_ends_and_states_all_rounds(tmp_path, shar
     assert run.result is None
     assert 1 < done < 8
     assert run.saved_rounds() == done
-    assert (tmp_path / "stopped_by_data").exists()  # which test_stopping_in_training.py reads
+    audit = fedmf.audit_run(tmp_path)
+    assert audit.epsilon == audit.planned.epsilon
+    assert "what the run showed decided" in audit.unrecorded
     if not share:
         assert len(train(tmp_path, settings, resume=True).metrics) == 8  # without it
 

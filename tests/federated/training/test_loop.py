@@ -276,7 +276,11 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     assert 0 < rounds < 40
     assert f"{rounds} of 40 rounds are saved in {tmp_path}" in str(stop.value)
     assert RunFolder(tmp_path).saved_rounds() == rounds
-    assert (tmp_path / "stopped_by_data").exists()  # which test_stopping_in_training.py reads
+    # The data decided on the end: what holds is the guarantee of all rounds.
+    audit = fedmf.audit_run(tmp_path)
+    assert audit.epsilon == audit.planned.epsilon == DIVERGING.plan().epsilon
+    assert f"rounds {rounds} to 39 are not in the record" in audit.unrecorded
+    assert "what the run showed decided that it stopped before them" in audit.unrecorded
     with pytest.raises(federated.DivergedRun, match=f"; {rounds} of 40 rounds are saved"):
         train(tmp_path, DIVERGING, resume=True, callbacks=[federated.StopOnDivergence()])
     assert len(train(tmp_path, DIVERGING, resume=True).metrics) == 40
