@@ -56,7 +56,7 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
         ) < 12 and not training.done():
             time.sleep(0.02)
         machines.remove_node(nodes[0], allow_graceful=False)
-        nodes.append(machines.add_node(num_cpus=1))
+        nodes.append(machines.add_node(num_cpus=2))
         assert training.result() == {}
     assert 12 <= done < 200, "the first run was over before its machine was lost"
     assert (

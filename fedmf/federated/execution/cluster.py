@@ -210,7 +210,9 @@ class Cluster:
 
     def cancel(self, reference: Any, *, force: bool) -> None:
         """Ends a call, by a KeyboardInterrupt in it or with its worker."""
-        self._ray.cancel(reference, force=force)
+        # Ray aborts this process where it cancels a call whose result it is just taking.
+        if not self.finished(reference):
+            self._ray.cancel(reference, force=force)
 
     def least_memory(self) -> tuple[str, float]:
         """The machine with the least memory for each of its processors, and the bytes of that."""

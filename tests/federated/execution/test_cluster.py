@@ -214,6 +214,23 @@ def test_other_versions_are_refused_by_name(machines, tmp_path, monkeypatch):
         train(tmp_path / "run")
 
 
+def test_a_call_that_is_over_is_not_cancelled(machines, monkeypatch):
+    """Ray aborted this process in one of some thirty that did: it was just taking the result."""
+    there, cancelled, cancel = cluster.Cluster(ray, "auto"), [], ray.cancel
+    monkeypatch.setattr(
+        ray, "cancel", lambda call, force: cancelled.append(call) or cancel(call, force=force)
+    )
+    started = []
+
+    def begin(*arguments):
+        started.append(there.function("math:sqrt" if not started else "time:sleep")(*arguments))
+        return started[-1]
+
+    with pytest.raises(ValueError, match="math domain error"):
+        [*there.in_order(begin, [(-1.0,), (3.0,)])]
+    assert cancelled == started[1:]
+
+
 def test_workers_read_the_data_themselves(machines, alone, tmp_path, monkeypatch):
     asked = []
     task = small_task()
