@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf import tasks
+from fedmf.cli import main
 from fedmf.experiments.papers import (
     ITEMS,
     Request,
@@ -35,7 +37,6 @@ from fedmf.sweeps import job
 from fedmf.tasks.regression.data import RegressionOptions
 from tests.paper_figures import DENISOV_DECAY
 from tests.refusals import refusal
-from tests.sweeps import programs
 
 # Those that are made in the same way once.
 TRAINED = list({i.make.args: n for n, i in ITEMS.items() if i.study is not None}.values())
@@ -469,13 +470,31 @@ TRAINING = list({i.study: n for n, i in ITEMS.items() if i.study is not None}.va
 NO_TEST = ("denisov-table-4", "multi-epoch-figure-12", "multi-epoch-table-2")
 
 
+class Here:
+    """A process of a sweep, in this one: each run would begin with its first trace."""
+
+    process = types.SimpleNamespace(poll=lambda: 0)
+
+    def __init__(self, program):
+        pass
+
+    def begin(self, arguments, log):
+        at = arguments.index("--threads")  # which TensorFlow takes once
+        try:
+            main([*arguments[:at], *arguments[at + 2 :]])
+            self._status = 0
+        except SystemExit as stop:
+            self._status = stop.code
+
+    def status(self):
+        return self._status
+
+
 @pytest.fixture(scope="module")
-def one_process():
-    """One process trains the runs of all items, as it does those of one sweep: each would begin
-    with TensorFlow's import and first trace.
-    """
-    kept = job.Job(programs.clients_in_turn())
-    configs = study.Study.configs
+def one_process(clients_in_turn):
+    """This process trains the runs of all items, tasks of the same options once."""
+    configs, task_of = study.Study.configs, tasks.task_from_config
+    made = {}
 
     def of_a_regression(self, *place):
         clients = 20 if self.name.startswith("cifar") else 12
@@ -487,12 +506,17 @@ def one_process():
                 )
             yield line, name, config
 
+    def made_once(config, *, progress):
+        options = repr((config.task, config.data, config.task_options))
+        if options not in made:
+            made[options] = task_of(config, progress=progress)
+        return made[options]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study.Study, "configs", of_a_regression)
-        patch.setattr(kept, "end", lambda: None)
-        patch.setattr(job, "Job", lambda program: kept)
+        patch.setattr(tasks, "task_from_config", made_once)
+        patch.setattr(job, "Job", Here)
         yield
-    kept.end()
 
 
 @pytest.mark.slow

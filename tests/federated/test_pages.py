@@ -14,7 +14,7 @@ import fedmf
 from fedmf import federated
 from fedmf.cli import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clients_in_turn")]
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
