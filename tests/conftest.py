@@ -63,7 +63,6 @@ def tff() -> Any:
 # slow tests included, longest first.
 LONG = (
     "experiments/test_studies.py",
-    "site/test_site.py",
     "federated/test_pages.py",
     "federated/training/test_full_size.py",
     "test_readme.py",
