@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from fedmf.federated.examples import apart
 from fedmf.federated.task import KERAS, Task
+from fedmf.federated.tensorflow_import import rewritten
 
 # (y, outputs) -> the loss of a batch, a float32 scalar; y is labels, or `Weighted`.
 BatchLoss = Callable[[Any, Any], Any]
@@ -31,7 +32,7 @@ def batch_loss(task: Task) -> BatchLoss:
         labels, weights = apart(y)
         if weights is None:
             weights = tf.ones(tf.shape(tf.nest.flatten(labels)[0])[:1])
-        return tf.cast(loss(labels, outputs, weights), tf.float32)
+        return tf.cast(rewritten(loss)(labels, outputs, weights), tf.float32)
 
     return of_function
 

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.examples import errors_of
+from fedmf.federated.tensorflow_import import rewritten
 
 
 def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, seed: int) -> Any:
@@ -172,7 +173,7 @@ class _OfVariableModel(TffModel):
 
     def predictions(self, x: Any, training: bool) -> Any:
         """See `TffModel.predictions`."""
-        return self._model.predict_on_batch(x, training=training)
+        return rewritten(self._model.predict_on_batch)(x, training=training)
 
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:
         """See `TffModel.batch_loss`."""
@@ -181,7 +182,7 @@ class _OfVariableModel(TffModel):
                 variable.assign(value)
         named = isinstance(self._model.input_spec, Mapping)
         batch = collections.OrderedDict(x=x, y=y) if named else (x, y)
-        return self._model.forward_pass(batch, training=training).loss
+        return rewritten(self._model.forward_pass)(batch, training=training).loss
 
     def reset_metrics(self) -> None:
         """See `TffModel.reset_metrics`."""
@@ -215,7 +216,7 @@ class _OfFunctionalModel(TffModel):
         weights = [tf.convert_to_tensor(variable) for variable in self.variables]
         packed = tf.nest.pack_sequence_as(self._model.initial_weights, weights)
         try:
-            return self._model.predict_on_batch(packed, x, training)
+            return rewritten(self._model.predict_on_batch)(packed, x, training)
         except self._models.functional.KerasFunctionalModelError:
             raise ValueError(
                 "a FunctionalModel of functional_model_from_keras works in TFF's own computations "
@@ -225,12 +226,12 @@ class _OfFunctionalModel(TffModel):
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:
         """See `TffModel.batch_loss`."""
         outputs = self.predictions(x, training)
-        loss = self._model.loss(outputs, y)
+        loss = rewritten(self._model.loss)(outputs, y)
         if not training and self._state is not None:
             examples = tf.shape(tf.nest.flatten(y)[0])[0]
             batch = self._models.BatchOutput(loss=loss, predictions=outputs, num_examples=examples)
             before = tf.nest.map_structure(tf.convert_to_tensor, self._state)
-            after = self._model.update_metrics_state(before, y, batch)
+            after = rewritten(self._model.update_metrics_state)(before, y, batch)
             tf.nest.map_structure(
                 lambda variable, value: variable.assign(value), self._state, after
             )

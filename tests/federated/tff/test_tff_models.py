@@ -51,10 +51,11 @@ class ByHand(models.VariableModel):
     def logits(self, x):
         return tf.nn.embedding_lookup(self.weights[0], x) @ self.weights[1] + self.weights[2]
 
-    @tf.function
     def forward_pass(self, batch_input, training=True):
         logits, y = self.logits(batch_input["x"]), batch_input["y"]
         right = tf.cast(tf.argmax(logits, -1, tf.int32) == y, tf.float32)
+        if tf.size(y) == 0:  # which AutoGraph rewrites
+            right = -right
         self.seen.assign_add([tf.reduce_sum(right), tf.cast(tf.size(right), tf.float32)])
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
         return models.BatchOutput(loss, logits, tf.shape(y)[0])
