@@ -104,7 +104,7 @@ def dirichlet_law(concentrations, draws):
     return law
 
 
-@pytest.mark.parametrize("alpha", [0.3, 2.0])
+@pytest.mark.parametrize("alpha", [pytest.param(0.3, marks=pytest.mark.slow), 2.0])
 def test_the_first_clients_are_of_hsu_s_distribution(alpha):
     """Two clients of three examples cannot exhaust the six of the rarest label.
 

@@ -155,6 +155,7 @@ def test_bounds_are_as_often_right_as_they_say(epsilon, trials):
     assert short <= scipy.stats.binom.isf(FALSE_POSITIVE_RATE, GAMES, 0.15)
 
 
+@pytest.mark.slow
 def test_the_bound_never_trusts_the_trials_that_chose_the_threshold():
     """Without any difference between the two, a bound above 0 is wrong; with one it is seen."""
     plan, rng = small_plan(), np.random.default_rng(2)

@@ -114,6 +114,7 @@ def test_denisovs_decay_is_0_15_in_the_last_512_rounds():
 CIFARS_STAMPS = {cifar.HONAKER: 10, cifar.FFT: 5, cifar.PLAIN_FFT: 5, cifar.ONE: 2}
 
 
+@pytest.mark.slow
 def test_cifars_lines_are_those_of_figures_8_and_9(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(cifar, "best_stamps", lambda kind, size: CIFARS_STAMPS[kind])

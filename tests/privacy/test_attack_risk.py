@@ -239,7 +239,10 @@ SCHEMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "bins, simulated" else n for n in SCHEMES],
+)
 def test_no_distinguisher_beats_the_bound(name, quick):
     """The likelihood ratio test, the best there is, of all that two rounds release: both of its
     rates at every threshold, by quadrature. The control is the claim of a plan of too much noise,
@@ -283,9 +286,14 @@ def test_devices_of_one_user():
     [
         None,
         fedmf.CyclicPoisson(population=400, cohort_size=20),
-        fedmf.CyclicFixedSize(population=400, cohort_size=20),
-        fedmf.CyclicShuffle(population=400, cohort_size=20),
-        fedmf.BallsInBins(population=400, bins=8),
+        *(
+            pytest.param(scheme, marks=pytest.mark.slow)
+            for scheme in (
+                fedmf.CyclicFixedSize(population=400, cohort_size=20),
+                fedmf.CyclicShuffle(population=400, cohort_size=20),
+                fedmf.BallsInBins(population=400, bins=8),
+            )
+        ),
     ],
 )
 def test_targets_are_met_and_not_by_much_more_noise(target, scheme):

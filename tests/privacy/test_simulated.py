@@ -121,7 +121,9 @@ SIMULATED = {
 }
 
 
-@pytest.mark.parametrize("case", [*EXACT, *SIMULATED])
+@pytest.mark.parametrize(
+    "case", [*EXACT, *(pytest.param(name, marks=pytest.mark.slow) for name in SIMULATED)]
+)
 def test_deltas_are_those_of_the_oracles(case):
     """At FALSE_POSITIVE_RATE for each figure, of the simulation and of the oracle's own error."""
     (make, deltas), share = (EXACT[case], 0) if case in EXACT else (SIMULATED[case], 0.005)

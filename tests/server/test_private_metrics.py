@@ -167,7 +167,9 @@ def test_the_noise_is_the_plan_s_and_has_nothing_of_the_updates():
     assert abs(float(np.mean(updates * updates))) > limit  # the control
 
 
-@pytest.mark.parametrize("family", ["banded", "identity", "tree"])
+@pytest.mark.parametrize(
+    "family", ["banded", *(pytest.param(f, marks=pytest.mark.slow) for f in ("identity", "tree"))]
+)
 def test_means_over_rounds_deviate_as_they_say(family):
     """By chi-square over seeds, at a false-positive rate of 1e-6; the control states a deviation of
     rounds whose noise were independent, which correlated noise stays below.

@@ -39,6 +39,7 @@ def test_the_features_have_the_spectrum(many):
     assert_allclose(means.var(0), expected, rtol=6 * np.sqrt(2 / 20_000))
 
 
+@pytest.mark.slow
 def test_least_squares_finds_the_weights(many):
     x, y = (part.astype(np.float64) for part in many)
     weights, squares, *_ = np.linalg.lstsq(x, y, rcond=None)

@@ -157,12 +157,8 @@ def trained_by_keras(x, y, build, loss, weights):
     return total, values / examples
 
 
-QUICK, *OTHERS = KINDS
-
-
-@pytest.mark.parametrize(
-    "kind", [QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
     """To 2e-6, some roundings of float32; the updates have entries of 0.001 and more."""
     *_, weights = KINDS[kind]

@@ -92,8 +92,7 @@ def together_and_alone(sums_of):
     ("layer", "side_by_side"),
     [
         (Embedded, True),
-        (Segments, False),
-        pytest.param(rolled, False, marks=pytest.mark.slow),
+        *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in (Segments, rolled)),
     ],
 )
 def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
@@ -132,9 +131,12 @@ def test_what_has_no_kernel_on_this_processor_trains_in_turn(together_and_alone,
         pytest.param(rolled, marks=pytest.mark.slow),
         pytest.param(
             Segments,
-            marks=pytest.mark.skipif(
-                tf.__version__ >= "2.15", reason="newer ones drop a negative segment"
-            ),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    tf.__version__ >= "2.15", reason="newer ones drop a negative segment"
+                ),
+            ],
         ),
     ],
 )

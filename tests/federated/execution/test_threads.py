@@ -78,6 +78,7 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
     assert limits <= set(printed["tff"]["worker environment"])
 
 
+@pytest.mark.slow
 def test_clients_in_any_number_of_threads_have_the_same_sum(sums_of):
     """To the bit."""
     settings = config(client_epochs=2, clip_norm=0.05)

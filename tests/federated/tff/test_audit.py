@@ -57,7 +57,9 @@ def resumed(claim):
     return judged(claim, of_query(claim, resume_at=5))
 
 
-@pytest.mark.parametrize("lost", ["all", pytest.param("round", marks=pytest.mark.slow), "rows"])
+@pytest.mark.parametrize(
+    "lost", [*(pytest.param(lost, marks=pytest.mark.slow) for lost in ("all", "round")), "rows"]
+)
 def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, lost):
     """All of the state lost, or only its round number, or only its rows.
 
