@@ -23,10 +23,12 @@ test: setup
 	$(PYTEST) -m "not slow"
 
 # Ray counts a process that waits for a processor as lost, and keeps the address of one cluster a machine: its tests come last. They
-# wait a third of their time, which the site has, whose build may wait as long.
+# wait a third of their time, which these have, whose programs may wait as long.
+BESIDE = tests/site tests/test_packaging.py
+
 test-all: setup .venv-docs/.installed
-	$(PYTEST) -m "not cluster" --ignore tests/site
-	nice -n 19 env $(PYTEST) -n 1 tests/site & site=$$!; $(PYTEST) -n 1 -m cluster; cluster=$$?; wait $$site && exit $$cluster
+	$(PYTEST) -m "not cluster" $(BESIDE:%=--ignore %)
+	nice -n 19 env $(PYTEST) -n 1 $(BESIDE) & beside=$$!; $(PYTEST) -n 1 -m cluster; cluster=$$?; wait $$beside && exit $$cluster
 
 # What needs no TensorFlow, on every Python 3.11 to 3.14 of this machine, each with an environment of its own under .venv-core.
 MINORS = 11 12 13 14
