@@ -49,6 +49,7 @@ def test_rows_meet_the_target_and_no_more(choice, search):
         assert 0.999 * 2.0 < reached <= 2.0
 
 
+@pytest.mark.slow
 def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     row, workload = choice.best, fedmf.prefix_sum(64)
     assert row.amplified

@@ -67,6 +67,7 @@ def test_the_errors_of_three_million_clients(family):
         )
 
 
+@pytest.mark.slow
 def test_a_row_is_the_plan_that_its_options_make():
     small = {"rounds": 32, "min_sep": 8, "cohort_size": 20}
     rows = compared(None, (1.0, 4.0), population=400, schemes=("poisson",), bands=4, **small)

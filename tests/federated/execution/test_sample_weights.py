@@ -42,6 +42,7 @@ def task_of(x=FEATURES, y=LABELS, model=dense, loss=None, weights=BOTH, **change
     return task_of_arrays(x, y, model, **values | weights | changes)
 
 
+@pytest.mark.slow
 def test_one_gradient_a_client_is_keras(sums_of, vectorised):
     """Privacy of single examples: each has a client of its own."""
     task = task_of(client_ids=np.arange(len(OWNERS)), batch_size=1)

@@ -94,6 +94,7 @@ def test_clients_in_any_number_of_threads_have_the_same_sum(sums_of):
             assert np.any(mine)
 
 
+@pytest.mark.slow
 def test_models_of_threads_are_traced_one_after_the_other(sums_of):
     """Each once: TensorFlow warns of many traces in calls."""
     under_way, at_once = [], []

@@ -91,7 +91,10 @@ def test_canaries_are_clients_under_the_schema(run):
     assert (run.path / "private" / "canaries.npz").stat().st_mode & 0o77 == 0
 
 
-@pytest.mark.parametrize("adaptive", [{}, BOTH], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize(
+    "adaptive",
+    [pytest.param({}, id="fixed"), pytest.param(BOTH, id="adaptive", marks=pytest.mark.slow)],
+)
 def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path, adaptive):
     """Without noise and with clients that hardly move, a release along a direction is the clip norm
     or 0, but for other canaries. False positives: 480 entries beyond 6 standard deviations, 1e-6.
