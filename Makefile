@@ -15,19 +15,20 @@ picture: setup
 	cp demo/accuracy.png docs/images/demo.png
 
 # A file stays in one process, which imports TensorFlow and builds the mechanisms once; tests/conftest.py has the long files first.
-# Three processes fill two cores: none gets threads of its own for linear algebra. Bytecode is kept, whatever the environment
-# says: each process would rewrite the assertions of 250 files.
-PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+# None gets threads of its own for linear algebra. Bytecode is kept, whatever the environment says: each process would rewrite the
+# assertions of 250 files.
+PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pytest -q --dist loadfile --no-loadscope-reorder
 
 test: setup
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n 2 -m "not slow"
 
 # Ray counts a process that waits for a processor as lost, and keeps the address of one cluster a machine: its tests come last. They
 # wait a third of their time, which these have, whose programs may wait as long.
 BESIDE = tests/site tests/test_packaging.py
 
+# Before them three processes fill two cores: slow tests wait for programs.
 test-all: setup .venv-docs/.installed
-	$(PYTEST) -m "not cluster" $(BESIDE:%=--ignore %)
+	$(PYTEST) -n 3 -m "not cluster" $(BESIDE:%=--ignore %)
 	nice -n 19 env $(PYTEST) -n 1 $(BESIDE) & beside=$$!; $(PYTEST) -n 1 -m cluster; cluster=$$?; wait $$beside && exit $$cluster
 
 # What needs no TensorFlow, on every Python 3.11 to 3.14 of this machine, each with an environment of its own under .venv-core.
