@@ -227,8 +227,8 @@ def test_a_call_that_is_over_is_not_cancelled(machines, monkeypatch):
         return started[-1]
 
     with pytest.raises(ValueError, match="math domain error"):
-        [*there.in_order(begin, [(-1.0,), (3.0,)])]
-    assert cancelled == started[1:]
+        [*there.in_order(begin, [(-1.0,), (1.0,)])]
+    assert started[0] not in cancelled
 
 
 def test_workers_read_the_data_themselves(machines, alone, tmp_path, monkeypatch):
