@@ -23,13 +23,11 @@ test: setup
 	$(PYTEST) -n 2 -m "not slow"
 
 # Ray counts a process that waits for a processor as lost, and keeps the address of one cluster a machine: its tests come last. They
-# wait a third of their time, which these have, whose programs may wait as long.
-BESIDE = tests/site tests/test_packaging.py
-
+# wait a third of their time, which the site has, whose build may wait as long.
 # Before them three processes fill two cores: slow tests wait for programs.
 test-all: setup .venv-docs/.installed
-	$(PYTEST) -n 3 -m "not cluster" $(BESIDE:%=--ignore %)
-	nice -n 19 env $(PYTEST) -n 1 $(BESIDE) & beside=$$!; $(PYTEST) -n 1 -m cluster; cluster=$$?; wait $$beside && exit $$cluster
+	$(PYTEST) -n 3 -m "not cluster" --ignore tests/site
+	nice -n 19 env $(PYTEST) -n 1 tests/site & site=$$!; $(PYTEST) -n 1 -m cluster; cluster=$$?; wait $$site && exit $$cluster
 
 # What needs no TensorFlow, on every Python 3.11 to 3.14 of this machine, each with an environment of its own under .venv-core.
 MINORS = 11 12 13 14

@@ -76,6 +76,7 @@ LONG = (
     "federated/execution/test_as_keras.py",
     "federated/execution/test_in_process.py",
     "sweeps/test_run.py",
+    "test_packaging.py",
     "federated/training/test_loop.py",
     "privacy/test_attack_risk.py",
     "federated/tff/test_tff_models.py",
