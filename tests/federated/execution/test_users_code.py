@@ -15,7 +15,7 @@ CROSS_ENTROPY = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 def branched(x, scale=1.0):
     """x, by an `if` and a `for` on tensors."""
-    if tf.reduce_sum(x) > 1e9:
+    if tf.reduce_sum(x) > -1e9:
         scale = 2.0
     for _ in tf.range(tf.size(x) * 0 + 1):
         x = x * scale
@@ -67,7 +67,7 @@ CALLS = {
 def test_control_flow_on_tensors_is_the_same_in_a_graph(call):
     function, *arguments = call()
     outside = function(*arguments)
-    [a.reset_state() for a in arguments if isinstance(a, Accuracy)]
+    function, *arguments = call()  # a metric that has counted nothing
     # What is traced itself is rewritten, even ours; what it calls is not
     in_graph = tf.function(lambda *given: function(*given))(*arguments)
     np.testing.assert_allclose(in_graph, outside, rtol=1e-5)
