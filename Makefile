@@ -22,12 +22,14 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pyt
 test: setup
 	$(PYTEST) -n 2 -m "not slow"
 
+CLUSTER_TESTS = $$(grep -rl --include=*.py mark.cluster tests)
+
 # Ray counts a process that waits for a processor as lost, and keeps the address of one cluster a machine: its tests come last. They
 # wait a third of their time, which the site has, whose build may wait as long.
 # Before them three processes fill two cores: slow tests wait for programs.
 test-all: setup .venv-docs/.installed
 	$(PYTEST) -n 3 -m "not cluster" --ignore tests/site
-	nice -n 19 env $(PYTEST) -n 1 tests/site & site=$$!; $(PYTEST) -n 1 -m cluster; cluster=$$?; wait $$site && exit $$cluster
+	nice -n 19 env $(PYTEST) -n 1 tests/site & site=$$!; $(PYTEST) -n 1 -m cluster $(CLUSTER_TESTS); cluster=$$?; wait $$site && exit $$cluster
 
 # What needs no TensorFlow, on every Python 3.11 to 3.14 of this machine, each with an environment of its own under .venv-core.
 MINORS = 11 12 13 14
