@@ -8,8 +8,10 @@ import pytest
 
 import fedmf
 from fedmf.tasks import TASKS
+from tests.test_architecture import SOURCES, part_of
 
 LOCK = pathlib.Path(fedmf.__file__).parent / "training.lock"
+BELOW = {"federated", "flower", "cli", "__main__", "tasks", "experiments"}
 # Imported in a fresh interpreter in which every import of TensorFlow and its companions fails.
 _PROGRAM = """
 import importlib, sys
@@ -20,15 +22,6 @@ for name in sys.argv[1:]:
 """
 
 
-def modules_above_the_line() -> list[str]:
-    """Read off the files: asking the packages themselves would import TensorFlow here."""
-    package = pathlib.Path(fedmf.__file__).parent
-    paths = (path.relative_to(package.parent).with_suffix("") for path in package.rglob("*.py"))
-    names = {".".join(path.parts).removesuffix(".__init__") for path in paths}
-    below = ("fedmf.federated.", "fedmf.flower.", "fedmf.cli.", "fedmf.__main__.")
-    return sorted(name for name in names if not f"{name}.".startswith(below))
-
-
 def imported(*names: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _PROGRAM, *names]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -36,7 +29,7 @@ def imported(*names: str) -> subprocess.CompletedProcess[str]:
 
 def test_everything_above_the_line_imports():
     """So do options of the tasks, and the writers of their stand-ins."""
-    names = modules_above_the_line()
+    names = [name for name in SOURCES if part_of(name) not in BELOW]
     assert {"fedmf.workloads", "fedmf.mechanisms.banded.fit"} <= set(names)
     result = imported(*names, *(function.partition(":")[0] for function in TASKS.values()))
     assert result.returncode == 0, result.stderr
