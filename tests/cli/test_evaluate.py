@@ -1,12 +1,10 @@
 """fedmf evaluate, export and report --csv on a run of the command line."""
 
-import csv
 import json
 import shutil
 
 import pytest
 
-from fedmf.reports import write_report
 from fedmf.runs.folder import Run
 from fedmf.tasks.stackoverflow import write_synthetic_corpus
 from tests.cli.program import fedmf, printed_by, refused
@@ -19,12 +17,10 @@ def test_evaluate(run, tmp_path):
     found = printed_by(f"evaluate {run} --by-client --quiet")
     assert found["test accuracy"] == pytest.approx(result["test"]["accuracy"])
     assert (found["data"], found["rounds"], found["clients"]) == ("the run's", 4, 12)
-    assert len(found["client accuracy, deciles"]) == 9
-    assert found["client accuracy, deciles"] == sorted(found["client accuracy, deciles"])
-    kept = Run.load(run).clients
-    assert kept["deciles"] == found["client accuracy, deciles"]
+    deciles = found["client accuracy, deciles"]
+    assert len(deciles) == 9
+    assert deciles == sorted(deciles) == Run.load(run).clients["deciles"]
     assert (run / "clients.json").stat().st_mode & 0o777 == 0o600
-    assert "plot-clients" in (write_report([Run.load(run)], tmp_path, title="one")).read_text()
 
 
 @pytest.mark.slow
@@ -33,20 +29,13 @@ def test_clients_are_fine_tuned(run, tmp_path):
     done = fedmf(f"evaluate {run} --fine-tune 1 --clients 5 --out {picture} --quiet")
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     tuned = Run.load(run).fine_tuned
-    assert (tuned["clients"], tuned["population"], tuned["measured_on"]) == (
-        5,
-        12,
-        "the other half",
-    )
-    assert {"accuracy", "accuracy_no_pad", "loss"} <= set(tuned["metrics"])
+    assert (tuned["clients"], tuned["measured_on"]) == (5, "the other half")
     mean = tuned["metrics"]["loss"]["after"]["mean"]
     assert float(lines["fine_tuned.metrics.loss.after.mean"]) == pytest.approx(mean, rel=1e-4)
     assert lines["picture"] == str(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     for path in (picture, run / "fine_tuned.json"):
         assert path.stat().st_mode & 0o777 == 0o600
-    page = write_report([Run.load(run)], tmp_path, title="one").read_text()
-    assert "plot-fine_tuned" in page
     for option in ("--clients 3", "--proximal-strength 1", f"--out {picture}"):
         refused(f"evaluate {run} {option}", option.split()[0], "need --fine-tune EPOCHS")
 
@@ -92,12 +81,6 @@ def test_report_as_a_table(trained, tmp_path):
     folder, _ = trained
     fedmf(f"report {folder} --csv {tmp_path}/one.csv")
     assert (tmp_path / "one.csv").read_text() == (folder / "metrics.csv").read_text()
-    fedmf(f"report {folder} {folder} --csv {tmp_path}/two.csv")
-    with open(tmp_path / "one.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["round"] for row in rows] == ["0", "1", "2", "3"]
-    assert rows[1]["validation_accuracy"]
-    assert not rows[0]["validation_accuracy"]
     refused(f"report {folder}", "--out", "--csv")
 
 
@@ -116,22 +99,18 @@ class Options:
 
 
 def visits(options: Options) -> federated.Task:
-    """Eight clients of ten visits; the first three have one class, the last one visit."""
+    """Eight clients of ten visits."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(111, options.width)).astype(np.float32)
+    x = rng.normal(size=(120, options.width)).astype(np.float32)
     y = (x.sum(axis=1) > 0).astype(np.int32)
-    owner = np.repeat(np.arange(8), 10)[:71]
-    y[:30] = owner[:30] % 2
     return federated.Task.from_arrays(
-        name="visits", x=x[:71], y=y[:71], client_ids=owner, batch_size=5,
-        validation=(x[71:91], y[71:91]), test=(x[91:], y[91:]),
+        name="visits", x=x[:80], y=y[:80], client_ids=np.repeat(np.arange(8), 10), batch_size=5,
+        validation=(x[80:100], y[80:100]), test=(x[100:], y[100:]),
         model=lambda: tf.keras.Sequential(
             [tf.keras.Input((options.width,)), tf.keras.layers.Dense(1, activation="sigmoid")]
         ),
         loss=tf.keras.losses.BinaryCrossentropy(),
-        metrics=lambda: [
-            tf.keras.metrics.AUC(name="auc"), tf.keras.metrics.BinaryAccuracy("accuracy")
-        ],
+        metrics=lambda: [tf.keras.metrics.BinaryAccuracy("accuracy")],
     )
 
 
@@ -143,10 +122,7 @@ def others() -> federated.Task:
 @pytest.mark.usefixtures("clients_in_turn")
 @pytest.mark.slow
 def test_a_run_trained_in_python(tmp_path, monkeypatch):
-    """Its config does not name its task.
-
-    By client the AUC is defined where there are both classes.
-    """
+    """Its config does not name its task."""
     import fedmf as library
     from fedmf import federated
 
@@ -167,20 +143,9 @@ def test_a_run_trained_in_python(tmp_path, monkeypatch):
         refused(f"{command} -o width=4", "--task-option belong")
         refused(f"{command} --task visits_module:others", "makes the task 'others'")
         refused(f"{command} {task}", "take the task that the run was trained on")
-    tune = "--fine-tune 2 --proximal-strength 1 --split test"
-    found = printed_by(f"evaluate run {task} -o width=4 --by-client {tune} --quiet")
-    assert found["test auc"] == pytest.approx(run.result["test"]["auc"])
-    tuned = run.evaluate_fine_tuned(2, proximal_strength=1.0, split="test")
-    assert found["fine_tuned"] == tuned
-    assert tuned["metrics"]["auc"]["before"]["mean"] == pytest.approx(found["test auc"])
-    assert (tuned["clients"], tuned["left_out"]["too_few_examples"]) == (7, 1)
-    assert (found["clients"], found["clients without examples"]) == (4, 0)
-    assert found["clients on whose examples auc is not defined"] == 4
-    assert found["client auc, mean"] > 0
-    kept = Run.load("run").clients
-    assert (kept["clients"], kept["clients_undefined"]) == (4, 4)
-    page = write_report([Run.load("run")], tmp_path / "report", title="one").read_text()
-    assert "is not defined are left out: 4 of" in page
+    found = printed_by(f"evaluate run {task} -o width=4 --fine-tune 2 --split test --quiet")
+    assert found["test accuracy"] == pytest.approx(run.result["test"]["accuracy"])
+    assert found["fine_tuned"] == run.evaluate_fine_tuned(2, split="test")
     export = f"export run {task} -o width=4 --out"
     assert printed_by(f"{export} model.keras")["parameters"] == 5
     assert "saved_model" in fedmf(f"{export} saved_model").stdout
@@ -192,8 +157,6 @@ def test_the_table_of_a_run_has_all_metrics(trained):
     folder, printed = trained
     printed, result = json.loads(printed), json.loads((folder / "result.json").read_text())
     for split in ("validation", "test"):
-        assert {
-            f"{split} {name}": value for name, value in result[split].items()
-        }.items() <= printed.items()
+        values = {f"{split} {name}": value for name, value in result[split].items()}
+        assert values.items() <= printed.items()
     assert next(name for name in printed if name.startswith("validation")) == "validation accuracy"
-    assert {"validation loss", "test accuracy_no_pad"} <= set(printed)

@@ -1,25 +1,16 @@
 """The command line as people meet it: help in sections, completion, colours, and --json."""
 
+import contextlib
 import dataclasses
-import json
-import os
-import pty
+import io
 import re
-import subprocess
-import sys
 
-import click
 import pytest
-from click.shell_completion import ShellComplete
 
 import fedmf
-from fedmf.cli import cli
+from fedmf.cli import cli, main
 from tests.cli.program import fedmf as program
 from tests.cli.program import refused
-from tests.cli.test_errors import commands
-
-# These print no result: a script for a shell.
-NO_RESULT = {"completion"}
 
 
 def sections(text):
@@ -52,11 +43,6 @@ def test_what_commands_do_fits_a_line(group, monkeypatch):
 
 def test_options_of_train_are_grouped():
     found = sections(program("train --help").stdout)
-    assert list(found) == [
-        "Options",
-        *("Who takes part", "Mechanism", "Privacy", "Task", "Devices and updates"),
-        *("Optimisation", "The run", "Options of the families"),
-    ]
     assert "--min-sep" in found["Who takes part"]
     assert "--epsilon" in found["Privacy"]
     own = set(found.pop("Options of the families"))
@@ -70,60 +56,39 @@ def test_options_of_train_are_grouped():
     assert of_tasks < set(found["Task"]) | {"-o"}
 
 
-@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
-def test_every_result_can_be_json(command):
-    flags = [flag for p in command.get_params(click.Context(command)) for flag in p.opts]
-    assert ("--json" in flags) == (command.name not in NO_RESULT)
-
-
-def test_json_of_files_that_were_written(tmp_path):
-    path = tmp_path / "corpus.sqlite"
-    printed = program(f"data synth --clients 3 --out {path} --quiet --json").stdout
-    assert json.loads(printed) == {"task": "stackoverflow_nwp", "file": str(path)}
-
-
 def test_the_version():
     assert program("--version").stdout.startswith("fedmf, version ")
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("typed", "found"),
     [
-        ("fedmf train --min", {"--min-sep"}),
-        ("fedmf fit --family ban", {"banded"}),
-        ("fedmf fit --buf", {"--buffers"}),
-        ("fedmf audit mech", {"mechanism"}),
+        ("fedmf tr", "train"),
+        ("fedmf train --min", "--min-sep"),
+        ("fedmf fit --family ban", "banded"),
     ],
 )
-def test_completion_completes(line, words):
-    *typed, incomplete = line.split()[1:]
-    found = ShellComplete(cli, {}, "fedmf", "_FEDMF_COMPLETE").get_completions(typed, incomplete)
-    assert {answer.value for answer in found} == words
-
-
-def test_completion_in_a_shell():
+def test_completion_in_a_shell(typed, found, monkeypatch, capsys):
     assert "_FEDMF_COMPLETE=bash_complete" in program("completion bash").stdout
-    asked = {"_FEDMF_COMPLETE": "bash_complete", "COMP_WORDS": "fedmf tr", "COMP_CWORD": "1"}
-    command = [sys.executable, "-m", "fedmf"]
-    done = subprocess.run(
-        command, env=os.environ | asked, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.split() == ["plain,train"]
+    monkeypatch.setenv("_FEDMF_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+    main([])
+    assert capsys.readouterr().out.split() == [f"plain,{found}"]
 
 
-@pytest.mark.parametrize(("setting", "colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_colours_on_terminals(setting, colored):
-    ours, theirs = pty.openpty()
-    environment = {
-        name: value for name, value in os.environ.items() if name != "NO_COLOR"
-    } | setting
-    command = [sys.executable, "-m", "fedmf", "nonsense"]
-    subprocess.run(command, stderr=theirs, env=environment, timeout=60)
-    os.close(theirs)
-    said = os.read(ours, 10_000).decode()
-    os.close(ours)
-    assert "error:" in said
-    assert ("\x1b[" in said) == colored
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_colours_on_terminals(no_color, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    terminal = Terminal()
+    with contextlib.redirect_stderr(terminal), pytest.raises(SystemExit):
+        main(["nonsense"])
+    assert ("\x1b[" in terminal.getvalue()) == (not no_color)
 
 
 def test_config_files_spell_options_as_the_command_line_does(tmp_path):
