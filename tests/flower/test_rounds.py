@@ -14,7 +14,6 @@ from fedmf.privacy.stopping import stopped_after
 from fedmf.server.metrics_stream import MetricsStream
 from tests.flower.made_up import (
     COHORT,
-    MODEL,
     ROUNDS,
     Grid,
     answer,
@@ -22,7 +21,6 @@ from tests.flower.made_up import (
     assert_arrays,
     expected,
     failing,
-    flat,
     honest,
     initial,
     plan,
@@ -35,27 +33,20 @@ from tests.refusals import refusal
 NODES = [2**63 + 11, *range(101, 115)]
 
 
-def test_the_model_moves_by_the_noisy_mean_and_nothing_else():
-    grid, strategy = Grid(NODES), wrapped()
-    result = strategy.start(grid, initial(), ROUNDS)
+def test_the_model_moves_by_the_noisy_mean_in_which_all_updates_weigh_the_same():
+    """FedAvg weights by what clients say of themselves; here nobody's word counts."""
+
+    def heavy(message):
+        node = message.metadata.dst_node_id
+        said = {"num-examples": 10**9, "size": 1.0 * node}
+        return [answer(message, trained(node, arrays_of(message)), **said)]
+
+    grid = Grid(NODES, dict.fromkeys(NODES[::2], heavy))
+    strategy = FedAvg(fraction_evaluate=0.0, weighted_by_key="size")
+    result = wrapped(strategy=strategy).start(grid, initial(), ROUNDS)
     models = expected(plan(), grid.asked)
     for arrays, model in zip([*grid.sent[1:], result.arrays], models, strict=True):
         assert_arrays(arrays, model)
-
-
-def test_all_updates_weigh_the_same():
-    """FedAvg weights by what clients say of themselves; here nobody's word counts."""
-    heavy = {
-        node: lambda m, n=node: [
-            answer(m, trained(n, arrays_of(m)), **{"num-examples": 10**9, "size": 1.0 * n})
-        ]
-        for node in NODES[::2]
-    }
-    grid = Grid(NODES, heavy)
-    result = wrapped(strategy=FedAvg(fraction_evaluate=0.0, weighted_by_key="size")).start(
-        grid, initial(), 2
-    )
-    assert_arrays(result.arrays, expected(plan(), grid.asked)[-1])
 
 
 def changed(**changes):
@@ -68,20 +59,11 @@ def changed(**changes):
     return behave
 
 
-def raw(data, shape=(2,), dtype="float32", stype="numpy.ndarray"):
-    """A reply whose array "bias" has other bytes than it claims."""
-
-    def behave(message):
-        [reply] = honest(message)
-        reply.content["arrays"]["bias"] = Array(dtype, shape, stype, data)
-        return [reply]
-
-    return behave
-
-
-def npy(header, data=b""):
-    text = (str(header) + " " * 64)[:117].encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+def archived(message):
+    """A reply whose array "bias" is of other bytes than it claims."""
+    [reply] = honest(message)
+    reply.content["arrays"]["bias"] = Array("float32", (2,), "numpy.ndarray", archive())
+    return [reply]
 
 
 def archive():
@@ -109,26 +91,15 @@ def two_records(message):
     return [reply]
 
 
-HUGE = {"descr": "<f4", "fortran_order": False, "shape": (2**40,)}
-PICKLE = {"descr": "|O", "fortran_order": False, "shape": (2,)}
 HOSTILE = {
     "failing": (failing, "failed"),
     "late": (of_another_round, "of another round"),
     "stranger": (of_another_node, "of nodes that were not drawn"),
     "missing array": (changed(bias=None), "with other arrays"),
-    "more arrays": (changed(extra=np.ones(2)), "with other arrays"),
-    "another shape": (changed(bias=np.ones(3)), "with other arrays"),
-    "broadcasts": (changed(bias=np.ones(())), "with other arrays"),
+    "another shape": (changed(bias=np.ones(())), "with other arrays"),
     "integers": (changed(bias=np.ones(2, np.int64)), "with other arrays"),
-    "complex": (changed(bias=np.ones(2) * 1j), "with other arrays"),
     "two records": (two_records, "with other arrays"),
-    "no records": (lambda m: [Message(RecordDict(), reply_to=m)], "with other arrays"),
-    "garbage": (raw(b"garbage"), "with other arrays"),
-    "empty": (raw(b""), "with other arrays"),
-    "another serializer": (raw(b"", stype="pickle"), "with other arrays"),
-    "a bomb": (raw(npy(HUGE)), "with other arrays"),
-    "a pickle": (raw(npy(PICKLE, b"cos\nsystem\n(S'true'\ntR.")), "with other arrays"),
-    "an archive": (raw(archive()), "with other arrays"),
+    "an archive": (archived, "with other arrays"),
     "silent": (lambda m: [], "missing"),
 }
 
@@ -161,19 +132,6 @@ def test_of_two_replies_the_first_counts(caplog):
         result = wrapped().start(grid, initial())
     assert_arrays(result.arrays, expected(plan(), grid.asked)[-1])
     assert "come twice" in caplog.text
-
-
-@pytest.mark.parametrize("size", [np.nan, 3.0])
-def test_one_client_moves_a_release_by_the_clip_norm_at_most(size):
-    """The same seed with and without it."""
-    far = {name: np.full(shape, size, np.float32) for name, shape in MODEL.items()}
-    ends = []
-    for behave in (lambda m: [answer(m, far)], lambda m: [answer(m, arrays_of(m))]):
-        grid = Grid(NODES[:2], {NODES[0]: behave, NODES[1]: failing})
-        ends.append(flat(wrapped().start(grid, initial(np.float64), 1).arrays))
-    moved = np.linalg.norm(ends[0] - ends[1]) * COHORT
-    assert moved <= plan().clip_norm * (1 + 1e-6)
-    assert (moved > 0.9 * plan().clip_norm) == (size == 3.0)
 
 
 def test_where_no_reply_has_the_arrays_the_run_stops_and_may_go_on(tmp_path):
