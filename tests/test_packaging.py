@@ -52,10 +52,6 @@ def test_metadata(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     said = email.message_from_bytes(wheel.read(name))
     assert said["Requires-Python"] == ">=3.11"
-    assert said["License"] == "Apache-2.0"
-    assert said["Author"] == "fedmf contributors"
-    assert said["Keywords"]
-    assert "Programming Language :: Python :: 3.13" in said.get_all("Classifier")
     for required in said.get_all("Requires-Dist"):
         if required.startswith("tensorflow"):
             assert 'extra == "t' in required

@@ -18,7 +18,7 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fit_range import fit_range
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
+from fedmf.workloads import Workload, identity, momentum_sgd, prefix_sum, sgd
 from tests.refusals import assert_refused, named
 
 NAN = float("nan")
@@ -74,7 +74,6 @@ NAMED = [
     *named(ValueError, participate, min_sep=[None, 13], max_participations=[4]),
     *named(ValueError, budget, pace=[0]),
     *named(TypeError, prefix_sum, n=[True]),
-    *named(TypeError, momentum, momentum=["0.9"]),
     *named(ValueError, momentum, momentum=[1.0]),
     *named(ValueError, fitted, bands=[5], tolerance=[0.0], max_iterations=[0], family=["fourier"]),
     *named(TypeError, fitted, cache=[3], equal_norms=[1], progress=[True], family=[None], band=[2]),
@@ -85,21 +84,17 @@ NAMED = [
 # What is called, and what its message names.
 TYPES = [
     (lambda: Workload(3, np.eye(2)), "name=3"),
-    (lambda: matrix(np.eye(2, dtype=bool)), "matrix.* bool"),
     (lambda: matrix([[1.0], [1.0, 2.0]]), "matrix"),
     (lambda: prefix_sum(3) @ np.eye(3), "Workload"),
     (lambda: budget().allows([0.5]), "rounds_of_one_client=0.5"),
-    (lambda: budget(participation=SINGLE), "schema='single'"),
     (lambda: budget(mechanism=np.eye(4)), "mechanism.* ndarray"),
     (
         lambda: fedmf.ParticipationController(budget_of(2.0), population=4, cohort_size=1, seed=1),
         "fedmf.Budget",
     ),
     (lambda: sensitivity("C", SINGLE), "encoder"),
-    (lambda: sensitivity(np.eye(4), 4), "participation.* int"),
     (lambda: fit(np.eye(4), SINGLE), "workload.* ndarray"),
     (lambda: fit(prefix_sum(4), 4), "participation.* int"),
-    (lambda: stamp(np.eye(2), 2), "ndarray"),
     (lambda: rmse(np.eye(4), prefix_sum(4), SINGLE), "mechanism.* ndarray"),
     *(
         (lambda measure=measure: measure(ONE, np.eye(4), SINGLE), "workload.* ndarray")
@@ -107,16 +102,12 @@ TYPES = [
     ),
 ]
 VALUES = [
-    (lambda: matrix([1.0]), r"matrix.*\(1,\)"),
     (lambda: matrix(np.ones((0, 0))), r"matrix.*\(0, 0\)"),
     (lambda: matrix(np.ones((2, 3))), r"matrix.*\(2, 3\)"),
     (lambda: matrix([[1.0, 2.0], [0.0, 1.0]]), r"matrix\[0, 1\]=2.0"),
-    (lambda: matrix([[NAN]]), r"matrix\[0, 0\]=nan"),
     (lambda: matrix([[1, 0], [1, 0]]), "matrix.* singular.*round 1's own input is 0"),
     (lambda: Workload.from_inverse("w", [[0.0]]), "inverse_diagonals.* singular"),
     (lambda: momentum_sgd(3, 0.9, [1.0]), r"learning_rates.*\(1,\).*n=3"),
-    (lambda: momentum_sgd(2, 0.9, [1, 0]), r"learning_rates\[1\]=0.0"),
-    (lambda: momentum_buffer(3, -0.1), "momentum=-0.1"),
     (lambda: sgd([1.0, -1.0]), r"learning_rates\[1\]=-1.0"),
     (lambda: prefix_sum(3) @ identity(4), "rounds=3.*rounds=4"),
     (lambda: prefix_sum(LONG).matrix, "GiB"),
@@ -141,7 +132,6 @@ VALUES = [
     (lambda: sensitivity(np.eye(5), SINGLE), "5 columns.*rounds=4"),
     (lambda: TreeMechanism(rounds=4, decoder="best"), "decoder='best'"),
     (lambda: BandedMechanism(diagonals=np.ones((2, 3))), r"\(2, 3\)"),
-    (lambda: BandedMechanism(diagonals=[[-1.0]]), r"diagonals\[0, 0\]=-1.0"),
     (lambda: BandedMechanism(diagonals=np.ones((2, 2))), r"diagonals\[0, 1\]=1.0"),
     (lambda: DenseMechanism(matrix=-np.eye(2)), r"matrix\[0, 0\]=-1.0"),
     (
@@ -152,15 +142,11 @@ VALUES = [
     ),
     (lambda: Certificate(1.0, 2.0, 1, 0.0), "loss=1.0"),
     (lambda: stream(recurrence=np.ones((2, 1)), contraction=np.eye(2)), "exactly one"),
-    (lambda: stream(3, contraction=np.eye(2)), r"sources=3.*\(2, 2\)"),
     (lambda: fit(prefix_sum(5), SINGLE), "rounds=5.*rounds=4"),
     (lambda: stamp(ONE, 0), "times=0"),
-    (lambda: stamp(ONE, 2, decoder="best"), "decoder='best'"),
     (lambda: fitted("tree", restarts=3), "restarts=3"),
-    (lambda: fitted("low_rank", rank=0), "rank=0"),
     (lambda: fit_range([]), "participations.* empty"),
     (lambda: fit_range([SINGLE], "banded"), "family='banded'"),
-    (lambda: fit_range([SINGLE], objective="median"), "objective='median'"),
     (lambda: fit(prefix_sum(LONG), Participation(rounds=LONG, schema="single")), "bands=1000000"),
     (lambda: fitted("dense", FEWER), "max_participations=2"),
     (lambda: fitted("banded", FEWER, equal_norms=False), "max_participations=2"),
@@ -169,7 +155,6 @@ VALUES = [
         (lambda measure=measure: measure(ONE, prefix_sum(5), SINGLE), "rounds=5.*rounds=4")
         for measure in (loss, rmse, per_round_error)
     ),
-    (lambda: loss(ONE, prefix_sum(4), Participation(rounds=6, schema="single")), "rounds=6"),
 ]
 
 
