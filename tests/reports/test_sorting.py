@@ -1,16 +1,14 @@
 """The report's tables sort in a real browser."""
 
 import re
-import shutil
 import subprocess
 
 import pytest
 
 from fedmf.reports import write_report
+from tests.site.browser import program
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+CHROMIUM = program()
 # Clicks on headings of the first table, and leaves its first column after each click in the page's
 # title.
 CLICKS = """<script>

@@ -1,5 +1,6 @@
 """What a bar writes, on pseudo-terminals of several sizes and in a file."""
 
+import contextlib
 import os
 import pty
 import struct
@@ -28,25 +29,16 @@ def drawn(rows, columns):
     subprocess.run([sys.executable, "-c", PROGRAM], stderr=terminal, check=True, timeout=60)
     os.close(terminal)
     text = b""
-    while part := _read(master):
-        text += part
+    with contextlib.suppress(OSError):  # nobody has the terminal open any more
+        while part := os.read(master, 65536):
+            text += part
     os.close(master)
     return [line for line in text.decode().replace("\n", "\r").split("\r") if line]
 
 
-def _read(master):
-    try:
-        return os.read(master, 65536)
-    except OSError:  # nobody has the terminal open any more
-        return b""
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "width"),
-    [(24, 120, 119), (24, 0, 100), (0, 80, 100)],
-)
-def test_a_terminal_of_any_size_shows_rounds_speed_and_time_left(rows, columns, width):
-    lines = drawn(rows, columns)
+@pytest.mark.parametrize(("columns", "width"), [(120, 119), (0, 100)])
+def test_a_terminal_of_any_size_shows_rounds_speed_and_time_left(columns, width):
+    lines = drawn(24, columns)
     assert len(lines) > 3
     assert max(map(len, lines)) == width
     assert all(part in lines[-2] for part in ("rounds:", "/20 [", "it/s", "<00:")), lines[-2]
