@@ -2,14 +2,11 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-Refusal = tuple[Callable[[], object], type[Exception], str]
 
-
-def named(kind: type[Exception], call: Callable[..., object], **values: list) -> Iterator[Refusal]:
+def named(kind, call, **values):
     """Calls with one bad value each, which the message names as name=value."""
     for name, bad in values.items():
         for value in bad:
@@ -18,12 +15,7 @@ def named(kind: type[Exception], call: Callable[..., object], **values: list) ->
 
 
 @contextlib.contextmanager
-def refusal(
-    words: str | None,
-    kind: type[Exception] | tuple[type[Exception], ...] = ValueError,
-    *,
-    naming: Iterable[object] = (),
-) -> Iterator[pytest.ExceptionInfo[Exception]]:
+def refusal(words, kind=ValueError, *, naming=()):
     """An error of this kind with these words, a regular expression, in one sentence that has these
     names.
     """
@@ -34,14 +26,14 @@ def refusal(
         assert str(name) in str(caught.value)
 
 
-def assert_refused(call: Callable[[], object], kind: type[Exception], words: str) -> None:
+def assert_refused(call, kind, words):
     """A call that is refused with an error of exactly this kind."""
     with refusal(words, kind) as caught:
         call()
     assert type(caught.value) is kind
 
 
-def assert_one_sentence(caught: pytest.ExceptionInfo[Exception]) -> None:
+def assert_one_sentence(caught):
     message = str(caught.value)
     assert "\n" not in message
     ours = re.sub(r"\(\w+Error: .*\)", "", message)  # without the words of another library

@@ -11,9 +11,6 @@ PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
 
 def test_honest_noise(identity):
-    text = fedmf(f"audit mechanism {identity} {PLAN} --quiet --trials 20").stdout
-    assert "consistent with the claim" in text
-    assert "proved at 95%" in text
     result = printed_by(f"audit mechanism {identity} {PLAN} --quiet --trials 1000")
     assert result["consistent"] is True
     assert len(result["findings"]) > 40

@@ -3,7 +3,6 @@ nothing left behind.
 """
 
 import ast
-import inspect
 import os
 import pathlib
 import re
@@ -95,21 +94,21 @@ WRONG_CALLS = {
 }
 
 
+def commands(group=cli):
+    for command in group.commands.values():
+        yield from commands(command) if isinstance(command, click.Group) else [command]
+
+
+NAMES = {p.name for c in commands() for p in c.get_params(click.Context(c)) if "_" in p.name}
+
+
 def python_names(text):
     """What of this text is the name of a Python argument: `name=`, or an option's name with
     underscores; values in quotes are neither.
     """
-    names = {
-        p.name
-        for c in commands()
-        for p in c.get_params(click.Context(c))
-        if isinstance(p, click.Option) and "_" in p.name
-    }
-    names |= {name for name in inspect.signature(fedmf.TrainConfig).parameters if "_" in name}
     words = re.sub(r"'[^']*'|--schema \w+|--vary \S+|--task-option \S+|one of [\w, ]+", "", text)
-    return re.findall(r"(?<![\w./-])[a-z]\w*(?==)", words) + [
-        w for w in re.findall(r"(?<![-\w])\w+", words) if w in names
-    ]
+    found = re.findall(r"(?<![\w./-])[a-z]\w*(?==)", words)
+    return found + [word for word in re.findall(r"(?<![-\w])\w+", words) if word in NAMES]
 
 
 def foreign_options(line, call):
@@ -124,11 +123,6 @@ def foreign_options(line, call):
     }
     named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"`[^`]*`", "", line))
     return {name for name in named if name not in own | {"--help", "--debug"} and name not in call}
-
-
-def commands(group=cli):
-    for command in group.commands.values():
-        yield from commands(command) if isinstance(command, click.Group) else [command]
 
 
 @pytest.mark.parametrize("call", WRONG_CALLS, ids=lambda call: call[:70])
@@ -197,7 +191,6 @@ def refusals():
                 yield from (text for text in texts if isinstance(text, str))
 
 
-NAMES = {p.name for c in commands() for p in c.get_params(click.Context(c)) if "_" in p.name}
 BARE = re.compile(rf"(?<![\w./'\"=-])({'|'.join(NAMES)})(?![\w='\"./(])|(?<![\w-])--[a-z]")
 
 

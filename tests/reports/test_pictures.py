@@ -44,38 +44,11 @@ def test_one_round_is_a_point_and_ticks_are_whole(figures, pool):
 
 
 def test_titles_are_words_and_fit(figures):
-    title = "400 clients, 10 a round, independent availability, min separation 20"
-    assert pictures.picture_title(QUESTION) == title
     sampled = {"population": 10**7, "cohort_size": 6500, "availability": "always"}
     forecast = _forecast(**sampled, sampling="poisson", simulated_population=10**7)
-    said = pictures.picture_title(forecast)
-    assert said.endswith("always available, poisson sampling, min separation 20")
     pictures.participation_picture(forecast)
     (title,) = (text for text in figures[0].texts if text.get_text().startswith("10,000,000"))
     assert title.get_window_extent().width < figures[0].bbox.width
-
-
-def _choice(errors):
-    rows = [
-        {"family": "banded", "bands": b, "rmse": rmse, "amplified": True}
-        for b, rmse in errors.items()
-    ]
-    return {"rows": rows, "best": min(rows, key=lambda row: row["rmse"]), "epsilon": 4.0}
-
-
-@pytest.mark.parametrize(
-    "errors",
-    [
-        {1: 0.36263},
-        {5: 0.5, 6: 0.5001, 7: 0.6},
-    ],
-)
-def test_ticks_of_bands_are_whole_and_differ(figures, errors):
-    pictures.bands_picture(_choice(errors))
-    ax = figures[0].axes[0]
-    assert set(map(int, _shown(ax.xaxis))) & set(errors)
-    rmse = _shown(ax.yaxis)
-    assert len(rmse) == len(set(rmse)) > 1
 
 
 def _counted(run, population, **config):

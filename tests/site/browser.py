@@ -9,10 +9,6 @@ import json
 import pathlib
 import shutil
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # the tests' own environment, which collects this file, has no playwright
-    from playwright.sync_api import Browser, Page, Request
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # A telephone, windows beside another, screens.
@@ -67,16 +63,16 @@ DARK = """(least) => {
 }"""
 
 
-def program() -> str | None:
+def program():
     """The path of a Chromium on this machine."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
-def look(page: "Page", url: str) -> list[str]:
+def look(page, url):
     """What is wrong with one page."""
-    wrong: list[str] = []
+    wrong = []
 
-    def requested(request: "Request") -> None:
+    def requested(request):
         if not request.url.startswith(("file:", "data:", "about:")):
             wrong.append(f"asks {request.url}")
 
@@ -99,7 +95,7 @@ def look(page: "Page", url: str) -> list[str]:
     return wrong
 
 
-def search(page: "Page", address: str, word: str) -> list[str]:
+def search(page, address, word):
     """What is wrong with the results for a word: a page with it in a heading comes first."""
     page.goto(f"{address}?q={word}", wait_until="load")
     page.wait_for_selector("ul.search li")
@@ -110,7 +106,7 @@ def search(page: "Page", address: str, word: str) -> list[str]:
     return []
 
 
-def searches(site: pathlib.Path, browser: "Browser") -> dict[str, list[str]]:
+def searches(site, browser):
     """What is wrong with searches."""
     page, address = browser.new_page(), (site / "search.html").as_uri()
     page.set_default_timeout(300_000)
@@ -119,7 +115,7 @@ def searches(site: pathlib.Path, browser: "Browser") -> dict[str, list[str]]:
     return found | {"control": [] if seen else ["a wrong order is not seen"]}
 
 
-def main(site: pathlib.Path) -> None:
+def main(site):
     """Looks at all pages, and searches."""
     from playwright.sync_api import sync_playwright
 
