@@ -1,50 +1,18 @@
 """The command line as people meet it: help in sections, completion, colours, and --json."""
 
 import contextlib
-import dataclasses
 import io
-import re
 
 import pytest
 
-import fedmf
 from fedmf.cli import cli, main
 from tests.cli.program import fedmf as program
 from tests.cli.program import refused
 
 
-def sections(text):
-    """Title -> the first words of its lines."""
-    found, title = {}, ""
-    for line in text.splitlines():
-        if re.fullmatch(r"[A-Z][\w ]+:", line):
-            found[title := line[:-1]] = []
-        elif title and re.match(r"  \S", line):
-            found[title].append(line.split()[0])
-    return found
-
-
-def test_commands_are_grouped_by_what_people_do():
-    found = sections(program("--help").stdout)
-    assert "train" in found["Run"]
-    assert sorted(
-        name for title, names in found.items() if title != "Options" for name in names
-    ) == sorted(cli.commands)
-
-
-def test_options_of_train_are_grouped():
-    found = sections(program("train --help").stdout)
-    assert "--min-sep" in found["Who takes part"]
-    assert "--epsilon" in found["Privacy"]
-    own = set(found.pop("Options of the families"))
-    assert {"--buffers", "--restarts"} < own
-    shown = {flag.rstrip(",") for flags in list(found.values())[1:] for flag in flags}
-    fields = {
-        f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(fedmf.TrainConfig)
-    }
-    of_tasks = {"-o", "--partition", "--clients", "--partition-seed"}
-    assert shown == fields - {"--task-options", "--mechanism-options"} | of_tasks
-    assert of_tasks < set(found["Task"]) | {"-o"}
+def test_every_command_is_listed():
+    shown = program("--help").stdout
+    assert [name for name in cli.commands if f"\n  {name} " not in shown] == []
 
 
 def test_the_version():

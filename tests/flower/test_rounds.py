@@ -148,32 +148,22 @@ def test_where_nobody_replies_the_round_is_noise_alone(caplog):
     assert "moves by noise alone" in caplog.text
 
 
-def test_counters_are_refused_by_name():
-    model = record({"weights": np.ones(2), "bn.num_batches_tracked": np.array(3)})
-    grid = Grid(NODES)
-    with refusal(r"arrays\['bn.num_batches_tracked'\] holds int64 entries.*leave counters"):
-        wrapped().start(grid, model)
-    assert grid.asked == []
-
-
-def test_a_model_that_changes_its_shape_is_refused():
+def test_what_a_run_cannot_do_is_refused():
     strategy, grid = wrapped(), Grid(NODES)
+    with refusal("no round is under way"):
+        strategy.aggregate_train(1, [])
+    with refusal("has no server yet"):
+        strategy.server  # noqa: B018
+    for number in (ROUNDS + 1, 0):
+        with refusal(f"num_rounds={number} must be in 1..{ROUNDS}"):
+            strategy.start(grid, initial(), number)
+    model = record({"weights": np.ones(2), "bn.num_batches_tracked": np.array(3)})
+    with refusal(r"arrays\['bn.num_batches_tracked'\] holds int64 entries.*leave counters"):
+        strategy.start(grid, model)
+    assert grid.asked == []
     strategy.start(grid, initial(), 1)
     with refusal("the run's are"):
         strategy.configure_train(2, record({"weights": np.ones((2, 2))}), {}, grid)
-
-
-def test_a_round_has_a_beginning():
-    with refusal("no round is under way"):
-        wrapped().aggregate_train(1, [])
-    with refusal("has no server yet"):
-        wrapped().server  # noqa: B018
-
-
-def test_rounds_beyond_the_plan_are_refused():
-    for number in (ROUNDS + 1, 0):
-        with refusal(f"num_rounds={number} must be in 1..{ROUNDS}"):
-            wrapped().start(Grid(NODES), initial(), number)
 
 
 class PerNode(FedAvg):
