@@ -85,6 +85,7 @@ NAMED = [
 TYPES = [
     (lambda: Workload(3, np.eye(2)), "name=3"),
     (lambda: matrix([[1.0], [1.0, 2.0]]), "matrix"),
+    (lambda: matrix(np.eye(2, dtype=bool)), "matrix.* bool"),
     (lambda: prefix_sum(3) @ np.eye(3), "Workload"),
     (lambda: budget().allows([0.5]), "rounds_of_one_client=0.5"),
     (lambda: budget(participation=SINGLE), "schema='single'"),
@@ -132,6 +133,7 @@ VALUES = [
     (lambda: sensitivity(np.eye(5), SINGLE), "5 columns.*rounds=4"),
     (lambda: TreeMechanism(rounds=4, decoder="best"), "decoder='best'"),
     (lambda: BandedMechanism(diagonals=np.ones((2, 3))), r"\(2, 3\)"),
+    (lambda: BandedMechanism(diagonals=[[-1.0]]), r"diagonals\[0, 0\]=-1.0"),
     (lambda: BandedMechanism(diagonals=np.ones((2, 2))), r"diagonals\[0, 1\]=1.0"),
     (lambda: DenseMechanism(matrix=-np.eye(2)), r"matrix\[0, 0\]=-1.0"),
     (
@@ -146,6 +148,8 @@ VALUES = [
     (lambda: fit(prefix_sum(5), SINGLE), "rounds=5.*rounds=4"),
     (lambda: stamp(ONE, 0), "times=0"),
     (lambda: fitted("tree", restarts=3), "restarts=3"),
+    (lambda: fitted("low_rank", rank=0), "rank=0"),
+    (lambda: fit_range([SINGLE], objective="median"), "objective='median'"),
     (lambda: fit_range([]), "participations.* empty"),
     (lambda: fit_range([SINGLE], "banded"), "family='banded'"),
     (lambda: fit(prefix_sum(LONG), Participation(rounds=LONG, schema="single")), "bands=1000000"),
