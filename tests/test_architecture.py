@@ -210,13 +210,5 @@ class TestTheTestItself:
         ]:
             assert len(self.broken(text)) == 1, text
 
-    def test_downward(self):
-        for text in [
-            "from fedmf import checks",
-            "import numpy as np",
-            "from fedmf.files import write",
-        ]:
-            assert self.broken(text) == [], text
-
     def test_circles(self):
         assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {"a", "b", "c"}

@@ -22,7 +22,7 @@ for name in sys.argv[1:]:
 """
 
 
-def imported(*names: str) -> subprocess.CompletedProcess[str]:
+def imported(*names):
     command = [sys.executable, "-c", _PROGRAM, *names]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 

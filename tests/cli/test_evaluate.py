@@ -74,7 +74,6 @@ def test_export(trained, tmp_path):
     assert printed["outputs"] == ["float32 (any, 4, 64)"]
     assert (tmp_path / "model.keras").stat().st_size > 4 * printed["parameters"]
     refused(f"export {folder} --out {folder}", "--out", "new or an empty folder")
-    refused(f"export {folder} --out {tmp_path}/model.h5", "--out", "FILE.keras")
 
 
 def test_report_as_a_table(trained, tmp_path):

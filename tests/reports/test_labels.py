@@ -6,7 +6,6 @@ import itertools
 import numpy as np
 import pytest
 
-import fedmf
 from fedmf.privacy.flat_config import families
 from fedmf.reports import groups, tables
 
@@ -119,7 +118,7 @@ def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
     assert [row[-1].text == "not observed" for row in table.rows] == [False, True]
 
 
-def _amplified(run: fedmf.Run) -> fedmf.Run:
+def _amplified(run):
     """As a run whose clients were drawn at random, planned for epsilon 2 and 12.6 if the cohorts
     are known.
     """
