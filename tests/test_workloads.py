@@ -5,15 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmf.workloads import Workload, momentum_sgd, prefix_sum, sgd
+from fedmf.workloads import Workload, momentum_sgd, sgd
 from tests.refusals import refusal
-
-
-@pytest.mark.parametrize("n", [1, 2, 9])
-def test_prefix_sums_sum(n):
-    x = np.arange(1.0, n + 1.0)
-    assert np.array_equal(prefix_sum(n).matrix @ x, np.cumsum(x))
-    assert prefix_sum(n).rounds == n
 
 
 @given(rates=st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12), momentum=st.floats(0, 0.99))

@@ -110,11 +110,11 @@ def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
     grouped = groups.group_runs([make_run("identity"), make_run("banded", claimed_cohort=1000)])
     label = "Banded (8 bands), simulates 1,000 clients a round"
     assert [group.label for group in grouped] == ["DP-FedAvg", label]
-    table = tables.participation_table(grouped)
-    honest, simulated = (str(row) for row in table.rows)
-    for words in ("simulates 1,000 clients a round", "of the claimed cohort"):
-        assert words in simulated
-        assert words not in honest
+    for table in (tables.accuracy_table(grouped), tables.participation_table(grouped)):
+        honest, simulated = (str(row) for row in table.rows)
+        for words in ("simulates 1,000 clients a round", "of the claimed cohort"):
+            assert words in simulated
+            assert words not in honest
     assert [row[-1].text == "not observed" for row in table.rows] == [False, True]
 
 

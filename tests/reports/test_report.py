@@ -154,7 +154,8 @@ def test_simulation_of_some_runs_is_said_where_they_are_shown(make_run, tmp_path
     # no simulated run.
     page = report([make_run("none", claimed_cohort=1000), make_run("banded")], tmp_path)
     assert "Some of the models trained here" in page.text
-    assert all("Simulation in 1 of 2 runs" in caption for caption in page.inside("caption"))
+    said = "Simulation in 1 of 2 runs, marked “simulates” in the tables"
+    assert all(said in caption for caption in page.inside("caption"))
     captions = page.inside("figcaption")
     noisy = [caption for caption in captions if "deviation" in caption or "matrix" in caption]
     assert len(noisy) == 2
