@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.mechanisms import IdentityMechanism
-from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, picture
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk
 from fedmf.privacy.config import PlanConfig
-from fedmf.privacy.describe import statement, statement_values, summary
+from fedmf.privacy.describe import statement_values
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta
 from fedmf.privacy.stopping import stopped_after
 from tests.mechanisms.schemas import separated
@@ -28,10 +28,7 @@ FINE = np.unique(np.concatenate([np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(
 # (epsilon, delta): z, mu, advantage, TPR at .1%, at 1%; computed apart from fedmf
 ORACLES = {
     (1, 1e-6): (4.22468, 0.23670, 0.09421, 0.00216, 0.01832),
-    (2, 1e-6): (2.23048, 0.44833, 0.17737, 0.00412, 0.03019),
-    (4, 1e-6): (1.19352, 0.83786, 0.32473, 0.01215, 0.06831),
     (8, 1e-6): (0.65294, 1.53155, 0.55619, 0.05954, 0.21336),
-    (8, 1e-10): (0.83399, 1.19906, 0.45118, 0.02930, 0.12981),
     (1, 1e-10): (5.86778, 0.17042, 0.06791, 0.00175, 0.01554),
 }
 
@@ -58,11 +55,6 @@ def test_printed_values(target, printed):
     assert own.advantage == pytest.approx(risk.advantage, rel=1e-6)
 
 
-def test_epsilon_alone_claims_little():
-    assert round(claimed_alone(8.0, 1e-6).true_positive_rate(0.001), 5) == 0.99966
-    assert claimed_alone(math.inf, 1e-6).advantage == 1
-
-
 @pytest.mark.parametrize("mu", [1e-12, 1e-3, 0.3, 1.0, 4.0, 37.0, 1e9])
 def test_rounding_is_to_the_attackers_side(mu):
     """Against 60 digits, from 1e-307 to where float64 knows nothing below 1."""
@@ -84,14 +76,11 @@ def test_ends():
         assert risk.advantage == all_found
         assert risk.true_positive_rate(0.3) == (1.0 if all_found else 0.3)
         assert risk.success(0.3) == (1.0 if all_found else 0.7)
-    nothing = attack_risk(plan(TWICE, noise_multiplier=0))
-    assert (nothing.mu, nothing.advantage, nothing.true_positive_rate(0.0)) == (math.inf, 1, 1)
-    assert nothing.values()["mu"] is None
+    assert attack_risk(plan(TWICE, noise_multiplier=0)).mu == math.inf
     hardly = attack_risk(plan(TWICE, noise_multiplier=1e-300))
     assert hardly.true_positive_rate(1e-9) == hardly.advantage == 1
     assert attack_risk(plan(TWICE, noise_multiplier=1e20)).advantage < 1e-20
-    assert AttackRisk(mu=1.0).true_positive_rate(0.0) == 0
-    assert AttackRisk(mu=1.0).success(0.0) == AttackRisk(mu=1.0).success(1.0) == 1
+    assert AttackRisk(mu=1.0).success(0.0) == 1
 
 
 def calibrated(**target):
@@ -117,13 +106,9 @@ def hardly_ever_drawn():
         *named(ValueError, functools.partial(attack_risk, plan(TWICE)), devices=[0]),
         *named(ValueError, calibrated, true_positive_rate=[(0.05, 0.01), (1e-12, 1e-11)]),
         *named(ValueError, calibrated, advantage=[1e-9]),
-        *named(ValueError, config, advantage=[1.0], true_positive_rate=["0.05"]),
-        (lambda: AttackRisk(mu=1.0, pairs=((-1.0, 0.1),)), ValueError, "pairs has"),
-        (lambda: attack_risk(1.0), TypeError, r"fedmf\.Plan"),
-        (calibrated, ValueError, "0 targets"),
+        *named(ValueError, config, true_positive_rate=["0.05"]),
         (lambda: calibrated(epsilon=1.0, advantage=0.1), ValueError, "2 targets"),
         (lambda: config(true_positive_rate="0.01@0.05"), ValueError, "no more hits than guess"),
-        (lambda: config(epsilon=1.0, advantage=0.1), ValueError, "advantage"),
         (lambda: PlanConfig(family="none", advantage=0.1), ValueError, "advantage"),
         (hardly_ever_drawn, ValueError, "hardly ever drawn"),
     ],
@@ -132,7 +117,7 @@ def test_refusals(call, kind, words):
     assert_refused(call, kind, words)
 
 
-@hypothesis.settings(max_examples=100)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(
     mus=st.lists(st.floats(1e-3, 6), min_size=2, max_size=2),
     rate=st.floats(1e-9, 1 - 1e-9),
@@ -178,11 +163,7 @@ def test_laws(mus, rate, devices, prior):
 def test_the_risk_of_random_plans(rounds, min_sep, entries, noise):
     """It is that of the farthest pair of outputs, by brute force over sets of rounds."""
     mechanism = banded(rounds, *entries[: min(rounds, len(entries))])
-    made = plan(
-        separated(rounds, min(min_sep, rounds)),
-        mechanism,
-        noise_multiplier=noise,
-    )
+    made = plan(separated(rounds, min(min_sep, rounds)), mechanism, noise_multiplier=noise)
     attained = sensitivity_of_nonnegative(mechanism.encoder(), made.participation)
     farthest = attained * made.clip_norm / made.stddev
     risk = attack_risk(made)
@@ -280,41 +261,31 @@ def test_devices_of_one_user():
     assert [row["attack_risk"]["mu"] for row in rows] == [1.0, 1.5, 2.5]
 
 
-@pytest.mark.parametrize("target", [{"advantage": 0.1}, {"true_positive_rate": (0.01, 0.05)}])
+POISSON = fedmf.CyclicPoisson(population=400, cohort_size=20)
+
+
 @pytest.mark.parametrize(
-    "scheme",
+    ("scheme", "target"),
     [
-        None,
-        fedmf.CyclicPoisson(population=400, cohort_size=20),
-        *(
-            pytest.param(scheme, marks=pytest.mark.slow)
-            for scheme in (
-                fedmf.CyclicFixedSize(population=400, cohort_size=20),
-                fedmf.CyclicShuffle(population=400, cohort_size=20),
-                fedmf.BallsInBins(population=400, bins=8),
-            )
-        ),
+        (None, {"advantage": 0.1}),
+        (None, {"true_positive_rate": (0.01, 0.05)}),
+        (POISSON, {"true_positive_rate": (0.01, 0.05)}),
+        pytest.param(POISSON, {"advantage": 0.1}, marks=pytest.mark.slow),
     ],
 )
-def test_targets_are_met_and_not_by_much_more_noise(target, scheme):
-    mechanism = IdentityMechanism(rounds=16)
+def test_targets_are_met_and_not_by_much_more_noise(scheme, target):
     made = fedmf.calibrate(
-        mechanism,
-        separated(16, 8) if scheme is None else None,
-        delta=1e-6,
-        sampling=scheme,
-        **target,
+        IdentityMechanism(rounds=16), separated(16, 8), delta=1e-6, sampling=scheme, **target
     )
 
-    def reached(made):
+    def met(made):
         risk = attack_risk(made)
         if "advantage" in target:
-            return risk.advantage / 0.1
-        return risk.true_positive_rate(0.01) / 0.05
+            return risk.advantage <= 0.1
+        return risk.true_positive_rate(0.01) <= 0.05
 
-    assert reached(made) <= 1
-    less = dataclasses.replace(made, noise_multiplier=made.noise_multiplier * 0.995)
-    assert reached(less) > 1
+    assert met(made)
+    assert not met(dataclasses.replace(made, noise_multiplier=made.noise_multiplier * 0.995))
 
 
 @pytest.mark.slow
@@ -324,66 +295,28 @@ def test_a_simulated_target(quick):
     risk = attack_risk(made)
     assert risk.failure > 0
     assert risk.advantage <= 0.3
-    assert (
-        made.noise_multiplier
-        <= fedmf.calibrate(
-            two_bands(8), made.participation, delta=1e-6, advantage=0.3
-        ).noise_multiplier
-    )
+    plain = fedmf.calibrate(two_bands(8), made.participation, delta=1e-6, advantage=0.3)
+    assert made.noise_multiplier <= plain.noise_multiplier
 
 
 @pytest.mark.parametrize("target", [{"advantage": 0.1}, {"true_positive_rate": "0.05@0.01"}])
-def test_a_config_says_its_target_and_gives_the_plan_again(target):
+def test_a_config_states_the_noise_that_its_target_took(target):
     config = PlanConfig(rounds=8, min_sep=4, family="identity", **target)
-    ((name, value),) = target.items()
-    assert f"--{name.replace('_', '-')} {value}" in " ".join(config.flags())
-    assert PlanConfig.from_json(config.to_json()) == config
+    assert config.adds_noise
     made = config.plan()
     stated = config.stating(made)
     assert stated.noise_multiplier == made.noise_multiplier
-    assert getattr(stated, name) is None
-    assert stated.adds_noise
-    assert config.adds_noise
-
-
-def test_summary_and_statement():
-    made = PlanConfig(rounds=8, min_sep=4, family="identity", epsilon=8.0).plan()
-    text = statement(made)
-    assert "## What an attacker learns" in text
-    assert "at most 77.81% of the answers are right" in text
-    assert "| 0.1% | 5.954% | 99.97% |" in text
-    assert summary(made)["attack_risk"] == attack_risk(made).values()
-    drawn = picture(attack_risk(made), claimed_alone(8.0, 1e-6))
-    assert all(f"    {line}" in text for line in drawn)
-    for line in drawn[1:12]:  # the curve is never above the line of epsilon alone
-        assert len(line.partition("|")[2].rpartition("|")[0]) == 49
-    assert "What an attacker learns" not in statement(plan(TWICE, noise_multiplier=0))
-
-
-def test_a_simulation_says_that_its_model_is_easier_to_attack():
-    made = plan(TWICE).simulating(simulated=7, claimed=90)
-    assert attack_risk(made) == attack_risk(plan(TWICE))
-    assert "an attacker can learn more" in statement(made).replace("\n", " ")
-    trained = summary(made)["attack_risk"]["trained_here"]
-    assert trained["mu"] == pytest.approx(90 / 7 / made.noise_multiplier)
+    assert stated.advantage is stated.true_positive_rate is None
 
 
 def test_the_achieved_guarantee_has_its_risk():
     made = plan(TWICE)
-    kept = fedmf.audit_ledger(ledger_of([[0], [1], [2], [3], [0], [1], [2], [3]]), made)
     broke = fedmf.audit_ledger(ledger_of([[0], [0], [0], [3], [0], [1], [2], [3]]), made)
-    planned = attack_risk(made).values()
-    assert kept.values()["attack_risk_achieved"] == planned
     worse = broke.values()["attack_risk_achieved"]
-    assert worse["mu"] == pytest.approx(planned["mu"] * math.sqrt(2))  # 4 rounds for 2
-    values = broke.statement_values()
-    assert values["attack"]["advantage"] == worse["advantage"] > planned["advantage"]
-    assert "By the achieved guarantee" in broke.statement()
+    assert worse["mu"] == pytest.approx(attack_risk(made).mu * math.sqrt(2))  # 4 rounds for 2
+    assert broke.statement_values()["attack"]["advantage"] == worse["advantage"]
     nobody = fedmf.audit_ledger(ledger_of([[]] * 8), made)
     assert nobody.values()["attack_risk_achieved"]["advantage"] == 0
-
-
-# What an audit of the first version found
 
 
 def pairs_bound(pairs, rate):
@@ -396,8 +329,8 @@ def pairs_bound(pairs, rate):
         return min(mpmath.mpf(1), *lines)
 
 
-@pytest.mark.parametrize("delta", [1e-15, 1e-12, 1e-8, 1e-3])
-@pytest.mark.parametrize("epsilon", [0.0, 1e-9, 0.3, 8.0])
+@pytest.mark.parametrize("delta", [1e-15, 1e-8, 1e-3])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 8.0])
 def test_lines_are_rounded_to_the_attackers_side(epsilon, delta):
     pairs = ((epsilon, delta),)
     risk = AttackRisk(mu=math.inf, pairs=pairs)
@@ -408,34 +341,6 @@ def test_lines_are_rounded_to_the_attackers_side(epsilon, delta):
 
 def test_little_noise_on_most_clients_has_a_risk():
     """The accountant refuses some fine grids there; the coarser ones hold."""
-    for z in (0.06, 0.0625, 0.06420290033768254):
-        scheme = fedmf.CyclicPoisson(population=100, cohort_size=99)
-        made = plan(None, IdentityMechanism(rounds=1), sampling=scheme, noise_multiplier=z)
-        assert 0.98 < attack_risk(made).advantage <= 1
-
-
-def test_sampling_never_claims_more_than_the_noise_alone():
-    """So that noise that is enough without sampling is enough, to the last bit."""
-    pairs = ((0.0, 0.9), (5.0, 0.5))  # of a scheme that does not help
-    for mu in (0.1, 0.5, 2.0):
-        alone, both = AttackRisk(mu=mu), AttackRisk(mu=mu, pairs=pairs)
-        assert both.advantage <= alone.advantage
-        for x in (1e-6, 0.01, 0.3):
-            assert both.true_positive_rate(x) <= alone.true_positive_rate(x)
-            assert both.success(x) <= alone.success(x)
-
-
-def test_the_plan_s_own_epsilon_is_among_the_bounds():
-    scheme = fedmf.CyclicPoisson(population=1000, cohort_size=100)
-    made = plan(None, two_bands(8), sampling=scheme, noise_multiplier=1.0, delta=1e-3)
-    alone, risk = claimed_alone(made.epsilon, made.delta), attack_risk(made)
-    for rate in (0.0, 1e-6, 1e-3, 0.1, 0.7):
-        assert risk.true_positive_rate(rate) <= alone.true_positive_rate(rate)
-
-
-def test_a_drawn_bound_is_never_below_the_bound():
-    risk = AttackRisk(mu=0.8)
-    rows = [line[1:50] for line in picture(risk, claimed_alone(4.0, 1e-6))[1:12]]
-    for x in range(49):
-        y = next(i for i, row in enumerate(reversed(rows)) if row[x] == "o")
-        assert y / 10 >= risk.true_positive_rate(10 ** (4 * (x / 48 - 1)))
+    scheme = fedmf.CyclicPoisson(population=100, cohort_size=99)
+    made = plan(None, IdentityMechanism(rounds=1), sampling=scheme, noise_multiplier=0.0625)
+    assert 0.98 < attack_risk(made).advantage <= 1

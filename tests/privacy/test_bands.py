@@ -30,6 +30,12 @@ def choice():
     return choose_bands(fedmf.prefix_sum(64), **ASK, rounds=64)
 
 
+@pytest.fixture(scope="module")
+def few():
+    """Amplified and not."""
+    return choose_bands(fedmf.prefix_sum(64), **ASK, bands=[4, 16])
+
+
 @pytest.mark.slow
 def test_rows_meet_the_target_and_no_more(choice, search):
     for row in (*choice.rows, search.dense()):
@@ -73,55 +79,42 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
 def test_simulated_schemes_are_choices(quick, sampling):
     target = ASK | {"delta": 1e-4, "bands": [4]}
     (row,) = choose_bands(fedmf.prefix_sum(64), sampling=sampling, **target).rows
-    assert (row.bands, row.amplified, row.compositions) == (
-        4,
-        True,
-        16 if sampling == "min-sep-poisson" else 4,
-    )
+    assert row.amplified
+    assert row.compositions == (16 if sampling == "min-sep-poisson" else 4)
     # Less than without amplification, in the unit of the fixed order that both could be drawn in.
     assert row.noise_multiplier < gaussian_noise_multiplier(2.0, 1e-4)
 
 
-def test_the_chance_of_a_choice_is_that_of_all_its_calibrations(choice):
-    rows = tuple(
-        dataclasses.replace(choice.rows[0], amplified=amplified)
-        for amplified in (True, True, True, False)
-    )
-    search = dataclasses.replace(choice.search, sampling="min-sep-poisson")
-    simulated = dataclasses.replace(choice, search=search, rows=rows)
-    assert simulated.failure == simulated.summary()["failure"] == pytest.approx(3 * 2 * 10 * 1e-10)
-    assert choice.failure == choice.summary()["failure"] == 0
+def test_the_chance_of_a_choice_is_that_of_all_its_calibrations(few):
+    search = dataclasses.replace(few.search, sampling="min-sep-poisson")
+    simulated = dataclasses.replace(few, search=search, rows=few.rows * 3)
+    assert simulated.summary()["failure"] == pytest.approx(3 * 2 * 10 * 1e-10)
+    assert few.failure == 0
 
 
-def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(choice, search):
-    row, dense = choice.rows[-1], search.dense()
+def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(few, search):
+    row, dense = few.rows[-1], search.dense()
     assert (row.bands, row.amplified, row.probability, row.compositions) == (16, False, 1.0, 4)
-    assert row.per_query_noise_multiplier == pytest.approx(
-        2 * gaussian_noise_multiplier(2.0, 1e-6), rel=1e-9
-    )
-    assert row.noise_multiplier == pytest.approx(gaussian_noise_multiplier(2.0, 1e-6), rel=1e-9)
-    assert choice.best in choice.close
-    assert choice.close == tuple(r for r in choice.rows if r.rmse <= 1.01 * choice.best.rmse)
+    alone = gaussian_noise_multiplier(2.0, 1e-6)
+    assert row.per_query_noise_multiplier == pytest.approx(2 * alone, rel=1e-9)
+    assert row.noise_multiplier == pytest.approx(alone, rel=1e-9)
     assert row.advantage == pytest.approx(fedmf.AttackRisk(mu=1 / row.noise_multiplier).advantage)
+    assert few.close == tuple(r for r in few.rows if r.rmse <= 1.01 * few.best.rmse)
     # The dense optimum is the best without amplification.
     assert (dense.family, dense.amplified) == ("dense", False)
     assert dense.rmse <= row.rmse
 
 
-def test_places_of_an_epoch_cost_less_than_a_coin_a_round(choice):
+def test_places_of_an_epoch_cost_less_than_a_coin_a_round(few):
     # 3 bands in an epoch of 16 rounds: clients keep to the rounds of 4 parts.
-    poisson = {row.bands: row for row in choice.rows}
-    places = choose_bands(fedmf.prefix_sum(64), **ASK, bands=[1, 3, 4, 16], sampling="reshuffle")
-    for row, positions in zip(places.rows, (16, 4, 4, 1), strict=True):
-        if row.amplified:
-            assert (row.probability, row.compositions) == (1 / positions, 4)
-            reached = random_allocation_epsilon(
-                row.per_query_noise_multiplier, 1e-6, positions=positions, epochs=4
-            )
-            assert 0.999 * 2.0 < reached <= 2.0
-            assert row.bands == 3 or row.rmse < poisson[row.bands].rmse
-        else:
-            assert (row.bands, row.rmse) == (16, poisson[16].rmse)
+    places = choose_bands(fedmf.prefix_sum(64), **ASK, bands=[3, 4, 16], sampling="reshuffle")
+    *amplified, plain = places.rows
+    for row in amplified:
+        assert (row.amplified, row.probability, row.compositions) == (True, 1 / 4, 4)
+        noise = row.per_query_noise_multiplier
+        assert 1.998 < random_allocation_epsilon(noise, 1e-6, positions=4, epochs=4) <= 2.0
+    assert amplified[-1].rmse < few.rows[0].rmse
+    assert plain.rmse == few.rows[1].rmse
 
 
 @pytest.mark.slow
