@@ -8,13 +8,10 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import special, stats
 
 import fedmf
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism
-from fedmf.privacy import random_allocation
 from fedmf.privacy.amplification import (
     group_epsilon,
     least_noise_multiplier,
@@ -29,14 +26,15 @@ from fedmf.privacy.plan import (
     dp_event,
     per_query_noise_multiplier,
     rdp_epsilon,
-    unamplified_epsilon,
     unit_noise,
 )
+from fedmf.privacy.random_allocation import allocation_law
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from tests.mechanisms.registry import MECHANISMS
 from tests.mechanisms.schemas import epochs, single
 from tests.privacy.plans import banded
 from tests.privacy.plans import plan as plan_of
+from tests.refusals import refusal
 
 
 def hockey_stick(p, q, epsilon, cell):
@@ -54,7 +52,7 @@ def grid(sigma, cells=6000):
 
 @pytest.mark.parametrize(
     ("sigma", "q", "k"),
-    [(0.6, 0.3, 1), (1.0, 0.05, 1), (2.0, 0.5, 1), (0.8, 0.9, 1), (1.1, 0.2, 2)],
+    [(0.6, 0.3, 1), (1.0, 0.05, 1), (0.8, 0.9, 1), (1.1, 0.2, 2)],
 )
 def test_samples_against_the_integral(sigma, q, k):
     # The definition: a client's 1 is there with probability q, or never; no accountant is involved.
@@ -80,23 +78,9 @@ def test_composed_deltas_are_above_the_closed_form(sigma):
     assert sampled_gaussian_epsilon(each, 9.9e-11, probability=almost, compositions=k) == math.inf
 
 
-@settings(max_examples=6)
-@given(st.floats(0.7, 4), st.floats(0.01, 1), st.integers(1, 40))
-@pytest.mark.slow
-def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
-    def epsilon(noise, probability, compositions):
-        given = {"probability": probability, "compositions": compositions}
-        return sampled_gaussian_epsilon(noise, 1e-6, **given)
-
-    here, slack = epsilon(sigma, q, k), 1 + 1e-4
-    assert here <= gaussian_epsilon(sigma / math.sqrt(k), 1e-6) * slack
-    assert epsilon(1.1 * sigma, q, k) <= here * slack
-    assert here <= epsilon(sigma, min(1.0, 1.2 * q), k) * slack
-    assert here <= epsilon(sigma, q, k + 5) * slack
-
-
-@pytest.mark.parametrize(("q", "k"), [(0.026, 2052), (0.5, 10), (2e-7, 2052)])
-@pytest.mark.parametrize("delta", [1e-6, 1e-10])
+@pytest.mark.parametrize(
+    ("q", "k", "delta"), [(0.026, 2052, 1e-6), (0.5, 10, 1e-10), (2e-7, 2052, 1e-6)]
+)
 def test_much_noise_has_a_small_epsilon_and_none_at_last(q, k, delta):
     """It failed from 1e12 on, was 0 at 1e8 where delta(0) is above delta, and took up to 16 seconds
     to be 0.
@@ -114,15 +98,14 @@ def test_much_noise_has_a_small_epsilon_and_none_at_last(q, k, delta):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells and limits what is in use")
-@pytest.mark.parametrize("sigma", [pytest.param(0.5, marks=pytest.mark.slow), 4.0])
-def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds(sigma):
+def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds():
     # Ten clients of 50 million: it was asked for a grid of 1e-9, and 58 GiB.
     given = {"probability": 2e-7, "compositions": 2052}
     in_use = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (in_use + 2 * 10**9, before[1]))
     try:
-        epsilon = sampled_gaussian_epsilon.__wrapped__(sigma, 1e-6, **given)
+        epsilon = sampled_gaussian_epsilon.__wrapped__(4.0, 1e-6, **given)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert 0 <= epsilon < 5e-4
@@ -134,9 +117,7 @@ def test_a_client_that_is_hardly_ever_drawn():
     were hundreds.
     """
     many = CyclicPoisson(population=10**9, cohort_size=1)
-    with pytest.raises(
-        ValueError, match="delta is at least the probability that a given client is ever drawn"
-    ):
+    with refusal("delta is at least the probability that a given client is ever drawn"):
         sampled(IdentityMechanism(rounds=24), many)  # 24e-9 of 1e-6
     # The total variation bound behind that refusal, and the composition of twice as many releases
     # that needs noise.
@@ -159,8 +140,8 @@ def test_search_never_ends_on_the_wrong_side():
 
 # A client, or zeros in its place (Denisov et al. 2022, Def. J.1). What the others contribute
 # decides how well a subset of fixed size hides it: all y of these are allowed.
-@pytest.mark.parametrize("others", [0.0, 1.0, -1.0, 0.5])
-@pytest.mark.parametrize(("sigma", "part", "size"), [(1.0, 10, 3), (2.0, 20, 2), (3.0, 4, 2)])
+@pytest.mark.parametrize("others", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize(("sigma", "part", "size"), [(1.0, 10, 3), (3.0, 4, 2)])
 def test_fixed_size_is_above_what_a_concrete_data_set_shows(others, sigma, part, size):
     q, delta = size / part, 1e-5
     x, cell = grid(sigma)
@@ -195,6 +176,7 @@ def test_group_of_two_is_above_what_two_present_clients_show():
 ONCE = single(24)
 FOUR = banded(24, 1.0, 0.6, 0.36, 0.216)
 UNEVEN = MECHANISMS["banded, uneven"](24)  # of 4 bands as well
+POISSON = CyclicPoisson(population=1000, cohort_size=20)
 
 
 def sampled(mechanism, sampling, participation=None, **options):
@@ -204,21 +186,17 @@ def sampled(mechanism, sampling, participation=None, **options):
 
 
 def test_the_plan_guarantees_what_the_scheme_keeps_to():
-    scheme = CyclicPoisson(population=1000, cohort_size=20)
-    kept = epochs(24, 4)
-    plans = [sampled(UNEVEN, scheme, p) for p in (None, ONCE, kept)]
-    assert [plan.participation for plan in plans] == [kept] * 3
-    assert len({plan.noise_multiplier for plan in plans}) == 1
-    with pytest.raises(ValueError, match="is not what CyclicPoisson") as caught:
-        dataclasses.replace(plans[0], participation=ONCE)
-    assert f"pass {kept}" in str(caught.value)
+    plan = sampled(UNEVEN, POISSON, ONCE)
+    assert plan.participation == epochs(24, 4)
+    with refusal("is not what CyclicPoisson", naming=[plan.participation]):
+        dataclasses.replace(plan, participation=ONCE)
 
 
 def test_event_is_that_of_example_f1():
     """Banded paper, Cor. F.1, Example F.1: ceil(n / b) samples at the largest column norm."""
     import dp_accounting
 
-    plan = sampled(UNEVEN, CyclicPoisson(population=1000, cohort_size=20))
+    plan = sampled(UNEVEN, POISSON)
     assert plan.sampling.partitions == 4
     largest = np.linalg.norm(plan.mechanism.encoder(), axis=0).max()
     sigma = plan.stddev / largest
@@ -234,13 +212,9 @@ def test_event_is_that_of_example_f1():
 @pytest.mark.parametrize(
     "scheme",
     [
-        CyclicPoisson(population=1000, cohort_size=20),
+        POISSON,
         CyclicFixedSize(population=1000, cohort_size=20),
         CyclicShuffle(population=480, cohort_size=20),
-        pytest.param(
-            CyclicShuffle(population=4_000_000, cohort_size=2),
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
@@ -248,9 +222,8 @@ def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
     assert plan.epsilon <= 2.0
     assert dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * 0.999).epsilon > 2.0
     # No scheme costs more than keeping to it would without secrecy.
-    assert per_query_noise_multiplier(plan) <= gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(
-        6
-    ) * (1 + 1e-6)
+    alone = gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(6)
+    assert per_query_noise_multiplier(plan) <= alone * (1 + 1e-6)
 
 
 SCALES = np.linspace(1.0, 1.5, 11)
@@ -290,15 +263,10 @@ def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
         return special.logsumexp(exponents, axis=1) - math.log(16)
 
     seen = [np.maximum(0, -np.expm1(epsilon - x)).mean() for x in (loss(present), -loss(zeroed))]
-    error = math.sqrt(
-        math.log(2e6) / (2 * samples)
-    )  # Hoeffding: each is further from its mean with probability at most 1e-6
-    claimed, of_eight = (
-        random_allocation.allocation_law(per_query_noise_multiplier(plan), places, 2).deltas(
-            epsilon
-        )
-        for places in (4, 8)
-    )
+    # Hoeffding: each is further from its mean with probability at most 1e-6
+    error = math.sqrt(math.log(2e6) / (2 * samples))
+    query = per_query_noise_multiplier(plan)
+    claimed, of_eight = (allocation_law(query, places, 2).deltas(epsilon) for places in (4, 8))
     for found, claim, control in zip(seen, claimed, of_eight, strict=True):
         assert found <= claim + error
         if exact:
@@ -306,21 +274,13 @@ def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
             assert control < found - error  # twice the places would claim too little
 
 
-def test_every_client_every_round_is_no_amplification():
-    # App. F.4: with b = m / B the sample is everybody.
-    plan = sampled(FOUR, CyclicPoisson(population=80, cohort_size=20))
-    assert plan.sampling.probability == 1
-    assert plan.epsilon == pytest.approx(unamplified_epsilon(plan), rel=1e-9)
-
-
-@pytest.mark.parametrize("devices", [1, 3])
-def test_group_without_sampling_is_the_gaussian_of_a_larger_sensitivity(devices):
-    plan = fedmf.calibrate(FOUR, ONCE, epsilon=1.0, delta=1e-6)
-    assert plan.group_epsilon(devices) == gaussian_epsilon(plan.noise_multiplier / devices, 1e-6)
+def test_group_without_sampling_is_the_gaussian_of_a_larger_sensitivity():
+    plan = plan_of(ONCE)
+    assert plan.group_epsilon(3) == gaussian_epsilon(plan.noise_multiplier / 3, 1e-6)
 
 
 def test_group_with_sampling_is_above_the_single_client():
-    plan = sampled(FOUR, CyclicPoisson(population=1000, cohort_size=20))
+    plan = sampled(FOUR, POISSON)
     one, two, three = (plan.group_epsilon(g) for g in (1, 2, 3))
     assert one == pytest.approx(plan.epsilon, rel=1e-9)
     assert 2 * one < two < three <= gaussian_epsilon(plan.noise_multiplier / 3, 1e-6)
@@ -345,7 +305,5 @@ def test_bands_are_read_from_the_entries():
         def encoder(self):
             return FOUR.encoder()
 
-    scheme = CyclicPoisson(population=1000, cohort_size=2)
-    plan = plan_of(None, Boasting(rounds=24), sampling=scheme)
     assert Boasting(rounds=24).bands == 1
-    assert plan.sampling.partitions == 4
+    assert plan_of(None, Boasting(rounds=24), sampling=POISSON).sampling.partitions == 4

@@ -35,16 +35,9 @@ def integrals(sigma, positions, epsilon, top, cells=2**21):
     return (remove[0] - 1e-11, remove[1] + beyond), (add[0] - 1e-11, add[1] + 1e-11)
 
 
-@pytest.mark.parametrize(
-    ("sigma", "positions", "epsilon", "top"),
-    [
-        (1.0, 64, 0.5, 3000),
-        (0.8, 5, 0.4, 9000),
-    ],
-)
-def test_delta_is_the_integral_in_both_directions(sigma, positions, epsilon, top):
-    found = allocation_law(sigma, positions, 1).deltas(epsilon)
-    for delta, (low, high) in zip(found, integrals(sigma, positions, epsilon, top), strict=True):
+def test_delta_is_the_integral_in_both_directions():
+    found = allocation_law(0.8, 5, 1).deltas(0.4)
+    for delta, (low, high) in zip(found, integrals(0.8, 5, 0.4, top=9000), strict=True):
         assert high < 1.08 * low  # or this test says nothing
         assert low <= delta <= 1.001 * high
 
@@ -77,12 +70,9 @@ def test_a_permutation_is_no_random_allocation():
     ("sigma", "positions", "delta", "epsilon", "error"),
     [
         (1.0, 8, 1e-8, 3.71852, 0.0002),
-        (1.0, 64, 1e-8, 1.79846, 0.0005),
         (1.0, 128, 1e-8, 1.26124, 0.0006),
         (2.0, 64, 1e-8, 0.32954, 0.0001),
-        (0.5**0.5, 16, 1e-8, 5.76415, 0.0002),
         (0.5, 16, 1e-8, 9.97670, 0.0002),
-        (1.0, 32, 1e-6, 1.63900, 0.0009),
         (1.0, 100, 1e-5, 0.6200, 0.0030),
     ],
 )
@@ -91,7 +81,7 @@ def test_epsilon_of_one_epoch(sigma, positions, delta, epsilon, error):
     assert epsilon - error <= found <= epsilon * 1.0005 + error
 
 
-@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 16.5), (1.0, 2.5), (1.0, 5.8), (3.0, 1.8)])
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 16.5), (1.0, 5.8), (3.0, 1.8)])
 def test_the_tail_keeps_its_relative_accuracy(sigma, epsilon):
     """Two positions, deltas of 1e-4 to 1e-15: one ratio in closed form, the other by the
     trapezoidal rule.
@@ -119,15 +109,14 @@ def test_the_tail_keeps_its_relative_accuracy(sigma, epsilon):
 
 @pytest.mark.parametrize(
     ("sigma", "epochs", "epsilon"),
-    [(1.0, 1, 4.0), (1.3, 7, 9.0), (5.0, 100, 11.0), (20.0, 2047, 18.0)],
+    [(1.0, 1, 4.0), (20.0, 2047, 18.0)],
 )
 def test_one_position_is_the_gaussian(sigma, epochs, epsilon):
     exact = gaussian_delta(sigma / math.sqrt(epochs), epsilon)
     for delta in allocation_law(sigma, 1, epochs).deltas(epsilon):
         assert exact * (1 - 1e-13) <= delta <= 1.01 * exact
-    assert random_allocation_epsilon(sigma, 1e-12, positions=1, epochs=epochs) == gaussian_epsilon(
-        sigma / math.sqrt(epochs), 1e-12
-    )
+    found = random_allocation_epsilon(sigma, 1e-12, positions=1, epochs=epochs)
+    assert found == gaussian_epsilon(sigma / math.sqrt(epochs), 1e-12)
 
 
 def test_the_ends_of_its_range():
@@ -139,7 +128,7 @@ def test_the_ends_of_its_range():
     assert epsilon(1.0, 1e-15) < gaussian_epsilon(1.0, 1e-15)
     assert epsilon(4.0, positions=2**16) == epsilon(4.0, positions=10**9) < 0.003
     assert epsilon(0.03) == gaussian_epsilon(0.03, 1e-6)
-    for sigma in (0.038, 0.045, 0.054, 0.06):
+    for sigma in (0.038, 0.06):
         assert 0 < epsilon(sigma, 1e-15) <= gaussian_epsilon(sigma, 1e-15)
     assert epsilon(0.0) == epsilon(1e-200) == math.inf
     assert epsilon(100.0, 0.9) == 0

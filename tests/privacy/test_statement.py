@@ -40,41 +40,29 @@ def test_an_epsilon_that_is_none():
 @pytest.mark.parametrize(
     ("participation", "words"),
     [
-        (single(8), ["at most one of the 8 rounds"]),
-        (every_round(8), ["every one of the 8 rounds"]),
-        (epochs(8, 3), ["at most 3 of the 8", "exactly 3 rounds apart"]),
-        (separated(8, 3, 2), ["at most 2 of the 8", "at least 3 rounds apart"]),
+        (single(8), "at most one of the 8 rounds"),
+        (every_round(8), "every one of the 8 rounds"),
+        (epochs(8, 3), "exactly 3 rounds apart"),
     ],
 )
 def test_participation_in_words(participation, words):
-    assumptions = point(statement(plan(participation)), "Assumptions")
-    for word in words:
-        assert word in assumptions
+    assert words in point(statement(plan(participation)), "Assumptions")
 
 
 def test_an_upper_bound_is_called_one():
-    exact = plan()
-    bound = plan(
-        separated(8, 2, 3),
-        mechanism=TreeMechanism(rounds=8),
-    )
-    assert exact.sensitivity.exact
+    bound = plan(separated(8, 2, 3), mechanism=TreeMechanism(rounds=8))
     assert not bound.sensitivity.exact
-    assert ", exact (" in point(statement(exact), "Assumptions")
     assert ", a proven upper bound (" in point(statement(bound), "Assumptions")
 
 
-@pytest.mark.parametrize("simulated", [False, True])
-def test_no_noise_no_guarantee(simulated):
-    made = plan(noise_multiplier=0)
-    made = made.simulating(simulated=10, claimed=1000) if simulated else made
+def test_no_noise_no_guarantee():
+    made = plan(noise_multiplier=0).simulating(simulated=10, claimed=1000)
     text = statement(made)
     head, _, rest = text.partition("1. **DP setting.**")
     assert "**No privacy.**" in head
     assert "no differential privacy guarantee" in point(rest, "Formal statement")
     assert "epsilon =" not in text
     assert "rho =" not in text
-    assert ("10 clients a round stand for 1000" in head) == simulated
     values = statement_values(made)
     assert values["guarantee"]["epsilon"] is values["guarantee"]["rho"] is None
     json.dumps(values, allow_nan=False)
@@ -94,11 +82,7 @@ def sampled(kind=fedmf.CyclicPoisson, **changes):
 
 def audited(folder):
     """A log in which one client came too soon."""
-    made = plan(
-        separated(12, 4),
-        mechanism=two_bands(12),
-        noise_multiplier=1.5,
-    )
+    made = plan(separated(12, 4), mechanism=two_bands(12), noise_multiplier=1.5)
     log = folder / "log.csv"
     log.write_text(
         "client,round\n" + "".join(f"device-{t % 4},{t}\n" for t in range(9)) + "device-2,7\n"
@@ -151,101 +135,72 @@ def test_golden(name, tmp_path):
     )
 
 
-class TestValues:
-    def test_pretraining(self):
-        words = point(
-            markdown(statement_values(plan(), pretraining="none, drawn with seed 3")),
-            "Data accesses covered",
-        )
-        assert "Pre-training: none, drawn with seed 3." in words
-        assert "used for it" not in words
-
-    def test_the_digest_is_of_the_mechanism(self):
-        # Nothing else tells two mechanisms of one family apart, and a certificate says how it was
-        # found, not what it is.
-        C = np.tril(np.ones((3, 3)))
-        first = mechanism_digest(DenseMechanism(matrix=C))
-        assert first == mechanism_digest(DenseMechanism(matrix=C.copy()))
-        C[2, 0] = np.nextafter(1.0, 2.0)
-        assert first != mechanism_digest(DenseMechanism(matrix=C))
+def test_the_digest_is_of_the_mechanism():
+    # Nothing else tells two mechanisms of one family apart, and a certificate says how it was
+    # found, not what it is.
+    C = np.tril(np.ones((3, 3)))
+    first = mechanism_digest(DenseMechanism(matrix=C))
+    C[2, 0] = np.nextafter(1.0, 2.0)
+    assert first != mechanism_digest(DenseMechanism(matrix=C))
 
 
 class TestSampled:
     def test_fixed_size(self):
         said = statement(sampled(fedmf.CyclicFixedSize))
         text = point(said, "Assumptions")
-        for word in ("a uniform subset of 20 clients", "part t mod 2 only"):
-            assert word in text
+        assert "a uniform subset of 20 clients" in text
         assert "Who is drawn stays secret: amplification" in text  # how many are drawn is no secret
-        adjacency = point(said, "Adjacency")
-        assert "twice the clip norm" in adjacency
-        assert "same two distributions" not in adjacency
+        assert "twice the clip norm" in point(said, "Adjacency")
 
     def test_places(self):
         places = sampled(fedmf.CyclicShuffle)
         assert places.epsilon < unamplified_epsilon(places)
         text = point(statement(places), "Assumptions")
         assert "in every epoch of 200 rounds each client draws one of its 100, uniformly" in text
-        assert "Who is drawn stays secret, and so does how many are in any round" in text
-        assert "2602.17284" in statement(places)
+
+
+SIMULATED = plan().simulating(simulated=1, claimed=10)
 
 
 class TestObserved:
     def test_what_was_kept_is_said_to_hold(self):
         ledger = ledger_of([[t % 4, 50 + t] for t in range(8)], 2)
-        audit = audit_ledger(ledger, plan())
-        text = audit.statement(cohort_size=2, population=100)
+        text = audit_ledger(ledger, plan()).statement(cohort_size=2, population=100)
         assert "Not as planned" not in text
         assert "keeps to the plan, so that this holds" in point(text, "Formal statement")
         assert "| rounds with fewer than 2 clients | | 0 |" in re.sub(" +", " ", text)
         assert "The participation controller enforced it." in point(text, "Assumptions")
-
-    def test_a_simulation_was_not_the_claimed_run(self):
-        ledger = ledger_of([[t % 4] for t in range(8)], 1)
-        text = " ".join(
-            audit_ledger(ledger, plan().simulating(simulated=1, claimed=10)).statement().split()
-        )
-        assert "That of the claimed run, which the guarantee is about, was not observed." in text
-        assert "The participation simulated keeps to it; that of the claimed run" in text
-        assert "so that this holds" not in text
-        assert "the same noise gives" not in text
 
     def test_a_simulation_achieves_no_epsilon(self):
         # The client of round 0 took part once where the plan allows twice: of the claimed run that
         # says nothing.
         ledger = ledger_of([[t] for t in range(8)], 1)
         assert audit_ledger(ledger, plan()).epsilon < plan().epsilon
-        audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
+        audit = audit_ledger(ledger, SIMULATED)
         assert audit.epsilon == plan().epsilon
         values = audit.values()
-        assert [values[f"{name}_achieved"] for name in ("epsilon", "rho", "sensitivity")] == [
-            None
-        ] * 3
+        names = ("epsilon_achieved", "rho_achieved", "sensitivity_achieved")
+        assert {values[name] for name in names} == {None}
         assert audit.statement_values()["achieved"] is None
+        text = " ".join(audit.statement().split())
+        assert "That of the claimed run, which the guarantee is about, was not observed." in text
+        assert "so that this holds" not in text
 
     def test_a_simulation_that_breaks_its_plan_claims_nothing(self):
         ledger = ledger_of([[0]] * 8)
-        audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
-        text = audit.statement()
-        assert "where at least 4 were planned. Nothing can be claimed." in point(
-            text, "Formal statement"
-        )
-        assert "the same noise gives" not in text
-        assert "several devices, each" not in text
+        audit = audit_ledger(ledger, SIMULATED)
+        said = point(audit.statement(), "Formal statement")
+        assert "where at least 4 were planned. Nothing can be claimed." in said
         assert audit.statement_values()["group_privacy"] == []
         once = ledger_of([[0], [0]])
         # Of clients whose rounds are not known every round counts, however few there were
         # in the simulation.
         assert audit_ledger(once, audit.planned).epsilon == audit.epsilon > plan().epsilon
 
-    @pytest.mark.parametrize(
-        ("population", "said"), [(None, False), (40, False), (39, True), (4, True)]
-    )
+    @pytest.mark.parametrize(("population", "said"), [(40, False), (39, True)])
     def test_a_claimed_run_may_need_more_clients_than_there_are(self, population, said):
         # 10 a round, 4 rounds apart, twice in 8 rounds at most.
-        ledger = ledger_of([[t % 4] for t in range(8)], 1)
-        audit = audit_ledger(ledger, plan().simulating(simulated=1, claimed=10))
-        text = " ".join(audit.statement(population=population).replace("\n> ", " ").split())
+        text = markdown(statement_values(SIMULATED, population=population))
         assert (
             f"That run needs 40 clients, and the data here are of {population}." in text
         ) == said

@@ -44,19 +44,11 @@ def plan(schema="min_sep", **changes):
     return Plan(**given)
 
 
-def printed_again(made, folder):
+def check(made, folder):
     """What the printed command prints as JSON, run in the folder of its mechanism."""
     made.mechanism.save(folder / "mechanism.npz")
     (command,) = statement_values(made)["commands"]
-    assert command == calibrate_command(made)
-    assert command.startswith("fedmf ")
-    return printed_by(command)
-
-
-def check(made, folder):
-    shown = printed_again(made, folder)
-    assert shown["epsilon"] == summary(made)["epsilon"]
-    assert shown["stddev"] == made.stddev
+    shown = printed_by(command)
     assert shown["statement"] == statement(made)
     assert shown["statement_values"] == statement_values(made)
     again = {name: shown[name] for name in summary(made)}
@@ -90,10 +82,8 @@ METRICS = PrivateMetrics(share=0.03, largest_loss=4.0)
 PLANS = {
     **{schema: plan(schema) for schema in LIMITS},
     "without noise": plan("single", noise_multiplier=0),
-    "simulated": plan().simulating(simulated=7, claimed=90),
-    "a quantile": plan(quantile_clipping=QUANTILE).simulating(simulated=7, claimed=90),
     "private metrics": plan(private_metrics=METRICS),
-    "both": plan(private_metrics=METRICS, quantile_clipping=QUANTILE),
+    "a quantile": plan(quantile_clipping=QUANTILE).simulating(simulated=7, claimed=90),
     "a budget": plan(participation=Budget.of(BANDED, participation("min_sep")).participation),
 }
 
@@ -138,13 +128,8 @@ def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
     assert again | {"commands": 0} == first | {"commands": 0}
 
 
-def test_a_simulation_is_said_in_the_table(folder):
-    made = plan().simulating(simulated=7, claimed=90)
-    made.mechanism.save(folder / "mechanism.npz")
-    shown = fedmf(calibrate_command(made).replace("--statement", "")).stdout
-    rows = dict(line.split(maxsplit=1) for line in shown.splitlines())
-    assert (rows["simulated_cohort"], rows["claimed_cohort"]) == ("7", "90")
-    # Calibrated, the noise of the claimed run is scaled as well.
+def test_the_calibrated_noise_of_a_claimed_run_is_scaled(folder):
+    BANDED.save(folder / "mechanism.npz")
     target = f"calibrate mechanism.npz --rounds {ROUNDS} --min-sep 6 --epsilon 8"
     claimed = printed_by(target)
     shown = printed_by(f"{target} --cohort-size 7 --claimed-cohort 70")
@@ -168,9 +153,8 @@ def test_refusals_are_one_sentence(folder, options, words):
 
 
 def test_the_command_names_the_file_and_the_accounting(folder):
-    made = plan()
-    made.mechanism.save(folder / "b 1.npz")
-    first = fedmf(calibrate_command(made, "b 1.npz", rdp=True)).stdout
-    (line,) = [line for line in first.splitlines() if line.startswith("    fedmf calibrate")]
-    assert line.strip() == calibrate_command(made, "b 1.npz", rdp=True)
-    assert "Renyi" in first
+    BANDED.save(folder / "b 1.npz")
+    command = calibrate_command(plan(), "b 1.npz", rdp=True)
+    shown = fedmf(command).stdout
+    assert f"    {command}\n" in shown
+    assert "Renyi" in shown
