@@ -47,8 +47,7 @@ def both_signs(rounds: int, seed: int) -> DenseMechanism:
 
 
 def _fitted_banded(rounds: int) -> Mechanism:
-    participation = separated(rounds, min(3, rounds))
-    return fitted(participation, "banded")
+    return fitted(separated(rounds, min(3, rounds)), "banded")
 
 
 def _fitted_dense(rounds: int) -> Mechanism:
@@ -91,8 +90,7 @@ def _stamped(build: Callable[[int], Mechanism], rounds: int, decoder: str) -> Me
 
 
 def _toeplitz(rounds: int, **options: object) -> Mechanism:
-    participation = separated(rounds, min(3, rounds))
-    return fitted(participation, "toeplitz", **options)
+    return fitted(separated(rounds, min(3, rounds)), "toeplitz", **options)
 
 
 def _uneven_toeplitz(rounds: int) -> ToeplitzMechanism:
@@ -102,9 +100,8 @@ def _uneven_toeplitz(rounds: int) -> ToeplitzMechanism:
     )
 
 
-def _fitted_blt(rounds: int, objective: str) -> Mechanism:
-    participation = separated(rounds, min(3, rounds))
-    return fitted(participation, "blt", buffers=3, objective=objective)
+def _fitted_blt(rounds: int) -> Mechanism:
+    return fitted(separated(rounds, min(3, rounds)), "blt", buffers=3)
 
 
 _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
@@ -117,16 +114,12 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "dense, uneven": _random_dense,
     "matrices": _given_matrices,
     "toeplitz": lambda rounds: _toeplitz(rounds, bands=min(6, rounds)),
-    "toeplitz, largest error": lambda rounds: _toeplitz(rounds, objective="max"),
     "toeplitz, uneven": _uneven_toeplitz,
     "toeplitz, square root": lambda rounds: _toeplitz(rounds, coefficients="sqrt"),
-    "toeplitz, damped": lambda rounds: _toeplitz(rounds, coefficients="nu", nu=0.1),
     "toeplitz, optimized inverse": lambda rounds: _toeplitz(
         rounds, coefficients="optimized_inverse", bands=min(4, rounds)
     ),
-    "toeplitz, inverse square root": lambda rounds: _toeplitz(rounds, coefficients="inverse_sqrt"),
-    "blt": lambda rounds: _fitted_blt(rounds, "mean"),
-    "blt, largest error": lambda rounds: _fitted_blt(rounds, "max"),
+    "blt": _fitted_blt,
     "blt, last zero at 0": lambda rounds: BLTMechanism(
         rounds=rounds, decays=[0.9, 0.4], inverse_decays=[0.6, 0.0]
     ),
@@ -148,9 +141,6 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "low rank, dense workload": _low_rank_of_dense_workload,
     "stamped banded": lambda rounds: _stamped(lambda n: _random_banded(n, 3), rounds, "optimal"),
     "stamped low rank": lambda rounds: _stamped(_low_rank, rounds, "restarted"),
-    "stamped tree, restarted": lambda rounds: _stamped(
-        lambda n: TreeMechanism(rounds=n), rounds, "restarted"
-    ),
     "stamped tree, optimal": lambda rounds: _stamped(
         lambda n: TreeMechanism(rounds=n), rounds, "optimal"
     ),

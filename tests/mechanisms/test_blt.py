@@ -13,12 +13,8 @@ from tests.refusals import refusal
 @st.composite
 def mechanisms(draw, rounds):
     d = draw(st.integers(1, 4))
-    places = draw(
-        st.lists(st.integers(1, 10**6 - 1), min_size=2 * d, max_size=2 * d, unique=True).map(
-            lambda p: sorted(p)[::-1]
-        )
-    )
-    places = np.array(places) / 10**6
+    whole = st.lists(st.integers(1, 10**6 - 1), min_size=2 * d, max_size=2 * d, unique=True)
+    places = np.sort(draw(whole))[::-1] / 10**6
     return BLTMechanism(rounds=rounds, decays=places[0::2], inverse_decays=places[1::2])
 
 
@@ -28,7 +24,6 @@ def mechanisms(draw, rounds):
         ([1.1], [0.6], "decays=.* grow without end"),
         ([0.5], [-1.1], "inverse_decays=.* grow without end"),
         ([0.9, 0.9], [0.7, 0.6], "different"),
-        ([0.9, 0.8999], [0.2, 0.1], "float32"),
         ([0.0, 0.5], [0.0, 5e-324], "float32"),  # N's scales are 0 times infinity
         ([0.9], [0.7, 0.6], "inverse_decays 2"),
         ([np.inf], [0.7], "not finite"),

@@ -13,7 +13,7 @@ from fedmf.mechanisms.banded.recursion import (
     is_precise,
 )
 from fedmf.mechanisms.error import loss, max_error, per_round_error, rmse
-from fedmf.workloads import Workload, identity, momentum_sgd, prefix_sum, sgd
+from fedmf.workloads import Workload, momentum_sgd, prefix_sum, sgd
 from tests.mechanisms.registry import every_mechanism
 from tests.mechanisms.schemas import separated, single
 from tests.refusals import refusal
@@ -28,7 +28,6 @@ def banded_rows(n, bands, seed):
 
 WORKLOADS = [
     prefix_sum(23),
-    identity(23),
     momentum_sgd(23, 0.9, np.linspace(0.1, 1.0, 23)),
     sgd(np.linspace(0.1, 1.0, 23)) @ prefix_sum(23),
     Workload("weights", np.tri(23) * np.linspace(1.0, 2.0, 23)),

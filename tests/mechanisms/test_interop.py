@@ -102,23 +102,12 @@ REFUSED = [
     ({"encoder": C[:3]}, None, "fewer rows than rounds"),
     ({"encoder": np.where(C == 0.5, np.nan, C)}, None, "not finite"),
     ({"encoder": np.ones((4, 4))}, None, "singular"),
-    ({"encoder": C[None]}, None, "2-D"),
-    ({"encoder": np.array([["a"]])}, None, "not real numbers"),
     ({"encoder": C}, A, "no decoder to check"),
     ({"encoder": C, "decoder": B[:3]}, A, r"decoder has shape .* of \(4, 4\)"),
-    ({"encoder": C, "decoder": np.where(np.eye(4) > 0, np.inf, B)}, A, "not finite"),
     ({"encoder": C, "decoder": B + 1e-4 * np.eye(4, k=2)}, A, "not lower-triangular"),
-    (
-        {"encoder": C, "decoder": B @ np.diag([1.0, 1.0, 1.0, 1.001])},
-        A,
-        "differs from workload 'prefix_sum'",
-    ),
+    ({"encoder": C, "decoder": B * 1.001}, A, "differs from workload 'prefix_sum'"),
     ({"encoder": C, "decoder": B}, prefix_sum(5), "has rounds=5"),
-    (
-        {"encoder": C, "decoder": np.diag([1.0, 1.0, 0.0, 1.0]) @ B},
-        None,
-        "product of decoder and encoder is singular",
-    ),
+    ({"encoder": C, "decoder": 0.0 * B}, None, "product of decoder and encoder is singular"),
     ({"matrix": C}, None, "store C under one of encoder"),
     ({"encoder": C, "C": C}, None, "keep one of them"),
 ]
@@ -130,10 +119,9 @@ REFUSED = [
 def test_what_is_no_factorization_is_refused(tmp_path, arrays, workload, words):
     path = tmp_path / "m.npz"
     np.savez(path, **arrays)
-    with refusal(f"does not hold a factorization that can be used.*{words}") as caught:
+    wrong = f"does not hold a factorization that can be used.*{words}"
+    with refusal(wrong, naming=[path]):
         load_factorization(path, workload=workload)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_missing_files(tmp_path):

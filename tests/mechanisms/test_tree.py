@@ -12,7 +12,7 @@ from tests.mechanisms.schemas import epochs, fitted, separated, single
 from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
 
 
-@pytest.mark.parametrize("rounds", range(1, 20))
+@pytest.mark.parametrize("rounds", [1, 2, 7, 16, 19])
 def test_nodes_are_the_dyadic_intervals_of_rounds(rounds):
     expected = {
         tuple(range(first, first + size))
@@ -103,17 +103,11 @@ def test_banded_table_2_tree_against_identity():
     once, printed = BANDED_TABLE_2["tree full"]
     ratio = sensitivity(tree, single(n)).value / sensitivity(tree, participation).value
     assert abs(ratio - once) <= 0.005
-    errors = (
-        fedmf.rmse(tree, workload, participation),
-        fedmf.rmse(identity, workload, participation),
-    )
-    assert abs(errors[1] - 78.48) < 0.005
+    error, unit = (fedmf.rmse(m, workload, participation) for m in (tree, identity))
+    assert abs(unit - 78.48) < 0.005
     of_identity = BANDED_TABLE_2["identity"][1]
-    assert (
-        (printed - 0.005) / (of_identity + 0.005)
-        <= errors[0] / errors[1]
-        <= (printed + 0.005) / (of_identity - 0.005)
-    )
+    low, high = (printed - 0.005) / (of_identity + 0.005), (printed + 0.005) / (of_identity - 0.005)
+    assert low <= error / unit <= high
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5, 6, 8, 11, 13])

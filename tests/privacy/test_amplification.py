@@ -274,6 +274,13 @@ def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
             assert control < found - error  # twice the places would claim too little
 
 
+def test_every_client_every_round_is_no_amplification():
+    # App. F.4: with b = m / B the sample is everybody.
+    plan = plan_of(None, FOUR, sampling=CyclicPoisson(population=80, cohort_size=20))
+    assert plan.sampling.probability == 1
+    assert plan.epsilon == pytest.approx(unamplified_epsilon(plan), rel=1e-9)
+
+
 def test_group_without_sampling_is_the_gaussian_of_a_larger_sensitivity():
     plan = plan_of(ONCE)
     assert plan.group_epsilon(3) == gaussian_epsilon(plan.noise_multiplier / 3, 1e-6)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.mechanisms import IdentityMechanism
-from fedmf.privacy.attack_risk import AttackRisk, attack_risk
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement_values
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta
@@ -81,6 +81,17 @@ def test_ends():
     assert hardly.true_positive_rate(1e-9) == hardly.advantage == 1
     assert attack_risk(plan(TWICE, noise_multiplier=1e20)).advantage < 1e-20
     assert AttackRisk(mu=1.0).success(0.0) == 1
+    assert claimed_alone(math.inf, 1e-6).advantage == 1
+    # Pairs of a scheme that does not help: noise that is enough without it is enough, to the last
+    # bit.
+    assert AttackRisk(mu=0.1, pairs=((0.0, 0.9),)).success(0.3) <= AttackRisk(mu=0.1).success(0.3)
+
+
+def test_the_plan_s_own_epsilon_is_among_the_bounds():
+    scheme = fedmf.CyclicPoisson(population=1000, cohort_size=100)
+    made = plan(None, two_bands(8), sampling=scheme, noise_multiplier=1.0, delta=1e-3)
+    alone = claimed_alone(made.epsilon, made.delta)
+    assert attack_risk(made).true_positive_rate(1e-6) <= alone.true_positive_rate(1e-6)
 
 
 def calibrated(**target):

