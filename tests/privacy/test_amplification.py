@@ -26,6 +26,7 @@ from fedmf.privacy.plan import (
     dp_event,
     per_query_noise_multiplier,
     rdp_epsilon,
+    unamplified_epsilon,
     unit_noise,
 )
 from fedmf.privacy.random_allocation import allocation_law
