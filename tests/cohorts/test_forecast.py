@@ -21,7 +21,6 @@ class TestSize:
         ("population", "cohort_size", "simulated"),
         [
             (2000, 20, (2000, 20)),
-            (200_000, 100, (200_000, 100)),
             (10**7, 6500, (200_000, 130)),
             (10**8, 6500, (1_538_461, 100)),  # no fewer than 100 a round
             (10**6, 50, (10**6, 50)),  # a cohort that is small already is not made smaller
@@ -61,15 +60,8 @@ class TestForecast:
         assert (run["dry"], run["pool"]) == ([], [])
         assert 5 < run["mean_cohort"] < 15
 
-    @pytest.mark.parametrize(
-        "scheme",
-        [
-            CyclicPoisson(population=10**6, cohort_size=1000, partitions=9),
-            CyclicShuffle(population=10**6 + 3, cohort_size=1000, partitions=8),
-        ],
-        ids=["poisson", "shuffle"],
-    )
-    def test_a_scheme_in_a_smaller_population(self, scheme):
+    def test_a_scheme_in_a_smaller_population(self):
+        scheme = CyclicShuffle(population=10**6 + 3, cohort_size=1000, partitions=8)
         size = Size(population=scheme.population, cohort_size=1000, simulated_cohort=10)
         run = forecast(scheme.participation(40), size, sampling=scheme)
         assert sum(run["cohorts"]) == pytest.approx(40, rel=0.2)
@@ -86,14 +78,14 @@ class TestSearch:
         assert (search["largest_min_sep"], search["too_large_min_sep"]) == (None, 1)
 
     def test_between_what_held_and_what_did_not_as_the_forecast_says(self):
-        size, given = Size(population=3000, cohort_size=20), {"availability": Diurnal(), "seed": 3}
-        search = largest_min_sep(size, rounds=200, **given)
+        size, given = Size(population=1500, cohort_size=20), {"availability": Diurnal(), "seed": 3}
+        search = largest_min_sep(size, rounds=100, **given)
         held, too_large = search["largest_min_sep"], search["too_large_min_sep"]
         assert 1 <= too_large - held <= max(1, held // 100)
         # Availability costs separation.
-        assert 60 < held < 150
+        assert 30 < held < 75
         for min_sep in (held, too_large):
-            run = forecast(separated(200, min_sep), size, **given)
+            run = forecast(separated(100, min_sep), size, **given)
             assert search["tried"][min_sep] == next(iter(run["dry"]), None)
         assert search["tried"][held] is None is not search["tried"][too_large]
 
@@ -111,9 +103,7 @@ class TestCommand:
         "more",
         [
             "--schema fixed_epoch --min-sep 50",
-            "--schema every_round",
-            "--min-sep 30 --no-search --max-participations 3 --noncompliant-fraction 0.3",
-            "--min-sep 30 --no-search --timer-jitter 4 --dropout 0.1",
+            "--min-sep 30 --no-search --timer-jitter 4 --dropout 0.1 --noncompliant-fraction 0.3",
             "--sampling poisson --partitions 5 --availability diurnal:rounds_per_day=24",
         ],
     )

@@ -25,7 +25,7 @@ class TestQuality:
     def test_keys_are_unrelated(self, first, second):
         assert unrelated(draws(*first), draws(*second), departure=0.025)
 
-    @pytest.mark.parametrize("lag", [1, 2, 64, 1000])
+    @pytest.mark.parametrize("lag", [1, 64])
     def test_clients_are_unrelated(self, lag):
         u = draws(9, 1, 1)
         assert unrelated(u[:-lag], u[lag:], departure=0.025)

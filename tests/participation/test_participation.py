@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmf.participation.schema import Participation
+from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.oracles import allowed_sets, maximal_sets
 
 
@@ -46,23 +47,9 @@ def test_the_limits_are_ints_and_reached(participation):
 
 
 def test_schemas_fill_in_their_limits():
-    limits = {
-        schema: (p.min_sep, p.max_participations)
-        for schema, p in {
-            "single": Participation(rounds=10, schema="single"),
-            "every_round": Participation(rounds=10, schema="every_round"),
-            "fixed_epoch": Participation(rounds=10, schema="fixed_epoch", min_sep=4),
-            "min_sep": Participation(
-                rounds=10, schema="min_sep", min_sep=np.int64(4), max_participations=2
-            ),
-        }.items()
-    }
-    assert limits == {
-        "single": (10, 1),
-        "every_round": (1, 10),
-        "fixed_epoch": (4, 3),
-        "min_sep": (4, 2),
-    }
+    filled = [single(10), every_round(10), epochs(10, 4), separated(10, np.int64(4), 2)]
+    limits = [(p.min_sep, p.max_participations) for p in filled]
+    assert limits == [(10, 1), (1, 10), (4, 3), (4, 2)]
 
 
 def test_nobody_takes_part_twice_in_a_round_or_outside_the_run():

@@ -82,16 +82,22 @@ def test_ends():
     assert attack_risk(plan(TWICE, noise_multiplier=1e20)).advantage < 1e-20
     assert AttackRisk(mu=1.0).success(0.0) == 1
     assert claimed_alone(math.inf, 1e-6).advantage == 1
-    # Pairs of a scheme that does not help: noise that is enough without it is enough, to the last
-    # bit.
-    assert AttackRisk(mu=0.1, pairs=((0.0, 0.9),)).success(0.3) <= AttackRisk(mu=0.1).success(0.3)
+
+
+def test_sampling_never_claims_more_than_the_noise_alone():
+    """So that noise that is enough without sampling is enough, to the last bit."""
+    pairs = ((0.0, 0.9), (5.0, 0.5))  # of a scheme that does not help
+    for prior in (1e-6, 0.01, 0.3):
+        alone = AttackRisk(mu=0.1).success(prior)
+        assert AttackRisk(mu=0.1, pairs=pairs).success(prior) <= alone
 
 
 def test_the_plan_s_own_epsilon_is_among_the_bounds():
     scheme = fedmf.CyclicPoisson(population=1000, cohort_size=100)
     made = plan(None, two_bands(8), sampling=scheme, noise_multiplier=1.0, delta=1e-3)
-    alone = claimed_alone(made.epsilon, made.delta)
-    assert attack_risk(made).true_positive_rate(1e-6) <= alone.true_positive_rate(1e-6)
+    alone, risk = claimed_alone(made.epsilon, made.delta), attack_risk(made)
+    for rate in (0.0, 1e-3, 0.1):
+        assert risk.true_positive_rate(rate) <= alone.true_positive_rate(rate)
 
 
 def calibrated(**target):
