@@ -2,14 +2,13 @@ import warnings
 
 import numpy as np
 import pytest
-import scipy.stats
 
 import fedmf
 from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.devices import DeviceBehavior
 from tests.cohorts.controllers import rounds_of_clients
 from tests.mechanisms.schemas import separated
-from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, counted, missed_by_chi_square
+from tests.power import counted
 from tests.refusals import refusal
 
 PARTICIPATION = separated(60, 12, 4)
@@ -91,10 +90,8 @@ class TestEarlyTimers:
         behavior = DeviceBehavior(timer_jitter=3, seed=2)
         clients = np.repeat(np.arange(300), 40)
         early = behavior.rounds_early(clients, np.tile(np.arange(40), 300))
-        # One wait in four that is a fifth too frequent would be seen.
-        departure = (0.05**2 + 3 * (0.05 / 3) ** 2) / 0.25
-        assert missed_by_chi_square(len(early) * departure, 3) <= MISS_RATE
-        assert scipy.stats.chisquare(np.bincount(early, minlength=4)).pvalue > FALSE_POSITIVE_RATE
+        for wait in range(4):
+            assert counted((early == wait).sum(), len(early), 1 / 4, departure=0.3)
         assert (np.ptp(early.reshape(300, 40), axis=1) == 3).all()
 
 

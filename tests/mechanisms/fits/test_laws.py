@@ -165,3 +165,7 @@ class TestNobodyGoesOnWithHalfAnAnswer:
         for made in (lambda: search.banded(8), search.dense):
             with pytest.raises(KeyboardInterrupt):
                 made()
+
+    def test_of_a_table(self):
+        with pytest.raises(KeyboardInterrupt):
+            fits.fit(SUMS, ONCE, "banded", bands=8)
