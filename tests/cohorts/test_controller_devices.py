@@ -35,18 +35,12 @@ class TestDropout:
     def test_planned_and_achieved(self, size):
         controller = finished(controller_of(size, behavior=DeviceBehavior(dropout=0.3, seed=5)))
         ledger = controller.ledger
-        planned, achieved = ledger.planned().observed(), ledger.observed()
-        assert planned.short_rounds == 0
-        assert planned.participations == 60 * size[1]
+        planned, achieved = ledger.planned(), ledger.observed()
+        assert planned.observed().participations == 60 * size[1]
         for t in range(60):
             assert set(ledger.cohort(t)) < set(ledger.selected(t))
-        assert counted(achieved.participations, planned.participations, 0.7, departure=0.5)
-
-    def test_the_timer_starts_all_the_same(self):
-        # Planned and not only achieved rounds are min_sep apart, and count towards the limit.
-        ledger = finished(controller_of(behavior=DeviceBehavior(dropout=0.5, seed=5))).ledger
-        planned, achieved = ledger.planned(), ledger.observed()
-        assert planned.observed().participations - achieved.participations > 400
+        assert counted(achieved.participations, 60 * size[1], 0.7, departure=0.5)
+        # The timer starts all the same: planned rounds are apart, and count towards the limit.
         for rounds in rounds_of_clients(planned).values():
             assert PARTICIPATION.allows(rounds)
 

@@ -101,8 +101,8 @@ class TestWithoutListingEverybody:
         )
 
     def test_uniform_over_sets(self, monkeypatch):
-        # All 10 cohorts of 2 out of the 5 that may come, picked two at a time.
-        for name, value in (("SMALL", 0), ("_SCANS_PER_PICK", 0), ("_BATCH_CLIENTS", 2)):
+        # All 10 cohorts of 2 out of the 5 that may come, picked three at a time.
+        for name, value in (("SMALL", 0), ("_SCANS_PER_PICK", 0), ("_BATCH_CLIENTS", 3)):
             monkeypatch.setattr(cohort_draws, name, value)
         pool = self.pool(7, [0, 2, 3, 5, 6])
         seeds = range(draws_that_see_a_preference(5, 2))

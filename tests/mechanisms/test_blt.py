@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import fedmf
-from fedmf.mechanisms import BLTMechanism, load_mechanism
+from fedmf.mechanisms import BLTMechanism
 from tests.mechanisms.schemas import single
 from tests.refusals import refusal
 
@@ -26,7 +26,6 @@ def mechanisms(draw, rounds):
         ([0.9, 0.9], [0.7, 0.6], "different"),
         ([0.0, 0.5], [0.0, 5e-324], "float32"),  # N's scales are 0 times infinity
         ([0.9], [0.7, 0.6], "inverse_decays 2"),
-        ([np.inf], [0.7], "not finite"),
     ],
 )
 def test_bad_arguments(decays, inverse_decays, words):
@@ -73,25 +72,19 @@ def test_poles_very_near_1_keep_their_digits():
         assert abs(c[: t + 1] @ noise[t::-1]) < 1e-8
 
 
-def test_a_million_rounds_never_make_a_matrix(tmp_path):
+def test_a_million_rounds_never_make_a_matrix():
     n = 10**6
     mechanism = BLTMechanism(rounds=n, decays=[0.999999, 0.99], inverse_decays=[0.9999, 0.4])
     for make in (mechanism.encoder, mechanism.noising):
         with refusal("GiB"):
             make()
     assert mechanism.stream().buffers.decay.shape == (2,)
-    mechanism.save(tmp_path / "m")
-    assert np.array_equal(load_mechanism(tmp_path / "m").decays, mechanism.decays)
     participation = single(n)
-    c = mechanism.toeplitz_coefficients()
-    assert_allclose(
-        fedmf.sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12
-    )
+    norm = np.linalg.norm(mechanism.toeplitz_coefficients())
+    assert_allclose(fedmf.sensitivity(mechanism, participation).value, norm, rtol=1e-12)
     # Partial sums of N's coefficients, in closed form.
     s, m = mechanism.inverse_scales, mechanism.inverse_decays
     t = np.arange(n)[:, None]
     column = 1.0 - ((1.0 - m**t) / (1.0 - m)) @ s
-    expected = np.linalg.norm(c) * np.sqrt(np.cumsum(column**2))
-    assert_allclose(
-        fedmf.per_round_error(mechanism, fedmf.prefix_sum(n), participation), expected, rtol=1e-7
-    )
+    errors = fedmf.per_round_error(mechanism, fedmf.prefix_sum(n), participation)
+    assert_allclose(errors, norm * np.sqrt(np.cumsum(column**2)), rtol=1e-7)

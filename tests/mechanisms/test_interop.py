@@ -79,9 +79,8 @@ def test_bands_are_found(tmp_path):
     assert (mechanism.family, mechanism.bands) == ("banded", 2)
 
 
-@pytest.mark.parametrize("decoder", ["online", "full"])
-def test_a_tree_of_other_shape_keeps_its_decoder(tmp_path, decoder):
-    tree = TreeMechanism(rounds=4, decoder=decoder)
+def test_a_tree_of_other_shape_keeps_its_decoder(tmp_path):
+    tree = TreeMechanism(rounds=4, decoder="online")
     B_tree = np.tri(4) @ tree.noising()
     mechanism = load_factorization(
         folder(tmp_path / "tree", tree.encoder(), B_tree), workload=prefix_sum(4)
@@ -160,7 +159,3 @@ def test_columns_of_any_scale_make_a_mechanism():
     ExplicitMechanism(
         encoder_matrix=C * columns, noising_matrix=np.linalg.inv(C) / columns[:, None]
     )
-    with refusal("differs from the identity"):
-        ExplicitMechanism(
-            encoder_matrix=C * columns, noising_matrix=1.001 * np.linalg.inv(C) / columns[:, None]
-        )

@@ -59,18 +59,14 @@ def test_the_errors_of_three_million_clients(family):
     # One in the last printed digit: fits are not those of the program that printed them.
     for row, printed in zip(rows, PUBLISHED[family], strict=True):
         assert abs(row.effective_rmse - printed) <= 1.01e-5
-        assert row.advantage == pytest.approx(
-            math.erf(1 / row.noise_multiplier / math.sqrt(8)), rel=1e-6
-        )
 
 
 @pytest.mark.slow
 def test_a_row_is_the_plan_that_its_options_make():
     small = {"rounds": 32, "min_sep": 8, "cohort_size": 20}
     rows = compared(None, (1.0, 4.0), population=400, schemes=("poisson",), bands=4, **small)
-    assert [row.name for row in rows[::2]] == [
-        *("identity", "tree", "blt", "banded", "banded, poisson"),
-    ]
+    names = [row.name for row in rows[::2]]
+    assert names == ["identity", "tree", "blt", "banded", "banded, poisson"]
     for row in rows:
         given = {"sampling": row.sampling, "population": 400, "bands": 4} if row.sampling else small
         if row.name == "banded":
@@ -84,10 +80,8 @@ def test_a_row_is_the_plan_that_its_options_make():
         plan = config.plan()
         risk = fedmf.attack_risk(plan)
         assert row.noise_multiplier == plan.noise_multiplier
-        assert (row.advantage, row.true_positive_rate) == (
-            risk.advantage,
-            risk.true_positive_rate(0.01),
-        )
+        assert row.advantage == risk.advantage
+        assert row.true_positive_rate == risk.true_positive_rate(0.01)
         error = rmse(plan.mechanism, config.fit_workload(), plan.participation)
         assert row.effective_rmse == plan.noise_multiplier * error / 20
         assert row.noise_seconds > 0

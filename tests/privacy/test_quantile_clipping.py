@@ -12,7 +12,7 @@ import pytest
 
 import fedmf
 from fedmf import QuantileClipping
-from fedmf.privacy.plan import bit_stddev, dp_event, noise_size, unamplified_epsilon, unit_noise
+from fedmf.privacy.plan import bit_stddev, dp_event, noise_size
 from tests.mechanisms.registry import MECHANISMS
 from tests.mechanisms.schemas import separated
 from tests.privacy.plans import ledger_of, plan
@@ -78,18 +78,6 @@ def test_the_guarantee_is_that_of_the_plan_without():
     assert (bit_stddev(plain), noise_size(plain, 7), noise_size(adaptive, 7)) == (0.0, 7, 8)
     simulated = adaptive.simulating(simulated=10, claimed=100)
     assert bit_stddev(simulated) == pytest.approx(bit_stddev(adaptive) / 10)
-
-
-def test_sampling_amplifies_both_streams_as_it_does_one():
-    """Theorem 4 of the banded paper is about vectors of bounded norm, and both streams are one."""
-    scheme = fedmf.CyclicPoisson(population=1200, cohort_size=10)
-    plain, adaptive = (
-        plan_of(each, participation=None, sampling=scheme)
-        for each in (None, QuantileClipping(share=0.3))
-    )
-    assert adaptive.epsilon == plain.epsilon < unamplified_epsilon(plain)
-    noise = adaptive.stddev / adaptive.clip_norm, bit_stddev(adaptive)
-    assert noise[0] ** -2 + (2 * noise[1]) ** -2 == pytest.approx(unit_noise(plain) ** -2)
 
 
 def test_both_streams_are_stated():

@@ -42,28 +42,6 @@ def test_delta_is_the_integral_in_both_directions():
         assert low <= delta <= 1.001 * high
 
 
-def test_a_permutation_is_no_random_allocation():
-    """docs/accounting.md: two clients, two rounds, sigma 1, and the other client contributes -1.
-
-    Sums on a grid of 0.02 over normal densities are good to far more digits than asked for.
-    """
-    x = np.arange(-8, 8, 0.02)
-
-    def density(first, second):
-        at = [np.exp(-((x - mean) ** 2) / 2) / math.sqrt(2 * math.pi) for mean in (first, second)]
-        return np.outer(*at) * 0.02**2
-
-    def delta(present, absent):
-        return np.maximum(present - math.exp(0.5) * absent, 0).sum()
-
-    dealt = (density(1, -1) + density(-1, 1)) / 2
-    without = (density(0, -1) + density(-1, 0)) / 2
-    assert delta(dealt, without) == pytest.approx(0.221, abs=5e-4)
-    drawn = (density(1, 0) + density(0, 1)) / 2
-    assert delta(drawn, density(0, 0)) == pytest.approx(0.149, abs=5e-4)
-    assert allocation_law(1.0, 2, 1).deltas(0.5)[0] == pytest.approx(0.1492, abs=5e-4)
-
-
 # References by conditional integration with their errors; that of (2, 64) from the integrals above
 # with 2^22 cells, [0.3295, 0.3296].
 @pytest.mark.parametrize(

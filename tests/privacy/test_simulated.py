@@ -333,7 +333,6 @@ class TestEpsilon:
         assert 1.9 < plan.epsilon <= 2.0 < unamplified_epsilon(plan)
         assert plan.sampling.min_sep == 2
         text = " ".join(fedmf.statement(plan).split())
-        assert "It is a Monte-Carlo bound from" in text
         assert "wrong with probability at most 1e-10" in text
         assert plan.group_epsilon(2) == gaussian_epsilon(plan.noise_multiplier / 2, 1e-4)
 

@@ -155,6 +155,15 @@ def test_without_equal_norms_against_an_independent_solver():
     assert certificate.lower_bound <= best * (1.0 + 1e-9)
 
 
+def test_without_equal_norms_the_matrix_is_the_same_for_both_schemas():
+    fixed, apart = (
+        fit(prefix_sum(96), participation, bands=6, equal_norms=False)
+        for participation in (epochs(96, 24), separated(96, 24))
+    )
+    assert np.array_equal(fixed.diagonals, apart.diagonals)
+    assert apart.certificate.participation == epochs(96, 24)
+
+
 def test_without_equal_norms_once_is_the_problem_with_them():
     once = separated(20, 5, 1)
     even, free = (fit(prefix_sum(20), once, bands=5, equal_norms=e) for e in (True, False))

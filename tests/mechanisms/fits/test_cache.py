@@ -92,6 +92,12 @@ def test_quick_fits_are_not_kept(tmp_path, monkeypatch):
     assert files(tmp_path) == []
 
 
+def test_where_fits_are_kept(tmp_path, monkeypatch):
+    assert fits.folder(False) is None
+    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "here"))
+    assert fits.folder(True) == tmp_path / "here"
+
+
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(
