@@ -37,17 +37,13 @@ class TestForecast:
     def test_dry_rounds_are_those_in_which_too_few_may_come(self):
         # 100 clients, 10 a round, a separation of 8: with full cohorts 30 are eligible, of whom 6
         # are there.
-        run = forecast(
-            separated(60, 8),
-            Size(population=100, cohort_size=10),
-            availability=Independent(probability=0.2, seed=1),
-        )
+        rare = Independent(probability=0.2, seed=1)
+        run = forecast(separated(60, 8), Size(population=100, cohort_size=10), availability=rare)
         # The pool is shown for every round here: dry is where it is below one cohort.
         assert run["pool_rounds"] == list(range(60))
         assert run["dry"] == [t for t, pool in enumerate(run["pool"]) if pool < 1]
         assert run["cohorts"] == [min(1, pool) for pool in run["pool"]]
         assert 0 < run["dry_rounds"] < 60
-        assert min(run["dry"]) >= 4
 
     def test_poisson_rounds_are_never_dry(self):
         scheme = CyclicPoisson(population=2000, cohort_size=20, partitions=4)
