@@ -9,10 +9,6 @@ from tests.mechanisms.schemas import fitted, single
 from tests.refusals import refusal
 
 
-def decoder_of(n, seed=0):
-    return np.tril(np.random.default_rng(seed).uniform(-1.0, 1.0, (n, n))) + 3.0 * np.eye(n)
-
-
 def low_rank(n, bands, rank, **options):
     return fitted(single(n), "low_rank", bands=bands, rank=rank, **options)
 
@@ -22,7 +18,7 @@ def test_matrices_are_those_of_the_definition(n, h, r):
     # Denisov et al. 2022, App. H: B = D + (L R^T) o U, entry by entry. N is the bands of A^-1 times
     # B (banded paper, Alg. 8).
     rng = np.random.default_rng(n)
-    D, L, R = decoder_of(n)[:, :h], rng.standard_normal((n, r)), rng.standard_normal((n, r))
+    D, L, R = (rng.standard_normal((n, width)) for width in (h, r, r))
     D = np.where(np.arange(n)[:, None] >= np.arange(h), D, 0.0)
     D[:, 0] = 1.0 + rng.uniform(size=n)
     mechanism = LowRankMechanism(

@@ -32,6 +32,12 @@ def test_sums_over_the_grid(count, rate):
     assert len(times) <= 192 + 24 * max(0.0, np.log2(max(count, 1) / 64))
 
 
+def test_a_workload_without_simple_poles_is_fitted():
+    workload, once = prefix_sum(50) @ prefix_sum(50), single(50)
+    root = fedmf.fit(workload, once, family="toeplitz", coefficients="sqrt")
+    assert rmse(blt(workload, once), workload, once) < rmse(root, workload, once)
+
+
 @pytest.mark.parametrize("make", [prefix_sum, momentum_sgd])
 def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
     n = 256
