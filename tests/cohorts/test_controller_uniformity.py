@@ -132,19 +132,6 @@ class TestWithoutListingEverybody:
 
 
 class TestPlaces:
-    @pytest.mark.parametrize("partitions", [1, 3])
-    def test_every_client_once_an_epoch_in_its_part(self, partitions):
-        places = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
-        epochs = [[places.clients(12 * e + i) for i in range(12)] for e in range(3)]
-        for epoch in epochs:
-            assert sorted(np.concatenate(epoch).tolist()) == list(range(50))
-            assert all(
-                (clients % partitions == i % partitions).all() for i, clients in enumerate(epoch)
-            )
-        # Not one after the other, but asked for at once: the same.
-        again = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
-        assert (again.clients(28) == epochs[2][4]).all()
-
     @pytest.mark.slow
     def test_places_are_independent_of_those_of_others_and_of_other_epochs(self):
         # All 256 ways of 4 clients in 2 places and 2 epochs. A deal of two clients a round has 36
