@@ -52,7 +52,7 @@ def schemes(draw):
 
 
 class TestEveryScheme:
-    @settings(max_examples=60)
+    @settings(max_examples=200)
     @given(schemes(), st.integers(1, 14), st.integers(0, 5))
     def test_what_it_promises_holds_with_certainty(self, scheme, rounds, seed):
         """Round t draws from part t mod partitions (banded paper, Alg. 6)."""
