@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,8 +12,11 @@ from fedmf.cohorts.availability import (
     availability_from_text,
 )
 from tests.power import (
+    FALSE_POSITIVE_RATE,
+    MISS_RATE,
     counted,
     distributed,
+    missed_by_chi_square,
     unrelated,
 )
 
@@ -40,12 +44,20 @@ class TestEveryModel:
         assert (model.available(t, clients[::-1]) == together[::-1]).all()
 
 
-def test_a_coin_for_every_client_and_round():
-    model = Independent(probability=0.4, seed=3)
-    came = [model.available(t, CLIENTS) for t in (0, 1)]
-    for each in came:
-        assert counted(each.sum(), len(CLIENTS), 0.4, departure=0.45)
-    assert unrelated(*came, departure=0.07)
+class TestIndependent:
+    def test_a_coin_for_every_client_and_round(self):
+        came = np.stack(
+            [Independent(probability=0.4, seed=3).available(t, CLIENTS[:2000]) for t in range(200)]
+        )
+        assert counted(came.sum(), came.size, 0.4, departure=0.41)
+        for axis in (0, 1):
+            trials, groups = came.shape[axis], came.shape[1 - axis]
+            statistic = ((came.sum(axis=axis) - 0.4 * trials) ** 2).sum() / (trials * 0.24)
+            # Clients, or rounds, of which half come with probability 0.45 and half with 0.35 would
+            # be seen.
+            assert missed_by_chi_square(came.size * 0.05**2 / 0.24, groups) <= MISS_RATE
+            assert scipy.stats.chi2.sf(statistic, groups) > FALSE_POSITIVE_RATE
+            assert scipy.stats.chi2.cdf(statistic, groups) > FALSE_POSITIVE_RATE
 
 
 class TestDiurnal:
@@ -53,7 +65,11 @@ class TestDiurnal:
         # One zone and no phase: at 3 in the morning all three windows are open, at noon none is, at
         # 20 hours one.
         model = MODELS["one zone"]
-        for hour, expected in ((3, 0.7 * 0.8 * 0.85), (20, 0.35 * 0.6 * 0.85)):
+        for hour, expected in (
+            (3, 0.7 * 0.8 * 0.85),
+            (12, 0.35 * 0.6 * 0.55),
+            (20, 0.35 * 0.6 * 0.85),
+        ):
             shares = model.available(24 + hour, CLIENTS)
             assert counted(shares.sum(), len(CLIENTS), expected, departure=1.2 * expected)
 
@@ -92,6 +108,8 @@ class TestTexts:
         [
             ("always", Always()),
             ("independent:0.3,seed=4", Independent(probability=0.3, seed=4)),
+            ("independent:probability=1,seed=4", Independent(probability=1.0, seed=4)),
+            ("diurnal", Diurnal()),
             (
                 "diurnal:rounds_per_day=24,phase_hours=2.5,start_hour=6,seed=1",
                 Diurnal(rounds_per_day=24, phase_hours=2.5, start_hour=6, seed=1),

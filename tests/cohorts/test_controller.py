@@ -1,3 +1,4 @@
+import dataclasses
 import re
 import tracemalloc
 import warnings
@@ -61,7 +62,10 @@ class TestCohorts:
         fixed = epochs(17, 5)
         cohorts = run(min_sep_controller(participation=fixed))
         assert all(cohorts[t] == cohorts[t - 5] for t in range(5, 17))
-        assert len(set(np.ravel(cohorts[:5]))) == 20
+        seen = sorted(client for cohort in cohorts[:5] for client in cohort)
+        assert len(set(seen)) == 20
+        # Not simply in the order of the indices.
+        assert cohorts[0] != [0, 1, 2, 3]
 
     def test_a_client_of_the_fixed_order_who_misses_an_epoch_comes_back_in_its_turn(self):
         fixed = epochs(15, 5)
@@ -97,6 +101,7 @@ class TestPurity:
         controller = min_sep_controller()
         whole = run(controller)
         assert [controller.cohort(t).tolist() for t in reversed(range(20))] == whole[::-1]
+        assert len(controller.ledger) == 20
         # From the ledger, and not drawn again: with another seed they are the same.
         other = min_sep_controller(seed=99)
         other.go_on_from(controller.ledger)
@@ -137,22 +142,49 @@ class TestDryPool:
         with pytest.warns(PoolRanDryWarning, match="round 1: only [012] of cohort_size=4"):
             assert len(controller.cohort(1)) <= 2
         assert len(controller.cohort(2)) == 4
+        assert controller.ledger.observed().short_rounds == 1
         with pytest.warns(PoolRanDryWarning, match="only 0 of"):
             assert controller.cohort(3).tolist() == []
 
 
 class TestRefusals:
-    @settings(max_examples=150)
+    @settings(max_examples=300)
     @given(settings_of_controllers())
     def test_every_number_suggested_works(self, given):
         message = refusal(given)
-        numbers = r"(?:lower|raise) (?:the )?`?(population|cohort_size)`? to (?:at most )?(\d+)"
-        ways = re.findall(numbers, message)
-        assert ways or not message or "max_participations" in message, message
+        if not message:
+            return
+        ways = re.findall(
+            r"(?:lower|raise|use) (?:the )?`?(\w+)`?(?: to at most | to |=)(\d+)", message
+        )
+        assert ways, message
         for name, number in ways:
-            second = refusal(given | {name: int(number)})
-            # One change can bring up the other limit, max_participations.
-            assert not second or "max_participations" in second, (message, second)
+            changed = dict(given)
+            p = given["participation"]
+            # Not counting on defaults: everything else stays as it was, except limits that no
+            # longer fit.
+            if name in ("population", "cohort_size"):
+                changed[name] = int(number)
+            elif name == "max_participations":
+                changed["participation"] = dataclasses.replace(p, max_participations=int(number))
+            elif name == "min_sep":
+                changed["participation"] = Participation(
+                    rounds=p.rounds, schema=p.schema, min_sep=int(number)
+                )
+            else:
+                assert (name, p.schema) == ("rounds", "single")
+                changed["participation"] = Participation(rounds=int(number), schema="single")
+            second = refusal(changed)
+            if second:
+                # One change can bring up the other limit, max_participations,
+                # which was given on purpose.
+                assert p.max_participations < -(-p.rounds // p.min_sep), (
+                    message,
+                    name,
+                    number,
+                    second,
+                )
+                assert "max_participations" in second
 
     @settings(max_examples=300)
     @given(settings_of_controllers())

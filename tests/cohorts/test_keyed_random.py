@@ -25,10 +25,16 @@ class TestQuality:
     def test_keys_are_unrelated(self, first, second):
         assert unrelated(draws(*first), draws(*second), departure=0.025)
 
-    @pytest.mark.parametrize("lag", [1, 64])
+    @pytest.mark.parametrize("lag", [1, 2, 64, 1000])
     def test_clients_are_unrelated(self, lag):
         u = draws(9, 1, 1)
         assert unrelated(u[:-lag], u[lag:], departure=0.025)
+
+    def test_a_round_of_many_keys(self):
+        # One client over many rounds, as its coins are used.
+        u = np.array([draws(4, 1, t + 1, columns=(np.array([7]),))[0] for t in range(5000)])
+        assert distributed(u, "uniform", departure=0.08)
+        assert unrelated(u[:-1], u[1:], departure=0.15)
 
     def test_both_columns_count(self):
         days = np.arange(40)

@@ -116,9 +116,11 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "toeplitz": lambda rounds: _toeplitz(rounds, bands=min(6, rounds)),
     "toeplitz, uneven": _uneven_toeplitz,
     "toeplitz, square root": lambda rounds: _toeplitz(rounds, coefficients="sqrt"),
+    "toeplitz, damped": lambda rounds: _toeplitz(rounds, coefficients="nu", nu=0.1),
     "toeplitz, optimized inverse": lambda rounds: _toeplitz(
         rounds, coefficients="optimized_inverse", bands=min(4, rounds)
     ),
+    "toeplitz, inverse square root": lambda rounds: _toeplitz(rounds, coefficients="inverse_sqrt"),
     "blt": _fitted_blt,
     "blt, last zero at 0": lambda rounds: BLTMechanism(
         rounds=rounds, decays=[0.9, 0.4], inverse_decays=[0.6, 0.0]

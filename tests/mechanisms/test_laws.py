@@ -131,7 +131,9 @@ def test_arrays_inside_cannot_be_changed(build, made):
 PARTICIPATIONS = [
     single(9),
     every_round(9),
+    epochs(9, 3),
     epochs(9, 2, 3),
+    separated(9, 4),
     separated(9, 3),
     separated(9, 2, 2),
     separated(9, 1, 4),
@@ -170,5 +172,7 @@ def test_loss_is_what_simulation_finds(build):
     rng = np.random.default_rng(20)
     assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples)) < limit
     for scale in (2 / 3, 3 / 2):
-        wrong = simulated_loss_score(mechanism, workload, squared, claimed, rng, samples, scale)
-        assert abs(wrong) > limit
+        assert (
+            abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples, scale))
+            > limit
+        )

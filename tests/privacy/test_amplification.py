@@ -8,6 +8,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import special, stats
 
 import fedmf
@@ -77,6 +79,21 @@ def test_composed_deltas_are_above_the_closed_form(sigma):
         epsilon = sampled_gaussian_epsilon(each, delta, probability=almost, compositions=k)
         assert gaussian_delta(sigma, epsilon) <= delta
     assert sampled_gaussian_epsilon(each, 9.9e-11, probability=almost, compositions=k) == math.inf
+
+
+@settings(max_examples=6)
+@given(st.floats(0.7, 4), st.floats(0.01, 1), st.integers(1, 40))
+@pytest.mark.slow
+def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
+    def epsilon(noise, probability, compositions):
+        given = {"probability": probability, "compositions": compositions}
+        return sampled_gaussian_epsilon(noise, 1e-6, **given)
+
+    here, slack = epsilon(sigma, q, k), 1 + 1e-4
+    assert here <= gaussian_epsilon(sigma / math.sqrt(k), 1e-6) * slack
+    assert epsilon(1.1 * sigma, q, k) <= here * slack
+    assert here <= epsilon(sigma, min(1.0, 1.2 * q), k) * slack
+    assert here <= epsilon(sigma, q, k + 5) * slack
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement_values
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta
+from fedmf.privacy.stopping import stopped_after
 from tests.mechanisms.schemas import separated
-from tests.privacy.plans import ledger_of, plan, two_bands
+from tests.oracles import sensitivity_of_nonnegative
+from tests.privacy.plans import banded, ledger_of, plan, two_bands
 from tests.refusals import assert_refused, named
 
 TWICE = separated(8, 4)
@@ -26,7 +28,10 @@ FINE = np.unique(np.concatenate([np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(
 # (epsilon, delta): z, mu, advantage, TPR at .1%, at 1%; computed apart from fedmf
 ORACLES = {
     (1, 1e-6): (4.22468, 0.23670, 0.09421, 0.00216, 0.01832),
+    (2, 1e-6): (2.23048, 0.44833, 0.17737, 0.00412, 0.03019),
+    (4, 1e-6): (1.19352, 0.83786, 0.32473, 0.01215, 0.06831),
     (8, 1e-6): (0.65294, 1.53155, 0.55619, 0.05954, 0.21336),
+    (8, 1e-10): (0.83399, 1.19906, 0.45118, 0.02930, 0.12981),
     (1, 1e-10): (5.86778, 0.17042, 0.06791, 0.00175, 0.01554),
 }
 
@@ -116,7 +121,7 @@ def test_refusals(call, kind, words):
     assert_refused(call, kind, words)
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(
     mus=st.lists(st.floats(1e-3, 6), min_size=2, max_size=2),
     rate=st.floats(1e-9, 1 - 1e-9),
@@ -150,6 +155,32 @@ def test_laws(mus, rate, devices, prior):
     assert group.advantage == pytest.approx(together.advantage, rel=1e-7)
     assert weak.success(prior) == pytest.approx(weak.success(1 - prior), rel=1e-9)
     assert weak.success(0.5) == pytest.approx(0.5 + weak.advantage / 2, rel=1e-8)
+
+
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(
+    rounds=st.integers(2, 12),
+    min_sep=st.integers(1, 6),
+    entries=st.lists(st.floats(0.01, 1), min_size=1, max_size=3),
+    noise=st.floats(0.2, 8),
+)
+def test_the_risk_of_random_plans(rounds, min_sep, entries, noise):
+    """It is that of the farthest pair of outputs, by brute force over sets of rounds."""
+    mechanism = banded(rounds, *entries[: min(rounds, len(entries))])
+    made = plan(
+        separated(rounds, min(min_sep, rounds)),
+        mechanism,
+        noise_multiplier=noise,
+    )
+    attained = sensitivity_of_nonnegative(mechanism.encoder(), made.participation)
+    farthest = attained * made.clip_norm / made.stddev
+    risk = attack_risk(made)
+    assert risk.mu >= farthest * (1 - 1e-9)
+    for a in (1e-6, 0.01, 0.5):
+        truth = scipy.stats.norm.cdf(scipy.stats.norm.ppf(a) + farthest)
+        assert risk.true_positive_rate(a) >= truth * (1 - 1e-9)
+    # A run that ends early is no easier to attack.
+    assert attack_risk(stopped_after(made, 1)).advantage <= risk.advantage * (1 + 1e-9)
 
 
 def test_one_poisson_sample_is_exact():

@@ -1,14 +1,16 @@
 """The choice of bands: what a row means, how the search goes, what it refuses, and the command."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
 import fedmf
 from fedmf.privacy import bands
+from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.bands import choose_bands
-from fedmf.privacy.gaussian import gaussian_noise_multiplier
+from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.random_allocation import random_allocation_epsilon
 from tests.cli.program import fedmf as command
@@ -32,6 +34,25 @@ def choice():
 def few():
     """Amplified and not."""
     return choose_bands(fedmf.prefix_sum(64), **ASK, bands=[4, 16])
+
+
+@pytest.mark.slow
+def test_rows_meet_the_target_and_no_more(choice, search):
+    for row in (*choice.rows, search.dense()):
+        if row.amplified:
+            assert (row.probability, row.compositions) == (
+                20 * row.bands / 320,
+                math.ceil(64 / row.bands),
+            )
+            reached = sampled_gaussian_epsilon(
+                row.per_query_noise_multiplier,
+                1e-6,
+                probability=row.probability,
+                compositions=row.compositions,
+            )
+        else:
+            reached = gaussian_epsilon(row.noise_multiplier, 1e-6)
+        assert 0.999 * 2.0 < reached <= 2.0
 
 
 @pytest.mark.slow

@@ -90,3 +90,8 @@ def test_options_of_the_promise_are_declared_by_its_fields_alone():
     # targets; the others speak of something else.
     several = {"family", "sampling", "epsilon", "bands"}
     assert set(declared) <= several | {"mechanism", "min-sep"}, declared
+
+
+def test_a_plan_is_arithmetic():
+    plan = fedmf.PlanConfig(rounds=4, min_sep=2, family="identity", noise_multiplier=1.0).plan()
+    assert len([name for name in dir(plan) if not name.startswith("_")]) <= 16

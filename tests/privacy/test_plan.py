@@ -15,7 +15,7 @@ import fedmf
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism
 from fedmf.privacy.describe import statement_values, summary
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon
-from fedmf.privacy.plan import dp_event, rdp_epsilon
+from fedmf.privacy.plan import cohort_scale, dp_event, rdp_epsilon
 from tests.mechanisms.schemas import separated, single
 from tests.privacy import plans
 from tests.refusals import refusal
@@ -28,9 +28,11 @@ NAN, INF = float("nan"), float("inf")
 
 # (epsilon, delta) over the whole range that people ask for, and beyond.
 TARGETS = [
-    *itertools.product((0.01, 1.0, 8.0), (1e-12, 1e-6, 0.1)),
+    *itertools.product((0.01, 0.3, 1.0, 8.0), (1e-12, 1e-6, 0.1)),
     (1e-5, 1e-6),
+    (50.0, 1e-10),
     (300.0, 1e-12),
+    (300.0, 0.1),
     (4900.0, 1e-6),
 ]
 
@@ -82,7 +84,10 @@ class TestClosedForm:
 
     def test_the_tolerance_tells_a_wrong_sign(self):
         # Negative control: a one-sided tail alone, without the subtraction, is far outside.
-        assert mpmath.ncdf(1 / 2 - 1) > 2 * gaussian_delta(1.0, 1.0)
+        sigma, epsilon = 1.0, 1.0
+        assert float(mpmath.ncdf(1 / (2 * sigma) - epsilon * sigma)) > 2 * gaussian_delta(
+            sigma, epsilon
+        )
 
 
 class TestCalibration:
@@ -94,11 +99,16 @@ class TestCalibration:
         # gaussian_delta, which ends the search, is itself good to about 1e-13 relative here.
         assert oracle_delta(sigma, epsilon) <= delta * (1 + 1e-12)
         assert float(sigma / least - 1) < (1e-4 if 0.01 <= epsilon <= 300 else 1e-3)
+        # And back: the epsilon that this noise gives is the epsilon asked for.
+        assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
 
 
 class TestEpsilon:
-    @pytest.mark.parametrize("delta", [1e-15, 0.9])
-    @pytest.mark.parametrize("sigma", [0.0, 5e-324, 1e-200, 0.011, 0.3, 1e3, 1e12, 1e200, 1e308])
+    @pytest.mark.parametrize("delta", [1e-15, 1e-6, 0.9])
+    @pytest.mark.parametrize(
+        "sigma",
+        [0.0, 5e-324, 1e-200, 1e-3, 0.011, 0.05, 0.3, 3.0, 1e3, 1e6, 1e12, 1e150, 1e200, 1e308],
+    )
     def test_extremes_neither_crash_nor_hang_nor_go_weaker(self, sigma, delta):
         started = time.perf_counter()
         epsilon = gaussian_epsilon(sigma, delta)
@@ -111,28 +121,50 @@ class TestEpsilon:
             assert sigma < 0.011
 
     def test_no_noise(self):
-        nothing = plan(noise_multiplier=0.0)
+        nothing = plan(noise_multiplier=-0.0)
+        assert math.copysign(1, nothing.noise_multiplier) == 1
         assert (nothing.epsilon, nothing.rho, nothing.stddev) == (INF, INF, 0)
         assert type(dp_event(nothing)).__name__ == "NonPrivateDpEvent"
         assert summary(nothing)["epsilon"] is summary(nothing)["rho"] is None
-        assert plan(noise_multiplier=1e-200).rho == INF
+        assert {plan(noise_multiplier=sigma).rho for sigma in (5e-324, 1e-200)} == {INF}
+        assert {plan(noise_multiplier=sigma).rho for sigma in (1e200, 1e308)} == {0.0}
 
 
 class TestPlan:
-    def test_stddev(self):
-        made = plan(mechanism=UNEVEN, noise_multiplier=0.7, clip_norm=3.0)
-        expected = math.sqrt(4.25 + 9.0)  # the largest two columns, two rounds apart
+    # Sensitivities by hand: the largest two columns, two rounds apart.
+    @pytest.mark.parametrize(
+        ("mechanism", "expected"),
+        [
+            (ONE, math.sqrt(2)),
+            (UNEVEN, math.sqrt(4.25 + 9.0)),
+        ],
+        ids=["identity", "banded"],
+    )
+    def test_stddev(self, mechanism, expected):
+        made = plan(mechanism=mechanism, noise_multiplier=0.7, clip_norm=3.0)
+        assert made.sensitivity.value == pytest.approx(expected, rel=1e-14)
         assert made.stddev == pytest.approx(0.7 * expected * 3.0, rel=1e-14)
         assert dp_event(made).noise_multiplier == 0.7
 
     def test_simulating(self):
         claimed = plan()
         made = claimed.simulating(simulated=np.int64(10), claimed=100)
+        assert made.stddev == pytest.approx(claimed.stddev / 10, rel=1e-14)
         # The noise on the mean is that of the claimed cohort.
         assert made.stddev / 10 == pytest.approx(claimed.stddev / 100, rel=1e-14)
-        assert (made.epsilon, made.rho) == (claimed.epsilon, claimed.rho)
+        assert (made.noise_multiplier, made.epsilon, made.rho) == (
+            2.0,
+            claimed.epsilon,
+            claimed.rho,
+        )
         shown = json.loads(json.dumps(summary(made), allow_nan=False))
         assert (shown["simulated_cohort"], shown["claimed_cohort"]) == (10, 100)
+        assert shown["stddev"] == made.stddev
+        assert shown["sensitivity"]["value"] == claimed.sensitivity.value
+        assert shown["neighbouring_relation"] == "zero-out"
+        assert type(made.simulation.simulated) is int
+        assert cohort_scale(claimed) == 1
+        assert claimed.simulation is None
 
     def test_simulating_with_a_budget_says_how_many_clients_it_takes(self):
         # A budget of two rounds: nobody is in more than 2 of 8.
@@ -148,11 +180,14 @@ class TestPlan:
             # Of an encoder of 1e46 N has rows of 1e-46: TensorFlow would make them 0.
             (1e-31, 0.5, 2.0),
             (1e31, 0.5, 2.0),
+            (1, 1e-30, 1e-10),
+            (1, 1e30, 1e10),
             (1, 5e-324, 0.65),
             (1e25, 1e-20, 1e-20),
             # Two clients of 2e38 are infinite, and of noise of 1e-37 nearly every draw is below
             # what float32 holds to its full precision.
             (1, 1e38, 0.5),
+            (1, 1e30, 0.5),
             (1, 1e-31, 0.5),
         ],
     )
@@ -167,9 +202,10 @@ class TestPlan:
             _ = made.stddev
         assert dataclasses.replace(made, noise_multiplier=0.0).stddev == 0
 
-    def test_much_noise_has_an_epsilon_of_0(self):
-        made = plan(noise_multiplier=1e308)
-        assert (made.epsilon, rdp_epsilon(made), made.group_epsilon(3), made.rho) == (0, 0, 0, 0)
+    @pytest.mark.parametrize("noise", [1e30, 1e200, 1e308])
+    def test_much_noise_has_an_epsilon_of_0(self, noise):
+        made = plan(noise_multiplier=noise)
+        assert (made.epsilon, rdp_epsilon(made), made.group_epsilon(3)) == (0, 0, 0)
 
     @pytest.mark.parametrize("scale", [1e-29, 1e29])
     def test_a_scaled_encoder_needs_the_same_noise(self, scale):
@@ -183,10 +219,14 @@ class TestPlan:
         )
 
 
+POISSON = fedmf.CyclicPoisson(population=100_000, cohort_size=100)
+
+
 def test_a_sampled_simulation_is_accounted_for_the_claimed_cohort():
     """With the sampling of the small cohort the epsilon of the claimed one came out several times
     too small.
     """
-    scheme = fedmf.CyclicPoisson(population=100_000, cohort_size=1000)
-    claimed = plan(participation=None, sampling=scheme)
-    assert claimed.simulating(simulated=100, claimed=1000).epsilon == claimed.epsilon
+    claimed = dataclasses.replace(POISSON, cohort_size=1000)
+    made = plan(participation=None, sampling=claimed).simulating(simulated=100, claimed=1000)
+    assert made.epsilon == plan(participation=None, sampling=claimed).epsilon
+    assert made.epsilon > 3 * plan(participation=None, sampling=POISSON).epsilon

@@ -12,7 +12,7 @@ import pytest
 
 import fedmf
 from fedmf import QuantileClipping
-from fedmf.privacy.plan import bit_stddev, dp_event, noise_size
+from fedmf.privacy.plan import bit_stddev, dp_event, noise_size, unamplified_epsilon, unit_noise
 from tests.mechanisms.registry import MECHANISMS
 from tests.mechanisms.schemas import separated
 from tests.privacy.plans import ledger_of, plan
@@ -30,6 +30,7 @@ def plan_of(clipping, mechanism="banded", participation=TWICE, **changes):
     ("z", "bit_noise", "expected"),
     [
         (1.19352, 5.0, 1.20211),  # Andrew et al. 2021, Theorem 1: (z^-2 - (2 sigma_b)^-2)^(-1/2)
+        (2.23048, 5.0, 2.28812),
         (1.5, 1.5 / 2 * math.sqrt(2), 1.5 * math.sqrt(2)),
     ],
 )
@@ -37,6 +38,7 @@ def test_the_formula_of_the_paper(z, bit_noise, expected):
     clipping = QuantileClipping.with_bit_noise(bit_noise, noise_multiplier=z)
     assert clipping.update_noise_multiplier(z) == pytest.approx(expected, abs=6e-6)
     assert clipping.bit_noise_multiplier(z) == pytest.approx(bit_noise)
+    assert clipping.update_noise_multiplier(z) ** -2 + (2 * bit_noise) ** -2 == pytest.approx(z**-2)
 
 
 def largest_change(plan, bit):
@@ -72,7 +74,11 @@ def test_a_bit_that_is_not_centred_costs_more_than_planned():
 def test_the_guarantee_is_that_of_the_plan_without():
     clipping = QuantileClipping(share=0.04)
     plain, adaptive = plan_of(None), plan_of(clipping)
-    assert dp_event(adaptive) == dp_event(plain)
+    assert (adaptive.epsilon, adaptive.rho, dp_event(adaptive)) == (
+        plain.epsilon,
+        plain.rho,
+        dp_event(plain),
+    )
     assert adaptive.stddev == pytest.approx(plain.stddev / math.sqrt(0.96))
     assert bit_stddev(adaptive) == pytest.approx(2.5 * plain.stddev / plain.clip_norm)
     assert (bit_stddev(plain), noise_size(plain, 7), noise_size(adaptive, 7)) == (0.0, 7, 8)
@@ -80,16 +86,33 @@ def test_the_guarantee_is_that_of_the_plan_without():
     assert bit_stddev(simulated) == pytest.approx(bit_stddev(adaptive) / 10)
 
 
+def test_sampling_amplifies_both_streams_as_it_does_one():
+    """Theorem 4 of the banded paper is about vectors of bounded norm, and both streams are one."""
+    scheme = fedmf.CyclicPoisson(population=1200, cohort_size=10)
+    plain, adaptive = (
+        plan_of(each, participation=None, sampling=scheme)
+        for each in (None, QuantileClipping(share=0.3))
+    )
+    assert adaptive.epsilon == plain.epsilon < unamplified_epsilon(plain)
+    noise = adaptive.stddev / adaptive.clip_norm, bit_stddev(adaptive)
+    assert noise[0] ** -2 + (2 * noise[1]) ** -2 == pytest.approx(unit_noise(plain) ** -2)
+
+
 def test_both_streams_are_stated():
     plan = plan_of(QuantileClipping(quantile=0.3, share=0.09, every=4))
     text = " ".join(fedmf.statement(plan).split())
     for words in (
         "follows the 0.3 quantile",
+        "every 4 rounds at most",
         "with noise multiplier 2.09656; and that of one bit a client",
-        "each then -1/2 or 1/2, with noise multiplier 3.33333",
+        "minus 1/2, each then -1/2 or 1/2, with noise multiplier 3.33333",
+        "one vector of norm at most 1 / 2,",
+        "left out of the sum of bits as well",
     ):
         assert words in text
+    assert "quantile" not in fedmf.statement(plan_of(None))
     silent = fedmf.statement(dataclasses.replace(plan, noise_multiplier=0.0))
+    assert "**No privacy.**" in silent
     assert "norm at most 1 / 0" not in " ".join(silent.split())
 
 
@@ -108,7 +131,14 @@ def with_bit_noise(bit_noise):
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        *named(ValueError, QuantileClipping, quantile=[1.0], share=[0.0, 1.0], every=[0]),
+        *named(
+            ValueError,
+            QuantileClipping,
+            quantile=[1.0],
+            share=[0.0, 1.0],
+            every=[0],
+            learning_rate=[0.0],
+        ),
         *named(ValueError, with_bit_noise, bit_noise=[1.0]),
         *named(ValueError, functools.partial(fedmf.TrainConfig, epsilon=8.0), clip_share=[0.1]),
     ],

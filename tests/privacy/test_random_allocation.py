@@ -35,11 +35,40 @@ def integrals(sigma, positions, epsilon, top, cells=2**21):
     return (remove[0] - 1e-11, remove[1] + beyond), (add[0] - 1e-11, add[1] + 1e-11)
 
 
-def test_delta_is_the_integral_in_both_directions():
-    found = allocation_law(0.8, 5, 1).deltas(0.4)
-    for delta, (low, high) in zip(found, integrals(0.8, 5, 0.4, top=9000), strict=True):
+@pytest.mark.parametrize(
+    ("sigma", "positions", "epsilon", "top"),
+    [
+        (1.0, 64, 0.5, 3000),
+        (0.8, 5, 0.4, 9000),
+    ],
+)
+def test_delta_is_the_integral_in_both_directions(sigma, positions, epsilon, top):
+    found = allocation_law(sigma, positions, 1).deltas(epsilon)
+    for delta, (low, high) in zip(found, integrals(sigma, positions, epsilon, top), strict=True):
         assert high < 1.08 * low  # or this test says nothing
         assert low <= delta <= 1.001 * high
+
+
+def test_a_permutation_is_no_random_allocation():
+    """docs/accounting.md: two clients, two rounds, sigma 1, and the other client contributes -1.
+
+    Sums on a grid of 0.02 over normal densities are good to far more digits than asked for.
+    """
+    x = np.arange(-8, 8, 0.02)
+
+    def density(first, second):
+        at = [np.exp(-((x - mean) ** 2) / 2) / math.sqrt(2 * math.pi) for mean in (first, second)]
+        return np.outer(*at) * 0.02**2
+
+    def delta(present, absent):
+        return np.maximum(present - math.exp(0.5) * absent, 0).sum()
+
+    dealt = (density(1, -1) + density(-1, 1)) / 2
+    without = (density(0, -1) + density(-1, 0)) / 2
+    assert delta(dealt, without) == pytest.approx(0.221, abs=5e-4)
+    drawn = (density(1, 0) + density(0, 1)) / 2
+    assert delta(drawn, density(0, 0)) == pytest.approx(0.149, abs=5e-4)
+    assert allocation_law(1.0, 2, 1).deltas(0.5)[0] == pytest.approx(0.1492, abs=5e-4)
 
 
 # References by conditional integration with their errors; that of (2, 64) from the integrals above
@@ -48,9 +77,12 @@ def test_delta_is_the_integral_in_both_directions():
     ("sigma", "positions", "delta", "epsilon", "error"),
     [
         (1.0, 8, 1e-8, 3.71852, 0.0002),
+        (1.0, 64, 1e-8, 1.79846, 0.0005),
         (1.0, 128, 1e-8, 1.26124, 0.0006),
         (2.0, 64, 1e-8, 0.32954, 0.0001),
+        (0.5**0.5, 16, 1e-8, 5.76415, 0.0002),
         (0.5, 16, 1e-8, 9.97670, 0.0002),
+        (1.0, 32, 1e-6, 1.63900, 0.0009),
         (1.0, 100, 1e-5, 0.6200, 0.0030),
     ],
 )
@@ -59,7 +91,7 @@ def test_epsilon_of_one_epoch(sigma, positions, delta, epsilon, error):
     assert epsilon - error <= found <= epsilon * 1.0005 + error
 
 
-@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 16.5), (1.0, 5.8), (3.0, 1.8)])
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 16.5), (1.0, 2.5), (1.0, 5.8), (3.0, 1.8)])
 def test_the_tail_keeps_its_relative_accuracy(sigma, epsilon):
     """Two positions, deltas of 1e-4 to 1e-15: one ratio in closed form, the other by the
     trapezoidal rule.
@@ -87,14 +119,26 @@ def test_the_tail_keeps_its_relative_accuracy(sigma, epsilon):
 
 @pytest.mark.parametrize(
     ("sigma", "epochs", "epsilon"),
-    [(1.0, 1, 4.0), (20.0, 2047, 18.0)],
+    [(1.0, 1, 4.0), (1.3, 7, 9.0), (5.0, 100, 11.0), (20.0, 2047, 18.0)],
 )
 def test_one_position_is_the_gaussian(sigma, epochs, epsilon):
     exact = gaussian_delta(sigma / math.sqrt(epochs), epsilon)
     for delta in allocation_law(sigma, 1, epochs).deltas(epsilon):
         assert exact * (1 - 1e-13) <= delta <= 1.01 * exact
-    found = random_allocation_epsilon(sigma, 1e-12, positions=1, epochs=epochs)
-    assert found == gaussian_epsilon(sigma / math.sqrt(epochs), 1e-12)
+    assert random_allocation_epsilon(sigma, 1e-12, positions=1, epochs=epochs) == gaussian_epsilon(
+        sigma / math.sqrt(epochs), 1e-12
+    )
+
+
+@pytest.mark.parametrize(("positions", "epochs"), [(1, 1), (1, 7), (5, 1)])
+def test_beyond_the_grid_is_no_delta_of_0(positions, epochs):
+    """What was cut off the ends still counts: P(R > x) of one R_i, and of all R_i small at once."""
+    law, s = allocation_law(1.0, positions, epochs), math.sqrt(epochs)
+    top, bottom = law.losses[-1] + 0.01, law.losses[0] - 0.01
+    remove, add = law.deltas(top)[0], law.deltas(-bottom)[1]
+    assert gaussian_delta(1 / s, top + math.log(positions)) / positions <= remove < 1e-20
+    assert special.ndtr((bottom - math.log(2)) / s + s / 2) ** positions / 2 <= add < 1e-20
+    assert min(remove, add) > 0
 
 
 def test_the_ends_of_its_range():
@@ -106,7 +150,7 @@ def test_the_ends_of_its_range():
     assert epsilon(1.0, 1e-15) < gaussian_epsilon(1.0, 1e-15)
     assert epsilon(4.0, positions=2**16) == epsilon(4.0, positions=10**9) < 0.003
     assert epsilon(0.03) == gaussian_epsilon(0.03, 1e-6)
-    for sigma in (0.038, 0.06):
+    for sigma in (0.038, 0.045, 0.054, 0.06):
         assert 0 < epsilon(sigma, 1e-15) <= gaussian_epsilon(sigma, 1e-15)
     assert epsilon(0.0) == epsilon(1e-200) == math.inf
     assert epsilon(100.0, 0.9) == 0

@@ -71,6 +71,11 @@ class TestLosses:
     def test_are_the_log_likelihood_ratios(self, losses, entries, y, expected):
         assert loss_of(losses, entries, len(y), y) == pytest.approx(expected, abs=1e-12)
 
+    def test_without_separation_are_those_of_poisson_sampling(self):
+        y, p = np.random.default_rng(0).standard_normal(7), 0.2
+        expected = np.log(1 - p + p * np.exp(2 * y - 2)).sum()
+        assert loss_of(min_sep((2,), 7, 1, p), (2,), 7, y) == pytest.approx(expected, abs=1e-12)
+
     @settings(max_examples=20)
     @given(st.data())
     def test_factors_stay_below_their_bound_and_undo_the_tilt(self, data):
@@ -128,11 +133,14 @@ def test_deltas_are_those_of_the_oracles(case):
         removed = remove_sample(losses, order, 2**16, SEARCH)
         for epsilon, (remove, add) in deltas.items():
             mean, square = removed.moments(epsilon)
-            error = math.hypot(math.sqrt(square / removed.size), share * remove)
-            assert abs(mean - remove) <= FAR * error + 5e-6
+            assert (
+                abs(mean - remove)
+                <= FAR * math.hypot(math.sqrt(square / removed.size), share * remove) + 5e-6
+            )
             if add:
-                error = math.hypot(math.sqrt(add / len(added.loss)), share * add)
-                assert abs(added.estimate(epsilon, (0.0, -1.0)) - add) <= FAR * error
+                assert abs(added.estimate(epsilon, (0.0, -1.0)) - add) <= FAR * math.hypot(
+                    math.sqrt(add / len(added.loss)), share * add
+                )
 
 
 class TestBounds:
@@ -179,8 +187,10 @@ class TestBounds:
         ]
         bounds = [sample.by_line(epsilon, (-0.5, -1.5), self.failure, 2000) for sample in samples]
         assert sum(bound < truth for bound in bounds) <= self.limit
-        lines = [sample.by_line(epsilon, (-0.5, -1.5), 1.0, 2000) for sample in samples]
-        assert sum(line < truth for line in lines) > self.limit
+        assert (
+            sum(sample.by_line(epsilon, (-0.5, -1.5), 1.0, 2000) < truth for sample in samples)
+            > self.limit
+        )
 
     def test_the_largest_weight_is_the_largest(self):
         e, L = 0.7, np.linspace(0.7, 20, 100_000)
@@ -220,20 +230,31 @@ class TestBounds:
 
 
 class TestEpsilon:
+    def test_of_one_bin_is_the_gaussian(self, quick):
+        scheme = fedmf.BallsInBins(population=9, bins=1)
+        assert scheme.epsilon(IdentityMechanism(rounds=4), 2.0, 1e-6) == gaussian_epsilon(1.0, 1e-6)
+
     @pytest.mark.parametrize(
-        ("entries", "rounds", "norm"),
-        [((1.0,), 9, math.sqrt(3)), ((1.0,), 7, None), ((0.6, 0.8), 6, None)],
-        ids=["one norm", "norms that differ", "bins that meet"],
+        ("entries", "rounds", "b", "norm"),
+        [
+            ((1.0,), 9, 3, math.sqrt(3)),
+            ((1.0,), 7, 3, None),
+            ((1.0,), 3, 4, None),
+            ((0.6, 0.8), 4, 2, None),
+        ],
+        ids=["one norm", "norms that differ", "an empty bin", "bins that meet"],
     )
     def test_of_orthogonal_bins_of_one_norm_is_that_of_random_allocation(
-        self, quick, entries, rounds, norm
+        self, quick, entries, rounds, b, norm
     ):
         """Identity: one of three releases at noise / sqrt(3). Others are simulated."""
-        scheme, mechanism = fedmf.BallsInBins(population=90, bins=3), banded(rounds, *entries)
+        scheme, mechanism = fedmf.BallsInBins(population=90, bins=b), banded(rounds, *entries)
         found = scheme.epsilon(mechanism, 2.0, 1e-5)
         if norm:
-            assert found == random_allocation_epsilon(2.0 / norm, 1e-5, positions=3)
+            assert found == random_allocation_epsilon(2.0 / norm, 1e-5, positions=b)
         assert ("Monte-Carlo" in scheme.evidence(mechanism, 2.0, 1e-5)) == (norm is None)
+        said = scheme.statement(mechanism, 2.0)["accounting"]
+        assert ("Random allocation" in said) == (norm is not None)
 
     def test_of_bins_of_very_different_size_holds(self, quick):
         """An attack: a root of the Gram matrix that was exact beside its largest entry alone had a
@@ -255,8 +276,9 @@ class TestEpsilon:
         """
         scheme = fedmf.MinSepPoisson(population=population, cohort_size=10, min_sep=1)
         found = scheme.epsilon(IdentityMechanism(rounds=rounds), sigma, 1e-5)
-        as_poisson = {"probability": 10 / population, "compositions": rounds}
-        known = sampled_gaussian_epsilon(sigma, 1e-5, **as_poisson)
+        known = sampled_gaussian_epsilon(
+            sigma, 1e-5, probability=10 / population, compositions=rounds
+        )
         assert known <= found <= 1.06 * known
 
     @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -267,10 +289,15 @@ class TestEpsilon:
         """The exponential of 1/sigma^2 = 1111 overflows; the ratio of a client that comes with 1/2
         and never came, 2^-1300, is 0.
         """
-        scheme = fedmf.MinSepPoisson(population=20, cohort_size=10, min_sep=1)
-        asked, alone = (IdentityMechanism(rounds=rounds), sigma, 1e-5), sigma / math.sqrt(rounds)
-        assert scheme.epsilon(*asked) == gaussian_epsilon(alone, 1e-5)
-        assert scheme.expected_epsilon(*asked) == exact_gaussian_epsilon(alone, 1e-5)
+        scheme, mechanism = (
+            fedmf.MinSepPoisson(population=20, cohort_size=10, min_sep=1),
+            IdentityMechanism(rounds=rounds),
+        )
+        alone = sigma / math.sqrt(rounds)
+        assert scheme.epsilon(mechanism, sigma, 1e-5) == gaussian_epsilon(alone, 1e-5)
+        assert scheme.expected_epsilon(mechanism, sigma, 1e-5) == exact_gaussian_epsilon(
+            alone, 1e-5
+        )
 
     def test_is_the_same_on_any_number_of_threads(self, quick, monkeypatch):
         scheme, mechanism, found = fedmf.BallsInBins(population=90, bins=9), banded(40, 1, 0.5), []
@@ -314,16 +341,23 @@ class TestEpsilon:
         with monkeypatch.context() as patch:
             patch.setattr(monte_carlo, "remove_sample", None)
             assert epsilon(1.0) == first
-        altered = json.dumps(json.loads(sound) | {"epsilon": 0.1})
-        for damaged in (altered, "[]", other):  # the last of another question
+        for damaged in (
+            sound.replace('"epsilon": ', '"epsilon": -'),
+            json.dumps(json.loads(sound) | {"epsilon": 0.1}),
+            sound.replace('"digest"', '"other"'),
+            "[]",
+            other,  # of another question
+        ):
             path.write_text(damaged)
             assert epsilon(1.0) == first
             assert path.read_text() == sound
 
     def test_search_and_proof_are_independent(self):
         losses = bins((1,), 2, 2)
-        search, proof = (remove_sample(losses, 2, 2**13, of).loss[:50] for of in (SEARCH, PROOF))
-        assert not np.isin(search, proof).any()
+        samples = [
+            remove_sample(losses, 2, 2**13, purpose).loss[:50] for purpose in (SEARCH, PROOF)
+        ]
+        assert not np.isin(*samples).any()
 
     @pytest.mark.slow
     def test_of_a_calibration_is_met_and_stated(self, quick):
@@ -333,7 +367,13 @@ class TestEpsilon:
         assert 1.9 < plan.epsilon <= 2.0 < unamplified_epsilon(plan)
         assert plan.sampling.min_sep == 2
         text = " ".join(fedmf.statement(plan).split())
-        assert "wrong with probability at most 1e-10" in text
+        for words in (
+            "It is a Monte-Carlo bound from",
+            "the point estimate is",
+            "wrong with probability at most 1e-10",
+        ):
+            assert words in text
+        assert "how many are in any round" in text
         assert plan.group_epsilon(2) == gaussian_epsilon(plan.noise_multiplier / 2, 1e-4)
 
 
