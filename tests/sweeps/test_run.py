@@ -83,21 +83,19 @@ def said(out, name, file="began"):
     return (sweep.run_folder(out, name) / f"{file}.txt").read_text()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_so_many_run_at_a_time(trains, tmp_path, jobs):
+def test_so_many_run_at_a_time(trains, tmp_path):
     configs = grid(seed=[0, 1, 3, 4])
-    assert train(tmp_path, configs, jobs=jobs) == {}
+    assert train(tmp_path, configs, jobs=2) == {}
     assert [sweep.state(tmp_path, name) for name in configs] == ["finished"] * 4
     spans = [
         (float(said(tmp_path, name).split()[0]), float(said(tmp_path, name, "ended")))
         for name in configs
     ]
-    most = max(sum(began <= start < ended for began, ended in spans) for start, _ in spans)
-    assert most == jobs
+    assert max(sum(began <= start < ended for began, ended in spans) for start, _ in spans) == 2
     logs = [sweep.log_file(tmp_path, name) for name in configs]
     assert {log.stat().st_mode & 0o077 for log in logs} == {0}  # warnings name training losses
     # A process trains run after run.
-    assert len({said(tmp_path, name, "process") for name in configs}) == jobs
+    assert len({said(tmp_path, name, "process") for name in configs}) == 2
 
 
 def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
@@ -133,12 +131,12 @@ def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
 
 
 def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
-    failed = train(tmp_path, grid(seed=[9, 0]))
-    assert list(failed) == ["seed=9"]
+    failed = train(tmp_path, grid(seed=[9, 2, 0]))
     assert failed["seed=9"].status == 1
     assert "signal 9" in failed["seed=9"].reason
-    assert sweep.state(tmp_path, "seed=9") == "1 round done"
-    assert sweep.state(tmp_path, "seed=0") == "finished"
+    assert failed["seed=2"] == sweep.Failure(status=1, reason="no such data")
+    states = [sweep.state(tmp_path, f"seed={seed}") for seed in (9, 0)]
+    assert states == ["1 round done", "finished"]
 
 
 def test_a_run_that_is_there_under_another_name_is_not_trained_again(trains, tmp_path):
@@ -151,18 +149,14 @@ def test_a_run_that_is_there_under_another_name_is_not_trained_again(trains, tmp
 
 
 def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_path):
-    train(tmp_path, grid(seed=[0, 1]))
-    for field, value in {"cohort_size": 3, "epsilon": 2.0, "rounds": 6, "clip_norm": 2.0}.items():
+    train(tmp_path, grid(seed=[0]))
+    for field, value in {"cohort_size": 3, "epsilon": 2.0}.items():
         with refusal(f"holds a run with {field}=.*, or vary {field}"):
             train(tmp_path, sweep_configs(FIXED | {field: value}, {"seed": [5]}))
     moved = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
     assert sweep.in_folder(tmp_path, moved) == moved
     # What a name says may differ, and what one of the families does not take.
-    for varied in (
-        {"cohort_size": [3]},
-        {"family": ["none", "tree"]},
-        {"family": ["banded"], "bands": [2]},
-    ):
+    for varied in ({"cohort_size": [3]}, {"family": ["banded"], "bands": [2]}):
         assert sweep.in_folder(tmp_path, grid(**varied)) == grid(**varied)
 
 
@@ -182,14 +176,9 @@ def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_pat
 
 
 def test_inputs_with_which_no_run_can_begin_end_the_sweep(trains, tmp_path):
-    trains(
-        TRAINS.replace(
-            'sys.exit("fedmf: error: no such data")',
-            'print("fedmf: error: no such data"); sys.exit(2)',
-        )
-    )
+    trains(TRAINS.replace('sys.exit("fedmf: error: no such data")', "sys.exit(2)"))
     failed = train(tmp_path, grid(seed=[0, 2, 1]))
-    assert failed == {"seed=2": sweep.Failure(status=2, reason="no such data")}
+    assert {name: failure.status for name, failure in failed.items()} == {"seed=2": 2}
     assert sweep.state(tmp_path, "seed=0") == "finished"
     assert sweep.state(tmp_path, "seed=1") == "not begun"
 
@@ -254,42 +243,33 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert [best["settings"] for best in result["best"]] == [2, 2]
     assert result["failed"] == {}
     assert "The 2 private runs together: epsilon" in result["together"]
-    runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
-    assert len(runs) == 4
-    assert all(run.result is not None for run in runs)
+    *_, last = runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
     assert len({(run.path / "private" / "noise_seed").read_text() for run in runs}) == 4
-    assert (out / "results.csv").read_text().count("\n") == 5
     for name in ("figure.png", "report/report.html"):
         assert (out / name).stat().st_size > 10_000
     # Two processes trained two runs each. The last one alone has the same bits.
-    last = runs[-1]
     seed = (last.path / "private" / "noise_seed").read_text().strip()
     again = f"--config {last.path}/config.json --out {tmp_path}/alone"
     program(f"train {again} --noise-seed {seed} --quiet")
-    assert (tmp_path / "alone" / "metrics.jsonl").read_bytes() == (
-        last.path / "metrics.jsonl"
-    ).read_bytes()
-    # Nothing is trained again. What earlier commands left in the folder counts: another product
-    # shows and adds up all four.
+    rows = [(path / "metrics.jsonl").read_bytes() for path in (tmp_path / "alone", last.path)]
+    assert rows[0] == rows[1]
+    # Nothing is trained again. What earlier commands left in the folder counts, also a run that was
+    # killed: it trained on the same clients.
     monkeypatch.setattr(job, "Job", None)
+    kept = (last.path / "result.json").read_bytes()
+    (last.path / "result.json").unlink()
     first = {run.path.name: run.config for run in runs[:1]}
     assert sweep.run_sweep(out, first, Training(noise_seed="os"))["together"] == result["together"]
-    assert (out / "results.csv").read_text().count("\n") == 5
+    assert (out / "results.csv").read_text().count("\n") == 4
+    (last.path / "result.json").write_bytes(kept)
     # The bar has the rounds of the runs that were asked for.
     capfd.readouterr()
     assert train(out, first, progress=True) == {}
     assert "sweep: 100%" in capfd.readouterr().err
-    # So does one that was killed: it trained on the same clients.
-    kept = (runs[-1].path / "result.json").read_bytes()
-    (runs[-1].path / "result.json").unlink()
-    assert sweep.run_sweep(out, first, Training(noise_seed="os"))["together"] == result["together"]
-    assert (out / "results.csv").read_text().count("\n") == 4
-    (runs[-1].path / "result.json").write_bytes(kept)
     # The answer is for people.
     text = program(f"{command} --smoothed-over 2").stdout
     assert "validation: the mean over the last 2 rounds" in text
     assert "smoothed_validation_accuracy" in (out / "results.csv").read_text()
-    assert text.splitlines()[0].split()[:3] == ["family", "epsilon", "server_learning_rate"]
     assert result["together"] in text
 
 
