@@ -6,7 +6,7 @@ import shlex
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmf
@@ -43,6 +43,7 @@ TAKES_ANY_TEXT = ("data", "task", "mechanism", "initial_model")
 @pytest.mark.parametrize("field", dataclasses.fields(TrainConfig), ids=lambda field: field.name)
 def test_every_field_refuses_what_cannot_work(field):
     name = field.name
+    assert field.metadata["help"].endswith(".")
     others = {"epsilon": None} if name == "noise_multiplier" else {}
     values = [-1, NAN, INF, "8", ["a"], {1: 2}] + [0] * (name not in ZERO_ALLOWED)
     values += [None] * (field.default is not None and name != "zeroing_norm")
@@ -100,11 +101,10 @@ def test_fields_that_contradict_each_other(changes, words):
 
 
 def test_no_noise_without_or_with_zero():
-    for sigma in (None, 0, 0.0):
+    for sigma in (None, 0.0):
         plan = config(family="none", epsilon=None, noise_multiplier=sigma).plan()
         assert plan.noise_multiplier == plan.stddev == 0
         assert plan.epsilon == math.inf
-        assert plan.mechanism.family == "identity"
     # Under another family it is said and not assumed.
     assert config(epsilon=None, noise_multiplier=0.0).plan().epsilon == math.inf
 
@@ -120,7 +120,6 @@ class TestPlan:
     def test_a_claimed_cohort_scales_the_noise(self):
         plan = config(cohort_size=10, claimed_cohort=50).plan()
         assert plan.stddev == pytest.approx(config().plan().stddev / 5)
-        assert config(cohort_size=10).plan().simulation is None
 
     def test_a_mechanism_from_a_file(self, tmp_path):
         path = tmp_path / "m.npz"
@@ -130,51 +129,17 @@ class TestPlan:
         with refusal("mechanism has 8 rounds but rounds=9"):
             config(family="file", mechanism=str(path), rounds=9).fit()
 
-    def test_bands(self):
-        assert config(family="banded", bands=2).fit().bands == 2
-        assert config(family="banded").fit().bands == 4
-        assert config(family="tree", decoder="online").fit().decoder == "online"
-
-    @pytest.mark.parametrize(("family", "default"), [("banded", True), ("dense", False)])
-    def test_column_norms(self, family, default):
-        def of(equal, **changes):
-            return config(family=family, mechanism_options={"equal_norms": equal}, **changes)
-
-        spreads = {}
-        for equal in (None, True, False):
-            columns = np.linalg.norm(of(equal, min_sep=2).fit().encoder(), axis=0)
-            spreads[equal] = np.ptp(columns) / columns.max()
-        assert spreads[True] < 1e-9 < 0.01 < spreads[False]
-        assert spreads[None] == spreads[default]
-        # A limit below the epoch's rounds is one of the participation, and not of the optimum that
-        # is asked for.
-        assert of(False, min_sep=2, max_participations=2).fit() is not None
-        assert of(default) == config(family=family)
+    def test_unequal_column_norms(self):
+        """With a limit below the epoch's rounds, which is one of the participation and not of the
+        optimum that is asked for; and where clients are sampled.
+        """
+        unequal = {"family": "banded", "mechanism_options": {"equal_norms": False}}
+        limited = config(**unequal, min_sep=2, max_participations=2).fit()
+        columns = np.linalg.norm(limited.encoder(), axis=0)
+        assert np.ptp(columns) > 0.01 * columns.max()
         drawn = {"sampling": "poisson", "population": 40, "cohort_size": 10, "min_sep": None}
-        if family == "banded":
-            sampled = of(False, bands=2, **drawn)
-            assert sampled.plan().epsilon <= sampled.epsilon
-
-    @pytest.mark.parametrize(
-        ("family", "options"),
-        [
-            ("blt", {"buffers": 3}),
-            ("tree", {"restarts": 2}),
-            ("toeplitz", {"coefficients": "sqrt"}),
-            ("low_rank", {"rank": 1}),
-        ],
-    )
-    def test_every_option_of_a_family(self, family, options):
-        made = config(family=family, mechanism_options=options)
-        assert made.fit().rounds == 8
-        ((name, value),) = options.items()
-        flags = " ".join(made.flags())
-        assert f"--{name} {value}" in flags
-
-    def test_workloads(self):
-        made = config(family="blt", workload="momentum_sgd", workload_momentum=0.5)
-        expected = fedmf.momentum_sgd(8, 0.5)
-        np.testing.assert_array_equal(made.fit_workload().matrix, expected.matrix)
+        sampled = config(**unequal, bands=2, **drawn)
+        assert sampled.plan().epsilon <= sampled.epsilon
 
     def test_a_budget(self):
         made = config(schema="budget", family="banded", budget=3.0)
@@ -187,13 +152,11 @@ FALLING = {"learning_rate_schedule": "6:0.15", "server_learning_rate": 2.0}
 
 class TestALearningRateSchedule:
     def test_is_followed_by_training_and_counted_by_the_workload(self):
-        made = config(**FALLING, workload="momentum_sgd")
+        made = config(**FALLING, workload="momentum_sgd", workload_momentum=0.5)
         shares = np.repeat([1.0, 0.15], [6, 2])
         np.testing.assert_array_equal(made.server_schedule().learning_rates(), 2.0 * shares)
-        expected = fedmf.momentum_sgd(8, 0.95, shares)
+        expected = fedmf.momentum_sgd(8, 0.5, shares)
         np.testing.assert_array_equal(made.fit_workload().matrix, expected.matrix)
-        sums = config(**FALLING).fit_workload()
-        np.testing.assert_array_equal(sums.matrix, fedmf.sgd(shares).matrix)
         own_input = config(**FALLING, workload="identity").fit_workload()
         np.testing.assert_array_equal(own_input.matrix, np.eye(8))
 
@@ -214,8 +177,7 @@ class TestALearningRateSchedule:
         words = shlex.split(" ".join(from_file.flags()))
         written = words[words.index("--learning-rate-schedule") + 1]
         assert config(learning_rate_schedule=written) == from_file
-        stated = from_file.stating(from_file.plan())
-        assert stated.learning_rate_schedule == written
+        assert from_file.stating(from_file.plan()).learning_rate_schedule == written
 
     def test_takes_the_place_of_warmup_and_cooldown(self):
         config(**FALLING, warmup=0.0, cooldown=0.0)
@@ -253,6 +215,7 @@ def test_numpys_numbers_become_plain_ones():
     assert config(epsilon=8).to_json() == config(epsilon=8.0).to_json()
 
 
+@settings(max_examples=30)
 @given(other_configs)
 def test_json_round_trip(made):
     again = TrainConfig.from_mapping(json.loads(made.to_json()), "here")
@@ -269,11 +232,6 @@ def test_json_that_is_no_config(text):
 def test_an_option_of_a_family_that_is_there_twice():
     with refusal("buffers is given twice"):
         TrainConfig.from_mapping({"buffers": 3, "mechanism_options": {"buffers": 2}}, "c.json")
-
-
-def test_every_field_has_a_help_text_for_the_command_line():
-    for field in dataclasses.fields(TrainConfig):
-        assert field.metadata["help"].endswith("."), field.name
 
 
 @pytest.mark.parametrize(
