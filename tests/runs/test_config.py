@@ -105,6 +105,7 @@ def test_no_noise_without_or_with_zero():
         plan = config(family="none", epsilon=None, noise_multiplier=sigma).plan()
         assert plan.noise_multiplier == plan.stddev == 0
         assert plan.epsilon == math.inf
+        assert plan.mechanism.family == "identity"
     # Under another family it is said and not assumed.
     assert config(epsilon=None, noise_multiplier=0.0).plan().epsilon == math.inf
 
