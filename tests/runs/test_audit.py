@@ -46,25 +46,16 @@ def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, reco
     )
     cohorts = cohorts or in_turn()
     ledger = fedmf.ParticipationLedger(cohort_size=COHORT, cohorts=cohorts)
-    state = [np.zeros(3, np.float32)]
-    folder.save_checkpoint(
-        Checkpoint(
-            rounds_done=recorded,
-            config_digest=folder.digest(),
-            state=state,
-            ledger=ledger.first(recorded),
-        )
+    checkpoint = Checkpoint(
+        rounds_done=recorded,
+        config_digest=folder.digest(),
+        state=[np.zeros(3, np.float32)],
+        ledger=ledger.first(recorded),
     )
+    folder.save_checkpoint(checkpoint)
     with folder.rows("metrics") as write:
         for t in range(run):
-            # The row has the float32 that TensorFlow had.
-            write(
-                {
-                    "round": t,
-                    "clients": len(cohorts[t]),
-                    "noise_stddev": float(np.float32(plan.stddev)),
-                }
-            )
+            write({"round": t, "clients": len(cohorts[t])})
     if run == recorded == config.rounds:
         folder.write_json("result", {"participation": ledger.observed().summary()})
     return path
@@ -82,27 +73,21 @@ def interrupted(tmp_path):
 
 
 class TestRoundsBeyondTheRecord:
-    def test_are_not_counted_as_nothing(self, interrupted):
+    def test_are_not_counted_as_nothing(self, interrupted, tmp_path):
         audit = audit_run(interrupted)
         assert audit.observed.rounds == 6
-        assert audit.epsilon == PLAN.epsilon
-        assert audit.rho == PLAN.rho
+        assert (audit.epsilon, audit.rho) == (PLAN.epsilon, PLAN.rho)
         assert audit.contradictions == ()
         assert audit.unrecorded.startswith("rounds 6 to 10 are not in the record of participations")
         assert "resume the run, and audit it when it is done" in audit.unrecorded
-
-    def test_are_named_on_the_command_line_and_in_the_statement(self, interrupted, tmp_path):
         out = tmp_path / "statement.md"
         said = said_of(f"audit {interrupted} --statement {out}")
         assert said["epsilon_achieved"] == said["epsilon_planned"]
-        assert said["not_in_the_record"].startswith("rounds 6 to 10 are not")
+        assert said["not_in_the_record"] == audit.unrecorded
         assert said["keeps_to_the_plan"] == "yes, as far as it is recorded"
         text = " ".join(out.read_text().replace("\n> ", " ").split())
         assert "**Not all is recorded.** Rounds 6 to 10 are not in the record of part" in text
         assert "for the rounds that are not in the record, the same noise gives" in text
-        shown = printed_by(f"audit {interrupted}")
-        assert shown["epsilon_achieved"] == PLAN.epsilon
-        assert shown["not_in_the_record"] == audit_run(interrupted).unrecorded
 
     def test_nobody_in_the_record_is_not_nobody_in_the_run(self, interrupted):
         write_atomically(interrupted / "participation.csv", "round,client\n")
@@ -215,46 +200,37 @@ class TestFilesThatChanged:
 
 
 class TestTheFinalStatement:
-    def test_of_a_run(self, finished):
+    def test_of_a_run(self, finished, tmp_path):
         write_final_statement(finished, audit_run(finished))
         values = json.loads((finished / "final_statement.json").read_text())
         assert values["subject"] == "run"
         assert values["guarantee"]["epsilon"] == PLAN.epsilon
-        assert values["observed"]["min_separation"] == PLAN.participation.min_sep
-        assert values["observed"]["population"] == 12
-        assert values["observed"]["short_rounds"] == values["observed"]["empty_rounds"] == 0
+        observed = {"min_separation": 3, "population": 12, "short_rounds": 0, "empty_rounds": 0}
+        assert values["observed"].items() >= observed.items()
         assert values["contradictions"] == []
         assert values["versions"] == VERSIONS
         assert values["commands"][0].startswith("fedmf train --config config.json")
         assert values["pretraining"].startswith("none")
         assert (finished / "final_statement.md").read_text() == as_text(values, ".md")
-
-    def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(self, tmp_path):
-        without = folder_of(
-            tmp_path / "silent", plan=dataclasses.replace(PLAN, noise_multiplier=0.0), given=True
-        )
-        said = said_of(f"audit {without}")
-        for name in ("epsilon_planned", "epsilon_achieved", "rho_achieved"):
-            assert said[name] == "infinite"
-        plan = dataclasses.replace(PLAN, noise_multiplier=PLAN.noise_multiplier / 2)
-        run = folder_of(tmp_path / "run", plan=plan, given=True)
-        assert plan.epsilon > 1.5 * PLAN.epsilon
-        write_final_statement(run, audit_run(run))
-        values = json.loads((run / "final_statement.json").read_text())
-        assert values["guarantee"]["epsilon"] == plan.epsilon
-        assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][0]
-        shown = printed_by(f"audit {run}")
-        assert shown["epsilon_planned"] == shown["epsilon_achieved"] == plan.epsilon
-
-    def test_the_command_line(self, finished, tmp_path):
         out = tmp_path / "statement.md"
-        shown = printed_by(f"audit {finished} --statement {out}")
-        assert shown["contradictions"] == []
-        loaded = fedmf.Run.load(finished)
-        assert out.read_text() == as_text(run_statement_values(loaded, audit_run(loaded)), ".md")
+        assert printed_by(f"audit {finished} --statement {out}")["contradictions"] == []
+        assert out.read_text() == as_text(values, ".md")
         for name in ("participation.csv", "result.json"):
             (finished / name).unlink()
         refused(f"audit {finished}", "has no participation.csv yet", status=1)
+
+    def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(self, tmp_path):
+        without = dataclasses.replace(PLAN, noise_multiplier=0.0)
+        said = said_of(f"audit {folder_of(tmp_path / 'silent', plan=without, given=True)}")
+        for name in ("epsilon_planned", "epsilon_achieved", "rho_achieved"):
+            assert said[name] == "infinite"
+        plan = dataclasses.replace(PLAN, noise_multiplier=PLAN.noise_multiplier / 2, delta=1e-7)
+        run = folder_of(tmp_path / "run", plan=plan, given=True)
+        audit = audit_run(run)
+        assert audit.epsilon == audit.planned.epsilon == plan.epsilon > 1.5 * PLAN.epsilon
+        values = run_statement_values(fedmf.Run.load(run), audit)
+        assert values["guarantee"]["epsilon"] == plan.epsilon
+        assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][0]
 
 
 KINDS = {
@@ -272,40 +248,27 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("clients_in_turn")
-class TestRunsThatWereTrained:
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.slow
-    def test_agree_with_themselves_interrupted_resumed_and_finished(self, tmp_path, kind):
-        from tests.federated.small_runs import broken_off, config, train
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trained_run_agrees_with_itself_interrupted_resumed_and_finished(tmp_path, kind):
+    from tests.federated.small_runs import broken_off, config, train
 
-        settings = config(checkpoint_every=2, **KINDS[kind])
-        audit = audit_run(broken_off(tmp_path / "run", 5, settings))
-        assert audit.contradictions == ()
-        if json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[4])["clients"]:
-            assert audit.unrecorded.startswith("round 4 is not")
-            assert audit.epsilon == unamplified_epsilon(audit.planned)
-        train(tmp_path / "run", settings, resume=True)
-        audit = audit_run(tmp_path / "run")
-        assert (audit.contradictions, audit.unrecorded, audit.observed.rounds) == ((), None, 6)
-        final = json.loads((tmp_path / "run" / "final_statement.json").read_text())
-        if settings.claimed_cohort is None:
-            assert final["achieved"]["rho"] == audit.values()["rho_achieved"]
-        else:
-            assert final["achieved"] is audit.values()["rho_achieved"] is None
-            said = command(f"audit {tmp_path}/run").stdout
-            assert "not known: the run that the simulation stands for was not observed" in said
-            assert "_achieved" not in said
-
-    def test_with_a_plan_of_their_own(self, tmp_path):
-        from tests.federated.small_runs import config, train
-
-        plan = dataclasses.replace(config().plan(), noise_multiplier=2.5, delta=1e-5)
-        run = train(tmp_path / "run", plan=plan)
-        audit = audit_run(run)
-        assert (audit.contradictions, audit.planned.noise_multiplier) == ((), 2.5)
-        # What was added is what the plan says, to the rounding of float32.
-        assert [row["noise_stddev"] for row in run.metrics] == pytest.approx(
-            [plan.stddev] * 6, rel=1e-6
-        )
+    settings = config(checkpoint_every=2, **KINDS[kind])
+    audit = audit_run(broken_off(tmp_path / "run", 5, settings))
+    assert audit.contradictions == ()
+    if json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[4])["clients"]:
+        assert audit.unrecorded.startswith("round 4 is not")
+        assert audit.epsilon == unamplified_epsilon(audit.planned)
+    train(tmp_path / "run", settings, resume=True)
+    audit = audit_run(tmp_path / "run")
+    assert (audit.contradictions, audit.unrecorded, audit.observed.rounds) == ((), None, 6)
+    final = json.loads((tmp_path / "run" / "final_statement.json").read_text())
+    if settings.claimed_cohort is None:
+        assert final["achieved"]["rho"] == audit.values()["rho_achieved"]
+    else:
+        assert final["achieved"] is audit.values()["rho_achieved"] is None
+        said = command(f"audit {tmp_path}/run").stdout
+        assert "not known: the run that the simulation stands for was not observed" in said
+        assert "_achieved" not in said
