@@ -262,8 +262,12 @@ def test_a_trained_run_agrees_with_itself_interrupted_resumed_and_finished(tmp_p
         assert audit.unrecorded.startswith("round 4 is not")
         assert audit.epsilon == unamplified_epsilon(audit.planned)
     train(tmp_path / "run", settings, resume=True)
-    audit = audit_run(tmp_path / "run")
+    run = fedmf.Run.load(tmp_path / "run")
+    audit = audit_run(run)
     assert (audit.contradictions, audit.unrecorded, audit.observed.rounds) == ((), None, 6)
+    # What was added is what the plan says, to the rounding of float32.
+    stddevs = [row["noise_stddev"] for row in run.metrics]
+    assert stddevs == pytest.approx([audit.planned.stddev] * 6, rel=1e-6)
     final = json.loads((tmp_path / "run" / "final_statement.json").read_text())
     if settings.claimed_cohort is None:
         assert final["achieved"]["rho"] == audit.values()["rho_achieved"]
