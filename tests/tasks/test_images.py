@@ -1,4 +1,4 @@
-"""The networks of EMNIST and CIFAR-10. What they learn is in test_tasks_doc.py."""
+"""The networks of the tasks. What they learn is in test_tasks_doc.py."""
 
 import importlib
 
@@ -8,18 +8,21 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 
 
+NEXT_WORD = {"vocabulary_size": 7, "sequence_length": 5, "embedding_size": 3, "lstm_size": 4}
+
+
 @pytest.mark.parametrize(
     ("task", "options", "size"),
     [
-        ("emnist", {"kind": "cnn", "classes": 62}, 1_206_590),
-        ("emnist", {"kind": "cnn", "classes": 10}, 1_199_882),
-        ("emnist", {"kind": "small", "classes": 10}, 56_714),
-        ("cifar10", {"kind": "vgg"}, 550_570),
-        ("cifar10", {"kind": "small"}, 38_570),
+        ("emnist.task", {"kind": "cnn", "classes": 62}, 1_206_590),
+        ("emnist.task", {"kind": "small", "classes": 10}, 56_714),
+        ("cifar10.task", {"kind": "vgg"}, 550_570),
+        ("cifar10.task", {"kind": "small"}, 38_570),
+        ("stackoverflow.model", NEXT_WORD, 220),
     ],
 )
 def test_the_networks(task, options, size):
-    build_model = importlib.import_module(f"fedmf.tasks.{task}.task").build_model
+    build_model = importlib.import_module(f"fedmf.tasks.{task}").build_model
     first, again, other = (build_model(seed, **options) for seed in (5, 5, 6))
     assert first.count_params() == size
     for left, right, third in zip(
@@ -27,3 +30,5 @@ def test_the_networks(task, options, size):
     ):
         np.testing.assert_array_equal(left, right)
         assert left.ndim == 1 or not np.array_equal(left, third)
+    corners = [weight.flat[0] for weight in first.get_weights() if weight.ndim > 1]
+    assert len(set(corners)) == len(corners)  # no two layers share a seed
