@@ -51,7 +51,6 @@ def test_what_is_written_is_read(archive):
     assert images.x.dtype == np.uint8
     assert images.y.dtype == images.y_test.dtype == np.int32
     assert set(images.y) == set(range(10))
-    assert images.synthetic
     assert images.label_names[2] == "square"
     scaled = data.scaled(images.x)
     assert scaled.dtype == np.float32
@@ -83,22 +82,13 @@ def test_any_reader_unpickles_the_stand_in(archive, encoding):
     assert content["labels"] == images.y[20:40].tolist()
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_that_numpy_pickled_are_read(archive, tmp_path, protocol, order):
-    """numpy gives its arrays of bytes the same three names; Python 3 has another for bytes below
-    protocol 3.
-    """
-    name = f"{data.FOLDER}/test_batch"
-    batch = pickle.loads(members(archive)[name], encoding="bytes")
+def test_arrays_that_numpy_pickled_are_read(archive, tmp_path, order):
+    """numpy gives its arrays of bytes the same three names."""
+    batch = pickle.loads(members(archive)[f"{data.FOLDER}/test_batch"], encoding="bytes")
     batch[b"data"] = np.asarray(batch[b"data"], order=order)
-    path = changed(archive, tmp_path, "test_batch", pickle.dumps(batch, protocol))
-    if protocol < 3:
-        with refusal("it asks for _codecs.encode"):
-            data.load_images(path)
-    else:
-        expected = data.load_images(archive).x_test
-        assert_array_equal(data.load_images(path).x_test, expected)
+    path = changed(archive, tmp_path, "test_batch", pickle.dumps(batch, 4))
+    assert_array_equal(data.load_images(path).x_test, data.load_images(archive).x_test)
 
 
 class _Evil:
@@ -136,10 +126,8 @@ def batch(**changes):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("data_batch_1", b"", "is not a pickle"),
         ("data_batch_1", pickle.dumps([1]), "3,072 bytes an image"),
         ("data_batch_1", batch(data=np.zeros((10, 3071), np.uint8)), "3,072 bytes an image"),
-        ("data_batch_1", batch(labels=[0] * 9), "one label in 0..9 for each of 10"),
         ("data_batch_1", batch(labels=[0] * 9 + [10]), "one label in 0..9"),
         (
             "test_batch",
@@ -155,29 +143,19 @@ def test_batches_of_another_kind(archive, tmp_path, name, content, words):
         data.load_images(path)
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda path, whole: path.write_bytes(b"hello"), "no whole .tar.gz archive"),
-        (
-            lambda path, whole: path.write_bytes(whole.read_bytes()[:100_000]),
-            "no whole .tar.gz archive",
-        ),
-        (lambda path, whole: repacked(path, {"cifar-100/train": b""}), "has no batches.meta"),
-        (
-            lambda path, whole: repacked(
-                path, {n: c for n, c in members(whole).items() if "4" not in n}
-            ),
-            "has no data_batch_4",
-        ),
-        (lambda path, whole: path.mkdir(), "no whole .tar.gz archive"),
-    ],
-)
-def test_archives_of_another_kind(archive, tmp_path, damage, words):
+def test_archives_of_another_kind(archive, tmp_path):
     path = tmp_path / "archive"
-    damage(path, archive)
-    with refusal(words, naming=[path]):
-        data.load_images(path)
+
+    def refused(words):
+        with refusal(words, naming=[path]):
+            data.load_images(path)
+
+    path.write_bytes(archive.read_bytes()[:100_000])
+    refused("no whole .tar.gz archive")
+    repacked(path, {"cifar-100/train": b""})
+    refused("has no batches.meta")
+    repacked(path, {name: content for name, content in members(archive).items() if "4" not in name})
+    refused("has no data_batch_4")
 
 
 @TENSORFLOW
@@ -198,4 +176,3 @@ def test_the_task(archive, validation, sizes):
     everything = data.scaled(np.concatenate([images.x[sizes[0] :], images.x_test]))
     found = np.concatenate([x for x, _ in splits])
     assert sorted(map(np.ndarray.tobytes, found)) == sorted(map(np.ndarray.tobytes, everything))
-    assert len(cifar10(Cifar10Options(**options, max_clients=7)).client_ids) == 7

@@ -114,8 +114,8 @@ def test_a_wrong_gradient_is_seen(kind, case):
     sizes, weights, x, y = case
     expected, _ = sgd(kind, sizes, weights, x, y)
 
-    def agrees(kind=kind, x=x, y=y, rate=0.3, form="plain"):
-        update, _ = compiled(kind, sizes, weights, x, y, rate=rate, form=form)
+    def agrees(kind=kind, x=x, y=y, **options):
+        update, _ = compiled(kind, sizes, weights, x, y, **options)
         return [
             np.allclose(one, other, rtol=1e-4, atol=3e-6)
             for one, other in zip(update, expected, strict=True)
@@ -131,14 +131,13 @@ def test_a_wrong_gradient_is_seen(kind, case):
 
 
 def test_the_same_bits_again_and_on_another_thread(case):
-    once, *others = [compiled("published", *case) for _ in range(2)]
+    once, loss = compiled("published", *case)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        others += [
-            job.result() for job in [pool.submit(compiled, "published", *case) for _ in range(8)]
-        ]
-    for update, loss in others:
-        assert loss == once[1]
-        assert all(map(np.array_equal, update, once[0]))
+        jobs = [pool.submit(compiled, "published", *case) for _ in range(8)]
+    for job in jobs:
+        update, again = job.result()
+        assert again == loss
+        assert all(map(np.array_equal, update, once))
 
 
 def test_a_client_that_diverges_says_so(case):
@@ -146,8 +145,7 @@ def test_a_client_that_diverges_says_so(case):
     back as a number.
     """
     sizes, weights, x, y = case
-    weights = [w.copy() for w in weights]
-    weights[2][1, 3] = np.nan
+    weights = [*weights[:2], np.full_like(weights[2], np.nan), *weights[3:]]
     update, loss = compiled("published", sizes, weights, x, y)
     assert np.isnan(loss)
     assert not all(np.isfinite(part).all() for part in update)
