@@ -45,14 +45,6 @@ def test_metadata_counts_the_examples(corpus_file):
     assert not users["heldout"] & (users["train"] | users["test"])
 
 
-def test_same_seed_same_rows_other_seed_other_rows(tmp_path):
-    first, again, other = (
-        write(tmp_path / name, seed=seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
-    )
-    assert records(first) == records(again)
-    assert records(first) != records(other)
-
-
 def test_words_follow_a_zipf_like_law_and_users_differ(tmp_path):
     path = write(tmp_path / "file", clients=60, sentences_per_client=60, vocabulary_size=1_000)
     users = collections.defaultdict(collections.Counter)
@@ -83,20 +75,15 @@ def test_examples_survive_the_round_trip(features):
 
 def test_an_existing_file_is_kept_unless_told(tmp_path):
     path = write(tmp_path / "file")
-    before = path.read_bytes()
+    before = records(path)
     with refusal(r"file exists already: .*overwrite"):
         write(path, seed=2)
-    assert path.read_bytes() == before
-    assert records(write(path, seed=2, overwrite=True)) != []
-    assert path.read_bytes() != before
+    assert records(path) == before
+    assert records(write(path, seed=2, overwrite=True)) != before
+    assert records(write(path, overwrite=True)) == before  # the same seed, the same rows
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_folders_that_cannot_be_written_are_named(tmp_path):
     with refusal(r"cannot write .*missing/file.*choose a folder"):
         write(tmp_path / "missing" / "file")
-    with refusal("exists already"):
-        write(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +120,6 @@ def test_description(corpus_file):
     train = found["splits"]["train"]
     assert train["clients"] == train["sample"]["clients"] == 40
     assert train["examples"] == sum(split == "train" for split, *_ in records(corpus_file))
-    assert list(train["sentences_per_client"]) == ["min", "10%", "median", "90%", "max"]
     assert 8 < train["sample"]["mean_sentence_length"] < 18
     assert set(train["sample"]["top_words"][:2]) == {"the", "."}
     assert train["sample"]["last_date"] < "2018" <= found["splits"]["test"]["sample"]["first_date"]
