@@ -43,18 +43,15 @@ def pooled(path, split, classes=10):
 
 def test_what_is_written_is_read(digits_file):
     file = data.open_file(digits_file)
-    assert file.synthetic
     for split, share in (("digits_only_train", 0.89), ("digits_only_test", 0.11)):
         sizes = file.client_sizes(split)
         assert len(sizes) == 12
-        for client, size in sizes.items():
-            x, y = data.client_examples(file, split, client, classes=10)
-            assert (x.shape, y.shape) == ((size, 28, 28, 1), (size,))
-            assert (x.dtype, y.dtype) == (np.float32, np.int32)
-        few, _ = data.client_examples(file, split, client, classes=10, limit=2)
-        assert_array_equal(few, x[:2])
         assert sum(sizes.values()) == pytest.approx(12 * 60 * share, rel=0.3)
-    x, y = pooled(digits_file, "digits_only_train")
+    few, _ = data.client_examples(file, split, "f0000_00", classes=10, limit=2)
+    x, y = pooled(digits_file, split)
+    assert_array_equal(few, x[:2])
+    assert x.shape[1:] == (28, 28, 1)
+    assert (x.dtype, y.dtype) == (np.float32, np.int32)
     assert set(y) == set(range(10))
     assert (x.min(), x.max()) == (0, 1)  # ink and paper
     assert x.mean() > 0.7
@@ -78,9 +75,8 @@ def test_writers_differ_and_do_not_depend_on_how_many_there_are(digits_file, tmp
         for seed in (0, 1)
     )
     files = [data.open_file(path) for path in (digits_file, few, other)]
-    for client in ("f0000_00", "f0001_01"):
-        first, same, seed = (file.records("digits_only_train", client) for file in files)
-        assert first == same != seed
+    first, same, seed = (file.records("digits_only_train", "f0001_01") for file in files)
+    assert first == same != seed
     versions = [file.version for file in files]
     execute(few, "UPDATE examples SET client_id = 'other' WHERE rowid = 1")
     assert len({*versions, data.open_file(few).version}) == 4
@@ -94,11 +90,11 @@ def test_tff_reads_the_same(digits_file, tff):
     file = data.open_file(digits_file)
     for split, theirs in zip(("digits_only_train", "digits_only_test"), loaded, strict=True):
         assert theirs.client_ids == list(file.client_sizes(split))
-        for client in theirs.client_ids[:3]:
-            x, y = data.client_examples(file, split, client, classes=10)
-            examples = list(theirs.create_tf_dataset_for_client(client).as_numpy_iterator())
-            assert_array_equal(np.stack([example["pixels"] for example in examples]), x[..., 0])
-            assert_array_equal([example["label"] for example in examples], y)
+        client = theirs.client_ids[1]
+        x, y = data.client_examples(file, split, client, classes=10)
+        examples = list(theirs.create_tf_dataset_for_client(client).as_numpy_iterator())
+        assert_array_equal(np.stack([example["pixels"] for example in examples]), x[..., 0])
+        assert_array_equal([example["label"] for example in examples], y)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +146,7 @@ def test_the_task(digits_file):
     task = emnist(options)
     assert len(task.client_ids) == 10
     assert "stand-in" in task.description
-    x, _ = task.examples_of(task.client_ids[0])
-    assert task.build_model(0)(x).shape == (30, 10)
+    assert len(task.examples_of(task.client_ids[0])[0]) == 30
     halves = [task.split(name)[0] for name in ("validation", "test")]
     everything, _ = pooled(digits_file, "digits_only_test")
     found = np.concatenate(halves)

@@ -74,18 +74,18 @@ def test_all_examples_are_dealt(made, name):
 
 
 @TENSORFLOW
-@pytest.mark.parametrize("name", MADE)
-def test_another_partition_is_other_data(made, name):
+def test_another_partition_is_other_data(made):
     same = {"partition": "dirichlet:0.3", "clients": 10}
     changes = [
+        {},
         {"partition": "dirichlet:3"},
         {"clients": 9},
         {"partition_seed": 1},
         {"max_clients": 11},
     ]
-    versions = [made(name, **same | change).data_version for change in changes]
-    assert made(name, **same).data_version == made(name, **same).data_version
-    assert len({made(name).data_version, made(name, **same).data_version, *versions}) == 6
+    versions = [made("emnist", **same | change).data_version for change in changes]
+    assert made("emnist", **same).data_version == versions[0]
+    assert len({made("emnist").data_version, *versions}) == 6
 
 
 @TENSORFLOW
@@ -138,9 +138,7 @@ def test_a_run_says_that_its_clients_were_made_and_is_not_resumed_with_others(
 @TENSORFLOW
 def test_a_picture_of_a_task(files, tmp_path):
     line = f"data picture --task emnist --data {files['emnist']} --quiet --out {tmp_path}/who.png"
-    writers = printed_by(line)
-    assert writers["clients"] == 12
-    assert printed_by(f"{line} --partition shards:2 --clients 30") == writers | {"clients": 30}
+    assert printed_by(f"{line} --partition shards:2 --clients 30")["clients"] == 30
     assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
 
 

@@ -63,9 +63,8 @@ def test_logistic_labels_follow_the_logits():
 def test_clients_are_pure_and_splits_are_others():
     o = RegressionOptions(clients=30, evaluation_clients=3)
     more = dataclasses.replace(o, clients=40)
-    for client in (0, 29, 30):
-        for of in zip(*(data.client_examples(each, client) for each in (o, more)), strict=True):
-            assert_array_equal(*of)
+    for of in zip(*(data.client_examples(each, 29) for each in (o, more)), strict=True):
+        assert_array_equal(*of)
     splits = [data.split_examples(o, split)[0] for split in ("validation", "test")]
     parts = [*splits, *(data.client_examples(o, client)[0] for client in range(30))]
     assert len(np.unique(np.concatenate(parts), axis=0)) == (30 + 3 + 3) * 20
