@@ -24,10 +24,11 @@ from tests.sweeps import programs
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
 # Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes
-# of it.
+# of it. It takes `serve` from its file: to import fedmf takes a second.
 TRAINS = """
 import json, os, pathlib, signal, sys, time
-from fedmf.sweeps.job import serve
+sys.path.append(os.path.dirname(sys.argv[1]))
+from job import serve
 
 def main(arguments):
     def given(name): return arguments[arguments.index(name) + 1] if name in arguments else None
@@ -62,7 +63,7 @@ serve(main)
 @pytest.fixture
 def trains(monkeypatch):
     def program(text=TRAINS):
-        monkeypatch.setattr(job, "PROGRAM", (sys.executable, "-c", text))
+        monkeypatch.setattr(job, "PROGRAM", (sys.executable, "-c", text, job.__file__))
 
     program()
     monkeypatch.setattr(sweep, "_POLL_SECONDS", 0.02)
