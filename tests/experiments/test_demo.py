@@ -62,25 +62,22 @@ def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, m
     monkeypatch.setattr(federated, "train", train)
     monkeypatch.chdir("/")
     out = tmp_path / "demo"
-    first = printed_by(f"demo --out {out} {seeds}")
-    assert {family: len(values) for family, values in first["accuracy"].items()} == dict.fromkeys(
-        demo.FAMILIES, 2
-    )
+    first = printed_by(f"demo --out {out} {seeds}")["accuracy"]
+    assert {family: len(values) for family, values in first.items()} == {"none": 2, "tree": 2}
     html = (out / "report" / "report.html").read_text()
     for label in ("Tree", "No noise", "Privacy statement"):
         assert label in html
-    assert len(list((out / "report" / "plots").glob("*.png"))) >= 3
-    runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
-    for run_ in runs:
-        assert (run_.plan["epsilon"] is None) == (run_.config.family == "none")
-        assert run_.plan["epsilon"] is None or run_.plan["epsilon"] <= 8.0
-        assert run_.config.claimed_cohort is None  # the demo's guarantee is that of its own runs
+    runs = [fedmf.Run.load(path) for path in (out / "runs").iterdir()]
+    for run in runs:
+        epsilon = run.plan["epsilon"]
+        assert epsilon is None if run.config.family == "none" else epsilon <= 8.0
+        assert run.config.claimed_cohort is None  # the demo's guarantee is that of its own runs
     noise_seeds = {path.read_text() for path in (out / "runs").glob("*/private/noise_seed")}
     assert len(noise_seeds) == len(runs) == 4
 
     # Finished runs are kept: another call trains nothing and says the same.
     monkeypatch.setattr(federated, "train", None)
-    assert printed_by(f"demo --out {out} {seeds}")["accuracy"] == first["accuracy"]
+    assert printed_by(f"demo --out {out} {seeds}")["accuracy"] == first
 
 
 def test_everything_but_the_mechanism_and_its_rate_is_equal():

@@ -3,7 +3,6 @@
 `test_items.py` makes every item.
 """
 
-import csv
 import dataclasses
 import json
 import pathlib
@@ -52,14 +51,13 @@ def test_every_table_and_figure_is_listed(source):
 
 
 def test_a_result_is_three_files(tmp_path):
-    result = results.run(ITEM, Request(folder=tmp_path / "x", scale="tiny"))
-    assert result == results.load(tmp_path / "x" / "result.json")
-    assert list(csv.reader((tmp_path / "x" / "numbers.csv").open())) == [["x"], ["0.33333333"]]
-    assert (tmp_path / "x" / "figure.png").read_bytes()[:4] == b"\x89PNG"
-    assert result["number"] == "Figure 1"
-    assert result["seeds"] == [4]
-    assert result["holds"] is True
-    assert result["command"] == "fedmf paper run banded-figure-1 --scale tiny"
+    result = results.run(ITEM, Request(folder=tmp_path, scale="tiny"))
+    assert result == results.load(tmp_path / "result.json")
+    assert (tmp_path / "numbers.csv").read_text() == "x\n0.33333333\n"
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    expected = {"number": "Figure 1", "seeds": [4], "holds": True}
+    expected["command"] = "fedmf paper run banded-figure-1 --scale tiny"
+    assert result.items() >= expected.items()
 
 
 def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
@@ -69,11 +67,8 @@ def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
     items = {"banded-figure-1": ITEM, "banded-figure-2": other}
     results.run(ITEM, Request(folder=tmp_path / "results" / ITEM.name))
     page = tmp_path / "page.md"
-    assert results.report(items, tmp_path / "results", page) == {
-        "items": 2,
-        "results": 1,
-        "hold": 1,
-    }
+    found = results.report(items, tmp_path / "results", page)
+    assert found == {"items": 2, "results": 1, "hold": 1}
     first = page.read_text()
     for words in (
         "| **Figure 1**<br>",
@@ -107,7 +102,6 @@ def test_commands(tmp_path):
     assert list(listed) == [*ITEMS, *(statement.name for statement in theorems.STATEMENTS)]
     assert listed["banded-thm-2"]["state"] == "in code and tests"
     assert listed["banded-table-4"]["state"] == "exact"
-    assert "banded-table-4" in fedmf("paper list").stdout
     result = printed_by(f"paper run banded-app-k-1 --out {tmp_path}")["banded-app-k-1"]
     assert result["holds"]
     assert json.loads((tmp_path / "banded-app-k-1" / "result.json").read_text()) == result
