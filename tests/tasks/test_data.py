@@ -26,7 +26,6 @@ def refused(path, error, *parts):
     [
         ("none.sqlite", None, FileNotFoundError, "`fedmf data synth --clients N --out FILE`"),
         ("empty", b"", ValueError, "is truncated"),
-        ("text", b"hello, this is no database", ValueError, "fedmf data synth"),
         ("beginning", b"S", ValueError, "fedmf data synth"),
         ("stackoverflow.sqlite.lzma", b"\x5d\x00\x00" * 40, ValueError, "unlzma"),
         (".", None, ValueError, "Is a directory"),
@@ -38,7 +37,7 @@ def test_no_database(tmp_path, name, content, error, words):
     refused(tmp_path / name, error, words)
 
 
-@pytest.mark.parametrize("kept", [10, 100, 4_096, 20_000, -1])
+@pytest.mark.parametrize("kept", [10, 4_096, -1])
 def test_truncated(corpus_copy, kept):
     whole = corpus_copy.read_bytes()
     corpus_copy.write_bytes(whole[:kept])

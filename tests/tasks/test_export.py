@@ -31,12 +31,8 @@ except Exception as error:
 def options_of(name, corpus_file, folder):
     """Small data of a task that ships."""
     if name == "stackoverflow_nwp":
-        return {
-            "data": str(corpus_file),
-            "task_options": {
-                "vocabulary_size": 100, "embedding_size": 8, "lstm_size": 6, "sequence_length": 4
-            },
-        }  # fmt: skip
+        sizes = {"vocabulary_size": 100, "embedding_size": 8, "lstm_size": 6, "sequence_length": 4}
+        return {"data": str(corpus_file), "task_options": sizes}
     if name == "emnist":
         data = emnist.write_synthetic(folder / "emnist.sqlite", clients=4, progress=False)
     elif name == "cifar10":

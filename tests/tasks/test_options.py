@@ -25,7 +25,6 @@ def test_every_option_has_help_and_a_check(options):
     ("options", "changes"),
     [
         (EmnistOptions, {"model": "large"}),
-        (EmnistOptions, {"batch_size": 0}),
         (Cifar10Options, {"model": "cnn"}),
         (Cifar10Options, {"validation": "none"}),
         (Cifar10Options, {"max_clients": 0}),
@@ -46,7 +45,6 @@ def test_values_are_checked(options, changes):
     ("changes", "words"),
     [
         ({"clients": 4}, "clients=4 belongs to partition"),
-        ({"partition_seed": 1}, "partition_seed=1 belongs to partition"),
         ({"partition": "shards:2"}, "partition='shards:2' needs clients"),
         ({"partition": "shards:x", "clients": 4}, "partition='shards:x'"),
     ],
