@@ -204,12 +204,8 @@ class TestCreate:
             RunFolder.create(path)
         assert files(path.parent) == before
 
-    def test_an_existing_run(self, tmp_path):
-        new_run(tmp_path / "run")
-        self.refused(
-            tmp_path / "run",
-            "already holds a run: resume it with resume=True, or name another folder",
-        )
+    def test_an_existing_run(self, folder):
+        self.refused(folder.path, "already holds a run: resume it with resume=True, or name anoth")
 
     def test_an_empty_folder_or_one_of_a_start_that_failed(self, tmp_path):
         (tmp_path / "run").mkdir()
@@ -221,25 +217,23 @@ class TestCreate:
         assert (tmp_path / "run" / "log.txt").read_text() == "mine"
 
     @pytest.mark.parametrize(
-        "name", ["model.npz", "metrics.jsonl", "checkpoints/round-000008.ckpt"]
+        ("begun", "name"),
+        [
+            (False, "model.npz"),
+            (False, "metrics.jsonl"),
+            (False, "checkpoints/round-000008.ckpt"),
+            (True, "result.json"),
+            (True, "checkpoints/round-000008.ckpt"),
+        ],
     )
-    def test_what_would_be_lost(self, tmp_path, name):
-        (tmp_path / "notes" / "checkpoints").mkdir(parents=True)
-        (tmp_path / "notes" / name).write_text("mine")
-        words = (
-            f"has a {name} and no config.json: a new run would overwrite it; name "
-            "another folder, or empty"
-        )
-        self.refused(tmp_path / "notes", words)
-
-    @pytest.mark.parametrize("left", ["result.json", "checkpoints/round-000008.ckpt"])
-    def test_the_remains_of_a_run(self, tmp_path, left):
-        new_run(tmp_path / "run")
-        (tmp_path / "run" / left).write_text("{}")
-        (tmp_path / "run" / "config.json").unlink()
-        self.refused(
-            tmp_path / "run", f"has a {left} and no config.json: a new run would overwrite it"
-        )
+    def test_what_would_be_lost(self, tmp_path, begun, name):
+        """Notes of somebody's own, or the remains of a run."""
+        path = tmp_path / "run"
+        (path / "checkpoints").mkdir(parents=True)
+        if begun:
+            (path / "private").mkdir()
+        (path / name).write_text("mine")
+        self.refused(path, f"has a {name} and no config.json: a new run would overwrite it")
 
     def test_where_nothing_can_be_written(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("kept")
@@ -278,16 +272,10 @@ class TestLoad:
         long = new_run(tmp_path / "run", dataclasses.replace(CONFIG, rounds=50_000))
         assert Run.load(long.path).mechanism.rounds == 50_000
 
-    def test_the_seed_of_the_noise_is_in_no_released_file(self, folder):
+    def test_a_run_does_not_show_the_seed_of_its_noise(self, folder):
         secret = "987654321987654321"
         write_atomically(folder.path / "private" / "noise_seed", secret, mode=0o600)
-        run = Run.load(folder.path)
-        assert secret not in repr(run)
-        assert all(
-            secret.encode() not in data
-            for path, data in files(folder.path).items()
-            if path.parts[0] != "private"
-        )
+        assert secret not in repr(Run.load(folder.path))
 
     def test_no_run_or_one_that_was_stopped_before_it_began(self, tmp_path):
         self.refused(tmp_path, "holds no run to resume or to read", "config.json")

@@ -18,11 +18,8 @@ WORDS = ("the", "cat", "sat")
 @pytest.mark.parametrize(
     ("sentence", "x", "y"),
     [
-        ("", [5, 6, 0, 0], [6, 0, 0, 0]),
-        ("cat", [5, 2, 6, 0], [2, 6, 0, 0]),
         ("the cat sat", [5, 1, 2, 3], [1, 2, 3, 6]),  # three words of four: the end just fits
         ("the cat sat there", [5, 1, 2, 3], [1, 2, 3, 4]),  # four of four: no end
-        ("the cat sat there the", [5, 1, 2, 3], [1, 2, 3, 4]),  # cut: no end
         ("the  dog", [5, 1, 4, 6], [1, 4, 6, 0]),  # blanks in a row are one
         ("The", [5, 4, 6, 0], [4, 6, 0, 0]),
     ],

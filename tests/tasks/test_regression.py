@@ -79,14 +79,13 @@ def test_the_version_is_the_data_s():
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("kind", "low", "high"), [("linear", 0.2, 0.4), ("logistic", 0.7, 1.0)])
-def test_the_task_is_learnt(kind, low, high):
-    """The noise's variance is 0.25, and the label's 1.25; the logistic task has an accuracy."""
+def test_the_logistic_task_is_learnt():
+    """The linear one is in test_tasks_doc.py."""
     import tensorflow as tf
 
     from fedmf.tasks.regression import regression
 
-    task = regression(RegressionOptions(kind=kind, clients=50, features=5))
+    task = regression(RegressionOptions(kind="logistic", clients=50, features=5))
     model = task.build_model(3)
     assert not np.any(model.get_weights()[0])
     parts = [task.examples_of(client) for client in task.client_ids]
@@ -94,4 +93,4 @@ def test_the_task_is_learnt(kind, low, high):
     model.compile(tf.keras.optimizers.SGD(0.1), task.loss, task.metrics())
     tf.keras.utils.set_random_seed(0)
     model.fit(x, y, batch_size=20, epochs=3, verbose=0)
-    assert low < model.evaluate(*task.split("validation"), verbose=0)[1] < high
+    assert model.evaluate(*task.split("validation"), verbose=0)[1] > 0.7
