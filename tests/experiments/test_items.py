@@ -20,7 +20,6 @@ from fedmf.experiments.papers import (
 )
 from fedmf.experiments.papers import slides_theory as theory
 from fedmf.experiments.papers.cells import KINDS, Cell, compared
-from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
 from fedmf.privacy.plan import per_query_noise_multiplier, unit_noise
 
 MADE = [name for name, item in ITEMS.items() if item.make is not None and item.study is None]
@@ -185,16 +184,6 @@ def test_where_epsilon_jumps_over_a_target_the_noise_is_enough():
     found = band_sweep.inverse(epsilon_of, [1.0, 2.0, 8.0, 40.0, 200.0], tolerance=0.01, ratio=2.0)
     assert found == pytest.approx([3, 1.5, 1, 1, 0.5], rel=0.01)
     assert [epsilon_of(sigma) for sigma in found] == pytest.approx([1, 2, 3, 3, 200], rel=0.01)
-
-
-def test_curves_are_those_of_calibration():
-    event = {"probability": 0.25, "compositions": 8}
-    found = band_sweep.noise_curve([0.5, 4.0], 1e-6, **event)
-    for sigma, epsilon in zip(found, (0.5, 4.0), strict=True):
-        reached = sampled_gaussian_epsilon(float(sigma), 1e-6, **event)
-        assert reached == pytest.approx(epsilon, rel=1.1e-4)
-        exact = sampled_gaussian_noise_multiplier(epsilon, 1e-6, **event)
-        assert sigma == pytest.approx(exact, rel=2e-4)
 
 
 @pytest.mark.slow

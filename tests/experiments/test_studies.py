@@ -99,7 +99,6 @@ def test_denisovs_decay_is_0_15_in_the_last_512_rounds():
     assert stems == ["prefix", "momentum-0.95-decay"]
 
 
-# Numbers of stamps of least error at full size, which take a minute to find.
 def test_an_optimum_is_that_of_its_rates_and_epochs():
     size = dataclasses.replace(SIZES["tiny"], rounds_once=16)
     falling = fedmf.momentum_sgd(16, 0.9, np.repeat([1.0, 0.15], [12, 4]))
@@ -112,6 +111,7 @@ def test_an_optimum_is_that_of_its_rates_and_epochs():
     assert fedmf.loss(one, sums, size.once) < fedmf.loss(both, sums, size.once)
 
 
+# Numbers of stamps of least error at full size, which take a minute to find.
 CIFARS_STAMPS = {cifar.HONAKER: 10, cifar.FFT: 5, cifar.PLAIN_FFT: 5, cifar.ONE: 2}
 
 

@@ -186,10 +186,6 @@ class TestALearningRateSchedule:
             with refusal(f"{name}=0.1 belongs to runs without `learning"):
                 config(**FALLING, **{name: 0.1})
 
-    def test_that_does_not_fit_the_rounds(self):
-        with refusal("learning_rate_schedule=8:0.5.*last of 8 rounds is 7"):
-            config(learning_rate_schedule="8:0.5")
-
 
 # Values that differ from the defaults, for the round trips.
 other_configs = st.builds(
@@ -208,12 +204,8 @@ other_configs = st.builds(
 
 
 def test_numpys_numbers_become_plain_ones():
-    made = config(
-        rounds=np.int64(8), epsilon=np.float64(8.0), seed=np.uint8(3), warmup=np.float32(0.5)
-    )
-    kinds = [type(each) for each in (made.rounds, made.seed, made.epsilon, made.warmup)]
-    assert kinds == [int, int, float, float]
-    assert config(epsilon=8).to_json() == config(epsilon=8.0).to_json()
+    numpys = config(rounds=np.int64(8), epsilon=8, warmup=np.float32(0.5))
+    assert numpys.to_json() == config(epsilon=8.0, warmup=0.5).to_json()
 
 
 @settings(max_examples=30)
