@@ -2,9 +2,8 @@
 
 import csv
 import io
-import math
 
-from fedmf.runs.metric_table import columns, metrics_csv
+from fedmf.runs.metric_table import metrics_csv
 
 ROWS = [
     {"round": 0, "clients": 4, "train_loss": 1.5},
@@ -15,21 +14,6 @@ ROWS = [
         "validation": {"accuracy": 0.5, "loss": 0.1 + 0.2},
     },
 ]
-
-
-def test_columns_are_as_long_as_the_rows():
-    table = columns(ROWS)
-    assert list(table) == [
-        "round",
-        "clients",
-        "train_loss",
-        "validation_accuracy",
-        "validation_loss",
-    ]
-    assert table["clients"] == [4, 3]
-    assert math.isnan(table["validation_accuracy"][0])
-    assert table["validation_accuracy"][1] == 0.5
-    assert columns([]) == {}
 
 
 def test_csv_reads_back_to_the_same_numbers():

@@ -17,19 +17,16 @@ from fedmf.tasks.stackoverflow import model  # noqa: E402
 from fedmf.tasks.stackoverflow.compiled.epoch import compiled_epoch, tensor_shapes  # noqa: E402
 
 LENGTH, WIDTH, UNITS = 5, 3, 4
+SIZES = ("vocabulary_size", "embedding_size", "lstm_size")
+
+
+def by_name(sizes):
+    return dict(zip(SIZES, sizes, strict=True))
 
 
 def sgd(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.3):
     """Weights before less after, and the loss summed over examples."""
-    vocabulary, width, units = sizes
-    built = model.build_model(
-        0,
-        vocabulary_size=vocabulary,
-        sequence_length=x.shape[1],
-        embedding_size=width,
-        lstm_size=units,
-        form=form,
-    )
+    built = model.build_model(0, **by_name(sizes), sequence_length=x.shape[1], form=form)
     variables = built.trainable_variables
     for variable, weight in zip(variables, weights, strict=True):
         variable.assign(weight)
@@ -45,10 +42,7 @@ def sgd(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.3):
 
 
 def compiled(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.3):
-    names = ("vocabulary_size", "embedding_size", "lstm_size")
-    epoch = compiled_epoch(
-        **dict(zip(names, sizes, strict=True)), form=form, loss=kind, batch_size=batch_size
-    )
+    epoch = compiled_epoch(**by_name(sizes), form=form, loss=kind, batch_size=batch_size)
     if (run := epoch()) is None:
         pytest.skip("no C compiler")
     update = [np.full(w.shape, np.nan, np.float32) for w in weights]
