@@ -360,6 +360,7 @@ def untrained(monkeypatch):
 def test_a_verdict_follows_from_the_numbers(name, sign, tmp_path, untrained):
     untrained(sign)
     result = results.run(ITEMS[name], Request(folder=tmp_path, scale="small"))
+    assert result["reduced"]
     assert result["holds"] == (sign == 1), result["verdict"]
 
 
