@@ -200,24 +200,15 @@ REFUSED = {
     b"client,round\n": "holds no participation",
     b"device,t\nann,0\n": "no column 'client' among 'device', 't'",
     b"client,round,client\nann,0,ann\n": "several columns 'client'",
-    CSV + b"cem,-1\n": "row 3 of log .* has client 'cem' and round '-1': the round is "
-    "negative: rounds are 0 to 7",
     CSV + "cem,٣\n".encode(): "row 3 of log .*: the round is not a number",
-    CSV + b"cem, 1\n": "row 3 of log .* round ' 1': the round has blanks around it",
-    CSV
-    + "cem,\u200b1\n".encode(): r"row 3 of log .*: the round has invisible characters \(U.200B\)",
-    CSV + b"cem,nan\n": "row 3 of log .*: the round is missing",
     CSV + b"cem,x\nann,-1\n": r"row 3 of log .*: the round is not a number \(2 rows are "
     r"wrong, this is the first\)",
     CSV + b"cem,8\n": "round '8': the round is beyond the run: rounds are 0 to 7; .* first_round=1",
-    CSV + b"cem,\n": "row 3 of log .*: the round is missing",
-    CSV + b",3\n": "row 3 of log .*: the client is missing",
     CSV
     + b" ann,3\n": "row 3 of log .* client ' ann' .*: the client has blanks around it .U.0020.: "
     ".* without blanks around it",
     CSV + "\u3164,3\n".encode(): "row 3 of log .*: the client has no visible character .U.3164.",
     CSV + "ann\u200b,3\n".encode(): "row 3 of log .* the client has invisible .*U.200B",
-    CSV + "ann\u00a0,3\n".encode(): "row 3 of log .* the client has blanks .*U.00A0",
     b'note,client,round\n"a\nb",ann,0\n\n"",bob,x\n': "row 2 of log .* round 'x'",
     CSV + b"cem\n": "line 4 of log .* another number of columns",
     CSV + b"cem,1": "no line end",
@@ -233,27 +224,17 @@ REFUSED = {
     FIRST + b'{"client": 1, "rou\n': "line 2 of log .* not a JSON object",
     # One number written in three ways would be three clients; keys that are there twice are read in
     # two ways.
-    **{
-        FIRST
-        + b'{"client": %s, "round": 1}\n'
-        % other: f"row 2 of log .* client {shown}, which is neither a text nor"
-        for other, shown in ((b"1.0", "1.0"), (b"1e0", "1.0"), (b"NaN", "NaN"), (b"true", "true"))
-    },
+    FIRST + b'{"client": 1e0, "round": 1}\n': "row 2 .* client 1.0, which is neither a text nor",
+    FIRST + b'{"client": true, "round": 1}\n': "row 2 .* client true, which is neither a text nor",
     FIRST + b'{"client": 2, "round": 1.0}\n': "row 2 of log .* round 1.0, which is neither",
-    FIRST + b'{"client": null, "round": 1}\n': "row 2 of log .*: the client is missing",
     FIRST + b'{"round": 1}\n': "row 2 of log .*: the client is missing",
-    b'{"client": 1, "round": 0, "client": 2}\n': "row 1 of .* the key client more than once",
     FIRST
     + b'{"cl\\u0069ent": 1, "round": 1, "client": 2}\n': "row 2 .* the key client more than once",
     b"PAR1" + b"\x15" * 50: "log .* cannot be read",
-    "(1, 0), (2, NULL)": "row 2 of log .* client '2' and round None",
     "(1, 0), (NULL, 3)": "row 2 of log .* client None and round '3'",
     "(1, 0.5)": "row 1 of log .* round '0.5'",
-    "(1, 0::DOUBLE), (1, 'nan'::DOUBLE)": "row 1 of log .* round '0.0': the round is not "
-    "written as a whole number",
     "(1::DOUBLE, 0), ('nan'::DOUBLE, 1)": "row 2 of log .*: the client is missing",
     "('ann\t', 0)": "row 1 of log .* the client has invisible .*U.0009",
-    "('ann', 0), ('ann ', 3)": "row 2 of log .* client 'ann ' .* without blanks around it",
 }
 
 
@@ -287,12 +268,7 @@ def test_a_name_is_no_pattern(tmp_path, kind):
     assert read_log(named, rounds=8)[1].max_participations == 4
 
 
-ALIKE = {f"U+{ord(c):04X}": ("anna", f"an{c}na") for c in "\u3164\u200b"} | {
-    "NFD": ("zo\u00e9", "zoe\u0301"),
-    "joined and NFD": ("zo\u00e9", "zoe\u034f\u0301"),
-    "kinds of blanks": ("ann lee", "ann\u00a0lee"),
-    "at the end": ("anna", "anna\u3164"),
-}
+ALIKE = {"joined and NFD": ("zo\u00e9", "zoe\u034f\u0301"), "at the end": ("anna", "anna\u3164")}
 
 
 class TestLookalikes:
@@ -311,15 +287,6 @@ class TestLookalikes:
             assert (audit.epsilon, audit.observed.clients) == (expected.epsilon, 1)
             assert audit.contradictions[:-1] == expected.contradictions
             assert all(ascii(client) in audit.contradictions[-1] for client in (one, other))
-
-    def test_different_clients_stay_different(self, tmp_path):
-        # One visible character apart, an emoji with its variation selector,
-        # and private-use characters.
-        clients = ["ann", "anne", "ann e", "\u263a\ufe0f", "\ue000", "\ue001", "Ann", "007", "7"]
-        log, stats = read_log(
-            write(tmp_path / "log.csv", [(client, 0) for client in clients]), rounds=1
-        )
-        assert (stats.clients, log.lookalikes) == (len(clients), None)
 
     def test_in_one_round_they_are_two_rows_of_one_client(self, tmp_path):
         path = write(tmp_path / "log.csv", [("anna", 0), ("bob", 0), ("an\u200bna", 0)])

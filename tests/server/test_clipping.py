@@ -82,9 +82,8 @@ def test_a_sum_of_so_many_that_its_rounding_counts_is_refused():
     total = UpdateSum(3, 2_000_000)
     total.add([np.full(3, 9.0)], clip_norm=1.0, zeroing_norm=math.inf)
     assert 0.998 < np.linalg.norm(total.total) <= 1
-    for clients in (3_000_000, 10**8, 10**9):
-        with pytest.raises(ValueError, match=f"clients_per_round={clients} updates of 3 entries"):
-            UpdateSum(3, clients)
+    with pytest.raises(ValueError, match="clients_per_round=3000000 updates of 3 entries"):
+        UpdateSum(3, 3_000_000)
 
 
 def test_scales_come_before_zeroing_and_clipping():

@@ -12,7 +12,7 @@ import scipy.stats
 
 import fedmf
 from tests.mechanisms.registry import MECHANISMS, every_mechanism
-from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_variance, trials_that_see
+from tests.power import FALSE_POSITIVE_RATE
 from tests.refusals import assert_refused, refusal
 from tests.server.plans import draws_of_host, plan_of
 from tests.server.test_crashes import in_a_child
@@ -60,37 +60,14 @@ class TestReleases:
             )
         assert keeper.round == 12
 
-    def test_have_the_plan_s_noise(self):
-        """In law, without the source: C times the releases is white, of the plan's variance; a
-        variance that is 3% off would be seen.
-        """
-        trials = trials_that_see(
-            lambda trials: max(missed_by_variance(trials, ratio) for ratio in (0.97, 1.03))
-        )
-        plan = plan_of(MECHANISMS["banded"](12))
-        keeper = server(plan, shapes=[(-(-trials // 12),)])
-        releases = np.stack([keeper.release()[0] for _ in range(12)]).astype(np.float64)
-        white = plan.mechanism.encoder() @ releases * 3 / plan.stddev
-
-        def fits(samples):
-            squares, count = float(np.square(samples).sum()), samples.size
-            ends = scipy.stats.chi2.cdf(squares, count), scipy.stats.chi2.sf(squares, count)
-            return 2 * min(ends) > FALSE_POSITIVE_RATE
-
-        assert white.size >= trials
-        assert missed_by_variance(white.size, 1.03) <= MISS_RATE
-        assert fits(white)
-        assert not fits(1.03**0.5 * white)  # the control
-
     def test_cannot_be_changed(self, tmp_path):
         """Else `last_release` would be another one than was handed out."""
         keeper = server(folder=tmp_path / "server")
-        keeper.release()
+        handed_out = keeper.release()
         keeper.close()
-        for one in (keeper, fedmf.Server.open(tmp_path / "server")):
-            for array in one.last_release:
-                with pytest.raises(ValueError, match="read-only"):
-                    array[...] = 7
+        for arrays in (handed_out, fedmf.Server.open(tmp_path / "server").last_release):
+            with pytest.raises(ValueError, match="read-only"):
+                arrays[0][...] = 7
 
     def test_of_a_sum_from_elsewhere_are_those_of_its_updates(self):
         one, other = server(), server()
@@ -114,12 +91,14 @@ class TestWhoTakesPart:
         assert_refused(
             lambda: keeper.add(update(), client=7), TypeError, "name all of them by ints"
         )
-        for bad in ("", " ann", "\u200b", "a\ud800"):
-            assert_refused(lambda bad=bad: keeper.add(update(), client=bad), ValueError, "client=")
-        for bad in (None, 1.5, True, b"ann"):
-            assert_refused(
-                lambda bad=bad: keeper.add(update(), client=bad), TypeError, "`client` is a"
-            )
+        for bad, words in (
+            (" ann", "blanks around"),
+            ("a\ud800", "half of a character"),
+            (10**5000, "of more than 64 bits"),
+            (True, "`client` is a bool"),
+        ):
+            with refusal(words, (TypeError, ValueError)):
+                keeper.add(update(), client=bad)
 
     def test_no_more_than_the_divisor(self):
         keeper = server()
@@ -227,12 +206,6 @@ class TestRefuses:
         ("bad", "kind", "words"),
         [
             ([np.zeros((2, 3), int), np.zeros(4)], TypeError, r"update\[0\] holds int64 entries"),
-            ([np.zeros((2, 3)), np.zeros(4, complex)], TypeError, r"update\[1\] holds complex"),
-            (
-                [np.zeros((3, 2)), np.zeros(4)],
-                ValueError,
-                r"`update` has arrays of shapes \[\(3, 2\), \(4,\)\]: give",
-            ),
             ([np.zeros((2, 3))], ValueError, r"`update` has arrays of shapes \[\(2, 3\)\]: give"),
             (np.zeros(10), TypeError, "`update` is a ndarray"),
         ],
@@ -251,15 +224,18 @@ class TestRefuses:
             (lambda: server(simulating), ValueError, "the plan simulates 9 clients with 3"),
             (lambda: server(shapes=[]), ValueError, r"shapes=\[\] have no entries"),
             (lambda: server(shapes=[3]), TypeError, r"shapes=\[3\] holds 3, no shape"),
-            (lambda: server(shapes=[(-1,)]), ValueError, "shapes=-1"),
             (lambda: server(clients_per_round=0), ValueError, "clients_per_round=0"),
             (lambda: server(noise_seed=None), ValueError, "noise_seed=None"),
+            (lambda: server(noise_seed="8675309"), TypeError, "`noise_seed` is a str, not an int"),
+            (lambda: server(noise_seed=-8675309), ValueError, "`noise_seed` is negative"),
             (lambda: server(zeroing_norm=-1), ValueError, "zeroing_norm=-1"),
             (lambda: server(population=2), ValueError, "population=2"),
             (lambda: fedmf.Server.open(tmp_path / "none"), ValueError, "cannot be opened"),
             (lambda: fedmf.Server.open(tmp_path), ValueError, "holds no server"),
         ]:  # fmt: skip
-            assert_refused(call, kind, words)
+            with refusal(words, kind) as caught:
+                call()
+            assert "8675309" not in str(caught.value)  # a mistyped secret
 
     def test_rounds_after_the_last(self):
         keeper = server()
@@ -350,18 +326,17 @@ class TestResumes:
             np.testing.assert_array_equal(flat(ended.last_release), flat(whole.last_release))
 
     def test_and_states_what_an_audit_of_its_log_does(self, tmp_path):
-        keeper = server(folder=tmp_path / "server")
+        keeper = server(folder=tmp_path / "my server")
         for t in range(7):
             for client in keeper.cohort(available=[f"no {i}" for i in range(9)]):
                 keeper.add(update(t), client=client)
             keeper.release()
         ours = keeper.audit()
-        log = fedmf.audit_log(
-            tmp_path / "server" / "participation.jsonl", keeper.plan, rounds_run=7
-        )
+        path = tmp_path / "my server" / "participation.jsonl"
+        log = fedmf.audit_log(path, keeper.plan, rounds_run=7)
         assert (ours.epsilon, ours.rho) == (log.epsilon, log.rho)
         assert ours.observed.summary() == log.observed.summary()
         text = keeper.statement()
         assert "| rounds | 12 | 7 |" in text
-        assert "fedmf audit log server/participation.jsonl server/mechanism.npz" in text
+        assert "audit log 'my server/participation.jsonl' 'my server/mechanism.npz'" in text
         assert "--rounds-run 7" in text

@@ -7,11 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
-import scipy.stats
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedmf.server.source import CHUNK, GaussianSource, aes_counter_mode, noise_key
-from tests.power import distributed, missed_by_count, p_of_count, trials_that_see, unrelated
+from tests.power import distributed, unrelated
 
 
 def aes256(key, high, low):
@@ -143,23 +142,6 @@ def test_the_tail_is_there_as_far_as_doubles_count():
     # 12.06: the largest there is
     assert radius[0] == pytest.approx(np.sqrt(2 * 105 * np.log(2)), rel=1e-6)
     assert radius[length // 2] > 0  # of the uniform nearest to 1
-
-
-def test_frequencies_beyond_6():
-    """First words below 2^9: the radius is above 5.64 then, so all of the tail is there.
-
-    False positives 1e-6; the trials see a tail that lacks half of what it should have.
-    """
-    given = scipy.stats.norm.sf(6.0) * 2 * 2**23
-    trials = trials_that_see(lambda trials: missed_by_count(trials, given, 0.5 * given))
-    rng, drawn = np.random.default_rng(1), []
-    while len(drawn) < trials:
-        words = rng.integers(0, 2**9, 512), rng.integers(0, 2**32, 512)
-        # One of the two of a pair: their radius is the same.
-        drawn.extend(normals(*words, rng.integers(0, 2**64, 512, np.uint64))[:512])
-    count = int((np.abs(drawn[:trials]) > 6.0).sum())
-    assert p_of_count(count, trials, given) > 1e-6
-    assert p_of_count(int(0.5 * given * trials), trials, given) < 1e-6  # the control
 
 
 def test_it_is_standard_normal_and_the_test_can_fail():
