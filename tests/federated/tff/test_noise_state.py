@@ -7,10 +7,11 @@ import pytest
 import scipy.linalg
 import tensorflow as tf
 
-from fedmf import Participation, federated, fit, prefix_sum
+from fedmf import Participation, QuantileClipping, federated, fit, prefix_sum
 from fedmf.mechanisms import IdentityMechanism, NoiseStream, TreeMechanism
 from fedmf.noise.blocks import block_form
 from fedmf.noise.strategies import GRAPH_STRATEGIES
+from fedmf.server.following import Scaling
 from tests.federated.plans import plan_of
 
 SIZE = 9
@@ -25,9 +26,12 @@ def banded(rounds=40, bands=2, family="banded"):
     )
 
 
-def query_of(mechanism=None, strategy=None, size=SIZE, zeroing_norm=None, divisor=1, **changes):
+BANDED = banded()
+
+
+def query_of(mechanism=BANDED, strategy=None, size=SIZE, zeroing_norm=None, divisor=1, **changes):
     options = {"noise_strategy": strategy, "zeroing_norm": zeroing_norm, "divisor": divisor}
-    plan = plan_of(banded() if mechanism is None else mechanism, **changes)
+    plan = plan_of(mechanism, **changes)
     return federated.MatrixFactorizationQuery(plan, tf.TensorSpec([size]), noise_seed=1, **options)
 
 
@@ -62,13 +66,15 @@ def test_the_noise_of_another_does_not_go_on(change):
     """A round that is done again with another scale gives the update away: r = x + s n and R = x +
     S n leave x = (S r - s R) / (S - s).
     """
-    began, other = query_of(), query_of(**change)
-    state = after_one_round(began)
+    state, other = after_one_round(query_of()), query_of(**change)
     assert state.noise.rows.shape == other.initial_global_state().noise.rows.shape
     refused(other, state, "of another mechanism, noise scale, clip norm, model")
-    if "mechanism" in change or "strategy" in change:
-        return
-    # Negative control: with a mark of its own it would go on, with noise that will be released.
+
+
+def test_with_a_mark_of_its_own_noise_that_will_be_released_would_go_on():
+    """Negative control of the test above."""
+    began, other = query_of(), query_of(noise_multiplier=3.0)
+    state = after_one_round(began)
     mark = other.initial_global_state().noise.mechanism
     repeated, _ = step_of(other)(state._replace(noise=state.noise._replace(mechanism=mark)))
     seen, _ = step_of(began)(state)
@@ -76,21 +82,31 @@ def test_the_noise_of_another_does_not_go_on(change):
     np.testing.assert_allclose(repeated, scaled, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "other", [{"zeroing_norm": 1.0}, {"divisor": 2}, None], ids=["zeroing", "divisor", "rounding"]
-)
-def test_records_that_are_made_in_another_way_do_not_meet_the_same_noise(other):
+def test_noise_beside_other_noise_of_the_bits_does_not_go_on():
+    began, other = (
+        query_of(divisor=4, quantile_clipping=QuantileClipping(share=share)) for share in (0.1, 0.2)
+    )
+    refused(other, began.initial_global_state(), "another mechanism, noise scale")
+
+
+def test_records_that_are_made_in_another_way_do_not_meet_the_same_noise():
     """A round done again with another zeroing norm or scaling has other updates under its noise."""
-    query = query_of().with_entry_rounding(1e-9) if other is None else query_of(**other)
-    refused(query, after_one_round(query_of()), "another `zeroing_norm`, scaling, secure_sum")
+    plain = query_of()
+    adam, slower = (plain.with_scaling(Scaling(rule="adam", every=every)) for every in (1, 2))
+    for began, other in (
+        (plain, query_of(zeroing_norm=1.0)),
+        (plain, query_of(divisor=2)),
+        (plain, plain.with_entry_rounding(1e-9)),
+        (adam, slower),
+    ):
+        refused(other, began.initial_global_state(), "another `zeroing_norm`, scaling, secure_sum")
 
 
 def test_noise_of_another_model_does_not_go_on():
     """Of independent rows the state holds none, by whose shape a model would be told."""
     began, other = (query_of(IdentityMechanism(rounds=4), size=size) for size in (4, 6))
-    state, words = began.initial_global_state(), "model size"
-    refused(other, state, words)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+    state = began.initial_global_state()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="model size"):
         step_of(other)(state)
     # XLA would not check it.
     assert np.isnan(step_of(other, jit_compile=True)(state)[0]).all()

