@@ -295,24 +295,15 @@ class TestLookalikes:
         assert read_log(path, rounds=1, duplicates="once")[1].cohort_sizes.tolist() == [2]
 
 
-class TestALogThatEndsEarly:
-    rows = tuple((f"client {t}", t) for t in range(3))
-
-    def test_the_other_rounds_count_as_much_as_the_plan_allows(self, tmp_path):
-        plan = plan_of(min_sep=4)
-        audit = audit_log(write(tmp_path / "log.csv", self.rows), plan)
-        assert audit.epsilon == plan.epsilon
-        assert audit.unrecorded.startswith(
-            "rounds 3 to 11 are not in the record of participations, and count as much as the plan"
-        )
-        assert "rounds_run=3" in audit.unrecorded
-        assert audit.values()["not_in_the_record"] == audit.unrecorded
-        assert "Rounds 3 to 11" in " ".join(audit.statement().split())
-
-    def test_a_run_that_ended_there(self, tmp_path):
-        plan = plan_of(min_sep=4)
-        audit = audit_log(write(tmp_path / "log.csv", self.rows), plan, rounds_run=3)
-        assert audit.unrecorded is None
-        assert audit.epsilon < plan.epsilon
-        with refusal("row 3 of log .* rounds are 0 to 1"):
-            audit_log(tmp_path / "log.csv", plan, rounds_run=2)
+def test_rounds_behind_the_last_of_a_log_count_as_much_as_the_plan_allows(tmp_path):
+    rows = [(f"client {t}", t) for t in range(3)]
+    plan, path = plan_of(min_sep=4), write(tmp_path / "log.csv", rows)
+    audit = audit_log(path, plan)
+    assert audit.epsilon == plan.epsilon
+    assert audit.values()["not_in_the_record"].startswith("rounds 3 to 11 are not in the record")
+    assert "Rounds 3 to 11" in " ".join(audit.statement().split())
+    ended = audit_log(path, plan, rounds_run=3)
+    assert ended.unrecorded is None
+    assert ended.epsilon < plan.epsilon
+    with refusal("row 3 of log .* rounds are 0 to 1"):
+        audit_log(path, plan, rounds_run=2)

@@ -69,8 +69,6 @@ ONE = np.ones((3, 1))
     ("fields", "words"),
     [
         ({"window": np.ones((3, 2))}, "window.*before round 0"),
-        ({"window": np.ones((3, 4))}, r"window.*\(3, 4\).*at most 3"),
-        ({"read": np.ones((2, 1))}, r"read.*\(2, 1\).*\(3, 1\)"),
         ({"write": np.ones((3, 2))}, r"write.*\(3, 2\).*\(3, 1\)"),
         ({"decay": [np.nan]}, "decay.*not finite"),
         ({"window": np.tri(3, 2), "feedback": True}, "feedback=True.*window of 2 columns"),

@@ -66,27 +66,21 @@ def test_it_is_the_form_that_is_tried(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("below", "rounds", "wrong"),
-    [(2.0, 20, "0"), (2.0, 24, "[0-9]"), (2.0, 48, "[0-9]"), (1e3, 48, "inf|nan")],
-)
-def test_noise_that_grows_out_of_float32_is_refused(form, below, rounds, wrong):
-    """Float32 loses digits of real draws; of signs and whole coefficients it would not."""
-    check_float32(of_two_bands(form, 0.9, rounds))
-    with refusal(
-        f"too ill-conditioned for float32, in which its noise is made: it is wrong by ({wrong})"
-    ):
-        check_float32(of_two_bands(form, below, rounds))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("below", [0.9, 2.0])
-def test_what_it_is_wrong_by_is_what_an_adversary_sees(form, below):
+@pytest.mark.parametrize("below", [0.9, 2.0, 1e3])
+def test_it_is_refused_where_an_adversary_sees_the_error(form, below):
     """The reference in float32 in place of float64 draws, undone by C in float64: more than 1e-3
     exactly where it is refused.
     """
+    stream = of_two_bands(form, below)
     C = np.eye(ROUNDS) + below * np.eye(ROUNDS, k=-1)
     z = np.random.default_rng(1).standard_normal((ROUNDS, 50))
-    rows = np.stack(list(of_two_bands(form, below).rows(lambda i: z[i])))
-    seen = C @ rows.astype(np.float32).astype(np.float64) - z
-    assert (np.abs(seen).max() > 1e-3) == (below > 1)
+    with np.errstate(all="ignore"):  # overflows
+        rows = np.stack(list(stream.rows(lambda i: z[i]))).astype(np.float32)
+        seen = np.abs(C @ rows.astype(np.float64) - z).max()
+    if below < 1:
+        assert seen < 1e-3
+        check_float32(stream)
+    else:
+        assert not seen < 1e-3
+        with refusal("too ill-conditioned for float32, in which its noise is made: it is wrong by"):
+            check_float32(stream)

@@ -5,14 +5,13 @@ import collections
 import numpy as np
 import pytest
 
-from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.noise.strategies import (
     MAX_STATE_BYTES,
     choose_graph_strategy,
     choose_host_strategy,
     default_disk,
     default_memory,
-    explain,
     graph_strategy,
     host_strategies,
 )
@@ -114,21 +113,11 @@ def test_refusals_name_the_argument(arguments, message):
         choose_host_strategy(**{"stream": dense(5), "size": 3} | arguments)
 
 
-def test_the_explanation_names_all_and_begins_with_the_choice(disk):
-    lines = explain(host_strategies(banded(512, 4), LARGE, memory_bytes=MEMORY)).splitlines()
-    assert [line.split()[0] for line in lines] == ["strategy", "recurrent", "regenerated"]
-    disk(0)
-    assert "not possible: needs" in explain(host_strategies(dense(5), LARGE, memory_bytes=1000))
-
-
 @pytest.mark.parametrize(
     ("stream", "size", "possible"),
     [
-        (lambda: banded(2052, 8), LARGE, True),
         (lambda: banded(2052, 342), LARGE, False),
         (lambda: banded(2052, 342), 90_000, True),
-        (lambda: dense(200), LARGE, False),
-        (lambda: dense(200), 1000, True),
         pytest.param(lambda: dense(1600), 1000, False, marks=pytest.mark.slow),
         (lambda: TreeMechanism(rounds=400, decoder="full").stream(), LARGE, True),
         (lambda: IdentityMechanism(rounds=3).stream(), 0, True),
@@ -149,18 +138,11 @@ def test_graphs_recur_with_what_fits_their_state_and_are_never_handed_rows_unask
             choose_graph_strategy(stream, size)
 
 
-@pytest.mark.parametrize("below", [0.5, 2.0])
-@pytest.mark.parametrize("dense", [False, True])
-def test_noise_that_float32_does_not_hold_is_refused(below, dense):
-    """N has entries of `below` to the 35th."""
-    stream = BandedMechanism(diagonals=np.array([[1.0, 0.0]] + [[1.0, below]] * 35)).stream()
-    stream = stream.as_contraction() if dense else stream
-    for choose in (choose_graph_strategy, choose_host_strategy):
-        for name in (None, "recurrent", "regenerated")[: 2 + (choose is choose_host_strategy)]:
-            if below < 1:
-                assert choose(stream, 37, name=name).possible
-            else:
-                with refusal(
-                    "too ill-conditioned for float32|no recurrence"
-                ):  # cannot be compressed
-                    choose(stream, 37, name=name)
+def test_noise_that_float32_does_not_hold_is_refused():
+    """N has entries up to 2^35."""
+    stream = plans.banded(36, 1.0, 2.0).stream()
+    with refusal("too ill-conditioned for float32"):
+        choose_graph_strategy(stream, 37)
+    for name in (None, "recurrent", "regenerated"):
+        with refusal("too ill-conditioned for float32"):
+            choose_host_strategy(stream, 37, name=name)

@@ -99,33 +99,6 @@ def test_a_sample_is_summed_and_noised_as_tensorflow_privacy_does_it(kind, in_gr
         one_round(state)
 
 
-@pytest.mark.parametrize("specs", STRUCTURES.values(), ids=STRUCTURES.keys())
-def test_sample_states_merge_and_take_templates(specs):
-    query = make_query(specs)
-    records = [filled(specs, v) for v in (0.2, 3.0, np.nan)]
-    whole = add_up(query, records)
-    merged = query.merge_sample_states(add_up(query, records[:1]), add_up(query, records[1:]))
-    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), merged, whole)
-    assert (int(whole.clients), int(whole.zeroed)) == (3, 1)
-    zero = query.initial_sample_state()
-    made = query.initial_sample_state(filled(specs, 1.0))  # a template
-    tf.nest.map_structure(np.testing.assert_array_equal, made, zero)
-    assert leaves(made) == leaves(zero)
-
-
-def test_the_global_state_is_a_structure_of_tensors_and_params_hold_nothing_of_it():
-    query = make_query()
-    state = query.initial_global_state()
-    again = tf.nest.map_structure(tf.identity, state)
-    _, after, event = query.get_noised_result(query.initial_sample_state(), again)
-    assert type(after) is type(again) is type(state)
-    assert leaves(after) == leaves(state)
-    assert leaves(after, np.shape) == leaves(state, np.shape)
-    assert query.derive_sample_params(after) == (1.0, 100.0, ())
-    # One event for the whole run; those of rounds do not compose.
-    assert type(event).__name__ == "UnsupportedDpEvent"
-
-
 def test_a_restart_which_would_repeat_the_noise_is_refused():
     with refusal("reset_state"):
         tfp.RestartQuery(make_query(), tfp.restart_query.PeriodicRoundRestartIndicator(period=2))
@@ -135,9 +108,12 @@ def test_metrics_are_those_of_the_last_round():
     query = make_query(tf.TensorSpec([2]))
     state = query.initial_global_state()
     for t, values in enumerate(([0.1, 5.0, 5.0, np.inf], [], [101.0, 0.0])):
-        _, state, _ = query.get_noised_result(
+        assert query.derive_sample_params(state) == (1.0, 100.0, ())  # nothing of the noise
+        _, state, event = query.get_noised_result(
             add_up(query, [tf.constant([v, 0.0]) for v in values]), state
         )
+        # One event for the whole run; those of rounds do not compose.
+        assert type(event).__name__ == "UnsupportedDpEvent"
         metrics = {name: value.numpy() for name, value in query.derive_metrics(state).items()}
         assert metrics == {
             "rounds_done": t + 1,

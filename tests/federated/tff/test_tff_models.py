@@ -144,8 +144,7 @@ def keras(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    # In TFF's runtime one VariableModel stands for both.
-    [*((name, "fast") for name in TASKS), ("by hand", "tff"), ("functional", "tff")],
+    [*((name, "fast") for name in TASKS), ("by hand", "tff")],
 )
 @pytest.mark.slow
 def test_trains_the_model_that_keras_trains(name, kind, keras, tmp_path):
