@@ -23,7 +23,7 @@ from fedmf.audits.noise import causal_factor
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.privacy.plan import unamplified_epsilon
 from tests.mechanisms.schemas import epochs, fitted, separated
-from tests.power import FALSE_POSITIVE_RATE, counted, missed_by_count, trials_that_see
+from tests.power import counted, missed_by_count, trials_that_see
 from tests.refusals import refusal
 
 ROUNDS, MIN_SEP, SIGNIFICANCE = 16, 4, 0.05

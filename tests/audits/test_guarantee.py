@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.audits.guarantee import audit_ledger, audit_log
+from fedmf.audits.guarantee import audit_ledger
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import unamplified_epsilon

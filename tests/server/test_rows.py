@@ -92,15 +92,15 @@ def test_any_round_at_any_time_gives_the_same_bits(name, mapped):
 
 def test_two_threads_make_the_bits_of_one(monkeypatch):
     """Each with products of its own, which take one: on more their bits may depend on how many."""
-    seen, fill = [], GaussianSource.fill
+    seen, fill = {}, GaussianSource.fill
 
     def limits():
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
     def record(self, *arguments):
-        if id(self) not in [source for *_, source in seen]:
+        if id(self) not in seen:
             begun.wait(60)  # for the other, which else could find all done
-        seen.append((limits(), threading.get_ident(), id(self)))
+        seen[id(self)] = limits(), threading.get_ident()
         fill(self, *arguments)
 
     monkeypatch.setattr(GaussianSource, "fill", record)
@@ -109,11 +109,10 @@ def test_two_threads_make_the_bits_of_one(monkeypatch):
         seen.clear()
         begun = threading.Barrier(threads)
         with threadpool_limits(threads):
-            noise = noise_of(banded(), "recurrent")
-            made[threads] = [noise.row(t) for t in range(noise.strategy.length)]
+            made[threads] = noise_of(banded(), "recurrent").row(0)
             assert limits() == {threads}
-        assert [limit for limit, *_ in seen] == [{1}] * len(seen)
-        assert len({ident for _, ident, _ in seen}) == len({id for *_, id in seen}) == threads
+        assert all(limit == {1} for limit, _ in seen.values())
+        assert len({ident for _, ident in seen.values()}) == threads
     np.testing.assert_array_equal(made[1], made[2])
 
 

@@ -138,17 +138,6 @@ def _model_in_the_state(parts):
     return by_hand(one_round, _with_zeros(parts, tf.float32))
 
 
-def _sums_part_by_part(parts):
-    def one_round(state, updates):
-        sample = parts.clipped(state, updates)
-        sums = tuple(
-            map(tff.federated_sum, (sample.record, sample.clients, sample.clipped, sample.zeroed))
-        )
-        return output(*parts.noised(sample_of(*sums), state))
-
-    return by_hand(one_round, parts.initialize)
-
-
 def _exact_metrics(parts):
     def one_round(state, updates):
         after, result, total = parts.one_round(state, updates)
@@ -164,7 +153,6 @@ def _exact_metrics(parts):
     [
         _constant_params,
         _model_in_the_state,
-        _sums_part_by_part,
         _exact_metrics,
         lambda parts: tff.aggregators.DifferentiallyPrivateFactory(
             tfp.NormalizedQuery(parts.query, 7.0)

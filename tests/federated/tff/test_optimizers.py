@@ -17,14 +17,12 @@ def test_equals_the_workload_of_the_same_schedule():
     # momentum workload.
     rates = fedmf.WarmupCooldown(rounds=12, peak=0.7).learning_rates()
     optimizer = federated.ScheduledSGDM(rates, momentum=0.9)
-    gradients = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-    weights, state = tf.zeros([3]), optimizer.initialize(tf.TensorSpec([3]))
-    path = []
-    for gradient in gradients:
+    weights, state, path = tf.zeros([3]), optimizer.initialize(tf.TensorSpec([3])), []
+    for gradient in gradients(12):
         state, weights = optimizer.next(state, weights, tf.constant(gradient))
         path.append(-weights.numpy())
     A = fedmf.momentum_sgd(12, momentum=0.9, learning_rates=rates).matrix
-    np.testing.assert_allclose(path, A @ gradients, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(path, A @ gradients(12), rtol=1e-5, atol=1e-6)
 
 
 def test_refusals():
@@ -39,36 +37,37 @@ def test_refusals():
 TFF_ROUNDING = 3e-5
 
 
+def assert_same_steps(ours, theirs, rates, kind):
+    """Of arrays or tensors, of so many rounds; TFF's own optimizers are the oracle."""
+    w = [kind([1.0, -2.0, 0.0], np.float32)]
+    tff_w = [tf.constant(w[0])]
+    state, tff_state = ours.initial(w), theirs.initialize([tf.TensorSpec([3])])
+    for rate, g in zip(rates, gradients(len(rates)), strict=True):
+        state, w = ours.next(state, w, [kind(g)], rate)
+        tff_state, tff_w = theirs.next(tff_state, tff_w, [tf.constant(g)])
+        np.testing.assert_allclose(w[0], tff_w[0], rtol=2e-6, atol=TFF_ROUNDING)
+        assert w[0].dtype == np.float32
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("rule", ["sgd", "adam", "adagrad", "yogi"])
-class TestTheSameStepsAsTff:
-    """On arrays of the server and tensors of a client; TFF's own optimizers are the oracle."""
+def test_a_server_takes_the_steps_of_tff(rule, momentum):
+    settings = config(server_optimizer=rule, server_momentum=momentum, rounds=12)
+    rates = settings.server_schedule().learning_rates().tolist()
+    theirs = tff_optimizers.server_optimizer(settings)
+    assert_same_steps(settings.server_steps(), theirs, rates, np.array)
 
-    def test_of_a_server(self, rule, momentum):
-        settings = config(server_optimizer=rule, server_momentum=momentum, rounds=12)
-        ours, theirs = settings.server_steps(), tff_optimizers.server_optimizer(settings)
-        w = [np.array([1.0, -2.0, 0.0], np.float32)]
-        state = ours.initial(w)
-        tff_w = [tf.constant(w[0])]
-        tff_state = theirs.initialize([tf.TensorSpec([3])])
-        rates = settings.server_schedule().learning_rates()
-        for t, g in enumerate(gradients(12)):
-            state, w = ours.next(state, w, [g], float(rates[t]))
-            tff_state, tff_w = theirs.next(tff_state, tff_w, [tf.constant(g)])
-            np.testing.assert_allclose(w[0], tff_w[0], rtol=2e-6, atol=TFF_ROUNDING)
-            assert w[0].dtype == np.float32
 
-    @pytest.mark.parametrize("proximal", [0.0, 0.3])
-    def test_of_a_client(self, rule, momentum, proximal):
-        own = {"client_momentum": momentum} if rule == "sgd" else {}
-        settings = config(client_optimizer=rule, proximal_strength=proximal, **own)
-        ours, theirs = client_optimizer(settings), tff_optimizers.client_optimizer(settings)
-        w = tff_w = [tf.constant([1.0, -2.0, 0.0])]
-        state, tff_state = ours.initial(w), theirs.initialize([tf.TensorSpec([3])])
-        for g in gradients(5):
-            state, w = ours.next(state, w, [tf.constant(g)], settings.client_learning_rate)
-            tff_state, tff_w = theirs.next(tff_state, tff_w, [tf.constant(g)])
-            np.testing.assert_allclose(w[0], tff_w[0], rtol=2e-6, atol=TFF_ROUNDING)
+@pytest.mark.parametrize("proximal", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("rule", "own"),
+    [("sgd", {}), ("sgd", {"client_momentum": 0.9}), ("adam", {}), ("adagrad", {}), ("yogi", {})],
+)
+def test_a_client_takes_the_steps_of_tff(rule, own, proximal):
+    settings = config(client_optimizer=rule, proximal_strength=proximal, **own)
+    rates = [settings.client_learning_rate] * 5
+    theirs = tff_optimizers.client_optimizer(settings)
+    assert_same_steps(client_optimizer(settings), theirs, rates, tf.constant)
 
 
 def gradients(count):
