@@ -244,15 +244,14 @@ def test_refusals():
         audit_canaries(plan.simulating(simulated=10, claimed=100), evidence)
     with refusal("confidence=1"):
         audit_canaries(plan, evidence, confidence=1.0)
-    for wrong in (np.nan, -np.inf):
-        for name, place, words in (
-            ("releases", (3, 7), f"in round 3 along canary 7: {wrong}"),
-            ("model", 5, f"moved by {wrong} along canary 5"),
-        ):
-            changed = getattr(evidence, name).copy()
-            changed[place] = wrong
-            with refusal(words):
-                audit_canaries(plan, dataclasses.replace(evidence, **{name: changed}))
+    for name, place, words in (
+        ("releases", (3, 7), "in round 3 along canary 7: nan"),
+        ("model", 5, "moved by nan along canary 5"),
+    ):
+        changed = getattr(evidence, name).copy()
+        changed[place] = np.nan
+        with refusal(words):
+            audit_canaries(plan, dataclasses.replace(evidence, **{name: changed}))
     nobody = dataclasses.replace(evidence, rounds=np.zeros_like(evidence.rounds))
     assert all(bound.epsilon_lower == 0 for bound in audit_canaries(plan, nobody).bounds)
     assert epsilon_bound(np.zeros(0), np.zeros(0, bool), 1e-6, SIGNIFICANCE) == 0

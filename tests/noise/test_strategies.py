@@ -46,9 +46,7 @@ def dense(rounds):
     ("stream", "name", "mapped", "most"),
     [
         (lambda: IdentityMechanism(rounds=2052).stream(), "recurrent", False, 2),
-        (lambda: banded(2052, 8), "recurrent", False, 2.5),
         (lambda: banded(2052, 342), "recurrent", True, 12),
-        (lambda: dense(400), "regenerated", False, 10),
         (lambda: dense(1600), "regenerated", True, 10),
         (lambda: TreeMechanism(rounds=400, decoder="full").stream(), "recurrent", False, 3),
         (lambda: banded(100_000, 32), "recurrent", False, 5),

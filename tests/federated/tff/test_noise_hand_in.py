@@ -73,10 +73,8 @@ def test_states_of_others_are_refused():
             made.hand_in(given)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({}, "`noise_seed` and key"), ({"noise_seed": "os"}, "HostNoise.for_state")],
-)
-def test_a_seed_is_needed(options, said):
-    with refusal(said):
-        federated.HostNoise(PLAN, SIZE, **options)
+def test_a_seed_is_needed():
+    with refusal("`noise_seed` and key"):
+        federated.HostNoise(PLAN, SIZE)
+    with refusal("HostNoise.for_state"):
+        federated.HostNoise(PLAN, SIZE, noise_seed="os")

@@ -176,17 +176,14 @@ def test_a_state_that_is_a_constant_of_a_graph_is_refused():
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"a": tf.zeros([2, 3])}, "not those that the query was made for"),
         ({"a": tf.zeros([3, 2]), "b": tf.constant(0.0)}, "not those that the query was made for"),
         ({"a": tf.ones([2, 3], tf.int32), "b": tf.constant(0.0)}, "int32 .* float32"),
         ({"a": tf.zeros([2, 3]), "b": tf.constant(0.0, tf.float64)}, "float64 .* float32"),
     ],
 )
 def test_other_records_are_refused(record, said):
-    query = make_query()
-    for use in (lambda: preprocess(query, record), lambda: add_up(query, [record])):
-        with refusal(said, (TypeError, ValueError)):
-            use()
+    with refusal(said, (TypeError, ValueError)):
+        preprocess(make_query(), record)
 
 
 @pytest.mark.parametrize(("dtype", "wider"), [(tf.bfloat16, tf.float32), (tf.float32, tf.float64)])
