@@ -92,17 +92,6 @@ def test_the_oracle_finds_what_no_updates_attain():
     assert attained_by_sets(C, [(0, 1, 2)], np.random.default_rng(0)) < 0.99 * sums(C, (0, 1, 2))
 
 
-@every_mechanism
-def test_the_diagonals_of_the_gram_matrix(build):
-    mechanism = build(N)
-    X, diagonals = mechanism.encoder().T @ mechanism.encoder(), gram_diagonals(mechanism)
-    expected = np.zeros((N, N))
-    for d in range(N):
-        expected[d, : N - d] = np.diagonal(X, d)
-    assert_allclose(diagonals, expected[: len(diagonals)], rtol=1e-12, atol=1e-13)
-    assert np.abs(expected[len(diagonals) :]).max(initial=0.0) == 0.0
-
-
 def test_the_diagonals_of_a_banded_encoder_of_many_rounds():
     rows = MECHANISMS["banded, uneven"](5000).diagonals
     few, many = (gram_diagonals(BandedMechanism(diagonals=rows[:n])) for n in (1000, 5000))
@@ -130,30 +119,28 @@ def test_what_clients_spend_is_the_sum_over_their_rounds(monkeypatch, bands, sha
     assert len(spent_squared(diagonals, nobody)) == 0
 
 
-class TestToeplitzEncodersOfManyRounds:
+def test_bounds_of_long_toeplitz_encoders_are_upper_and_of_single_clients(monkeypatch):
     """Where X would take gigabytes, clients are bounded by their own counts."""
-
-    def test_bounds_are_upper_and_of_single_clients(self, monkeypatch):
-        mechanism = ToeplitzMechanism(rounds=40, coefficients=0.8 ** np.arange(40))
-        taken = [[0, 10, 20, 30], [5, 6], [7]]
-        clients = ClientRounds(rounds=np.concatenate(taken), starts=np.array([0, 4, 6]))
-        exact = OwnRounds(mechanism).squared(clients)
-        with_others = OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, exact)
-        monkeypatch.setattr(own_rounds, "_MAX_TOEPLITZ_ENTRIES", 100)
-        own = OwnRounds(mechanism)
-        assert not own.exact
-        bounds = own.squared(clients)
-        assert (bounds >= exact * (1 - 1e-12)).all()
-        # The first client has the very rounds that are worst of its counts; the second has not the
-        # number of the first.
-        assert_allclose(bounds[0], exact[0], rtol=1e-12)
-        assert bounds[1] < 1.1 * exact[1]
-        assert (
-            OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, bounds) >= with_others
-        ).all()
-        audit = audit_ledger(ledger_of([[0], [0], [1]], None), plan(separated(40, 10), mechanism))
-        assert not audit.achieved.sensitivity.exact
-        assert audit.offenders.clients == 1
+    mechanism = ToeplitzMechanism(rounds=40, coefficients=0.8 ** np.arange(40))
+    taken = [[0, 10, 20, 30], [5, 6], [7]]
+    clients = ClientRounds(rounds=np.concatenate(taken), starts=np.array([0, 4, 6]))
+    exact = OwnRounds(mechanism).squared(clients)
+    with_others = OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, exact)
+    monkeypatch.setattr(own_rounds, "_MAX_TOEPLITZ_ENTRIES", 100)
+    own = OwnRounds(mechanism)
+    assert not own.exact
+    bounds = own.squared(clients)
+    assert (bounds >= exact * (1 - 1e-12)).all()
+    # The first client has the very rounds that are worst of its counts; the second has not the
+    # number of the first.
+    assert_allclose(bounds[0], exact[0], rtol=1e-12)
+    assert bounds[1] < 1.1 * exact[1]
+    assert (
+        OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, bounds) >= with_others
+    ).all()
+    audit = audit_ledger(ledger_of([[0], [0], [1]], None), plan(separated(40, 10), mechanism))
+    assert not audit.achieved.sensitivity.exact
+    assert audit.offenders.clients == 1
 
 
 def test_of_many_offenders_the_ten_with_the_weakest_guarantees_are_named():

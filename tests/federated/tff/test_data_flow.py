@@ -193,14 +193,6 @@ def sum_by_another_operation(parts, state, updates):
 
 
 @refused(NOT_THE_SUM)
-def forged_sample(parts, state, updates):
-    forge = tff.tensorflow.computation(
-        lambda update: QuerySample(tf.cast(update, tf.float64), 1, 0, 0), RECORD
-    )
-    return output(*parts.noised(tff.federated_sum(tff.federated_map(forge, updates)), state))
-
-
-@refused(NOT_THE_SUM)
 def counts_exchanged(parts, state, updates):
     total = tff.federated_sum(parts.clipped(state, updates))
     exchanged = sample_of(total.record, total.clients, total.zeroed, total.clipped)

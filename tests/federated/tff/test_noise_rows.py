@@ -20,32 +20,16 @@ from tests.refusals import refusal
 KEY = noise_key(5)
 
 
-def rows_of(step, count, state):
-    out = []
-    for _ in range(count):
-        row, state = step(state)
-        out.append(row.numpy())
-    return np.array(out), state
-
-
 @every_form
 @pytest.mark.parametrize("rounds", [1, 11])
 def test_basis_vectors_write_out_the_causal_noising_matrix(build, rounds):
     stream, basis = build(rounds).stream(), tf.eye(rounds)
     rows = NoiseRows(stream=stream, size=rounds, source=lambda key, size: lambda i: basis[i])
-    found, _ = rows_of(tf.function(rows.next), rounds, rows.initial_state(KEY))
+    step, state = tf.function(rows.next), rows.initial_state(KEY)
     L = stream.causal().as_contraction().contraction
-    np.testing.assert_allclose(found, L, rtol=2e-6, atol=2e-6)
-
-
-@every_form
-def test_stopping_anywhere_changes_nothing(build):
-    rows, again = (NoiseRows(stream=build(40).stream(), size=3) for _ in range(2))
-    step, start = tf.function(rows.next), rows.initial_state(KEY)
-    whole, _ = rows_of(step, 40, start)
-    first, state = rows_of(step, 33, start)
-    rest, _ = rows_of(tf.function(again.next), 7, tf.nest.map_structure(np.asarray, state))
-    np.testing.assert_array_equal(np.concatenate([first, rest]), whole)
+    for t in range(rounds):
+        row, state = step(tf.nest.map_structure(np.asarray, state))  # as of a checkpoint
+        np.testing.assert_allclose(row, L[t], rtol=2e-6, atol=2e-6)
 
 
 def test_a_row_is_handed_in_for_its_round_only():

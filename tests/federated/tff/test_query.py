@@ -186,11 +186,10 @@ def test_other_records_are_refused(record, said):
         preprocess(make_query(), record)
 
 
-@pytest.mark.parametrize(("dtype", "wider"), [(tf.bfloat16, tf.float32), (tf.float32, tf.float64)])
-def test_what_fits_into_the_dtype_of_the_specs_is_widened(dtype, wider):
-    record = tf.constant([0.5, 0.25], dtype)
+def test_what_fits_into_the_dtype_of_the_specs_is_widened():
+    record = tf.constant([0.5, 0.25], tf.bfloat16)
     for value in (record, tf.Variable(record), record.numpy()):
-        clipped = preprocess(make_query(tf.TensorSpec([2], wider)), value).record
+        clipped = preprocess(make_query(tf.TensorSpec([2])), value).record
         np.testing.assert_array_equal(clipped, [0.5, 0.25])
 
 

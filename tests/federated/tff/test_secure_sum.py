@@ -32,6 +32,7 @@ def rounds_of(value_type, rounds, *, secure_sum=True, **changes):
         plan, clients_per_round=3, noise_seed=1, secure_sum=secure_sum
     )
     process = factory.create(tff.to_type(value_type))
+    assert process.next.type_signature.result.result.member == tff.to_type(value_type)
     state, outputs = process.initialize(), []
     for updates in rounds:
         outputs.append(process.next(state, updates))
