@@ -82,9 +82,10 @@ def test_with_a_mark_of_its_own_noise_that_will_be_released_would_go_on():
     np.testing.assert_allclose(repeated, scaled, rtol=1e-5, atol=1e-6)
 
 
-def test_noise_beside_other_noise_of_the_bits_does_not_go_on():
+def test_noise_of_another_adaptive_clip_norm_does_not_go_on():
     began, other = (
-        query_of(divisor=4, quantile_clipping=QuantileClipping(share=share)) for share in (0.1, 0.2)
+        query_of(divisor=4, quantile_clipping=QuantileClipping(quantile=quantile))
+        for quantile in (0.5, 0.6)
     )
     refused(other, began.initial_global_state(), "another mechanism, noise scale")
 
