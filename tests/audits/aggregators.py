@@ -89,6 +89,11 @@ def scaled(factor):
     )
 
 
+def noised_sum(multiplier):
+    """A sum, with noise of this multiplier."""
+    return lambda arrays, rng, updates: plus(arrays, gaussian(arrays, multiplier, rng))
+
+
 def without_clip(update):
     norm = norm_of(update)
     return update if np.isfinite(norm) and norm < 1e20 else as_one(update)
@@ -215,9 +220,7 @@ MISTAKES = {
         aggregator(each_by_itself), "huge", multiplier=MULTIPLIER / 2
     ),
     "a mean's noise on the sum": Mistake(
-        aggregator(
-            finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER / CLIENTS, rng))
-        ),
+        aggregator(finish=noised_sum(MULTIPLIER / CLIENTS)),
         "noise",
         {"releases": "sum"},
         MULTIPLIER / CLIENTS,
@@ -260,10 +263,7 @@ MISTAKES = {
     "a clip at the median of the round": Mistake(aggregator(add=at_the_median), "mixed"),
     "sums that go on": Mistake(accumulating, "inside"),
     "sums in float16": Mistake(
-        aggregator(
-            add=in_float16,
-            finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER, rng)),
-        ),
+        aggregator(add=in_float16, finish=noised_sum(MULTIPLIER)),
         "inside",
         {"clients": 200, "shapes": "300", "releases": "sum"},
     ),

@@ -18,12 +18,13 @@ from fedmf.audits.canaries import (
     gaussian_refuted,
     normal_epsilon_bound,
     p_value,
+    release_scores,
 )
 from fedmf.audits.noise import causal_factor
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.privacy.plan import unamplified_epsilon
 from tests.mechanisms.schemas import epochs, fitted, separated
-from tests.power import counted, missed_by_count, trials_that_see
+from tests.power import FALSE_POSITIVE_RATE, counted, missed_by_count, trials_that_see
 from tests.refusals import refusal
 
 ROUNDS, MIN_SEP, SIGNIFICANCE = 16, 4, 0.05
@@ -196,6 +197,29 @@ class Departure:
             return float(scipy.stats.nct.cdf(needed, count - 2, self.snr(plan, count) / width))
 
         return trials_that_see(missed)
+
+
+@pytest.mark.parametrize("family", ["identity", "banded", "blt", "tree"])
+def test_scores_of_honest_releases_are_as_far_apart_as_the_plan_says(family):
+    """Sharp: |C x| / sigma for the pattern, to 5% that the measured covariance costs and the error
+    of so many canaries.
+    """
+    plan, count = plan_of(family), 40_000
+    X = np.linalg.inv(plan.mechanism.noising() @ plan.mechanism.noising().T)
+    evidence = Departure().evidence(plan, count, np.random.default_rng(2))
+    scores = release_scores(
+        plan.mechanism.noising(), evidence.rounds, evidence.releases, plan.clip_norm
+    )
+    for pattern in patterns().T:
+        expected = plan.clip_norm * np.sqrt(pattern @ X @ pattern) / plan.stddev
+        of = (evidence.rounds == pattern[:, None]).all(axis=0)
+        present, absent = scores[of & evidence.included], scores[of & ~evidence.included]
+        measured = (present.mean() - absent.mean()) / np.sqrt((present.var() + absent.var()) / 2)
+        error = np.sqrt((4 + expected**2 / 2) / of.sum()) * scipy.stats.norm.isf(
+            FALSE_POSITIVE_RATE / 2
+        )
+        assert 0.95 * expected - error < measured < expected + error
+        assert error < 0.1 * expected
 
 
 DEPARTURES = {

@@ -161,12 +161,12 @@ def test_of_many_offenders_the_ten_with_the_weakest_guarantees_are_named():
 def test_rounds_without_a_record_count_for_every_client_after_a_broken_plan(tmp_path, coefficients):
     mechanism = ToeplitzMechanism(rounds=12, coefficients=coefficients)
     log = tmp_path / "log.csv"
-    rows = [(t, f"c{t % 4}") for t in range(10)] + [(1, "bad"), (2, "bad")]
+    rows = [(t, f"c{t % 4}") for t in range(10)] + [(1, "zoe"), (2, "zoe")]
     log.write_text("round,client\n" + "".join(f"{t},{client}\n" for t, client in rows))
     audit = audit_log(log, plan(separated(12, 4), mechanism))
     C, rng = mechanism.encoder(), np.random.default_rng(0)
     (bad,) = audit.offenders.first
-    assert (bad.client, bad.rounds) == ("bad", (1, 2))
+    assert (bad.client, bad.rounds) == ("zoe", (1, 2))
     for found, taken in (
         (bad.achieved, [(1, 2, 10, 11)]),
         (audit.offenders.others, [(*range(c, 10, 4), 10, 11) for c in range(4)]),

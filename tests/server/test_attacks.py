@@ -108,11 +108,6 @@ class TestTheFolder:
             assert caught.value.__cause__ is None
             assert caught.value.__suppress_context__
 
-    def test_has_private_for_its_owner_alone(self, tmp_path):
-        (tmp_path / "server" / "private").mkdir(parents=True, mode=0o777)
-        server(tmp_path / "server")
-        assert (tmp_path / "server" / "private").stat().st_mode & 0o77 == 0
-
 
 class TestCallsWithinCalls:
     def test_of_another_thread_wait_and_a_closed_server_releases_nothing(

@@ -256,6 +256,8 @@ class TestRefuses:
         fedmf.Server.open(tmp_path / "server").release()
 
     def test_to_tell_its_seed(self, tmp_path):
+        private = tmp_path / "server" / "private"
+        private.mkdir(parents=True, mode=0o777)
         keeper = server(noise_seed=918_273_645, folder=tmp_path / "server")
         keeper.add(update(), client=1)
         keeper.release()
@@ -264,10 +266,10 @@ class TestRefuses:
             if path.is_file():
                 said.append(path.read_bytes().decode("latin1"))
         assert not any("918273645" in text for text in said)
-        seed = tmp_path / "server" / "private" / "noise_seed"
-        assert seed.read_text() == "918273645\n"
-        assert seed.stat().st_mode & 0o77 == 0
-        assert (tmp_path / "server" / "participation.jsonl").stat().st_mode & 0o77 == 0
+        assert (private / "noise_seed").read_text() == "918273645\n"
+        log = tmp_path / "server" / "participation.jsonl"
+        for path in (private, private / "noise_seed", log):
+            assert path.stat().st_mode & 0o77 == 0
 
 
 def _tell_refusal(keeper, pipe):
