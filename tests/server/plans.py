@@ -1,9 +1,12 @@
-"""Small plans, and the draws of the host's source."""
+"""Small plans and servers, and the draws of the host's source."""
 
 import numpy as np
 
-from fedmf import Participation, Plan
+from fedmf import Participation, Plan, Server
 from fedmf.server.source import GaussianSource, noise_key
+from tests.mechanisms.registry import MECHANISMS
+
+SHAPES = [(2, 3), (4,)]
 
 
 def plan_of(mechanism, **changes):
@@ -23,3 +26,18 @@ def draws_of_host(seed, rounds, size):
     Z = np.empty((rounds, size), np.float32)
     GaussianSource(noise_key(seed)).fill(Z, 0)
     return Z.astype(np.float64)
+
+
+def server(folder=None, plan=None, **options):
+    """Of twelve rounds, with three clients in each."""
+    plan = plan or plan_of(MECHANISMS["banded"](12))
+    values = {"shapes": SHAPES, "clients_per_round": 3, "noise_seed": 5}
+    return Server(plan, folder=folder, **(values | options))
+
+
+def update(number=0, length=0.1):
+    """Of this norm, in a direction of its own."""
+    rng = np.random.default_rng(number)
+    leaves = [rng.standard_normal(shape) for shape in SHAPES]
+    scale = length / np.sqrt(sum(np.square(leaf).sum() for leaf in leaves))
+    return [(leaf * scale).astype(np.float32) for leaf in leaves]

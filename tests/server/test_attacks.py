@@ -16,21 +16,10 @@ import fedmf
 from fedmf import files
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.rows import HostNoise
-from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import assert_refused, refusal
-from tests.server.plans import plan_of
+from tests.server.plans import server, update
 
 GONE = "was moved, replaced, closed or gone on with elsewhere: nothing was released"
-
-
-def server(folder=None, **options):
-    plan = plan_of(MECHANISMS["banded"](6), clip_norm=0.5)
-    values = {"shapes": [(2,)], "clients_per_round": 4, "noise_seed": 123_454_321}
-    return fedmf.Server(plan, folder=folder, **(values | options))
-
-
-def update(length=0.1):
-    return [np.array([length, 0.0])]
 
 
 class TestTheFolder:
@@ -98,7 +87,7 @@ class TestTheFolder:
         assert synced[0] == str(folder)
 
     def test_keeps_its_seed_out_of_errors(self, tmp_path):
-        server(tmp_path / "server").close()
+        server(tmp_path / "server", noise_seed=123_454_321).close()
         path = tmp_path / "server" / "private" / "noise_seed"
         for text in ("123454321x\n", "123454321"):
             path.write_text(text)

@@ -12,23 +12,8 @@ import pytest
 import fedmf
 from tests.mechanisms.registry import MECHANISMS, every_mechanism
 from tests.refusals import assert_refused, refusal
-from tests.server.plans import draws_of_host, plan_of
+from tests.server.plans import SHAPES, draws_of_host, plan_of, server, update
 from tests.server.test_crashes import in_a_child
-
-SHAPES = [(2, 3), (4,)]
-
-
-def server(plan=None, **options):
-    plan = plan or plan_of(MECHANISMS["banded"](12))
-    values = {"shapes": SHAPES, "clients_per_round": 3, "noise_seed": 5}
-    return fedmf.Server(plan, **(values | options))
-
-
-def update(number=0, length=0.1):
-    rng = np.random.default_rng(number)
-    leaves = [rng.standard_normal(shape) for shape in SHAPES]
-    scale = length / np.sqrt(sum(np.square(leaf).sum() for leaf in leaves))
-    return [(leaf * scale).astype(np.float32) for leaf in leaves]
 
 
 def flat(arrays):
@@ -40,7 +25,7 @@ class TestReleases:
     def test_are_the_plan_s_mean(self, build):
         """(sum + row t of N Z) / clients_per_round: N of the mechanism, Z of the seed's source."""
         plan = plan_of(build(12))
-        keeper = server(plan)
+        keeper = server(plan=plan)
         N = plan.mechanism.stream().causal().as_contraction().contraction
         noise = plan.stddev * (N @ draws_of_host(5, 12, 10))
         for t in range(12):
@@ -60,7 +45,7 @@ class TestReleases:
 
     def test_cannot_be_changed(self, tmp_path):
         """Else `last_release` would be another one than was handed out."""
-        keeper = server(folder=tmp_path / "server")
+        keeper = server(tmp_path / "server")
         handed_out = keeper.release()
         keeper.close()
         for arrays in (handed_out, fedmf.Server.open(tmp_path / "server").last_release):
@@ -128,7 +113,8 @@ class TestWhoTakesPart:
             apart = fedmf.Participation(rounds=12, schema="min_sep", min_sep=4)
             keeps = fedmf.Budget.of(mechanism, apart)
             participation = keeps.participation
-        keeper = server(plan_of(mechanism, participation=participation), clients_per_round=5)
+        plan = plan_of(mechanism, participation=participation)
+        keeper = server(plan=plan, clients_per_round=5)
         taken = {client: [] for client in "abcde"}
         for t in range(12):
             for client in data.draw(st.sets(st.sampled_from("abcde"))):
@@ -179,8 +165,8 @@ class TestWhoTakesPart:
         plan = fedmf.calibrate(
             MECHANISMS["banded"](12), None, epsilon=8.0, delta=1e-6, sampling=scheme
         )
-        assert_refused(lambda: server(plan), ValueError, "population=None")
-        keeper = server(plan, population=60)
+        assert_refused(lambda: server(plan=plan), ValueError, "population=None")
+        keeper = server(plan=plan, population=60)
         sizes = set()
         for _ in range(12):
             cohort = keeper.cohort()
@@ -214,7 +200,7 @@ class TestRefuses:
         for call, kind, words in [
             (lambda: fedmf.Server("plan", shapes=SHAPES, clients_per_round=3, noise_seed=1),
              TypeError, "plan='plan' must be a fedmf.Plan"),
-            (lambda: server(simulating), ValueError, "the plan simulates 9 clients with 3"),
+            (lambda: server(plan=simulating), ValueError, "the plan simulates 9 clients with 3"),
             (lambda: server(shapes=[]), ValueError, r"shapes=\[\] have no entries"),
             (lambda: server(shapes=[3]), TypeError, r"shapes=\[3\] holds 3, no shape"),
             (lambda: server(clients_per_round=0), ValueError, "clients_per_round=0"),
@@ -242,23 +228,23 @@ class TestRefuses:
             assert_refused(call, ValueError, "all rounds=12 of the plan are released")
 
     def test_a_second_of_itself(self, tmp_path):
-        keeper = server(folder=tmp_path / "server")
+        keeper = server(tmp_path / "server")
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             assert_refused(lambda copied=copied: copied(keeper), TypeError, "cannot be copied")
         assert_refused(
             lambda: fedmf.Server.open(tmp_path / "server"), ValueError, "in use by another server"
         )
-        assert_refused(lambda: server(folder=tmp_path / "server"), ValueError, "in use")
+        assert_refused(lambda: server(tmp_path / "server"), ValueError, "in use")
         assert b"another process" in in_a_child(lambda pipe: _tell_refusal(keeper, pipe))
         keeper.close()
         assert_refused(keeper.release, ValueError, "this server is closed")
-        assert_refused(lambda: server(folder=tmp_path / "server"), ValueError, "holds a server")
+        assert_refused(lambda: server(tmp_path / "server"), ValueError, "holds a server")
         fedmf.Server.open(tmp_path / "server").release()
 
     def test_to_tell_its_seed(self, tmp_path):
         private = tmp_path / "server" / "private"
         private.mkdir(parents=True, mode=0o777)
-        keeper = server(noise_seed=918_273_645, folder=tmp_path / "server")
+        keeper = server(tmp_path / "server", noise_seed=918_273_645)
         keeper.add(update(), client=1)
         keeper.release()
         said = [repr(keeper), keeper.statement()]
@@ -293,7 +279,7 @@ class TestResumes:
         plan = plan_of(MECHANISMS["blt"](12), quantile_clipping=clipping)
         options = {"population": population, "zeroing_norm": 5.0}
         folder = tmp_path_factory.mktemp("servers") / "server"
-        whole, stopped = server(plan, **options), server(plan, folder=folder, **options)
+        whole, stopped = server(plan=plan, **options), server(plan=plan, folder=folder, **options)
         rng = np.random.default_rng(seed)
         for t in range(12):
             if (t, False) in stops:
@@ -321,7 +307,7 @@ class TestResumes:
             np.testing.assert_array_equal(flat(ended.last_release), flat(whole.last_release))
 
     def test_and_states_what_an_audit_of_its_log_does(self, tmp_path):
-        keeper = server(folder=tmp_path / "my server")
+        keeper = server(tmp_path / "my server")
         for t in range(7):
             for client in keeper.cohort(available=[f"no {i}" for i in range(9)]):
                 keeper.add(update(t), client=client)
