@@ -50,11 +50,9 @@ def test_buffers_of_any_shape(window, sums):
 @pytest.mark.parametrize(
     ("family", "options", "most"),
     [
-        ("tree", {"decoder": "online"}, 9),
         ("tree", {"decoder": "full"}, 9),
         ("fft", {}, 30),
         ("toeplitz", {"coefficients": "sqrt"}, 20),
-        ("dense", {"tolerance": 1e-2}, 30),
         ("blt", {"buffers": 4}, 4),
         ("low_rank", {"bands": 4, "rank": 4}, 8),
     ],

@@ -16,8 +16,6 @@ from tests.mechanisms.registry import MECHANISMS
 from tests.power import FALSE_POSITIVE_RATE
 from tests.server.audited import ROUNDS, game, judged, run
 
-pytestmark = pytest.mark.usefixtures("clients_in_turn")
-
 of_query = functools.partial(run, subject=audits.Query)
 
 
