@@ -14,10 +14,12 @@ import pytest
 
 import fedmf
 from fedmf import files
+from fedmf.cohorts.controller import PoolRanDryWarning
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.rows import HostNoise
+from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import assert_refused, refusal
-from tests.server.plans import server, update
+from tests.server.plans import plan_of, server, update
 
 GONE = "was moved, replaced, closed or gone on with elsewhere: nothing was released"
 
@@ -148,14 +150,18 @@ class TestCallsWithinCalls:
         assert "is at work" in said[0]
 
     def test_a_warning_that_is_an_error_does_not_stop_a_release(self):
-        keeper = server(population=30)
-        for _ in range(5):
-            keeper.cohort()
+        twice = fedmf.Participation(rounds=12, schema="min_sep", min_sep=3, max_participations=2)
+        plan = plan_of(MECHANISMS["banded"](12), participation=twice)
+        keeper, other = (server(plan=plan, population=18) for _ in range(2))
+        for _ in range(11):
             keeper.release()
+            other.release()
+        with pytest.warns(PoolRanDryWarning):  # of the last round
+            other.cohort()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             keeper.release()
-        assert keeper.round == 6
+        assert keeper.round == 12
 
 
 class TestClients:
