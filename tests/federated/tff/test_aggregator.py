@@ -45,9 +45,7 @@ def run(process, rounds, updates=(ZERO, ZERO), state=None):
 
 
 def test_zero_updates_come_out_as_the_plans_noise_also_after_a_restore():
-    """Row for row. The query and its rows are held to it over all mechanisms,
-    in test_audit.py and noise/test_rows.py.
-    """
+    """Row for row, in a plan that simulates; test_noise_rows.py has every kind of mechanism."""
     rounds, clients = 35, 4
     plan = plan_of(MECHANISMS["tree full"](rounds)).simulating(simulated=clients, claimed=40)
     one, again = (process_of(plan, clients_per_round=clients) for _ in range(2))
