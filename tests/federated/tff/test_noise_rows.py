@@ -1,4 +1,4 @@
-"""The Gaussian source and the rows of N Z on tensors."""
+"""The rows of N Z on tensors, and the seeds of runs."""
 
 import concurrent.futures
 import copy
