@@ -1,6 +1,7 @@
 """Aggregators for the referee: an honest one, and mistakes that each change one step of it."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -89,11 +90,6 @@ def scaled(factor):
     )
 
 
-def noised_sum(multiplier):
-    """A sum, with noise of this multiplier."""
-    return lambda arrays, rng, updates: plus(arrays, gaussian(arrays, multiplier, rng))
-
-
 def without_clip(update):
     norm = norm_of(update)
     return update if np.isfinite(norm) and norm < 1e20 else as_one(update)
@@ -121,6 +117,12 @@ def one_draw_for_arrays(arrays, scale, rng, updates):
     return [draw[: array.size].reshape(array.shape) for array in arrays]
 
 
+def of_alternate_rounds():
+    calls = itertools.count()
+    finish = noisy(lambda arrays, scale, rng, _: gaussian(arrays, scale * (next(calls) % 2), rng))
+    return aggregator(finish=finish)()
+
+
 def none_in_the_last(arrays, scale, rng, updates):
     return [*gaussian(arrays[:-1], scale, rng), np.zeros(arrays[-1].shape)]
 
@@ -131,6 +133,11 @@ def less_beside_data(arrays, scale, rng, updates):
 
 def laplace(arrays, scale, rng, updates):
     return [rng.laplace(scale=scale / 2**0.5, size=array.shape) for array in arrays]
+
+
+def only_where_nothing_is(arrays, scale, rng, updates):
+    noise = gaussian(arrays, scale, rng)
+    return [one * (array == 0) for one, array in zip(noise, arrays, strict=True)]
 
 
 def taken_back():
@@ -151,6 +158,21 @@ def by_spectral_norm(update):
         return as_one(update)
     norms = [np.linalg.norm(np.atleast_2d(array.astype(np.float64)), 2) for array in update]
     return divided(update, max(1, float(np.linalg.norm(norms))))
+
+
+def seeded(start):
+    """Noise whose seed is a number of the round, from `start()` on."""
+
+    def make():
+        rounds = start()
+
+        def aggregate(updates):
+            rng = np.random.default_rng(next(rounds))
+            return mean(total([as_one(update) for update in updates], None), rng)
+
+        return aggregate
+
+    return make
 
 
 def by_largest_entry(update):
@@ -219,11 +241,20 @@ MISTAKES = {
     "each array clipped by itself": Mistake(
         aggregator(each_by_itself), "huge", multiplier=MULTIPLIER / 2
     ),
+    "no clip": Mistake(aggregator(without_clip), "huge"),
+    "a sum's noise on the mean": Mistake(aggregator(finish=scaled(CLIENTS)), "noise", SMALL),
     "a mean's noise on the sum": Mistake(
-        aggregator(finish=noised_sum(MULTIPLIER / CLIENTS)),
+        aggregator(
+            finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER / CLIENTS, rng))
+        ),
         "noise",
         {"releases": "sum"},
         MULTIPLIER / CLIENTS,
+    ),
+    "a sum where a mean is claimed": Mistake(
+        aggregator(finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER, rng))),
+        "inside",
+        SMALL,
     ),
     "clipping after the mean": Mistake(
         aggregator(without_clip, finish=clipped_mean), "one", multiplier=MULTIPLIER / CLIENTS
@@ -246,12 +277,20 @@ MISTAKES = {
         aggregator(finish=of_those_who_came), "dropout", multiplier=MULTIPLIER / 2
     ),
     "a seed that is a constant": Mistake(aggregator(seed=3), "start"),
+    "the round's number as seed": Mistake(seeded(itertools.count), "start"),
+    "the same noise each round": Mistake(
+        seeded(lambda: itertools.repeat(int(np.random.default_rng().integers(2**60)))), "dependence"
+    ),
     "one draw for all arrays": Mistake(aggregator(finish=noisy(one_draw_for_arrays)), "dependence"),
+    "noise in every other round": Mistake(of_alternate_rounds, "dependence"),
     "no noise in the last array": Mistake(aggregator(finish=noisy(none_in_the_last)), "arrays"),
     "less noise beside data": Mistake(
         aggregator(finish=noisy(less_beside_data)), "noise-with-data", multiplier=0.9 * MULTIPLIER
     ),
     "noise that is taken back": Mistake(taken_back, "dependence"),
+    "noise where nothing was sent": Mistake(
+        aggregator(finish=noisy(only_where_nothing_is)), "noise-with-data"
+    ),
     "a clip by the spectral norm": Mistake(aggregator(by_spectral_norm), "huge", SMALL),
     "Laplace noise": Mistake(aggregator(finish=noisy(laplace)), "dependence"),
     "a clip by the largest entry": Mistake(aggregator(by_largest_entry), "huge"),
@@ -263,7 +302,10 @@ MISTAKES = {
     "a clip at the median of the round": Mistake(aggregator(add=at_the_median), "mixed"),
     "sums that go on": Mistake(accumulating, "inside"),
     "sums in float16": Mistake(
-        aggregator(add=in_float16, finish=noised_sum(MULTIPLIER)),
+        aggregator(
+            add=in_float16,
+            finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER, rng)),
+        ),
         "inside",
         {"clients": 200, "shapes": "300", "releases": "sum"},
     ),

@@ -131,7 +131,7 @@ def test_a_server_passes(family, min_sep, noise):
 
 def test_a_play_may_be_left_out():
     mistake = MISTAKES["a NaN that passes"]
-    result = audit_aggregator(mistake.make, claim(leave_out=mistake.play, **SMALL))
+    result = audit_aggregator(mistake.make, claim(leave_out=mistake.play))
     assert result.passed
     assert next(p for p in result.plays if p.name == mistake.play).passed is None
 
@@ -141,14 +141,14 @@ def test_updates_of_zeros_that_become_nan():
         with np.errstate(all="ignore"):
             return [array / aggregators.norm_of(update) for array in update]
 
-    result = audit_aggregator(aggregator(divides), claim(**SMALL))
+    result = audit_aggregator(aggregator(divides), claim())
     assert result.failed == ("zeros",)
     assert result.values()["epsilon_run"] is None
 
     def raises(update):
         return [array * min(1, 1 / aggregators.norm_of(update)) for array in update]
 
-    assert "zeros" in audit_aggregator(aggregator(raises), claim(**SMALL)).failed
+    assert "zeros" in audit_aggregator(aggregator(raises), claim()).failed
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,7 @@ def test_updates_of_zeros_that_become_nan():
         ({"shapes": "3,b"}, "shapes='3,b'"),
         ({"shapes": "5x5"}, "25 entries"),
         ({"leave_out": "noise"}, "leave_out='noise'"),
+        ({"min_sep": 3}, "min_sep=3"),
         ({"clients": 1}, "clients=1"),
     ],
 )

@@ -222,6 +222,22 @@ def test_scores_of_honest_releases_are_as_far_apart_as_the_plan_says(family):
         assert error < 0.1 * expected
 
 
+RUNS = trials_that_see(lambda runs: missed_by_count(runs, SIGNIFICANCE, 0.25), start=200)
+
+
+@pytest.mark.slow
+def test_honest_runs_are_above_their_claim_as_rarely_as_stated():
+    """A claim that is refuted in a quarter of runs would be seen; at 5% the test fails
+    once in a million.
+    """
+    plan, rng = plan_of(epsilon=2.0), np.random.default_rng(3)
+    above = sum(
+        bool(audit_canaries(plan, Departure().evidence(plan, 100, rng)).exceeded)
+        for _ in range(RUNS)
+    )
+    assert above <= scipy.stats.binom.isf(FALSE_POSITIVE_RATE, RUNS, SIGNIFICANCE)
+
+
 DEPARTURES = {
     "noise at a third": {"noise": 1 / 3},
     "noise reused every round": {"reused": True},
@@ -268,14 +284,15 @@ def test_refusals():
         audit_canaries(plan.simulating(simulated=10, claimed=100), evidence)
     with refusal("confidence=1"):
         audit_canaries(plan, evidence, confidence=1.0)
-    for name, place, words in (
-        ("releases", (3, 7), "in round 3 along canary 7: nan"),
-        ("model", 5, "moved by nan along canary 5"),
-    ):
-        changed = getattr(evidence, name).copy()
-        changed[place] = np.nan
-        with refusal(words):
-            audit_canaries(plan, dataclasses.replace(evidence, **{name: changed}))
+    for wrong in (np.nan, -np.inf):
+        for name, place, words in (
+            ("releases", (3, 7), f"in round 3 along canary 7: {wrong}"),
+            ("model", 5, f"moved by {wrong} along canary 5"),
+        ):
+            changed = getattr(evidence, name).copy()
+            changed[place] = wrong
+            with refusal(words):
+                audit_canaries(plan, dataclasses.replace(evidence, **{name: changed}))
     nobody = dataclasses.replace(evidence, rounds=np.zeros_like(evidence.rounds))
     assert all(bound.epsilon_lower == 0 for bound in audit_canaries(plan, nobody).bounds)
     assert epsilon_bound(np.zeros(0), np.zeros(0, bool), 1e-6, SIGNIFICANCE) == 0

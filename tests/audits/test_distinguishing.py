@@ -20,6 +20,7 @@ from tests.mechanisms.registry import every_mechanism
 from tests.mechanisms.schemas import epochs, every_round, fitted, separated, single
 from tests.power import (
     FALSE_POSITIVE_RATE,
+    MISS_RATE,
     missed_by_count,
     missed_by_game,
     trials_that_see,
@@ -105,8 +106,9 @@ def test_worst_case_of_many_rounds_is_found_without_trying_all():
         assert participation.allows(np.flatnonzero(case.contributions).tolist())
 
 
-def test_an_honest_game_has_the_ratio_of_the_plan():
-    plan = small_plan()
+@pytest.mark.parametrize(("epsilon", "family"), [(0.5, "identity"), (2.0, "banded"), (8.0, "blt")])
+def test_an_honest_game_has_the_ratio_of_the_plan(family, epsilon):
+    plan = small_plan(epsilon, family=family)
     case = worst_case(plan)
     assert case.snr == pytest.approx(1 / plan.noise_multiplier, rel=1e-3)
     trials = trials_that_see(
@@ -166,6 +168,23 @@ def test_the_bound_never_trusts_the_trials_that_chose_the_threshold():
         if right <= few:
             right += audit_distinguishing(plan, case, present + 1, absent).epsilon_lower > 0
     assert wrong <= few < right
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+def test_two_thirds_of_the_noise_is_caught(epsilon):
+    plan = small_plan(epsilon)
+    case = worst_case(plan)
+    claimed = 1 / plan.noise_multiplier
+    trials = trials_that_see(lambda trials: missed_by_game(trials, 1.5 * case.snr, claimed))
+    assert (
+        missed_by_game(trials, 1.5 * case.snr, claimed)
+        <= MISS_RATE
+        < missed_by_game(trials // 2, 1.5 * case.snr, claimed)
+    )
+    result = audit_distinguishing(plan, case, *play(plan, case, trials, noise=2 / 3))
+    assert result.findings[2].name.startswith("variance")
+    assert result.findings[2].p_value < FALSE_POSITIVE_RATE
+    assert result.snr_lower > result.snr_claimed
 
 
 @pytest.mark.parametrize("extra", [1, None])

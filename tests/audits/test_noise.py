@@ -8,7 +8,7 @@ import scipy.stats
 
 from fedmf.audits.noise import Finding, NoiseAudit, audit_noise, causal_factor, whiten
 from tests.audits.controls import mistakes_over_rounds
-from tests.mechanisms.registry import MECHANISMS, every_mechanism
+from tests.mechanisms.registry import MECHANISMS, every_form, every_mechanism
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
@@ -48,6 +48,13 @@ def test_causal_factor_is_the_triangular_root_of_the_claimed_covariance(build, r
     assert not np.triu(L, 1).any()
     assert (np.diagonal(L) > 0).all()
     np.testing.assert_allclose(L @ L.T, N @ N.T, rtol=1e-9, atol=1e-9 * np.abs(N @ N.T).max())
+
+
+@every_form
+def test_honest_noise_is_consistent(build):
+    L, runs = runs_of(build(17).noising())
+    assert len(L) == 17
+    assert audit_noise(runs, leaves=LEAVES).contradictions == ()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import (
     BandedMechanism,
@@ -52,24 +53,25 @@ def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, particip
     mechanism, rng = build(N), np.random.default_rng(0)
     C, planned = mechanism.encoder(), plan(participation, mechanism)
     audit = audit_ledger(ledger_of(cohorts_of(taken), None), planned)
-    attained = [attained_by_sets(C, [tuple(sorted(rounds))], rng) for rounds in taken]
-    broke = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
 
     def holds(achieved, clients):
         """Never below what some updates of these clients attain, never above the sum of |X| of one
         of them, nor above the plan for all.
         """
-        value, least = achieved.sensitivity.value, max(attained[c] for c in clients)
-        assert value >= least * (1 - 1e-9)
+        value = achieved.sensitivity.value
+        attained = max(attained_by_sets(C, [tuple(sorted(taken[c]))], rng) for c in clients)
+        kept = all(participation.allows(taken[c]) for c in clients)
+        assert value >= attained * (1 - 1e-9)
         assert value <= max(sums(C, taken[c]) for c in clients) * (1 + 1e-12)
-        assert not {*broke}.isdisjoint(clients) or value <= planned.sensitivity.value
+        assert not kept or value <= planned.sensitivity.value
         if achieved.sensitivity is not planned.sensitivity and achieved.sensitivity.exact:
-            assert value <= least * (1 + 1e-6)
+            assert value <= attained * (1 + 1e-6)
         assert achieved.noise_multiplier == pytest.approx(
             2.0 * planned.sensitivity.value / value, rel=1e-12
         )
 
     holds(audit.achieved, range(len(taken)))
+    broke = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
     assert bool(audit.contradictions) == bool(broke)
     if not broke:
         assert audit.offenders is None
@@ -90,6 +92,17 @@ def test_the_oracle_finds_what_no_updates_attain():
     # The negative control of the bounds above: rounds whose |X| sum no updates attain.
     C = np.array([[1.0, -0.5, -0.5], [0.0, 1.0, -0.5], [0.0, 0.0, 1.0]])
     assert attained_by_sets(C, [(0, 1, 2)], np.random.default_rng(0)) < 0.99 * sums(C, (0, 1, 2))
+
+
+@every_mechanism
+def test_the_diagonals_of_the_gram_matrix(build):
+    mechanism = build(N)
+    X, diagonals = mechanism.encoder().T @ mechanism.encoder(), gram_diagonals(mechanism)
+    expected = np.zeros((N, N))
+    for d in range(N):
+        expected[d, : N - d] = np.diagonal(X, d)
+    assert_allclose(diagonals, expected[: len(diagonals)], rtol=1e-12, atol=1e-13)
+    assert np.abs(expected[len(diagonals) :]).max(initial=0.0) == 0.0
 
 
 def test_the_diagonals_of_a_banded_encoder_of_many_rounds():
@@ -119,28 +132,30 @@ def test_what_clients_spend_is_the_sum_over_their_rounds(monkeypatch, bands, sha
     assert len(spent_squared(diagonals, nobody)) == 0
 
 
-def test_bounds_of_long_toeplitz_encoders_are_upper_and_of_single_clients(monkeypatch):
+class TestToeplitzEncodersOfManyRounds:
     """Where X would take gigabytes, clients are bounded by their own counts."""
-    mechanism = ToeplitzMechanism(rounds=40, coefficients=0.8 ** np.arange(40))
-    taken = [[0, 10, 20, 30], [5, 6], [7]]
-    clients = ClientRounds(rounds=np.concatenate(taken), starts=np.array([0, 4, 6]))
-    exact = OwnRounds(mechanism).squared(clients)
-    with_others = OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, exact)
-    monkeypatch.setattr(own_rounds, "_MAX_TOEPLITZ_ENTRIES", 100)
-    own = OwnRounds(mechanism)
-    assert not own.exact
-    bounds = own.squared(clients)
-    assert (bounds >= exact * (1 - 1e-12)).all()
-    # The first client has the very rounds that are worst of its counts; the second has not the
-    # number of the first.
-    assert_allclose(bounds[0], exact[0], rtol=1e-12)
-    assert bounds[1] < 1.1 * exact[1]
-    assert (
-        OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, bounds) >= with_others
-    ).all()
-    audit = audit_ledger(ledger_of([[0], [0], [1]], None), plan(separated(40, 10), mechanism))
-    assert not audit.achieved.sensitivity.exact
-    assert audit.offenders.clients == 1
+
+    def test_bounds_are_upper_and_of_single_clients(self, monkeypatch):
+        mechanism = ToeplitzMechanism(rounds=40, coefficients=0.8 ** np.arange(40))
+        taken = [[0, 10, 20, 30], [5, 6], [7]]
+        clients = ClientRounds(rounds=np.concatenate(taken), starts=np.array([0, 4, 6]))
+        exact = OwnRounds(mechanism).squared(clients)
+        with_others = OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, exact)
+        monkeypatch.setattr(own_rounds, "_MAX_TOEPLITZ_ENTRIES", 100)
+        own = OwnRounds(mechanism)
+        assert not own.exact
+        bounds = own.squared(clients)
+        assert (bounds >= exact * (1 - 1e-12)).all()
+        # The first client has the very rounds that are worst of its counts; the second has not the
+        # number of the first.
+        assert_allclose(bounds[0], exact[0], rtol=1e-12)
+        assert bounds[1] < 1.1 * exact[1]
+        assert (
+            OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, bounds) >= with_others
+        ).all()
+        audit = audit_ledger(ledger_of([[0], [0], [1]], None), plan(separated(40, 10), mechanism))
+        assert not audit.achieved.sensitivity.exact
+        assert audit.offenders.clients == 1
 
 
 def test_of_many_offenders_the_ten_with_the_weakest_guarantees_are_named():
@@ -161,12 +176,12 @@ def test_of_many_offenders_the_ten_with_the_weakest_guarantees_are_named():
 def test_rounds_without_a_record_count_for_every_client_after_a_broken_plan(tmp_path, coefficients):
     mechanism = ToeplitzMechanism(rounds=12, coefficients=coefficients)
     log = tmp_path / "log.csv"
-    rows = [(t, f"c{t % 4}") for t in range(10)] + [(1, "zoe"), (2, "zoe")]
+    rows = [(t, f"c{t % 4}") for t in range(10)] + [(1, "bad"), (2, "bad")]
     log.write_text("round,client\n" + "".join(f"{t},{client}\n" for t, client in rows))
     audit = audit_log(log, plan(separated(12, 4), mechanism))
     C, rng = mechanism.encoder(), np.random.default_rng(0)
     (bad,) = audit.offenders.first
-    assert (bad.client, bad.rounds) == ("zoe", (1, 2))
+    assert bad.rounds == (1, 2)
     for found, taken in (
         (bad.achieved, [(1, 2, 10, 11)]),
         (audit.offenders.others, [(*range(c, 10, 4), 10, 11) for c in range(4)]),
@@ -178,16 +193,32 @@ def test_rounds_without_a_record_count_for_every_client_after_a_broken_plan(tmp_
     assert audit.achieved.sensitivity.value == largest
 
 
+def test_with_sampling_nothing_rests_on_chance_once_a_client_left_its_part():
+    scheme = fedmf.CyclicPoisson(population=400, cohort_size=10, partitions=2)
+    planned = plan(None, two_bands(16), sampling=scheme, noise_multiplier=4.0)
+    cohorts = [[t % 4] for t in range(16)]
+    assert audit_ledger(ledger_of(cohorts, None), planned).amplified_epsilon is not None
+    cohorts[3] = [3, 0]  # of part 0
+    audit = audit_ledger(ledger_of(cohorts, None), planned)
+    assert audit.amplified_epsilon is None
+    assert [(one.client, one.rounds) for one in audit.offenders.first] == [(0, (0, 3, 4, 8, 12))]
+    assert audit.offenders.first[0].achieved.epsilon == audit.epsilon
+    assert audit.offenders.others.sensitivity.value < audit.achieved.sensitivity.value
+
+
 def test_in_json_without_noise_or_others():
     """The golden statement of a log has an offender beside others."""
     silent = plan(separated(12, 4), two_bands(12), noise_multiplier=0)
-    values = audit_ledger(ledger_of([[100], [100]]), silent).values()
-    json.dumps(values, allow_nan=False)
+    audit = audit_ledger(ledger_of([[100], [100]]), silent)
+    values = json.loads(json.dumps(audit.values(), allow_nan=False))
+    assert values["offenders"] == audit.statement_values()["offenders"]
     (bad,) = values["offenders"]["first"]
+    assert (values["offenders"]["clients"], bad["client"], bad["rounds"]) == (1, 100, [0, 1])
     assert values["epsilon_achieved"] is bad["epsilon"] is values["offenders"]["others"] is None
+    assert "- 100: rounds 0, 1" in " ".join(audit.statement().split())
 
 
-@pytest.mark.parametrize("unrecorded", [[1], [4, 4], [N]])
+@pytest.mark.parametrize("unrecorded", [[1], [5, 4], [4, 4], [N]])
 def test_rounds_without_a_record_come_after_the_ledger(unrecorded):
     with refusal("must be increasing rounds from 3 to 8"):
         audit_ledger(ledger_of([[0], [1], [0]], None), plan(single(N)), unrecorded=unrecorded)

@@ -17,7 +17,7 @@ from fedmf.server.audit import (
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.rows import HostNoise
 from tests.audits.controls import mistakes_over_rounds
-from tests.mechanisms.registry import MECHANISMS
+from tests.mechanisms.registry import MECHANISMS, every_form
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
@@ -31,6 +31,12 @@ from tests.server.plans import plan_of
 @pytest.fixture(scope="module")
 def claim():
     return plan_of(MECHANISMS["banded"](ROUNDS))
+
+
+@every_form
+def test_every_form_is_what_is_claimed(build):
+    plan = plan_of(build(ROUNDS))
+    assert judged(plan, run(plan, seed=99, resume_at=6)).contradictions == ()
 
 
 def test_an_audit_is_of_two_runs_and_a_game():
@@ -68,12 +74,17 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed):
     assert not judged(claim, run(claim, resume_at=5)).consistent
 
 
-def test_a_game_shows_what_is_claimed_and_what_breaks_the_claim(monkeypatch):
-    claim = plan_of(MECHANISMS["banded"](12))
-    case = worst_case(claim)
-    result = game(claim, claim, case, 1.5)
+def test_the_worst_client_is_seen_as_well_as_claimed_and_no_better():
+    plan = plan_of(MECHANISMS["banded"](12))
+    case = worst_case(plan)
+    result = game(plan, plan, case, 1.5)
     assert all(finding.p_value > FALSE_POSITIVE_RATE for finding in result.findings)
     assert result.snr_lower <= case.snr <= result.snr_upper
+
+
+def test_games_that_break_the_claim_are_caught(monkeypatch):
+    claim = plan_of(MECHANISMS["banded"](12))
+    case = worst_case(claim)
     less = dataclasses.replace(claim, noise_multiplier=claim.noise_multiplier * 2 / 3)
     assert game(less, claim, case, 1.5).findings[2].p_value < FALSE_POSITIVE_RATE
     honest = UpdateSum.add
@@ -107,7 +118,7 @@ def test_a_simulated_cohort_has_the_noise_it_says(claim):
         audit_mechanism(plan, seed=1)
 
 
-@pytest.mark.parametrize("change", [{"plan": 3}, {"seed": -1}, {"trials": 5}])
+@pytest.mark.parametrize("change", [{"plan": 3}, {"seed": -1}, {"coordinates": 3}, {"trials": 5}])
 def test_refusals_name_the_argument(claim, change):
     [(name, value)] = change.items()
     with refusal(f"{name}={value}", (TypeError, ValueError)):

@@ -5,6 +5,7 @@ two sums, and what was handed out is never lost.
 import contextlib
 import errno
 import itertools
+import json
 import os
 import resource
 import shutil
@@ -145,6 +146,19 @@ def test_killed_at_every_write_of_a_round(new, tmp_path):
             )
     # Before the rename nothing is released, and behind it all is: some calls are on either side.
     assert min(kills) > 3
+    assert in_a_child(releases_again(folder)) == b"refused"
+
+
+def releases_again(folder):
+    """Asks a server that has ended for more."""
+
+    def work(pipe):
+        try:
+            fedmf.Server.open(folder).release()
+        except ValueError:
+            os.write(pipe, b"refused")
+
+    return work
 
 
 @pytest.mark.slow
@@ -336,8 +350,19 @@ class TestFilesThatAreNotItsOwn:
         server = fedmf.Server(plan, shapes=[(3,)], clients_per_round=4, noise_seed=9, folder=other)
         server.release()
         server.close()
-        shutil.copy(other / "release.npz", folder)
-        with refusal("is damaged or not of this server"):
+        for name in ("release.npz", "private/noise_seed"):
+            copied = tmp_path / f"copy of {name.replace('/', ' ')}"
+            shutil.copytree(folder, copied)
+            shutil.copy(other / name, copied / name)
+            with refusal("is damaged or not of this server"):
+                fedmf.Server.open(copied)
+
+    def test_participations_that_were_edited(self, folder):
+        path = folder / "participation.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[0]["client"] = "nobody"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with refusal("participation.jsonl is damaged or not of this server"):
             fedmf.Server.open(folder)
 
 

@@ -8,9 +8,11 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import scipy.stats
 
 import fedmf
 from tests.mechanisms.registry import MECHANISMS, every_mechanism
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_variance, trials_that_see
 from tests.refusals import assert_refused, refusal
 from tests.server.plans import SHAPES, draws_of_host, plan_of, server, update
 from tests.server.test_crashes import in_a_child
@@ -42,6 +44,28 @@ class TestReleases:
                 flat(release), (total + noise[t]) / 3, rtol=2e-5, atol=1e-5 * plan.stddev
             )
         assert keeper.round == 12
+
+    def test_have_the_plan_s_noise(self):
+        """In law, without the source: C times the releases is white, of the plan's variance; a
+        variance that is 3% off would be seen.
+        """
+        trials = trials_that_see(
+            lambda trials: max(missed_by_variance(trials, ratio) for ratio in (0.97, 1.03))
+        )
+        plan = plan_of(MECHANISMS["banded"](12))
+        keeper = server(plan=plan, shapes=[(-(-trials // 12),)])
+        releases = np.stack([keeper.release()[0] for _ in range(12)]).astype(np.float64)
+        white = plan.mechanism.encoder() @ releases * 3 / plan.stddev
+
+        def fits(samples):
+            squares, count = float(np.square(samples).sum()), samples.size
+            ends = scipy.stats.chi2.cdf(squares, count), scipy.stats.chi2.sf(squares, count)
+            return 2 * min(ends) > FALSE_POSITIVE_RATE
+
+        assert white.size >= trials
+        assert missed_by_variance(white.size, 1.03) <= MISS_RATE
+        assert fits(white)
+        assert not fits(1.03**0.5 * white)  # the control
 
     def test_cannot_be_changed(self, tmp_path):
         """Else `last_release` would be another one than was handed out."""
@@ -130,9 +154,14 @@ class TestWhoTakesPart:
         assert audit.epsilon <= keeper.plan.epsilon * (1 + 1e-9)
         assert audit.observed.participations == sum(map(len, taken.values()))
 
-    def test_any_who_checked_in_are_drawn_and_may_come(self):
-        cohorts = [server(noise_seed=seed).cohort(available=list("abcdef")) for seed in range(30)]
-        assert {client for cohort in cohorts for client in cohort} == set("abcdef")
+    def test_those_who_checked_in_are_drawn_evenly_and_may_come(self):
+        counts = dict.fromkeys("abcdef", 0)
+        for seed in range(300):
+            for client in server(noise_seed=seed).cohort(available=list("abcdef")):
+                counts[client] += 1
+        # 900 draws, 150 each; sets of 3 without replacement only lower the variance.
+        p = scipy.stats.chisquare(list(counts.values())).pvalue
+        assert p > FALSE_POSITIVE_RATE
         keeper = server()
         drawn = keeper.cohort(available=list("abcdef"))
         assert drawn == keeper.cohort(available=list("fedcba"))

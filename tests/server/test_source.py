@@ -7,10 +7,11 @@ import pickle
 
 import numpy as np
 import pytest
+import scipy.stats
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedmf.server.source import CHUNK, GaussianSource, aes_counter_mode, noise_key
-from tests.power import distributed
+from tests.power import distributed, missed_by_count, p_of_count, trials_that_see, unrelated
 
 
 def aes256(key, high, low):
@@ -144,12 +145,42 @@ def test_the_tail_is_there_as_far_as_doubles_count():
     assert radius[length // 2] > 0  # of the uniform nearest to 1
 
 
+def test_frequencies_beyond_6():
+    """First words below 2^9: the radius is above 5.64 then, so all of the tail is there.
+
+    False positives 1e-6; the trials see a tail that lacks half of what it should have.
+    """
+    given = scipy.stats.norm.sf(6.0) * 2 * 2**23
+    trials = trials_that_see(lambda trials: missed_by_count(trials, given, 0.5 * given))
+    rng, drawn = np.random.default_rng(1), []
+    while len(drawn) < trials:
+        words = rng.integers(0, 2**9, 512), rng.integers(0, 2**32, 512)
+        # One of the two of a pair: their radius is the same.
+        drawn.extend(normals(*words, rng.integers(0, 2**64, 512, np.uint64))[:512])
+    count = int((np.abs(drawn[:trials]) > 6.0).sum())
+    assert p_of_count(count, trials, given) > 1e-6
+    assert p_of_count(int(0.5 * given * trials), trials, given) < 1e-6  # the control
+
+
 def test_it_is_standard_normal_and_the_test_can_fail():
     values = drawn(8, 2**21, 3)[0].astype(np.float64)
     # A scale off by 2% is 0.48% away at 1, a mean of 0.01 is 0.4% away at 0.
     assert distributed(values, "norm", departure=0.0039)
     assert not distributed(1.02 * values, "norm", departure=0.0039)
     assert not distributed(values + 0.01, "norm", departure=0.0039)
+
+
+def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
+    size = 200_000  # correlations of 0.025 are seen
+    row = drawn(8, size)[0]
+    others = [drawn(8, size, 1), drawn(8, size, 2**31 - 1), drawn(9, size), drawn(8 + 2**64, size)]
+    for other in others:
+        assert unrelated(row, other[0], departure=0.025)
+        assert unrelated(row**2, other[0] ** 2, departure=0.025)
+    for lag in (1, 2, 4, 511, 512, 1024):
+        assert unrelated(row[lag:], row[:-lag], departure=0.025)
+        assert unrelated(row[lag:] ** 2, row[:-lag] ** 2, departure=0.025)
+    assert not unrelated(row, row + 20 * others[0][0], departure=0.025)
 
 
 def test_the_key_stays_inside():

@@ -4,44 +4,100 @@ The host's rows and TFF's process are held to the same rows exactly, in tests/se
 and test_aggregator.py.
 """
 
+import dataclasses
 import functools
 
 import pytest
+import tensorflow as tf
 
+from fedmf.audits.aggregator import audit_aggregator
+from fedmf.audits.aggregator_claim import AggregatorClaim
 from fedmf.audits.distinguishing import worst_case
+from fedmf.audits.noise import causal_factor
 from fedmf.federated.tff import audit as audits
 from fedmf.federated.tff import query as queries
+from fedmf.federated.tff.query import MatrixFactorizationQuery
+from tests.audits.controls import mistakes_over_rounds
 from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS
-from tests.power import FALSE_POSITIVE_RATE
-from tests.server.audited import ROUNDS, game, judged, run
+from tests.power import (
+    FALSE_POSITIVE_RATE,
+    MISS_RATE,
+    missed_by_noise_audit,
+)
+from tests.server.audited import COORDINATES, LEAVES, ROUNDS, game, judged, run
+
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
 of_query = functools.partial(run, subject=audits.Query)
 
 
-def test_noise_whose_rows_a_resume_loses_is_caught(monkeypatch):
-    """tests/server/test_audit.py has a lost number of the round."""
-    claim = plan_of(MECHANISMS["banded"](ROUNDS))
-    assert judged(claim, of_query(claim, resume_at=5)).consistent
+@pytest.fixture(scope="module")
+def claim():
+    return plan_of(MECHANISMS["banded"](ROUNDS))
+
+
+# Mistakes in what runs. tests/audits/test_noise.py has those of noise, whoever makes it.
+
+
+def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
+    """A correlation of 1 is seen with certainty."""
+    honest = queries.MatrixFactorizationQuery.get_noised_result
+
+    def shared(self, sample, state):
+        [*others, _, bias], state, event = honest(self, sample, state)
+        return [*others, bias[: LEAVES[2]], bias], state, event
+
+    monkeypatch.setattr(queries.MatrixFactorizationQuery, "get_noised_result", shared)
+    assert not judged(claim, of_query(claim)).consistent
+
+
+@pytest.fixture(scope="module")
+def resumed(claim):
+    return judged(claim, of_query(claim, resume_at=5))
+
+
+@pytest.mark.parametrize(
+    "lost", [*(pytest.param(lost, marks=pytest.mark.slow) for lost in ("all", "round")), "rows"]
+)
+def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, lost):
+    """All of the state lost, or only its round number, or only its rows.
+
+    The first is a control of audits.controls, of known power.
+    """
     honest, made = audits.Query.release, []
 
     def forgetful(self, state, *clients):
         if self not in made:
             made.append(self)
             if len(made) == 2:
-                lost = state.noise._replace(rows=self.initial_state.noise.rows)
-                state = state._replace(noise=lost)
+                begun = self.initial_state.noise
+                losses = {
+                    "all": begun,
+                    "round": state.noise._replace(next_round=begun.next_round),
+                    "rows": state.noise._replace(rows=begun.rows),
+                }
+                state = tf.nest.map_structure(tf.constant, state._replace(noise=losses[lost]))
         return honest(self, state, *clients)
 
+    assert resumed.consistent
+    mistakes = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))
+    M = mistakes["noise not advanced by a resume"]
+    assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed.threshold) <= MISS_RATE
     monkeypatch.setattr(audits.Query, "release", forgetful)
     assert not judged(claim, of_query(claim, resume_at=5)).consistent
     assert len(made) == 2
 
 
+# The game.
+
+
 @pytest.mark.slow
-def test_a_game_that_breaks_the_claim_is_caught(monkeypatch):
+def test_games_that_break_the_claim_are_caught(monkeypatch):
     claim = plan_of(MECHANISMS["banded"](12))
     case = worst_case(claim)
+    less = dataclasses.replace(claim, noise_multiplier=claim.noise_multiplier * 2 / 3)
+    assert game(less, claim, case, 1.5, audits.Query).findings[2].p_value < FALSE_POSITIVE_RATE
     honest = queries.MatrixFactorizationQuery.__init__
 
     def lenient(self, plan, *args, **kwargs):
@@ -50,3 +106,67 @@ def test_a_game_that_breaks_the_claim_is_caught(monkeypatch):
 
     monkeypatch.setattr(queries.MatrixFactorizationQuery, "__init__", lenient)
     assert game(claim, claim, case, 1.5, audits.Query).findings[0].p_value < FALSE_POSITIVE_RATE
+
+
+REFEREE = {"clients": 6, "rounds": 8, "noise_multiplier": 0.2, "shapes": "30x20,20"}
+
+
+def summed(query):
+    """(state, updates) -> what a query makes of them and the state after it, a graph for each
+    number of updates.
+    """
+
+    @tf.function
+    def of(state, updates):
+        params, sample = query.derive_sample_params(state), query.initial_sample_state(updates[0])
+        for record in updates:
+            sample = query.accumulate_record(params, sample, record)
+        return query.get_noised_result(sample, state)[:2]
+
+    def on_tensors(state, updates):
+        return of(state, [[tf.constant(array) for array in update] for update in updates])
+
+    return on_tensors
+
+
+@pytest.mark.slow
+def test_the_referee_passes_the_mean_of_dp_aggregator():
+    claim = AggregatorClaim(**REFEREE, noise="correlated", min_sep=3)
+    plan = plan_of(MECHANISMS["banded"](8), noise_multiplier=0.2, clip_norm=1.0, delta=1e-4)
+    specs = [tf.TensorSpec(shape) for shape in claim.arrays]
+    query = MatrixFactorizationQuery(plan, specs, divisor=claim.clients, noise_seed="os")
+    next_round = summed(query)
+
+    def make():
+        state = query.initial_global_state()
+
+        def aggregate(updates):
+            nonlocal state
+            result, state = next_round(state, updates)
+            return result
+
+        return aggregate
+
+    result = audit_aggregator(make, claim)
+    assert result.failed == ()
+    assert result.noise_multiplier_most >= 0.2
+
+
+def test_the_referee_passes_tf_privacys_sum_but_for_what_is_no_number():
+    """`tf.clip_by_global_norm` makes an update of NaN of one whose norm is not finite: TFF zeroes
+    such updates before.
+    """
+    import tensorflow_privacy as tfp
+
+    query = tfp.GaussianSumQuery(1.0, 0.2)
+    next_round = summed(query)
+
+    def make():
+        return lambda updates: next_round(query.initial_global_state(), updates)[0]
+
+    result = audit_aggregator(make, AggregatorClaim(**REFEREE, releases="sum"))
+    assert result.failed == ("not-finite",)
+    claim = AggregatorClaim(**REFEREE, releases="sum", leave_out="not-finite")
+    result = audit_aggregator(make, claim)
+    assert result.failed == ()
+    assert 0.2 <= result.noise_multiplier_most <= 0.22

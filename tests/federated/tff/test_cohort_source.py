@@ -1,23 +1,30 @@
-"""Our cohorts in TFF's programs: stopped and started again they are the same clients.
-
-tests/federated/test_pages.py runs such programs.
+"""TFF programs with our cohorts: stopped and started again they train the same model on
+the same clients.
 """
 
+import asyncio
 import copy
 
 import numpy as np
+import pytest
+import tensorflow as tf
 
 import fedmf
 from fedmf import federated
 from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.devices import DeviceBehavior
-from tests.federated.linear_regression import client_data
+from fedmf.federated.tff import tff
+from tests.federated.linear_regression import client_data, fed_avg
+from tests.federated.plans import plan_of
+from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import refusal
 
-ROUNDS, COHORT = 6, 3
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
+
+ROUNDS, POPULATION, COHORT = 6, 12, 3
 
 
-def source_of(seed=1, min_sep=3, population=12, **options):
+def source_of(seed=1, min_sep=3, population=POPULATION, **options):
     participation = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=min_sep)
     controller = fedmf.ParticipationController(
         participation, population=population, cohort_size=COHORT, seed=seed, **options
@@ -29,6 +36,52 @@ def cohorts(source):
     return [
         source.controller.ledger.cohort(t).tolist() for t in range(len(source.controller.ledger))
     ]
+
+
+def process_of_one_run():
+    """A process of its own for each run: initialised again, it has other noise."""
+    plan = plan_of(MECHANISMS["banded"](ROUNDS))
+    return fed_avg(federated.dp_aggregator(plan, clients_per_round=COHORT, noise_seed=1))
+
+
+def weights_after(process, source, rounds, folder, discard=None):
+    """The weights that `train_model` ends with."""
+    released = tff.program.MemoryReleaseManager()
+    program = tff.learning.programs.train_model(
+        train_process=process,
+        train_data_source=source,
+        train_per_round_clients=COHORT,
+        train_total_rounds=rounds,
+        should_discard_round=discard,
+        program_state_manager=tff.program.FileProgramStateManager(str(folder)),
+        model_output_manager=released,
+        evaluation_manager=None,
+        evaluation_periodicity=1,
+    )
+    context = tff.program.NativeFederatedContext(
+        tff.backends.native.create_async_local_cpp_execution_context()
+    )
+    with tff.framework.get_context_stack().install(context):
+        asyncio.new_event_loop().run_until_complete(
+            program
+        )  # asyncio.run takes away the loop that TFF asks for in other tests
+    state = released.values()[f"training_checkpoint_round_{rounds}"]
+    return process.get_model_weights(state).trainable
+
+
+@pytest.mark.slow
+def test_a_program_goes_on_with_the_same_cohorts_and_weights(tmp_path):
+    process, whole = process_of_one_run(), source_of()
+    expected = weights_after(process, whole, ROUNDS, tmp_path / "whole")
+    process, first, seen = process_of_one_run(), source_of(), []
+    discard = lambda output: seen.append(output) or len(seen) == 2  # noqa: E731
+    weights_after(process, first, 3, tmp_path / "parts", discard=discard)
+    assert len(seen) == 4
+    later = source_of()
+    found = weights_after(process, later, ROUNDS, tmp_path / "parts")
+    assert cohorts(later) == cohorts(whole)
+    assert cohorts(first) == cohorts(whole)[:3]
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 def restored(source, saved):
@@ -53,6 +106,19 @@ def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
         for source in (whole, later)
     )
     assert found == selected
+
+
+def test_a_training_process_goes_on_from_the_ledger():
+    whole, later = source_of(), source_of()
+
+    def examples(source, number):
+        return [list(data.as_numpy_iterator()) for data in source.training_selection_fn(number)]
+
+    expected = [examples(whole, number) for number in (1, 2, 3, 4)]
+    with refusal(r"t=3 .*controller\.go_on_from\(ledger"):
+        later.training_selection_fn(4)
+    later.controller.go_on_from(whole.controller.ledger.first(3))
+    np.testing.assert_equal(examples(later, 4), expected[3])
 
 
 def test_refusals():

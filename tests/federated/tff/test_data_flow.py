@@ -138,6 +138,17 @@ def _model_in_the_state(parts):
     return by_hand(one_round, _with_zeros(parts, tf.float32))
 
 
+def _sums_part_by_part(parts):
+    def one_round(state, updates):
+        sample = parts.clipped(state, updates)
+        sums = tuple(
+            map(tff.federated_sum, (sample.record, sample.clients, sample.clipped, sample.zeroed))
+        )
+        return output(*parts.noised(sample_of(*sums), state))
+
+    return by_hand(one_round, parts.initialize)
+
+
 def _exact_metrics(parts):
     def one_round(state, updates):
         after, result, total = parts.one_round(state, updates)
@@ -148,12 +159,34 @@ def _exact_metrics(parts):
     return by_hand(one_round, parts.initialize)
 
 
+def _state_and_result(parts):
+    def one_round(state, updates):
+        after, result, _ = parts.one_round(state, updates)
+        return after, plus(result, result)
+
+    return by_hand(one_round, parts.initialize, tff.templates.IterativeProcess)
+
+
+def _around(process):
+    def one_round(state, updates):
+        before = process.next(state, updates)
+        return output(before.state, before.result, before.measurements)
+
+    return by_hand(one_round, process.initialize)
+
+
 @pytest.mark.parametrize(
     "build",
     [
         _constant_params,
         _model_in_the_state,
+        _sums_part_by_part,
         _exact_metrics,
+        _state_and_result,
+        lambda parts: _around(
+            federated.dp_aggregator(PLAN, clients_per_round=2, noise_seed=1).create(RECORD)
+        ),
+        lambda parts: tff.aggregators.DifferentiallyPrivateFactory(parts.query).create(RECORD),
         lambda parts: tff.aggregators.DifferentiallyPrivateFactory(
             tfp.NormalizedQuery(parts.query, 7.0)
         ).create(RECORD),
@@ -190,6 +223,26 @@ def sum_by_another_operation(parts, state, updates):
     clipped = parts.clipped(state, updates)
     total = tff.federated_aggregate(clipped, zero, parts.add, parts.add, same)
     return output(*parts.noised(total, state))
+
+
+@refused(NOT_THE_SUM)
+def forged_sample(parts, state, updates):
+    forge = tff.tensorflow.computation(
+        lambda update: QuerySample(tf.cast(update, tf.float64), 1, 0, 0), RECORD
+    )
+    return output(*parts.noised(tff.federated_sum(tff.federated_map(forge, updates)), state))
+
+
+@refused(NOT_THE_SUM)
+def times_100_in_the_graph_of_clipping(parts, state, updates):
+    def clip(params, update):
+        sample = parts.query.preprocess_record(params, update)
+        return sample._replace(record=100 * sample.record)
+
+    clip = tff.tensorflow.computation(clip, parts.params.type_signature.result, RECORD)
+    params = tff.federated_broadcast(tff.federated_map(parts.params, state))
+    samples = tff.federated_map(clip, (params, updates))
+    return output(*parts.noised(tff.federated_sum(samples), state))
 
 
 @refused(NOT_THE_SUM)

@@ -1,4 +1,4 @@
-"""The rows of N Z on tensors, and the seeds of runs."""
+"""The Gaussian source and the rows of N Z on tensors."""
 
 import concurrent.futures
 import copy
@@ -7,29 +7,74 @@ import pickle
 import shutil
 import tempfile
 
+import mpmath
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.tff.noise import NoiseRows, RunSeeds
+from fedmf.federated.tff.noise import NoiseRows, RunSeeds, source_of_key
 from fedmf.mechanisms import IdentityMechanism
+from fedmf.noise.strategies import GRAPH_STRATEGIES
 from fedmf.server.source import noise_key
 from tests.mechanisms.registry import every_form
+from tests.power import distributed, unrelated
 from tests.refusals import refusal
 
 KEY = noise_key(5)
 
 
+def rows_of(step, count, state):
+    out = []
+    for _ in range(count):
+        row, state = step(state)
+        out.append(row.numpy())
+    return np.array(out), state
+
+
+def causal(mechanism):
+    """L of N = L Q by a road of its own, (rounds, rounds): N itself where N is causal."""
+    N = mechanism.noising()
+    if N.shape[0] == N.shape[1] and not np.triu(N, 1).any():
+        return N
+    with mpmath.workdps(40):
+        return np.array(
+            mpmath.cholesky(mpmath.matrix(N) * mpmath.matrix(N).T).tolist(), dtype=np.float64
+        )
+
+
 @every_form
 @pytest.mark.parametrize("rounds", [1, 11])
 def test_basis_vectors_write_out_the_causal_noising_matrix(build, rounds):
-    stream, basis = build(rounds).stream(), tf.eye(rounds)
-    rows = NoiseRows(stream=stream, size=rounds, source=lambda key, size: lambda i: basis[i])
-    step, state = tf.function(rows.next), rows.initial_state(KEY)
-    L = stream.causal().as_contraction().contraction
-    for t in range(rounds):
-        row, state = step(tf.nest.map_structure(np.asarray, state))  # as of a checkpoint
-        np.testing.assert_allclose(row, L[t], rtol=2e-6, atol=2e-6)
+    mechanism, basis = build(rounds), tf.eye(rounds)
+    rows = NoiseRows(
+        stream=mechanism.stream(), size=rounds, source=lambda key, size: lambda i: basis[i]
+    )
+    found, _ = rows_of(tf.function(rows.next), rounds, rows.initial_state(KEY))
+    np.testing.assert_allclose(found, causal(mechanism), rtol=2e-6, atol=2e-6)
+
+
+@every_form
+def test_stopping_anywhere_changes_nothing(build):
+    rows, again = (NoiseRows(stream=build(40).stream(), size=3) for _ in range(2))
+    step, step_again, start = (
+        tf.function(rows.next),
+        tf.function(again.next),
+        rows.initial_state(KEY),
+    )
+    whole, _ = rows_of(step, 40, start)
+    for stop in (1, 33):
+        first, state = rows_of(step, stop, start)
+        state = tf.nest.map_structure(np.asarray, state)
+        rest, _ = rows_of(step_again, 40 - stop, state)
+        np.testing.assert_array_equal(np.concatenate([first, rest]), whole)
+
+
+@pytest.mark.parametrize("strategy", GRAPH_STRATEGIES)
+def test_past_the_last_round_is_refused(strategy):
+    rows = NoiseRows(stream=IdentityMechanism(rounds=3).stream(), size=2, strategy=strategy)
+    late = rows.initial_state(KEY)._replace(next_round=tf.constant(3), made_for=tf.constant(3))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=3"):
+        tf.function(rows.next)(late)
 
 
 def test_a_row_is_handed_in_for_its_round_only():
@@ -45,6 +90,36 @@ def test_a_row_is_handed_in_for_its_round_only():
     for wrong in (later, after, *others):
         with pytest.raises(tf.errors.InvalidArgumentError, match="no noise was handed in"):
             step(wrong)
+
+
+@pytest.mark.slow
+def test_source_is_standard_normal_and_the_test_can_fail():
+    size = 2**21
+    values = source_of_key(noise_key(8), size)(3).numpy().astype(np.float64)
+    # A scale off by 2% is 0.48% away at 1, a mean of 0.01 is 0.4% away at 0.
+    assert distributed(values, "norm", departure=0.0039)
+    assert not distributed(1.02 * values, "norm", departure=0.0039)
+    assert not distributed(values + 0.01, "norm", departure=0.0039)
+
+
+def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
+    def draw(index, seed=8):
+        return source_of_key(noise_key(seed), 200_000)(index)  # correlations of 0.025 are seen
+
+    row = draw(0).numpy()
+    others = [draw(1), draw(2**31 - 1), draw(0, 9), draw(0, 8 + 2**64)]
+    for other in others:
+        assert unrelated(row, other.numpy(), departure=0.025)
+    for lag in (1, 2, 3, 4, 8, 1024):
+        assert unrelated(row[lag:], row[:-lag], departure=0.025)
+    assert not unrelated(row, row + 20 * draw(1).numpy(), departure=0.025)
+
+
+def test_a_row_is_a_function_of_seed_and_index_alone():
+    whole, part = source_of_key(noise_key(8), 5000), source_of_key(noise_key(8), 1000)
+    np.testing.assert_array_equal(tf.function(part)(tf.constant(7)), part(7))
+    # Eigen computes the last entries of an array one by one, to the last digit but one.
+    np.testing.assert_allclose(whole(7)[:1000], part(7), rtol=1e-6, atol=1e-7)
 
 
 class TestSeedsOfRuns:

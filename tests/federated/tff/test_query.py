@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
-from tensorflow_privacy.privacy.dp_query import test_utils
+from tensorflow_privacy.privacy.dp_query import nested_query, test_utils
 
 from fedmf import QuantileClipping, federated
 from tests.federated.plans import noise_of_sums, plan_of
@@ -99,6 +99,45 @@ def test_a_sample_is_summed_and_noised_as_tensorflow_privacy_does_it(kind, in_gr
         one_round(state)
 
 
+@pytest.mark.parametrize("specs", STRUCTURES.values(), ids=STRUCTURES.keys())
+def test_sample_states_merge_and_take_templates(specs):
+    query = make_query(specs)
+    records = [filled(specs, v) for v in (0.2, 3.0, np.nan)]
+    whole = add_up(query, records)
+    merged = query.merge_sample_states(add_up(query, records[:1]), add_up(query, records[1:]))
+    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), merged, whole)
+    assert (int(whole.clients), int(whole.zeroed)) == (3, 1)
+    zero = query.initial_sample_state()
+    for template in (specs, filled(specs, 1.0)):
+        made = query.initial_sample_state(template)
+        tf.nest.map_structure(np.testing.assert_array_equal, made, zero)
+        assert leaves(made) == leaves(zero)
+
+
+def test_the_global_state_is_a_structure_of_tensors_and_params_hold_nothing_of_it():
+    query = make_query()
+    state = query.initial_global_state()
+    again = tf.nest.map_structure(tf.identity, state)
+    _, after, event = query.get_noised_result(query.initial_sample_state(), again)
+    assert type(after) is type(again) is type(state)
+    assert leaves(after) == leaves(state)
+    assert leaves(after, np.shape) == leaves(state, np.shape)
+    assert query.derive_sample_params(after) == (1.0, 100.0, ())
+    # One event for the whole run; those of rounds do not compose.
+    assert type(event).__name__ == "UnsupportedDpEvent"
+
+
+def test_inside_queries_of_tensorflow_privacy():
+    query, pair = make_query(tf.TensorSpec([2])), make_query([tf.TensorSpec([])] * 2, noise_seed=2)
+    queries = {"a": tfp.NormalizedQuery(query, denominator=4.0), "b": pair}
+    nested = nested_query.NestedSumQuery(queries)
+    record = {"a": tf.constant([3.0, 4.0]), "b": [tf.constant(0.1), tf.constant(0.2)]}
+    result, state = test_utils.run_query(nested, [record])
+    expected = ([0.6, 0.8] + rows(query, 2)[0]) / 4, [0.1, 0.2] + rows(pair, 2, seed=2)[0]
+    np.testing.assert_allclose([*result.values()], expected, atol=1e-5)
+    assert int(nested.derive_metrics(state)["b/rounds_done"]) == 1
+
+
 def test_a_restart_which_would_repeat_the_noise_is_refused():
     with refusal("reset_state"):
         tfp.RestartQuery(make_query(), tfp.restart_query.PeriodicRoundRestartIndicator(period=2))
@@ -108,12 +147,9 @@ def test_metrics_are_those_of_the_last_round():
     query = make_query(tf.TensorSpec([2]))
     state = query.initial_global_state()
     for t, values in enumerate(([0.1, 5.0, 5.0, np.inf], [], [101.0, 0.0])):
-        assert query.derive_sample_params(state) == (1.0, 100.0, ())  # nothing of the noise
-        _, state, event = query.get_noised_result(
+        _, state, _ = query.get_noised_result(
             add_up(query, [tf.constant([v, 0.0]) for v in values]), state
         )
-        # One event for the whole run; those of rounds do not compose.
-        assert type(event).__name__ == "UnsupportedDpEvent"
         metrics = {name: value.numpy() for name, value in query.derive_metrics(state).items()}
         assert metrics == {
             "rounds_done": t + 1,
@@ -159,6 +195,11 @@ def test_entries_may_be_rounded_by_as_much_as_is_said():
             query.with_entry_rounding(wrong)
 
 
+def test_the_seed_is_not_shown():
+    query = make_query(noise_seed=98765432123456789)
+    assert "98765432123456789" not in repr(query) + repr(vars(query))
+
+
 def test_a_state_that_is_a_constant_of_a_graph_is_refused():
     query = make_query()
     state, zero = query.initial_global_state(), query.initial_sample_state()
@@ -170,26 +211,45 @@ def test_a_state_that_is_a_constant_of_a_graph_is_refused():
         with pytest.raises(ValueError, match="every call would add the same noise"):
             closed_over(constant)()
     variables = tf.nest.map_structure(lambda leaf: tf.Variable(leaf, trainable=False), state)
-    np.testing.assert_allclose(flat(closed_over(variables)()), rows(query, 7)[0], atol=1e-5)
+
+    @tf.function
+    def step():
+        result, after, _ = query.get_noised_result(zero, variables)
+        tf.nest.map_structure(lambda variable, value: variable.assign(value), variables, after)
+        return result
+
+    out = np.stack([flat(step()) for _ in range(ROUNDS)])
+    np.testing.assert_allclose(out, rows(query, 7), atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("record", "said"),
     [
+        ({"a": tf.zeros([2, 3])}, "not those that the query was made for"),
         ({"a": tf.zeros([3, 2]), "b": tf.constant(0.0)}, "not those that the query was made for"),
-        ({"a": tf.ones([2, 3], tf.int32), "b": tf.constant(0.0)}, "int32 .* float32"),
+        *(
+            ({"a": array, "b": tf.constant(0.0)}, f"{kind} .* float32")
+            for kind, array in {
+                "complex64": np.ones([2, 3], np.complex64),
+                "string": np.ones([2, 3], str),
+                "int32": tf.ones([2, 3], tf.int32),
+            }.items()
+        ),
         ({"a": tf.zeros([2, 3]), "b": tf.constant(0.0, tf.float64)}, "float64 .* float32"),
     ],
 )
 def test_other_records_are_refused(record, said):
-    with refusal(said, (TypeError, ValueError)):
-        preprocess(make_query(), record)
+    query = make_query()
+    for use in (lambda: preprocess(query, record), lambda: add_up(query, [record])):
+        with refusal(said, (TypeError, ValueError)):
+            use()
 
 
-def test_what_fits_into_the_dtype_of_the_specs_is_widened():
-    record = tf.constant([0.5, 0.25], tf.bfloat16)
-    for value in (record, tf.Variable(record), record.numpy()):
-        clipped = preprocess(make_query(tf.TensorSpec([2])), value).record
+@pytest.mark.parametrize(("dtype", "wider"), [(tf.bfloat16, tf.float32), (tf.float32, tf.float64)])
+def test_what_fits_into_the_dtype_of_the_specs_is_widened(dtype, wider):
+    record = tf.constant([0.5, 0.25], dtype)
+    for value in (record, tf.Variable(record), record.numpy(), np.array([0.5, 0.25])):
+        clipped = preprocess(make_query(tf.TensorSpec([2], wider)), value).record
         np.testing.assert_array_equal(clipped, [0.5, 0.25])
 
 
@@ -203,6 +263,7 @@ ADAPTIVE = plan_of(BANDED.mechanism, quantile_clipping=QuantileClipping())
     [
         ({"record_specs": tf.TensorSpec([2], tf.int32)}, TypeError, "float32 or float64"),
         ({"record_specs": tf.TensorSpec([None])}, TypeError, "fully defined shape"),
+        ({"record_specs": {}}, ValueError, "has no entries"),
         ({"record_specs": [1.0]}, TypeError, "record_specs has a leaf 1.0"),
         ({"record_specs": [tf.TensorSpec([0])]}, ValueError, "has no entries"),
         ({"divisor": 0}, ValueError, "divisor=0"),
