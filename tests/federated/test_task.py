@@ -91,23 +91,21 @@ def of_client_data(data, preprocess, **changes):
 
 
 def test_a_client_data_and_a_preprocessing_function(tff):
+    """tests/federated/execution/test_sample_weights.py compares it with arrays."""
+
     def mapped(dataset):
         return dataset.map(lambda e: (e["pixels"], e["label"]))
 
     x = PIXELS.astype(np.float32)
     clients = {str(i): {"pixels": x[i == OWNERS], "label": LABELS[i == OWNERS]} for i in range(9)}
     data = tff.simulation.datasets.TestClientData(clients)
-    arrays, task = task_of(x), of_client_data(data, mapped, validation=(x, LABELS))
-    assert (task.spec, task.client_ids) == (arrays.spec, arrays.client_ids)
-    for name in task.client_ids:
-        np.testing.assert_equal(task.examples_of(name), arrays.examples_of(name))
-    np.testing.assert_equal(task.split("validation"), (x, LABELS))
     found, expected = (
-        sorted(zip(map(bytes, x), y, strict=True)) for x, y in (task.split("test"), (x, LABELS))
+        sorted(zip(map(bytes, x), y, strict=True))
+        for x, y in (of_client_data(data, mapped).split("test"), (x, LABELS))
     )
     assert found == expected
     with refusal("client '0' of task 'arrays' are a NoneType", TypeError):
-        examples_of(task, lambda x, y: None, "0").examples_of("0")
+        of_client_data(data, lambda d: None, validation=(x, LABELS)).examples_of("0")
     with refusal("single examples .* not batched", TypeError):
         of_client_data(data, lambda d: mapped(d).batch(2)).examples_of("0")
 
@@ -116,33 +114,23 @@ def test_a_client_data_and_a_preprocessing_function(tff):
     ("ids", "said"),
     [
         (("a", None), r"client_ids of task 'arrays'\[1\]=None"),
-        (("a", ""), "no visible character"),
-        (("zo\u00e9", "zoe\u0301"), "look alike"),
         (("a", "a"), "'a' more than once"),
     ],
 )
 def test_clients_are_known_and_told_apart(ids, said):
+    """tests/test_identifiers.py has what looks alike."""
     with refusal(said):
         dataclasses.replace(task_of(), client_ids=ids)
-
-
-def two_outputs():
-    return tf.keras.Sequential(
-        [layers.Flatten(input_shape=(6, 6, 1)), layers.Dense(2), layers.Reshape((1, 2))]
-    )
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"y": LABELS[1:]}, r"x and y .*\(45, 6, 6, 1\) and \(44,\)"),
         ({"client_ids": OWNERS[1:]}, r"client_ids .*\(44,\) and x and y hold 45"),
         ({"client_ids": [*OWNERS[:-1], None]}, r"client_ids\[44\]=None"),
-        ({"client_ids": [*map(str, OWNERS[:-1]), f"{OWNERS[0]}\u200b"]}, "look alike"),
         ({"validation": (PIXELS[:0], LABELS[:0])}, "validation split of task 'arrays' is empty"),
         ({"test": (PIXELS.astype(np.float32), LABELS)}, "test split .*float32"),
         ({"loss": lambda labels, outputs, weights: outputs}, r"loss .*\(None, 3\) where a scalar"),
-        ({"model": two_outputs}, "model or loss of task 'arrays' fail on its validation split"),
         ({"validation": (PIXELS, LABELS + 3)}, "validation split.*label value"),
         ({"model": wide}, "do not take a batch"),
         ({"metrics": lambda: []}, "metrics of task 'arrays' gives no metric"),
@@ -192,12 +180,17 @@ def test_a_client_of_nan_is_zeroed_and_does_not_stop_the_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "dtype", [np.float16, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, np.complex64]
+    ("dtype", "value"),
+    [
+        (np.float16, np.nan),
+        (np.float64, np.inf),
+        (ml_dtypes.bfloat16, np.nan),
+        (ml_dtypes.float8_e5m2, np.inf),
+        (np.complex64, np.nan),
+    ],
 )
-@pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_is_found_in_every_dtype(dtype, value):
     x = np.ones((3, 2), dtype)
-    checked((x, np.zeros(3)), "client 'a'")
     x[1, 0] = value
     for examples in ((x, np.zeros(3)), ({"x": np.zeros(3)}, {"y": x})):
         with pytest.raises(NotFinite, match="client 'a' hold NaN .*first in example 1"):
@@ -209,8 +202,6 @@ def test_what_is_not_finite_is_found_in_every_dtype(dtype, value):
     [
         tf.ragged.constant([[1, 2], [3], [4]]),
         np.array([[1, 2], [3], [4]], object),
-        np.array([np.ones(2), np.ones(1), np.ones(3)], object),
-        tf.sparse.from_dense(np.eye(3)),
         itertools.count(),
     ],
 )
@@ -227,20 +218,14 @@ def test_examples_of_several_lengths_are_refused_with_the_way_out(x):
             lambda d: d.flat_map(lambda x, y: tf.data.Dataset.from_tensors((x, y)).repeat()),
             "2048 examples .* and more",
         ),
-        (
-            lambda d: d.map(lambda x, y: (tf.RaggedTensor.from_tensor(x[None]), y)),
-            "of one shape, padded",
-        ),
     ],
 )
-def test_datasets_without_an_end_or_a_shape(preprocess, said, monkeypatch, tff):
+def test_datasets_without_an_end(preprocess, said, monkeypatch):
     monkeypatch.setattr(datasets, "MOST_EXAMPLES", 1024)
-    data = {"a": {"x": np.ones((5, 4), np.float32), "y": np.zeros(5, np.int32)}}
-    data = tff.simulation.datasets.TestClientData(data)
-    task = of_client_data(data, lambda d: preprocess(d.map(lambda e: (e["x"], e["y"]))))
-    for read in (lambda: task.examples_of("a"), lambda: task.split("test")):
-        with refusal(f"preprocess gives .*{said}", (TypeError, ValueError)):
-            read()
+    examples = np.ones((5, 4), np.float32), np.zeros(5, np.int32)
+    endless = preprocess(tf.data.Dataset.from_tensor_slices(examples))
+    with refusal(f"preprocess gives .*{said}"):
+        datasets.read_examples(endless, "a")
 
 
 def test_an_error_of_the_users_function_says_whose_examples_it_read():
@@ -249,35 +234,30 @@ def test_an_error_of_the_users_function_says_whose_examples_it_read():
         broken.examples_of("7")
 
 
-@pytest.mark.slow
-def test_a_client_s_examples_that_do_not_do_lose_no_round(tmp_path):
-    """The checkpoint is what it is after Ctrl-C (test_loop.py)."""
-    task, rounds, settings = task_of(), [], config(checkpoint_every=6)
-    read = task.client_examples
-    broken = dataclasses.replace(
-        task, client_examples=lambda name: read(name) if len(rounds) < 3 else read(name)[0]
-    )
-    with refusal("pass a pair", TypeError):
-        train(tmp_path / "run", settings, broken, on_round=rounds.append)
-    assert len(fedmf.Run.load(tmp_path / "run").metrics) == 3
-    assert RunFolder(tmp_path / "run").saved_rounds() == 3
-
-
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, execution):
-    task, said = (
-        task_of(
-            y=np.where(OWNERS == 7, 5, LABELS), validation=(PIXELS, LABELS), test=(PIXELS, LABELS)
-        ),
-        "cannot train client '7' of task 'arrays': Received a label",
+    """The rounds before are saved."""
+    task = task_of(
+        y=np.where(OWNERS == 7, 5, LABELS), validation=(PIXELS, LABELS), test=(PIXELS, LABELS)
     )
-    with refusal(rf"round . {said} value of 5 .* rounds are saved in"):
-        train(tmp_path / "run", config(execution), task)
+    said = "cannot train client '7' of task 'arrays': Received a label value of 5 .* rounds are"
+    with refusal(f"round [1-5] {said} saved in"):
+        train(tmp_path / "run", config(execution, checkpoint_every=6), task)
+    rounds = len(fedmf.Run.load(tmp_path / "run").metrics)
+    assert RunFolder(tmp_path / "run").saved_rounds() == rounds > 0
+
+
+@pytest.mark.parametrize("kind", [str, object, bytes])
+def test_texts_are_of_numpy_s_own_dtype(kind):
+    """As numpy, pandas and tf.data give them."""
+    texts = [b"a", b"much longer"] if kind is bytes else ["a", "much longer"]
+    x, _ = checked((np.array(texts, object if kind is object else None), np.zeros(2)), "client 'a'")
+    assert x.dtype == np.array(texts).dtype
 
 
 @pytest.mark.slow
-def test_texts_of_any_kind_and_length_reach_the_model_whole(tmp_path):
-    """As numpy, pandas and tf.data give them. The longest of each client is as long as it is."""
+def test_texts_of_any_length_reach_the_model_whole(tmp_path):
+    """The longest of each client is as long as it is."""
     words = np.array(["a", "much longer", "word"])
 
     def lookup():
@@ -286,22 +266,17 @@ def test_texts_of_any_kind_and_length_reach_the_model_whole(tmp_path):
             [tf.keras.Input((), dtype=tf.string), table, layers.Embedding(4, 3)]
         )
 
-    def trained(kind):
-        def examples(name):
-            label = np.full(4, int(name) % 3)
-            texts = [words[i].encode() if kind is bytes else str(words[i]) for i in label]
-            return np.array(texts, object if kind is object else None), label
+    def examples(name):
+        label = np.full(4, int(name) % 3)
+        return np.array([str(words[i]) for i in label]), label
 
-        silent = config(rounds=2, family="none", noise_multiplier=None)
-        task = dataclasses.replace(
-            task_of(model=lookup),
-            client_examples=examples,
-            evaluation_examples=lambda split: (words, np.arange(3)),
-        )
-        [table] = train(tmp_path / kind.__name__, silent, task).weights
-        unknown = task.build_model(3).get_weights()[0][0]
-        np.testing.assert_array_equal(table[0], unknown)  # no text was cut
-        return table
-
-    tables = [trained(kind) for kind in (str, object, bytes)]
-    np.testing.assert_array_equal(tables, [tables[0]] * 3)
+    task = dataclasses.replace(
+        task_of(model=lookup),
+        client_examples=examples,
+        evaluation_examples=lambda split: (words, np.arange(3)),
+    )
+    silent = config(rounds=2, family="none", noise_multiplier=None)
+    [table] = train(tmp_path / "run", silent, task).weights
+    start = task.build_model(3).get_weights()[0]
+    # No text was cut: the first row is that of unknown ones
+    assert (table != start).any(axis=1).tolist() == [False, True, True, True]

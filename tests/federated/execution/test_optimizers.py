@@ -55,13 +55,14 @@ def test_epochs_are_orders_of_all_examples_up_to_the_limit():
 
 
 def one_each(batch_size):
-    """Example-level privacy: clients of one example."""
+    """Example-level privacy: clients of one example, which has a weight."""
     x, y = small_task().split("validation")
     return dataclasses.replace(
         small_task(),
         batch_size=batch_size,
         client_ids=[str(i) for i in range(40)],
         client_examples=lambda name: (x[int(name) : int(name) + 1], y[int(name) : int(name) + 1]),
+        sample_weight=lambda name: np.full(1, int(name) / 2),
     )
 
 
