@@ -1,4 +1,4 @@
-"""Clients that train by automatic differentiation, and whether they do side by side."""
+"""The work of clients, and whether those without a compiled epoch train side by side."""
 
 import math
 
@@ -34,7 +34,7 @@ def sums_of(monkeypatch):
     def made(task, settings, small, threads=1):
         monkeypatch.setattr(side_by_side, "SMALL_MODEL", small)
         weights = [v.value() for v in task.build_model(3).trainable_variables]
-        work = ClientSetup(task=task, config=settings, kind="autodiff").work(threads)
+        work = ClientSetup.here(task, settings).work(threads)
         norms = (tf.constant(norm, tf.float64) for norm in (settings.clip_norm, math.inf))
         params = SampleParams(*norms, ())
 

@@ -2,16 +2,13 @@
 a worker that is wrong is named.
 """
 
-import contextlib
 import functools
-import pickle
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from fedmf.federated.execution import groups
-from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.groups import GroupSum, checked
 from fedmf.federated.execution.records import Records, SampleParams
@@ -45,17 +42,13 @@ def updates(clients, scale=10.0):
     return [[np.float32(scale) * part for part in one]] * clients
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 10.0, 1e30])
+@pytest.mark.parametrize("scale", [1e-3, 10.0, 1e30])
 def test_clients_that_all_go_one_way_pass(scale):
-    """From the clip norm on their sum is as long as one can be, up to the margin of the clipping.
-
-    At 1e30 they are zeroed.
+    """Clipped, their sum is as long as one can be, up to the margin of the clipping
+    (tests/server/test_clipping.py); at 1e30 they are zeroed.
     """
     part = sum_of(updates(5, scale))
     assert check(part) is part
-    if 1 <= scale < 100:
-        norm = np.sqrt(sum((leaf**2).sum() for leaf in part.total.record))
-        assert norm == pytest.approx(5 * CLIP_NORM, rel=2e-6)
 
 
 @functools.cache
@@ -72,28 +65,17 @@ def record(change):
     return forged(record=[change(first), second])
 
 
-def with_entry(value):
-    def change(leaf):
-        leaf = leaf.copy()
-        leaf[3, 4] = value
-        return leaf
-
-    return record(change)
-
-
 @pytest.mark.parametrize(
     ("made", "fault"),
     [
         (lambda: forged(clients=np.int32(6)), "counts 6 clients"),
         (lambda: forged(clipped=np.int32(4), zeroed=np.int32(2)), "4 of them clipped and 2 zeroed"),
         (lambda: forged(zeroed=np.int32(-1)), "-1 zeroed"),
-        (lambda: with_entry(np.nan), "norm is nan"),
-        (lambda: with_entry(1e200), "norm is inf"),
+        (lambda: record(lambda leaf: leaf * np.nan), "norm is nan"),
         (lambda: record(lambda leaf: leaf * (1 + 1e-5)), "at most 3.5"),
         (lambda: record(lambda leaf: leaf.astype(np.float32)), r"float32 \(30, 7\)"),
         (lambda: record(lambda leaf: leaf[:-1]), r"float64 \(29, 7\)"),
         (lambda: forged(record=honest().total.record[:1]), "another structure"),
-        (lambda: honest()._replace(total=None), "another structure"),
         (lambda: honest()._replace(group=0), "that of group 0"),
         (lambda: {"total": 3}, "<class 'dict'>"),
     ],
@@ -114,64 +96,21 @@ def test_each_group_has_one_result(results, fault):
         list(checked(parts, [2, 2], zero=RECORDS.zero(), clip_norm=CLIP_NORM))
 
 
-@functools.cache
-def work_of(pickled):
-    setup, _ = pickle.loads(pickled)
-    return setup.work(1)
-
-
-def train(pickled, sent, number, group):
-    """What a worker does, without its limit on threads."""
-    [part] = work_of(pickled).sums(sent, [group])
-    total = tf.nest.map_structure(np.asarray, part.total)
-    return GroupSum(total, part.loss, part.examples, 0, number, "node-7")
-
-
-class InOneProcess:
-    """A cluster whose worker is this process; `damage(number, result)` is what comes back."""
-
-    address = "nowhere"
-
-    def __init__(self, damage):
-        self.damage = damage
-
-    def put(self, value):
-        return value
-
-    def function(self, target):
-        return lambda *call: self.damage(call[2], train(*call))
-
-    def least_memory(self):
-        return "", np.inf
-
-    def in_order(self, function, calls):
-        return (function(*call) for call in calls)
-
-
 @pytest.mark.usefixtures("clients_in_turn")
-def test_a_round_takes_what_workers_return_and_no_more(monkeypatch):
-    pytest.importorskip("ray")
+def test_a_round_takes_no_more_than_clients_can_add(monkeypatch):
+    """What workers of a cluster return is taken as what this process makes (test_cluster.py)."""
     for name, value in (GROUPS_OF_TWO | {"MOST_GROUPS": 2}).items():
         monkeypatch.setattr(groups, name, value)
-    task, settings, factors = small_task(), config(), [1, 1]
+    task, settings = small_task(), config()
+    execution = build_execution(task, settings.plan(), settings, 9)
+    make = execution._clients.sums
+
+    def forged_sums(sent, parts):
+        for part in make(sent, parts):
+            record = [1e6 * leaf for leaf in part.total.record]
+            yield part._replace(total=part.total._replace(record=record), worker="node-7")
+
+    monkeypatch.setattr(execution._clients, "sums", forged_sums)
     epochs = [[task.examples_of(name)] for name in task.client_ids[:4]]
-
-    def damage(number, part):
-        record = [factors[number] * leaf for leaf in part.total.record]
-        return part._replace(total=part.total._replace(record=record))
-
-    monkeypatch.setattr(
-        "fedmf.federated.execution.in_process.connected",
-        lambda address, cpus: contextlib.nullcontext(InOneProcess(damage)),
-    )
-    alone, spread = (
-        build_execution(
-            task, settings.plan(), settings, 9, options=RunOptions(cluster=cluster)
-        ).__enter__()
-        for cluster in (None, "local")
-    )
-    rows = [each.next(each.init(), epochs)[1] for each in (alone, spread)]
-    assert rows[0] == rows[1]
-    factors[1] = 1e6
-    with refusal("group 1 of 2, of worker 'node-7', .* norm is"):
-        spread.next(spread.init(), epochs)
+    with refusal("group 0 of 2, of worker 'node-7', .* norm is"):
+        execution.next(execution.init(), epochs)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import threadpoolctl
@@ -69,29 +68,11 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
         printed = json.loads(done.stdout.splitlines()[-1])
         for found in printed.values():
             assert found["tensorflow"] == [1, threads]
-            assert found["environment"] == [str(threads)] * 2
-            assert found["environment afterwards"] == [None, None]
         runs.append(fedmf.Run.load(folder / "fast"))
     assert_same_run(*runs)
     assert "--max_concurrent_computation_calls=3" in printed["tff"]["worker command"]
     limits = {"TF_NUM_INTRAOP_THREADS=3", "TF_NUM_INTEROP_THREADS=3"}
     assert limits <= set(printed["tff"]["worker environment"])
-
-
-@pytest.mark.slow
-def test_clients_in_any_number_of_threads_have_the_same_sum(sums_of):
-    """To the bit."""
-    settings = config(client_epochs=2, clip_norm=0.05)
-    task = small_task()
-    cohort = [client_epochs(task, settings, 0, client) for client in range(7)]
-    cohort[2] = []  # not finite
-    parts = [sums_of(task, settings, 0, threads)(cohort) for threads in (1, 3)]
-    for part in parts:
-        assert [int(n) for n in part.total[1:]] == [7, 5, 1]
-        assert part.loss == parts[0].loss > 0
-        for mine, first in zip(part.total.record, parts[0].total.record, strict=True):
-            np.testing.assert_array_equal(mine, first)
-            assert np.any(mine)
 
 
 @pytest.mark.slow

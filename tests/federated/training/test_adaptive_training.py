@@ -7,14 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.federated.small_runs import (
-    assert_same_model,
-    config,
-    small_task,
-    start_of,
-    train,
-)
-from tests.refusals import refusal
+from tests.federated.small_runs import assert_same_model, config, small_task, start_of, train
 
 ADAM = {
     "server_optimizer": "scaled-adam",
@@ -31,14 +24,11 @@ def run(tmp_path_factory):
     return train(tmp_path_factory.mktemp("adaptive") / "run", config(**BOTH))
 
 
-def test_what_adapts_is_a_metric_of_each_round(run):
+def test_what_adapts_is_a_metric_of_each_round_and_stated(run):
     drifts, norms = run.table()["scale_drift"], run.table()["clip_norm"]
     assert [drift > 0 for drift in drifts] == [False, False, True, False, True, False]
     assert norms[0] == norms[1] == pytest.approx(0.2)
     assert [a != b for a, b in itertools.pairwise(norms)] == [False, True, False, True, False]
-
-
-def test_the_statement_names_what_adapts(run):
     for name in ("statement.md", "final_statement.md"):
         text = " ".join((run.path / name).read_text().split())
         assert "optimizer scaled-adam" in text
@@ -51,10 +41,3 @@ def test_stock_tff_trains_the_same_model(run, tmp_path):
     assert_same_model([run, stock], start_of(small_task()))
     for name in ("scale_drift", "clip_norm", "noise_stddev"):
         np.testing.assert_allclose(run.table()[name], stock.table()[name], rtol=1e-3, atol=1e-5)
-
-
-def test_a_plan_of_another_clipping_is_refused(tmp_path):
-    plan = config(**QUANTILE).plan()
-    for other in ({}, *(QUANTILE | {name: 3} for name in ("clip_every", "clip_learning_rate"))):
-        with refusal("plan has .*clip_"):
-            train(tmp_path / "run", config(**other), plan=plan)

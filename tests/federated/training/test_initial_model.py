@@ -21,33 +21,25 @@ def keras_file(first, tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-def test_a_file_and_the_run_that_wrote_it_start_the_same_run(first, keras_file, tmp_path):
-    from_file, from_run = (
-        train(tmp_path / path.name, config(initial_model=str(path), rounds=2, seed=4))
-        for path in (keras_file, first.path)
-    )
-    np.testing.assert_equal(from_file.weights, from_run.weights)
-    for one, start in zip(from_file.weights, first.weights, strict=True):
-        assert np.abs(one - start).max() > 0.01  # it went on
-    for run, words in (
-        (from_file, "is pretrained.keras, which was trained before"),
-        (from_run, "that of the run first"),
-    ):
-        for name in ("statement.md", "final_statement.md"):
-            text = " ".join((run.path / name).read_text().split())
-            assert words in text
-            assert "The data used for it is not covered." in text
-
-
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
-def test_the_first_round_starts_from_the_weights(first, tmp_path, execution):
+@pytest.mark.parametrize("kind", ["file", "run"])
+def test_the_first_round_starts_from_the_weights(first, keras_file, tmp_path, kind, execution):
     """Without noise, zeroed updates leave the model as it was."""
-    start = {"rounds": 2, "min_sep": 1, "initial_model": str(first.path)}
-    settings = config(execution, family="none", noise_multiplier=None, zeroing_norm=1e-9, **start)
+    path, words = {
+        "file": (keras_file, "is pretrained.keras, which was trained before"),
+        "run": (first.path, "that of the run first"),
+    }[kind]
+    settings = config(
+        execution, rounds=2, min_sep=1, family="none", noise_multiplier=None, zeroing_norm=1e-9,
+        initial_model=str(path),
+    )  # fmt: skip
     with pytest.warns(UserWarning, match="zeroed"):
         run = train(tmp_path / "run", settings)
     np.testing.assert_equal(run.weights, first.weights)
+    for name in ("statement.md", "final_statement.md"):
+        text = " ".join((run.path / name).read_text().split())
+        assert words in text
+        assert "The data used for it is not covered." in text
 
 
 @pytest.mark.slow
@@ -78,15 +70,14 @@ def test_a_resume_from_other_weights_is_refused(keras_file, tmp_path):
 @pytest.mark.slow
 def test_weights_that_are_not_trained_come_along(tmp_path):
     def build_model(seed, frozen=True):
-        normal = tf.keras.initializers.RandomNormal(seed=seed)
-        model = small_task().build_model(seed)
-        layers = [
-            model.layers[0],
-            tf.keras.layers.Dense(4, kernel_initializer=normal, name="frozen"),
-            model.layers[1],
-        ]
-        layers[1].trainable = not frozen
-        return tf.keras.Sequential([tf.keras.Input((5,), dtype=tf.int32), *layers])
+        frozen_layer = tf.keras.layers.Dense(
+            4, kernel_initializer=tf.keras.initializers.RandomNormal(seed=seed)
+        )
+        frozen_layer.trainable = not frozen
+        first, last = small_task().build_model(seed).layers
+        return tf.keras.Sequential(
+            [tf.keras.Input((5,), dtype=tf.int32), first, frozen_layer, last]
+        )
 
     task = small_task(build_model=build_model)
     build_model(7, frozen=False).save(tmp_path / "all_trained.keras")

@@ -3,6 +3,7 @@ after a resume, and paid for by the plan.
 """
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import tensorflow as tf
 import fedmf
 from fedmf import federated
 from fedmf.federated.training.evaluation import Evaluator
+from fedmf.federated.training.model_check import check_model
+from fedmf.federated.training.under_way import Training
+from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports import write_report
 from fedmf.reports.groups import private_curve
 from fedmf.server.metrics_stream import MetricsStream
@@ -72,75 +76,50 @@ def test_a_resume_releases_the_same(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "more"),
+    ("changes", "covered"),
     [
         (
-            {
-                "private_metrics": 0.1,
-                "clip_quantile": 0.5,
-                "clip_every": 2,
-                "server_optimizer": "scaled-adam",
-            },
-            {"clip_norm", "scale_drift"},
+            {},
+            "covered/clip_norm covered/noise_stddev covered/private/loss covered/scale_drift",
         ),
-        ({"family": "none", "noise_multiplier": None}, None),
+        ({"family": "none", "noise_multiplier": None}, ""),
         # The guarantee is that of the cohort that it stands for, and its noise is less.
-        ({"claimed_cohort": 40}, None),
+        ({"claimed_cohort": 40}, ""),
     ],
 )
-def test_what_a_callback_sees_is_marked_by_the_guarantee(tmp_path, changes, more):
-    seen = {}
-
-    class Marks(federated.Callback):
-        def on_round(self, training, row):
-            seen.update(training.scalars({**row, "anything": {"new": 1.0}}))
-
-    train(tmp_path, config(rounds=2, **changes), callbacks=[Marks()])
-    covered = {name.removeprefix("covered/") for name in seen if name.startswith("covered/")}
-    exact = {name.removeprefix("not_covered/") for name in seen if name.startswith("not_")}
-    counts = {"clients", "examples", "train_loss", "clip_fraction", "zeroed"}
-    validation = {"validation/accuracy", "validation/loss"}
-    assert exact >= counts | validation | {"anything/new"}
-    if more is None:
-        assert not covered
-        return
-    private = {f"{of}{name}" for of in ("", "stddev/") for name in ("accuracy", "clients", "loss")}
-    assert covered == {f"private/{name}" for name in private} | {"noise_stddev"} | more
+def test_numbers_are_named_by_the_guarantee(changes, covered):
+    row = {
+        "round": 3, "train_loss": 1.0, "clients": 4, "noise_stddev": 0.1, "clip_norm": 0.2,
+        "scale_drift": 0.3, "private": {"loss": 2.0}, "validation": {"loss": 3.0}, "new": None,
+    }  # fmt: skip
+    seen = Training.scalars(types.SimpleNamespace(plan=config(**changes).plan()), row)
+    assert [name for name in sorted(seen) if name.startswith("covered/")] == covered.split()
+    assert {name.split("covered/")[1]: seen[name] for name in seen} == {
+        "train_loss": 1.0, "clients": 4, "noise_stddev": 0.1, "clip_norm": 0.2, "scale_drift": 0.3,
+        "private/loss": 2.0, "validation/loss": 3.0,
+    }  # fmt: skip
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
-    with refusal("with noise_multiplier=0"):
-        config(private_metrics=0.1, noise_multiplier=0.0).plan()
-    with refusal("largest_loss"):
-        config(largest_loss=3.0)
     with refusal("private_metrics=0.1 are computed where the run is"):
         train(tmp_path / "run", SETTINGS, cluster="local", worker_task=small_task)
     assert not (tmp_path / "run").exists()
-    with refusal("with another config: private_metrics"):
-        train(broken_off(tmp_path / "other", 2, config(**BOTH)), SETTINGS, resume=True)
 
 
 @pytest.mark.slow
 def test_a_report_draws_them_over_windows_and_halving_goes_by_them(tmp_path):
-    """The mean over a window from the rows is that of the sums, with the deviation of the sum."""
+    """tests/server/test_private_metrics.py has the means over rounds."""
     settings = config(private_metrics=0.9, largest_loss=4.0, noise_multiplier=0.01)
     run = train(tmp_path / "runs" / "one", settings)
-    stream = MetricsStream(settings.plan(), noise_seed=9)
-    for name, half in (("accuracy", 0.5), ("loss", 2.0)):
-        rounds, means, spreads = private_curve(run, name)
-        assert rounds.tolist() == [2, 4, 6]
-        for end, mean, spread in zip(rounds, means, spreads, strict=True):
-            rows = [row["private"] for row in run.metrics[end - 2 : end]]
-            released = np.zeros(3)
-            released[0] = sum(row["clients"] for row in rows)
-            place = 1 if name == "accuracy" else 2
-            released[place] = sum(row["clients"] * (row[name] / half - 1) for row in rows)
-            found = stream.values(range(end - 2, end), released / np.sqrt(3))
-            assert found[name] == pytest.approx(mean)
-            assert found["stddev"][name] == pytest.approx(spread)
+    rows = [row["private"] for row in run.metrics]
+    rounds, means, _ = private_curve(run, "accuracy")
+    assert rounds.tolist() == [2, 4, 6]
+    assert means == pytest.approx(
+        [mean_over(rows[end - 2 : end], "accuracy", largest_loss=4.0) for end in rounds]
+    )
     assert results.uncovered_note([run], "Halving") == ""
     score = results._score(tmp_path, "one", 4)
-    assert score == private_curve(run, "accuracy")[1][1] != run.metrics[3]["validation"]["accuracy"]
+    assert score == means[1] != run.metrics[3]["validation"]["accuracy"]
     page = write_report([run], tmp_path / "report", title="private").read_text()
     assert "the guarantee covers them" in page
     assert (tmp_path / "report" / "plots" / "private_metrics.png").exists()
@@ -194,11 +173,9 @@ def test_a_round_that_is_done_again_hands_out_what_was_released(tmp_path):
     [
         (Keeps, "of whose metrics one is not as new after `reset_state`"),
         (Draws, "draws random numbers or calls Python .*RandomUniform"),
-        (lambda name: tf.keras.metrics.SparseCategoricalCrossentropy(name), "is not between 0 and"),
+        (tf.keras.metrics.SparseCategoricalCrossentropy, "is not between 0 and"),
     ],
-    ids=["keeps", "draws", "no share"],
 )
-def test_an_evaluation_in_which_clients_meet_is_refused(metric, words, tmp_path):
+def test_an_evaluation_in_which_clients_meet_is_refused(metric, words):
     with refusal(words):
-        train(tmp_path / "run", SETTINGS, with_metric(metric))
-    assert not (tmp_path / "run").exists()
+        check_model(with_metric(metric), SETTINGS)
