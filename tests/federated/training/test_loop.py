@@ -183,7 +183,7 @@ def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
     resumed rounds know of the first. Of the noise, which allows the server's rate hardly, a new run
     warns alone.
     """
-    with pytest.warns(UserWarning, match=r"server_learning_rate=0.5 is \S+ times the 0\.\d+ that"):
+    with pytest.warns(UserWarning, match=r"server_learning_rate=0.5 is \d+ times the"):
         broken_off(tmp_path, 15, DIVERGING)
     with pytest.warns(UserWarning, match="diverges|training loss of round") as caught:
         train(tmp_path, DIVERGING, resume=True)
