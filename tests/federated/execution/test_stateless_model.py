@@ -11,7 +11,6 @@ from tests.refusals import refusal
 layers = tf.keras.layers
 
 CONVOLUTIONS = [
-    {"kernel_size": 3, "padding": "same"},
     {"kernel_size": (2, 4), "padding": "same", "strides": (2, 3)},
     {"kernel_size": (3, 1), "padding": "valid", "strides": (1, 2), "use_bias": False},
     {"kernel_size": 4, "padding": "valid", "strides": 5},

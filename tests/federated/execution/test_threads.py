@@ -57,7 +57,7 @@ def test_linear_algebra_and_the_environment_come_back(monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
-    """With the noise of six rounds (docs/cluster.md). TFF's worker is limited too."""
+    """With the noise of two rounds (docs/cluster.md). TFF's worker is limited too."""
     runs = []
     for threads, executions in ((1, ["fast"]), (3, ["fast", "tff"])):
         folder = tmp_path / str(threads)

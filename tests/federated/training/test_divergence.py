@@ -120,19 +120,3 @@ def test_a_rate_far_above_the_noise_is_warned_of(plan):
     assert rate_warning(rate, config(server_learning_rate=FACTOR * rate)) is None
     said = rate_warning(rate, config(server_learning_rate=20 * rate))
     assert said.startswith(f"server_learning_rate={20 * rate:g} is 20 times the {rate:.2g} that")
-
-
-def test_the_defaults_are_warned_of_on_few_users_and_the_recipe_is_not():
-    """Of docs/tasks.md: 1000 users, on whom the defaults ended at a loss of 1e20."""
-
-    def said(**settings):
-        run = fedmf.TrainConfig(epsilon=8.0, **settings)
-        made = run.plan()
-        rmse = fedmf.rmse(made.mechanism, run.fit_workload(), made.participation)
-        return rate_warning(rate_for_noise(made, run, rmse), run)
-
-    assert "server_learning_rate=1 is 41 times the 0.024" in said(
-        rounds=500, cohort_size=20, min_sep=50
-    )
-    recipe = {"server_learning_rate": 0.5, "server_momentum": 0.9}
-    assert said(rounds=150, cohort_size=50, min_sep=20, **recipe) is None

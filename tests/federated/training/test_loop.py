@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import warnings
 
 import pytest
 
@@ -18,13 +17,6 @@ from tests.federated.small_runs import assert_same_run, broken_off, config, smal
 from tests.refusals import refusal
 
 ROOT = pathlib.Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*zeroed")
-        return train(tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +109,6 @@ def test_another_run_is_refused_and_touches_nothing(parts, settings, resume, sai
     ("settings", "options", "said"),
     [
         (config(cohort_size=7), {}, "cohort_size=7"),
-        (config(schema="single", min_sep=None), {}, "population"),
         (config(), {"plan": config(min_sep=3).plan()}, "plan has min_sep=3"),
         (config(), {"plan": "x"}, "plan='x'"),
         (config(), {"noise_memory": 0}, "noise_memory=0"),

@@ -9,31 +9,26 @@ import tensorflow as tf
 import fedmf
 from fedmf import federated
 from fedmf.federated.examples import NotFinite
-from tests.federated.small_runs import broken_off, config, small_task, train
+from tests.federated.small_runs import broken_off, config, small_task
 from tests.refusals import refusal
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("runs") / "run")
 
 
 def read(folder, task=None):
     return federated.TrainedRun.of(fedmf.Run.load(folder), task or small_task())
 
 
-def test_the_model_has_the_run_s_weights_and_metrics(run):
-    model = run.model()
-    for weight, variable in zip(run.weights, model.trainable_variables, strict=True):
+def test_the_model_has_the_run_s_weights_and_metrics(whole):
+    model = whole.model()
+    for weight, variable in zip(whole.weights, model.trainable_variables, strict=True):
         np.testing.assert_array_equal(weight, variable.numpy())
-    assert run.evaluate("test") == run.result["test"]
+    assert whole.evaluate("test") == whole.result["test"]
     x, y = small_task().split("test")
-    assert run.evaluate("test")["accuracy"] == pytest.approx(
+    assert whole.evaluate("test")["accuracy"] == pytest.approx(
         (model(x).numpy().argmax(-1) == y).mean()
     )
 
 
-def test_clients_one_by_one(run):
+def test_clients_one_by_one(whole):
     """Without the one that has no examples, and one whose examples are NaN."""
 
     def examples(client_id):
@@ -41,10 +36,10 @@ def test_clients_one_by_one(run):
             raise NotFinite("NaN")
         return small_task().client_examples(client_id)
 
-    task, model = small_task(client_examples=examples), run.model()
+    task, model = small_task(client_examples=examples), whole.model()
     those = [small_task().examples_of(client) for client in task.client_ids if client[-2:] != " 3"]
     accuracies = [(model(x).numpy().argmax(-1) == y).mean() for x, y in those if len(y)]
-    found = read(run.path, task).evaluate_clients()
+    found = read(whole.path, task).evaluate_clients()
     counts = [found[f"clients{kind}"] for kind in ("", "_undefined", "_without_examples")]
     assert counts == [len(accuracies), 1, 11 - len(accuracies)]
     assert len(accuracies) < 11
@@ -61,7 +56,7 @@ def test_an_unfinished_run_has_the_weights_of_its_checkpoint(tmp_path, execution
     assert part.evaluate("validation") == part.metrics[3]["validation"]
 
 
-def test_a_run_without_a_checkpoint_or_of_another_model_is_refused(run, tmp_path):
+def test_a_run_without_a_checkpoint_or_of_another_model_is_refused(whole, tmp_path):
     broken_off(tmp_path, 1, config(checkpoint_every=6))
     with refusal("no model yet"):
         _ = read(tmp_path).weights
@@ -69,18 +64,18 @@ def test_a_run_without_a_checkpoint_or_of_another_model_is_refused(run, tmp_path
         small_task(), build_model=lambda seed: tf.keras.Sequential([tf.keras.Input((5,))])
     )
     with refusal("take the task that the run was trained on"):
-        read(run.path, other).model()
+        read(whole.path, other).model()
 
 
 @pytest.mark.slow
-def test_export_replaces_a_file_and_refuses_a_full_folder(run, tmp_path):
+def test_export_replaces_a_file_and_refuses_a_full_folder(whole, tmp_path):
     (tmp_path / "model.keras").write_text("old")
     (tmp_path / "empty").mkdir()
     x, _ = small_task().split("test")
     for name in ("model.keras", "empty"):
-        run.export(tmp_path / name)
+        whole.export(tmp_path / name)
         loaded = tf.keras.models.load_model(tmp_path / name)
-        np.testing.assert_array_equal(loaded(x), run.model()(x))
+        np.testing.assert_array_equal(loaded(x), whole.model()(x))
     with refusal("new or an empty folder"):
-        run.export(tmp_path / "empty")
+        whole.export(tmp_path / "empty")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
