@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
-from fedmf.federated.execution.client_data import client_epochs
+from fedmf.federated.execution.client_data import batches, client_epochs, steps
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
 from tests.federated.small_runs import assert_close, config
@@ -241,3 +241,9 @@ def test_labels_of_tff_s_rank_are_taken():
 def test_what_cannot_be_honoured_is_refused(model, loss, said):
     with refusal(said, (TypeError, ValueError)):
         check_model(task_of(FEATURES, LABELS, model, loss, {}), settings())
+
+
+def test_clients_of_equal_epochs_need_few_steps():
+    """Whole batches are trained together, and the last ones of equal rows."""
+    cohort = [[(np.zeros(n), np.zeros(n))] * 2 for n in (4, 5, 9, 13)]
+    assert steps(batches(cohort, 4)).size.tolist() == [4, 4, 4, 1, 4, 4, 4, 1]
