@@ -80,6 +80,10 @@ def regularised(strength):
     return lambda: layers.Dense(4, kernel_regularizer=tf.keras.regularizers.L2(strength))
 
 
+def in_a_loop(factor):
+    return lambda: layers.Lambda(lambda x: tf.map_fn(lambda row: factor * row, x))
+
+
 # What trains, and in each group otherwise than the rest of it.
 TASKS = {
     "small": small_task,
@@ -91,8 +95,8 @@ TASKS = {
     "l2 .2": lambda: stacked(regularised(0.2)),
     "frozen": lambda: stacked(lambda: layers.Dense(4, trainable=False)),
     "frozen, other values": lambda: stacked(lambda: layers.Dense(4, trainable=False), 1),
-    "lstm": lambda: stacked(lambda: layers.LSTM(4, return_sequences=True)),
-    "backwards": lambda: stacked(lambda: layers.LSTM(4, return_sequences=True, go_backwards=True)),
+    "loop of 2": lambda: stacked(in_a_loop(2.0)),
+    "loop of 3": lambda: stacked(in_a_loop(3.0)),
     "subclassed": subclassed,
     "other words": lambda: subclassed("bcd"),
     **TFF_TASKS,

@@ -259,19 +259,17 @@ def test_the_end_is_declared_before_the_first_round(tmp_path):
 
 def test_noise_seeds_are_drawn_anew_where_there_is_no_noise_or_the_system_is_asked(tmp_path):
     """Cohorts of a sampling follow from them."""
-    given = SETTINGS.plan()
+    folder, options = tmp_path / "run", RunOptions(progress=False)
+    given, none = SETTINGS.plan(), config(cohort_size=6, family="none", noise_multiplier=None)
     silent = dataclasses.replace(given, noise_multiplier=0.0)
 
-    def drawn(settings, plan=None, seed=None):
-        model = model_of(VERSIONED, settings)
-        options = RunOptions(progress=False)
-        made = new_run(VERSIONED, settings, tmp_path / "run", seed, plan, model, options)
-        return made.noise_seed
+    def drawn(settings, plan, seed=None):
+        model = _versioned_model()
+        return new_run(VERSIONED, settings, folder, seed, plan, model, options).noise_seed
 
-    none = config(cohort_size=6, family="none", noise_multiplier=None)
-    quiet = [(none, None), (config(cohort_size=6, noise_multiplier=0.0), None), (SETTINGS, silent)]
-    seeds = [*(drawn(*each) for each in quiet), *(drawn(SETTINGS, seed="os") for _ in range(2))]
-    assert len({*seeds}) == len(seeds)
+    seeds = [drawn(none, None), drawn(SETTINGS, silent)]
+    seeds += [drawn(SETTINGS, None, "os"), drawn(SETTINGS, None, "os")]
+    assert len({*seeds}) == 4
     assert min(seeds) > 2**64
     for settings, plan in ((SETTINGS, None), (none, given), (SETTINGS, given)):
         with refusal("noise_seed=None"):

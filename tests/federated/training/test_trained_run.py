@@ -68,14 +68,11 @@ def test_a_run_without_a_checkpoint_or_of_another_model_is_refused(whole, tmp_pa
 
 
 @pytest.mark.slow
-def test_export_replaces_a_file_and_refuses_a_full_folder(whole, tmp_path):
-    (tmp_path / "model.keras").write_text("old")
-    (tmp_path / "empty").mkdir()
+def test_export_fills_an_empty_folder_and_leaves_nothing_beside_it(whole, tmp_path):
+    """test_initial_model.py begins with an exported file, tests/cli has the refusals."""
+    (tmp_path / "model").mkdir()
+    whole.export(tmp_path / "model")
     x, _ = small_task().split("test")
-    for name in ("model.keras", "empty"):
-        whole.export(tmp_path / name)
-        loaded = tf.keras.models.load_model(tmp_path / name)
-        np.testing.assert_array_equal(loaded(x), whole.model()(x))
-    with refusal("new or an empty folder"):
-        whole.export(tmp_path / "empty")
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    loaded = tf.keras.models.load_model(tmp_path / "model")
+    np.testing.assert_array_equal(loaded(x), whole.model()(x))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
