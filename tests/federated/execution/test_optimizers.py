@@ -19,22 +19,18 @@ from tests.federated.small_runs import (
 
 
 @pytest.mark.slow
-def test_fast_and_tff_train_the_same_model(tmp_path, monkeypatch):
+def test_fast_and_tff_train_the_same_model(tmp_path):
     """FedProx, several epochs, a limit on batches, and optimizers whose state begins anew with each
-    client and goes on with the server. tests/federated/tff/test_optimizers.py has the steps of all.
+    client and goes on with the server. tests/federated/tff/test_optimizers.py has the steps of all,
+    test_side_by_side.py clients in turn.
     """
-
-    def trained(name, execution="fast"):
-        settings = config(
-            execution, rounds=4, client_optimizer="adam", client_learning_rate=0.05,
-            client_epochs=3, client_batches=4, proximal_strength=0.5, server_optimizer="yogi",
-            server_learning_rate=0.1,
-        )  # fmt: skip
-        return train(tmp_path / name, settings)
-
-    runs = [trained("tff", "tff"), trained("side by side")]
-    monkeypatch.setattr(side_by_side, "SMALL_MODEL", 0)
-    assert_same_model([*runs, trained("in turn")], start_of(small_task()))
+    settings = {
+        "rounds": 4, "client_optimizer": "adam", "client_learning_rate": 0.05, "client_epochs": 3,
+        "client_batches": 4, "proximal_strength": 0.5, "server_optimizer": "yogi",
+        "server_learning_rate": 0.1,
+    }  # fmt: skip
+    runs = [train(tmp_path / name, config(name, **settings)) for name in ("tff", "fast")]
+    assert_same_model(runs, start_of(small_task()))
     assert len({(run.path / "participation.csv").read_bytes() for run in runs}) == 1
 
 

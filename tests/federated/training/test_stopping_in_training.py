@@ -31,8 +31,8 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
     assert audit.planned.epsilon == pytest.approx(epsilons[rounds - 1], rel=1e-9)
     assert run.result["achieved"]["epsilon"] == audit.epsilon <= audit.planned.epsilon
     assert audit.contradictions == ()
-    for text in (audit.statement(), (run.path / "final_statement.md").read_text()):
-        assert f"this is about the first {rounds} of them" in " ".join(text.split())
+    text = (run.path / "final_statement.md").read_text()
+    assert f"this is about the first {rounds} of them" in " ".join(text.split())
     page = write_report([run], tmp_path / "report", title="ended").read_text()
     assert f"ended after {rounds} of {settings.rounds} rounds" in page
     # In two parts it is the same run, and then it has ended.
