@@ -245,11 +245,10 @@ def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, exec
     assert RunFolder(tmp_path / "run").saved_rounds() == rounds > 0
 
 
-@pytest.mark.parametrize("kind", [str, object, bytes])
-def test_texts_are_of_numpy_s_own_dtype(kind):
-    """As numpy, pandas and tf.data give them."""
-    texts = [b"a", b"much longer"] if kind is bytes else ["a", "much longer"]
-    x, _ = checked((np.array(texts, object if kind is object else None), np.zeros(2)), "client 'a'")
+@pytest.mark.parametrize("texts", [["a", "much longer"], [b"a", b"much longer"]])
+def test_texts_are_of_numpy_s_own_dtype(texts):
+    """As pandas and tf.data give them."""
+    x, _ = checked((np.array(texts, object), np.zeros(2)), "client 'a'")
     assert x.dtype == np.array(texts).dtype
 
 
