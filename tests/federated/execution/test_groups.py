@@ -29,11 +29,10 @@ def sum_of(updates):
     return GroupSum(tf.nest.map_structure(np.asarray, total), 1.0, 9, 0, 1, "node-7")
 
 
-def check(part, clients=5, number=1):
-    """The group 1 of two, whose group 0 is right."""
+def check(part):
+    """The group 1 of two, of five clients; group 0 is right."""
     first = sum_of(updates(2))._replace(group=0)
-    parts = [first, part] if number == 1 else [first]
-    return list(checked(parts, [2, clients], zero=RECORDS.zero(), clip_norm=CLIP_NORM))[1]
+    return list(checked([first, part], [2, 5], zero=RECORDS.zero(), clip_norm=CLIP_NORM))[1]
 
 
 def updates(clients, scale=10.0):
