@@ -9,7 +9,8 @@ import fedmf
 from fedmf import federated
 from fedmf.privacy.stopping import stopped_after
 from fedmf.reports import write_report
-from tests.federated.small_runs import assert_same_run, config, train
+from fedmf.runs.folder import RunFolder
+from tests.federated.small_runs import assert_same_run, broken_off, config, train
 from tests.refusals import refusal
 
 
@@ -80,6 +81,15 @@ def test_an_end_that_a_callback_chose_by_data_is_not_that_of_a_shorter_plan(tmp_
     # Nor is the last round chosen.
     assert train(tmp_path / "all", config(rounds=2), callbacks=[Early()]).result is not None
     assert not (tmp_path / "all" / "stopped_by_data").exists()
+
+
+def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
+    settings = config(checkpoint_every=3)
+    folder = broken_off(tmp_path, 5, settings)
+    RunFolder(folder).truncate_rows(3)  # as a resume does, which crashes again
+    assert "rounds 3 to 4" in fedmf.audit_run(folder).unrecorded
+    audit = fedmf.audit_run(train(folder, settings, resume=True).path)
+    assert (audit.planned.participation.rounds, audit.unrecorded) == (settings.rounds, None)
 
 
 @pytest.mark.parametrize("rounds", ["3", 2.5, 0, 6])
