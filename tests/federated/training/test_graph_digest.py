@@ -91,6 +91,8 @@ TASKS = {
     "weighted 2": lambda: with_loss(weighted(2.0)),
     "table of rows": lambda: with_loss(of_table(2.0)),
     "other rows": lambda: with_loss(of_table(3.0)),
+    "relu": lambda: stacked(lambda: layers.Dense(4, activation="relu")),
+    "tanh": lambda: stacked(lambda: layers.Dense(4, activation="tanh")),
     "l2 .1": lambda: stacked(regularised(0.1)),
     "l2 .2": lambda: stacked(regularised(0.2)),
     "frozen": lambda: stacked(lambda: layers.Dense(4, trainable=False)),
