@@ -57,15 +57,15 @@ def divided(run, config):
 
 
 def tuned(run, **changes):
-    """The config of fine-tuning: whole epochs, and no scales."""
-    plain = {"client_batches": None, "server_optimizer": "sgd"}
-    return dataclasses.replace(run.config, **plain | changes)
+    """The config of fine-tuning, which is over whole epochs."""
+    return dataclasses.replace(run.config, client_batches=None, **changes)
 
 
 def losses_by_hand(run, config, split=None):
     """Mean losses of each client before and after training that is neither clipped nor scaled."""
     work = ClientSetup.here(run.task, config).work(1)
-    sent, model, found = broadcast(run.weights, math.inf, math.inf, ()), run.model(), []
+    scales = map(np.ones_like, run.weights)
+    sent, model, found = broadcast(run.weights, math.inf, math.inf, scales), run.model(), []
     for epochs, other in divided(run, config):
         [part] = work.sums(sent, [[epochs]])
         x, y = split or other
