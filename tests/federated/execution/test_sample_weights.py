@@ -195,4 +195,6 @@ def spatial():
 )  # fmt: skip
 def test_what_takes_no_weights_is_refused(task, said):
     with refusal(said, (TypeError, ValueError)):
-        check_model(task(), settings())
+        made = task()
+        _ = made.spec
+        check_model(made, settings())
