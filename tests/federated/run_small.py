@@ -51,10 +51,9 @@ def descendants(pid: int) -> list[int]:
 def main(folder: str, execution: str, kill_after: int) -> None:
     """Kills itself with SIGKILL after that many rounds."""
 
-    options: dict[str, object] = {"noise_seed": 9}
-    settings = config(execution)
+    settings, cluster = None, None
     if execution == "cluster":
-        settings, options = config(cohort_size=6), {"noise_seed": SEED, "cluster": "local"}
+        settings, cluster = config(cohort_size=6), "local"
         vars(groups).update(GROUPS_OF_TWO)
     else:
         side_by_side.SMALL_MODEL = 0  # as the fixture `clients_in_turn`
@@ -62,12 +61,17 @@ def main(folder: str, execution: str, kill_after: int) -> None:
     class Kill(federated.Callback):
         def on_round(self, training: object, row: dict[str, object]) -> None:
             if row["round"] + 1 == kill_after:
-                print("workers", *descendants(os.getpid()), flush=True)
+                print(
+                    "workers",
+                    *(worker_processes() if cluster is None else descendants(os.getpid())),
+                    flush=True,
+                )
                 os.kill(os.getpid(), signal.SIGKILL)
 
     federated.train(
-        small_task(), settings, folder=folder, progress=False, callbacks=[Kill()], **options
-    )  # type: ignore[arg-type]
+        small_task(), settings or config(execution), folder=folder,
+        noise_seed=SEED if cluster else 9, progress=False, callbacks=[Kill()], cluster=cluster,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Pages whose code trains run as printed, from top to bottom."""
 
 import asyncio
+import dataclasses
 import pathlib
 import re
 import shlex
 import sys
-import unittest.mock
+import types
 
 import pytest
 
@@ -79,62 +80,97 @@ def test_adaptive(run_page, capfd):
     assert plan["quantile_clipping"]["update_noise_multiplier"] > plan["noise_multiplier"]
 
 
+class Logged:
+    """Stands for a run in MLflow or Weights and Biases, and for their modules: takes what these
+    take.
+    """
+
+    def __init__(self):
+        self.settings, self.points, self.open = {}, {}, True
+
+    def add(self, numbers, step):
+        assert self.open
+        assert type(step) is int
+        assert step == len(self.points)  # Weights and Biases drops a step that was there
+        for name, value in numbers.items():
+            assert re.fullmatch(r"[\w./ -]+", name)  # what MLflow takes
+            assert type(value) in (int, float)
+        self.points[step] = dict(numbers)
+
+
 @pytest.fixture
 def loggers(monkeypatch):
-    """MLflow and Weights and Biases, which keep what they are called with."""
-    modules = [unittest.mock.MagicMock(__spec__=None) for _ in range(2)]
-    for name, module in zip(("mlflow", "wandb"), modules, strict=True):
-        monkeypatch.setitem(sys.modules, name, module)
-    return modules
+    """Clients of MLflow and of Weights and Biases that keep what they are given: runs of each."""
+    runs = {"mlflow": [], "wandb": []}
 
+    def begun(client, **facts):
+        assert not any(run.open for run in runs[client])
+        runs[client].append(Logged())
+        runs[client][-1].settings = facts
+        return runs[client][-1]
 
-def logged(mlflow, wandb):
-    """Of each the points by step, one dict for each run; every run has ended."""
-    found = []
-    for module, begin, log, end in (
-        (mlflow, "start_run", "log_metrics", "end_run"),
-        (wandb, "init", "init().log", "init().finish"),
-    ):
-        runs = []
-        for name, arguments, options in module.mock_calls:
-            if name == begin:
-                runs.append({})
-            elif name == log:
-                assert options["step"] == len(runs[-1])  # W&B drops a step that was there
-                (runs[-1][options["step"]],) = arguments
-        names = [name for name, _, _ in module.mock_calls if name in (begin, end)]
-        assert names == [begin, end] * len(runs)
-        numbers = [number for run in runs for point in run.values() for number in point.items()]
-        # What MLflow takes
-        assert all(re.fullmatch(r"[\w./ -]+", name) for name, _ in numbers)
-        assert {type(value) for _, value in numbers} <= {int, float}
-        found.append(runs)
-    return found
+    def ended(run):
+        assert run.open
+        run.open = False
+
+    mlflow, wandb = types.ModuleType("mlflow"), types.ModuleType("wandb")
+    mlflow.start_run = lambda *, run_name: begun("mlflow", name=run_name)
+    mlflow.log_params = lambda params: runs["mlflow"][-1].settings.update(config=dict(params))
+    mlflow.log_metrics = lambda metrics, *, step: runs["mlflow"][-1].add(metrics, step)
+    mlflow.end_run = lambda: ended(runs["mlflow"][-1])
+
+    def init(*, project, name, config):
+        run = begun("wandb", name=name, config=config)
+        run.log = lambda data, *, step: run.add(data, step)
+        run.finish = lambda: ended(run)
+        return run
+
+    wandb.init = init
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    return runs
 
 
 def check_logged(loggers, names):
     """Every round of a run once, named by whether it is covered, in both; and after a resume."""
     run, config = names["followed"], names["looked_at"]
-    mlflow, wandb = loggers
-    assert wandb.init.call_args.kwargs["config"]["private_metrics"] == 0.1
-    assert mlflow.log_params.call_args.args[0]["private_metrics"] == 0.1
-    (everything,), (covered,) = logged(*loggers)
-    for t, row in enumerate(run.metrics):
-        assert covered[t]["covered/private/loss"] == row["private"]["loss"]
-        assert everything[t].items() > covered[t].items()
-        assert everything[t]["not_covered/train_loss"] == row["train_loss"]
-        assert not any("not_" in name for name in covered[t])
-    assert len(everything) == len(covered) == 6
-    assert "not_covered/validation/accuracy" in everything[1]
+    there = [(t, row["train_loss"], row["private"]["loss"]) for t, row in enumerate(run.metrics)]
+    assert len(there) == 6
+    for client in loggers:
+        (logged,) = loggers[client]
+        assert not logged.open
+        assert logged.settings["name"] == "followed"
+        assert logged.settings["config"]["private_metrics"] == 0.1
+        for t, exact, private in there:
+            point = logged.points[t]
+            assert point["covered/private/loss"] == private
+            assert point.get("not_covered/train_loss") == (exact if client == "mlflow" else None)
+        assert len(logged.points) == 6
+    assert "not_covered/validation/accuracy" in loggers["mlflow"][0].points[1]
+    assert not any("not_" in name for p in loggers["wandb"][0].points.values() for name in p)
 
-    callbacks = [names["MLflow"](), names["WandB"](), federated.StopAfter(3)]
+    # Three rounds, of which a crash left a checkpoint after two: the third is done again.
+    class Crash(federated.Callback):
+        def on_round(self, training, row):
+            if training.done == 3:
+                raise OSError
+
+    config = dataclasses.replace(config, checkpoint_every=2)
+    kinds = [names["MLflow"], names["WandB"]]
     options = {"folder": "runs/resumed", "progress": False}
-    federated.train(names["task"], config, noise_seed=1, callbacks=callbacks, **options)
-    federated.train(names["task"], config, resume=True, callbacks=callbacks[:2], **options)
-    for _, before, after in logged(*loggers):
-        assert list(before) == [0, 1, 2]
-        assert list(after) == [0, 1, 2, 3, 4, 5]
-        assert {t: after[t] for t in before} == before
+    with pytest.raises(OSError):  # noqa: PT011
+        federated.train(
+            names["task"], config, noise_seed=1, callbacks=[*(k() for k in kinds), Crash()],
+            **options,
+        )  # fmt: skip
+    federated.train(names["task"], config, resume=True, callbacks=[k() for k in kinds], **options)
+    for runs in loggers.values():
+        _, before, after = runs
+        assert not before.open
+        assert not after.open
+        assert list(before.points) == [0, 1, 2]
+        assert list(after.points) == [0, 1, 2, 3, 4, 5]
+        assert {t: after.points[t] for t in before.points} == before.points
 
 
 def test_run_folder(run_page, loggers):

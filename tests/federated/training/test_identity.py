@@ -103,33 +103,46 @@ def test_other_examples_of_one_client_are_refused(begun):
         go_on(begun, other)
 
 
-def weighted(sample_weight, class_weight):
+def weighted(task_weights=(1.0, 2.0), last_class=1.0):
     """Clients of two examples of the classes 0 and 1; no client has class 2."""
-    layer = tf.keras.layers.Dense(3, kernel_initializer="zeros", input_shape=(1,))
+    labels = np.arange(24) % 2
+    weights = None if task_weights is None else np.asarray(task_weights)[labels]
+    class_weight = None if last_class is None else {0: 1.0, 1: 0.5, 2: last_class}
     return task_of_arrays(
-        np.ones((24, 1), np.float32), np.arange(24) % 2, lambda: tf.keras.Sequential([layer]),
-        client_ids=np.arange(24) // 2, data_version="1",
-        sample_weight=sample_weight and sample_weight * 12, class_weight=class_weight,
+        np.ones((24, 1), np.float32), labels, lambda: tf.keras.Sequential(
+            [tf.keras.layers.Dense(3, kernel_initializer="zeros", input_shape=(1,))]
+        ),
+        client_ids=np.arange(24) // 2, sample_weight=weights, class_weight=class_weight,
+        data_version="1",
     )  # fmt: skip
 
 
 def test_other_weights_of_examples_or_classes_are_refused(tmp_path):
-    examples, classes = [1.0, 2.0], {0: 1.0, 1: 0.5, 2: 1.0}
-    folder = begin(tmp_path / "run", weighted(examples, classes))
-    go_on(folder, weighted(examples, classes))
+    folder = begin(tmp_path / "run", weighted())
+    go_on(folder, weighted())
     for other, said in (
-        (weighted(examples, classes | {2: 3.0}), r"class_weight=\[1.0, 0.5, 3.0\] .*1.0, 0.5, 1.0"),
-        (weighted(examples, None), "class_weight=None"),
-        (weighted([1.0, 3.0], classes), "on other data: client '"),
-        (weighted(None, classes), "on other data: client '"),
+        (weighted(last_class=3.0), r"class_weight=\[1.0, 0.5, 3.0\] .*1.0, 0.5, 1.0"),
+        (weighted(last_class=None), "class_weight=None"),
+        (weighted((1.0, 3.0)), "on other data: client '"),
+        (weighted(None), "on other data: client '"),
     ):
         with refusal(f"cannot resume .* {said}"):
             go_on(folder, other)
+    plain = begin(tmp_path / "plain", weighted(None, None))
+    with refusal("another model or loss"):
+        go_on(plain, weighted(last_class=None))
 
 
 def test_a_first_round_without_clients_binds_the_data_all_the_same(tmp_path):
-    alone = [config(cohort_size=1, dropout=0.5, seed=seed) for seed in range(99)]
-    settings = next(each for each in alone if not len(controller_of(VERSIONED, each).cohort(0)))
+    settings = next(
+        settings
+        for seed in range(99)
+        if not len(
+            controller_of(
+                VERSIONED, settings := config(cohort_size=1, dropout=0.5, seed=seed)
+            ).cohort(0)
+        )
+    )
     folder = begin(tmp_path / "run", settings=settings)
     go_on(folder, settings=settings)
     other = dataclasses.replace(
@@ -145,18 +158,22 @@ def test_other_initial_weights_do_not_matter_once_there_is_a_checkpoint(tmp_path
     go_on(RunFolder.open(tmp_path), other, config())
 
 
-@pytest.mark.parametrize("name", ["config.json", "plan.json", "private/noise_seed"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"]
+)
 def test_a_file_that_changed_is_refused_before_the_first_checkpoint(tmp_path, name):
     folder = begin(tmp_path / "run")
     path, settings = folder.path / name, SETTINGS
     if name == "config.json":  # and the caller's config with it
         settings = config(cohort_size=6, client_learning_rate=0.25)
         path.write_text(settings.to_json())
+    elif name == "mechanism.npz":
+        config(bands=1).fit().save(path)
     elif name == "plan.json":
         path.write_text(path.read_text().replace("arithmetic", "Arithmetic"))
     else:
         path.write_text("10\n")
-    with refusal(f"{name} changed|other data"):
+    with refusal(f"{name} changed|mechanism.npz differs|other data"):
         go_on(folder, settings=settings)
 
 
@@ -185,7 +202,7 @@ def test_a_missing_or_damaged_identity_is_refused(tmp_path):
         with refusal("cannot resume"):
             go_on(folder)
     path = folder.path / "private" / "identity.json"
-    for content in ("", '{"files": {}, "run": {}}', '["files", "run"]', None):
+    for content in ("", "{}", '{"files": {}, "run": {}}', '["files", "run"]', None):
         path.unlink() if content is None else path.write_text(content)
         with refusal(r"private/identity\.json is missing or damaged"):
             go_on(folder)
@@ -199,6 +216,12 @@ def test_a_damaged_noise_seed_is_refused_and_not_shown(tmp_path):
         with refusal("the noise seed .* is damaged") as caught:
             go_on(folder)
         assert secret[:6] not in str(caught.value)
+
+
+def test_the_place_of_the_data_may_change(tmp_path):
+    folder = begin(tmp_path / "run", settings=dataclasses.replace(SETTINGS, data="here.sqlite"))
+    there = dataclasses.replace(SETTINGS, data="there.sqlite")
+    assert go_on(folder, settings=there).config == there
 
 
 def test_functions_that_are_not_pure_are_refused_before_anything_is_written(begun, tmp_path):
@@ -249,24 +272,10 @@ def test_the_end_is_declared_before_the_first_round(tmp_path):
     ended = dataclasses.replace(SETTINGS, stop_at_epsilon=target)
     folder = begin(tmp_path / "run", settings=ended)
     assert go_on(folder, settings=ended).rounds() < SETTINGS.rounds
-    with refusal("with another config: stop_at_epsilon="):
-        go_on(folder, settings=dataclasses.replace(SETTINGS, stop_at_epsilon=target / 2))
-
-
-def test_noise_seeds_are_drawn_anew_where_there_is_no_noise_or_the_system_is_asked(tmp_path):
-    """Cohorts of a sampling follow from them."""
-    folder, options = tmp_path / "run", RunOptions(progress=False)
-    given, none = SETTINGS.plan(), config(cohort_size=6, family="none", noise_multiplier=None)
-    silent = dataclasses.replace(given, noise_multiplier=0.0)
-
-    def drawn(settings, plan, seed=None):
-        model = _versioned_model()
-        return new_run(VERSIONED, settings, folder, seed, plan, model, options).noise_seed
-
-    seeds = [drawn(none, None), drawn(SETTINGS, silent)]
-    seeds += [drawn(SETTINGS, None, "os"), drawn(SETTINGS, None, "os")]
-    assert len({*seeds}) == 4
-    assert min(seeds) > 2**64
-    for settings, plan in ((SETTINGS, None), (none, given), (SETTINGS, given)):
-        with refusal("noise_seed=None"):
-            drawn(settings, plan)
+    for begun, asked in (
+        (folder, dataclasses.replace(SETTINGS, stop_at_epsilon=target / 2)),
+        (folder, SETTINGS),
+        (begin(tmp_path / "other"), ended),
+    ):
+        with refusal("with another config: stop_at_epsilon="):
+            go_on(begun, settings=asked)

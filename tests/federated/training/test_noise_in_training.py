@@ -1,29 +1,46 @@
-"""The noise of a run: where its rows are kept, and what is said of it.
-
-tests/server/test_rows.py has that every strategy makes the same rows, from any round on.
+"""The noise of a run: any strategy, also another one after a resume,
+and what the metrics say of it.
 """
 
+import numpy as np
 import pytest
 
-from tests.federated.small_runs import config, small_task, train
+from fedmf.noise.strategies import HOST_STRATEGIES
+from tests.federated.small_runs import assert_close, broken_off, config, train
 from tests.refusals import refusal
 
-SETTINGS = config(min_sep=3)
+SETTINGS, ROUNDING = config(min_sep=3), {"rtol": 0, "atol": 2e-6}  # float32, six rounds
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole") / "run", SETTINGS).weights
 
 
 @pytest.mark.slow
-def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys):
-    train(tmp_path / "quiet", SETTINGS, progress=True)
+def test_a_resume_may_change_the_strategy(tmp_path, whole):
+    one, other = HOST_STRATEGIES
+    broken_off(tmp_path, 3, SETTINGS, noise_strategy=one)
+    broken_off(tmp_path, 5, SETTINGS, resume=True, noise_strategy=other)
+    run = train(tmp_path, SETTINGS, resume=True, noise_strategy=one)
+    assert_close(run.weights, whole, **ROUNDING)
+
+
+@pytest.mark.slow
+def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
+    # The negative control: another seed is no rounding.
+    quiet = train(tmp_path / "quiet", SETTINGS, progress=True, noise_seed=10)
+    assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(quiet.weights, whole, strict=True))
     printed = capsys.readouterr().err
     assert "noise:" not in printed
     assert all(part in printed for part in ("6/6", "clients/s=", "loss="))
     # One byte less than the arrays for blocks of one round: 2 * 3 rows to work on, 2 to keep.
-    size = sum(weight.size for weight in small_task().initial_weights(3))
-    options = {"noise_strategy": "recurrent", "noise_memory": 4 * 8 * size - 1}
+    options = {"noise_strategy": "recurrent", "noise_memory": 4 * 8 * sum(map(np.size, whole)) - 1}
     run = train(tmp_path / "run", SETTINGS, progress=True, **options)
     assert "in a private memory map" in capsys.readouterr().err
     left = {path.name for path in (run.path / "private").iterdir()}
     assert left == {"noise_seed", "identity.json"}
+    assert_close(run.weights, whole, **ROUNDING)
 
 
 def test_impossible_strategies_are_refused_before_anything_is_written(tmp_path):

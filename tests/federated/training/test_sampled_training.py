@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+import fedmf
 from fedmf.federated.training.run_setup import controller_of
-from tests.federated.small_runs import assert_same_run, broken_off, config, small_task, train
+from tests.federated.small_runs import broken_off, config, small_task, train
 from tests.refusals import refusal
 
 
@@ -19,21 +20,38 @@ def sampled(**changes):
     return config(**(values | changes))
 
 
+def whole_and_resumed(folder, settings):
+    """Two runs, of the same clients; and the rounds of each client that was selected."""
+    whole = train(folder / "whole", settings)
+    parts = train(broken_off(folder / "parts", 4, settings), settings, resume=True)
+    assert parts.metrics == whole.metrics
+    for name in ("participation.csv", "selected.csv"):
+        assert (whole.path / name).read_bytes() == (parts.path / name).read_bytes()
+    assert whole.plan["epsilon"] <= 20 < whole.plan["sampling"]["unamplified_epsilon"]
+    rows = np.loadtxt(whole.path / "selected.csv", delimiter=",", skiprows=1, dtype=int)
+    return whole, [np.sort(rows[rows[:, 1] == client, 0]) for client in np.unique(rows[:, 1])]
+
+
 @pytest.mark.slow
 def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path):
     settings = sampled(availability="independent:0.8", dropout=0.2, checkpoint_every=2)
-    whole = train(tmp_path / "whole", settings)
-    parts = train(broken_off(tmp_path / "parts", 4, settings), settings, resume=True)
-    assert_same_run(whole, parts)
-    selected = (whole.path / "selected.csv").read_bytes()
-    assert selected == (parts.path / "selected.csv").read_bytes()
-    rows = np.loadtxt(whole.path / "selected.csv", delimiter=",", skiprows=1, dtype=int)
-    for client in np.unique(rows[:, 1]):
-        assert len(set(rows[rows[:, 1] == client, 0] % 2)) == 1
+    whole, rounds = whole_and_resumed(tmp_path, settings)
     assert len({row["clients"] for row in whole.metrics}) > 1  # Poisson cohorts vary
-    assert "Poisson" in (whole.path / "final_statement.md").read_text()
+    assert all(len(set(each % 2)) == 1 for each in rounds)
+    assert whole.plan["sampling"]["partitions"] == 2
+    statement = (whole.path / "final_statement.md").read_text()
+    assert "Poisson" in statement
     achieved = whole.result["achieved"]
-    assert achieved["epsilon"] == whole.plan["epsilon"] <= 20 < achieved["unamplified_epsilon"]
+    assert achieved["epsilon"] == whole.plan["epsilon"] < achieved["unamplified_epsilon"]
+
+
+@pytest.mark.slow
+def test_a_min_sep_run_keeps_its_separation_and_resumes_to_the_same(tmp_path, quick):
+    settings = sampled(sampling="min-sep-poisson", checkpoint_every=2, dropout=0.2)
+    whole, rounds = whole_and_resumed(tmp_path, settings)
+    assert min(np.diff(each).min(initial=2) for each in rounds) == 2
+    assert whole.plan["sampling"]["min_sep"] == 2
+    assert fedmf.audit_run(whole).contradictions == ()
 
 
 def test_a_round_without_clients_goes_on(tmp_path):
@@ -56,7 +74,7 @@ def test_cohorts_follow_the_secret_seed_and_not_the_published_one():
     assert cohorts(settings, 9) != cohorts(settings, 10)
 
 
-def test_simulation_of_a_larger_cohort_draws_the_smaller_one():
+def test_simulation_of_a_larger_cohort_draws_the_smaller_one(tmp_path):
     settings = sampled(claimed_cohort=6, cohort_size=2)
     plan = settings.plan()
     assert plan.sampling.cohort_size == 6
@@ -64,7 +82,13 @@ def test_simulation_of_a_larger_cohort_draws_the_smaller_one():
     assert controller_of(small_task(), settings, plan, 9).sampling.cohort_size == 2
 
 
-def test_a_wrong_population_is_refused(tmp_path):
+def test_wrong_populations_and_plans_are_refused(tmp_path):
     with refusal("population=24 .* 12 clients"):
         train(tmp_path / "run", sampled(population=24))
+    plan = dataclasses.replace(sampled().plan(), sampling=None)
+    with refusal("plan has .*sampling=None"):
+        train(tmp_path / "run", sampled(), plan=plan)
     assert not (tmp_path / "run").exists()
+    for changes, words in (({"bands": None}, "needs bands"), ({"cohort_size": 13}, "exceeds")):
+        with refusal(words):
+            sampled(**changes)

@@ -1,14 +1,16 @@
 """What a run releases is what a `fedmf.Server` of its plan and seed does for the same updates, to
-the bit.
+the bit; and what the query of a TFF process does, up to rounding.
 """
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import fedmf
 from fedmf.runs.audit import audit_run, recorded_plan
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.means import NoisyMeans
+from fedmf.server.rows import HostNoise
 from tests.federated.run_small import SEED, config
 from tests.federated.small_runs import train
 
@@ -26,22 +28,71 @@ def test_a_run_releases_what_a_server_does(adaptive, tmp_path, monkeypatch):
         return mean, state
 
     def add_clipped(self, leaves, clients, clipped, zeroed):
-        sums.append(([np.asarray(leaf) for leaf in leaves], int(clipped)))
+        sums.append((len(means), leaves, int(clients), int(clipped)))
         added(self, leaves, clients, clipped, zeroed)
 
     with monkeypatch.context() as patch:
         patch.setattr(NoisyMeans, "release", release)
         patch.setattr(UpdateSum, "add_clipped", add_clipped)
         run = train(tmp_path / "run", config(cohort_size=6, **adaptive), noise_seed=SEED)
-    shapes = [leaf.shape for leaf in sums[0][0]]
-    server = fedmf.Server(recorded_plan(run), shapes=shapes, clients_per_round=6, noise_seed=SEED)
+    plan = recorded_plan(run)
+    shapes = [np.asarray(leaf).shape for leaf in sums[0][1]]
+    server = fedmf.Server(plan, shapes=shapes, clients_per_round=6, noise_seed=SEED)
     ledger = fedmf.ParticipationLedger.from_csv(
-        run.path / "participation.csv", rounds=6, cohort_size=6
+        run.path / "participation.csv", rounds=len(means), cohort_size=6
     )
-    # The clients of a round are one group
-    for t, ((leaves, clipped), mean) in enumerate(zip(sums, means, strict=True)):
-        server.add_sum(leaves, clients=ledger.cohort(t).tolist(), clipped=clipped)
+    cohorts = [ledger.cohort(t).tolist() for t in range(len(means))]
+    for t, mean in enumerate(means):
+        left = list(cohorts[t])
+        for _, leaves, clients, clipped in (each for each in sums if each[0] == t):
+            group, left = left[:clients], left[clients:]
+            server.add_sum([np.asarray(leaf) for leaf in leaves], clients=group, clipped=clipped)
+        assert not left
         released = np.concatenate([np.ravel(array) for array in server.release()])
         np.testing.assert_array_equal(released, mean)
-    assert server.round == 6
+    assert server.round == len(means) == plan.participation.rounds
     assert server.audit().epsilon == audit_run(run).epsilon
+
+
+@pytest.mark.usefixtures("tff")
+def test_the_query_releases_what_a_server_does():
+    from fedmf.federated.tff.query import MatrixFactorizationQuery
+
+    participation = fedmf.Participation(rounds=8, schema="min_sep", min_sep=2)
+    mechanism = fedmf.fit(fedmf.prefix_sum(8), participation, family="banded")
+    plan = fedmf.Plan(
+        mechanism=mechanism,
+        participation=participation,
+        noise_multiplier=0.5,
+        clip_norm=0.7,
+        delta=1e-6,
+        quantile_clipping=fedmf.QuantileClipping(every=3),
+    )
+    specs = [tf.TensorSpec([3, 2]), tf.TensorSpec([5])]
+    shapes = [(3, 2), (5,)]
+    query = MatrixFactorizationQuery(
+        plan,
+        specs,
+        divisor=4,
+        noise_seed=3,
+        zeroing_norm=50.0,
+        noise_strategy="precomputed",
+    )
+    noise, state = HostNoise(plan, 11, noise_seed=3), query.initial_global_state()
+    server = fedmf.Server(plan, shapes=shapes, clients_per_round=4, noise_seed=3, zeroing_norm=50.0)
+    rng = np.random.default_rng(2)
+    for t in range(8):
+        state, sample = noise.hand_in(state), query.initial_sample_state()
+        params = query.derive_sample_params(state)
+        for i in range(4):
+            size = (0.01, 1.0, 10.0, 1000.0)[(i + t) % 4]  # kept, clipped, clipped, zeroed
+            update = [rng.normal(size=shape, scale=size).astype(np.float32) for shape in shapes]
+            sample = query.accumulate_record(params, sample, [tf.constant(u) for u in update])
+            server.add(update, client=4 * t + i)
+        counts = dict(server.counts)
+        result, state, _ = query.get_noised_result(sample, state)
+        for ours, theirs in zip(server.release(), result, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        names = ("clients", "clipped", "zeroed")
+        assert counts == {name: int(getattr(state, name)) for name in names}
+        assert server.to_clients().clip_norm == pytest.approx(float(state.clip.norm), rel=1e-6)
