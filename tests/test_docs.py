@@ -45,6 +45,22 @@ def test_there_are_few_pages():
     assert len(list(DOCS.glob("*.md"))) <= 30
 
 
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
+def test_code_fits_its_column(path):
+    """A column of the site has room for 88 characters of code. Some cells are not shown."""
+    if path.stem == "papers":
+        pytest.skip("made by a program, without code")
+    long, fenced, shown = [], False, True
+    for line in path.read_text().splitlines():
+        if line.startswith("```"):
+            fenced, shown = not fenced, True
+        shown = shown and not re.match(r":tags: \[remove-(cell|input)\]", line)
+        code = (fenced and shown) or re.match(r"    [^ |*-]", line)
+        if code and len(line.removeprefix("" if fenced else "    ")) > 88:
+            long.append(line)
+    assert long == []
+
+
 def test_the_page_on_the_layout_has_the_floors_of_the_test_and_names_files_that_exist():
     page = (DOCS / "built.md").read_text()
     block = (

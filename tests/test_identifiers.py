@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf import tables
-from fedmf.identifiers import client_array, client_fault, round_fault, seen
+from fedmf.identifiers import check_clients, client_array, client_fault, round_fault, seen
 from tests.refusals import refusal
 
-NAN = float("nan")
+NAN, NAT = float("nan"), np.datetime64("NaT")
 EVERY_CHARACTER = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
 
 
@@ -41,6 +41,13 @@ class TestPythonAndSqlAgree:
         assert different == []
         assert len(assigned) > 280_000
 
+    def test_blanks_around_what_is_invisible_are_one(self):
+        texts = [
+            f"a{between}b"
+            for between in (" \u200b ", "\u00a0\u2060\u00a0", " \u00ad ", " \u2800 ", "  ")
+        ]
+        assert in_sql(texts) == [seen(text) for text in texts] == ["a b"] * len(texts)
+
     @settings(max_examples=30, deadline=None)
     @given(
         st.lists(
@@ -61,10 +68,15 @@ class TestPythonAndSqlAgree:
 @pytest.mark.parametrize(
     ("ids", "place"),
     [
+        ([1, None], 1),
         (["a", NAN, "b"], 1),  # numpy would make the text "nan" of it
         (np.array([1.0, NAN, NAN]), 1),
         (np.array(["a", None], object), 1),
+        (np.array(["2026-01-01", "NaT"], "M8[D]"), 1),
+        (np.array([1, "NaT"], "m8[s]"), 1),
+        ([np.datetime64("2026-01-01"), NAT], 1),
         (np.ma.array([1, 2, 3], mask=[False, False, True]), 2),
+        (np.array([1 + 0j, complex(NAN, 0)]), 1),
     ],
 )
 def test_missing_ids_are_refused_with_their_row(ids, place):
@@ -72,14 +84,24 @@ def test_missing_ids_are_refused_with_their_row(ids, place):
         client_array("client_ids", ids)
 
 
-@pytest.mark.parametrize("ids", [["a", ""], ["  "], ["\u200b"]])
+@pytest.mark.parametrize("ids", [["a", ""], ["  "], ["\u200b"], np.array(["a", "\u3164"])])
 def test_texts_without_a_visible_character_are_refused(ids):
     with refusal("has no visible character"):
         client_array("client_ids", ids)
 
 
 @pytest.mark.parametrize(
-    "ids", [["zo\u00e9", "zoe\u0301"], ["ann", "ann "], [1, "1"], np.array(["ann", "ann\u3164"])]
+    "ids",
+    [
+        ["ann", "an\u200bn"],
+        ["zo\u00e9", "zoe\u0301"],
+        ["ann lee", "ann\u00a0lee"],
+        ["ann", "ann "],
+        ["\ufeffann", "ann"],
+        [1, "1"],
+        np.array([1, "1"], object),
+        np.array(["ann", "ann\u3164"]),
+    ],
 )
 def test_look_alikes_are_refused(ids):
     with refusal("which look alike"):
@@ -87,8 +109,15 @@ def test_look_alikes_are_refused(ids):
 
 
 def test_others_are_what_they_are():
-    for ids in (["nan", "NaT", "None", "a"], ["Ann", "ann"], ["7", "07"], ["a", "a"]):
+    for ids in (
+        ["nan", "NaT", "None", "a"],
+        ["Ann", "ann"],
+        ["7", "07"],
+        ["\u263a\ufe0f", "\u263b"],
+        ["a", "a"],
+    ):
         assert client_array("client_ids", ids).tolist() == ids
+        check_clients("client_ids", ids)
     assert client_array("client_ids", np.arange(3) % 2).tolist() == [0, 1, 0]
     with refusal("client_ids mixes kinds", TypeError):
         client_array("client_ids", np.array([1, "b"], object))
@@ -97,10 +126,13 @@ def test_others_are_what_they_are():
 @pytest.mark.parametrize(
     ("t", "fault"),
     [
-        ("0", None), ("007", None), ("8", "beyond"), ("9" * 30, "beyond"), ("-1", "negative"),
-        ("3.5", "whole"), (".5", "whole"), ("", "missing"), (None, "missing"), ("NaN", "missing"),
-        ("1\u00a0", "blanks"), ("1\u200b", "invisible"), ("x", "not a number"),
-        ("\u0663", "not a number"),
+        ("3", None), ("0", None), ("7", None), ("007", None), ("8", "beyond"),
+        ("9" * 30, "beyond"), ("-1", "negative"), ("3.5", "whole"),
+        ("1e0", "whole"), ("+1", "whole"), (".5", "whole"), ("", "missing"), (None, "missing"),
+        ("NaN", "missing"), (" 1", "blanks"),
+        ("1\u00a0", "blanks"), ("1\u200b", "invisible"), ("\t1", "invisible"),
+        ("x", "not a number"), ("\u0663", "not a number"),
+        ("0x1", "not a number"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_round(t, fault):
@@ -115,8 +147,9 @@ def test_rounds_that_count_from_1():
 
 @pytest.mark.parametrize(
     ("client", "fault"),
-    [("an n", None), (None, "missing"), ("a\u2003", "blanks"), ("a\u200b", "invisible"),
-     ("\x00a", "invisible"), ("\u3164", "visible")],
+    [("ann", None), ("an n", None), (None, "missing"), ("", "missing"), (" a", "blanks"),
+     ("a\u2003", "blanks"),
+     ("a\u200b", "invisible"), ("\x00a", "invisible"), ("\u3164", "visible")],
 )  # fmt: skip
 def test_what_is_wrong_with_a_client(client, fault):
     found = client_fault(client)

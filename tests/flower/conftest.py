@@ -12,7 +12,7 @@ os.environ.update(
 
 
 @pytest.fixture(autouse=True)
-def _in_a_server_app(monkeypatch):
+def _in_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are made by a ServerApp, whose process Flower gives these numbers."""
     monkeypatch.setattr(TaskIdentity, "_task_id", 1)
     monkeypatch.setattr(TaskIdentity, "_run_id", 1)

@@ -1,35 +1,46 @@
 """Processes that a test starts, and their descendants, which end with it whatever happens."""
 
 import contextlib
-import ctypes
 import os
 import pathlib
 import signal
 import subprocess
 import time
 
-PR_SET_CHILD_SUBREAPER = 36
 
-
-def descendants(root):
-    by_parent = {}
+def children():
+    """Parent -> children, of all processes of this machine."""
+    found = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parent = int(path.read_text().rpartition(")")[2].split()[1])
-            by_parent.setdefault(parent, []).append(int(path.parent.name))
-    found = [root]
-    for pid in found:
-        found += by_parent.get(pid, [])
-    return found[1:]
+            found.setdefault(parent, set()).add(int(path.parent.name))
+    return found
+
+
+def descendants(*roots):
+    by_parent, found, todo = children(), set(), list(roots)
+    while todo:
+        fresh = by_parent.get(todo.pop(), set()) - found
+        found |= fresh
+        todo += fresh
+    return found
+
+
+def alive(pid):
+    """Whether it runs; not a zombie."""
+    with contextlib.suppress(OSError):
+        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        return text.rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 class Programs:
     """Starts programs, with their output in files, and ends them with all that they started."""
 
     def __init__(self, folder, environment):
-        self._folder, self._environment, self._programs = folder, environment, {}
-        # Whoever loses its parent becomes a child of this process.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._folder, self._environment = folder, environment
+        self._programs, self._seen = {}, set()
 
     def start(self, name, *command):
         with open(self._folder / f"{name}.log", "ab") as log:
@@ -41,6 +52,7 @@ class Programs:
                 stdout=log,
                 stderr=log,
             )
+        return self._programs[name]
 
     def log(self, name):
         return (self._folder / f"{name}.log").read_text(errors="replace")
@@ -49,16 +61,25 @@ class Programs:
         """Until the condition of the program's log holds."""
         end = time.monotonic() + seconds
         while not condition(self.log(name)):
+            self.look()
             assert time.monotonic() < end, self.log(name)[-4000:]
             code = self._programs[name].poll()
             assert code is None or condition(self.log(name)), (code, self.log(name)[-4000:])
             time.sleep(0.05)
 
+    def look(self):
+        """Notes whom the programs started: who loses its parent cannot be found later."""
+        self._seen |= descendants(*(program.pid for program in self._programs.values()))
+
     def end(self):
-        end = time.monotonic() + 20
-        while left := descendants(os.getpid()):
-            assert time.monotonic() < end, left
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
+        self.look()
+        for pid in [*(program.pid for program in self._programs.values()), *self._seen]:
+            with contextlib.suppress(ProcessLookupError):
+                if alive(pid):
                     os.kill(pid, signal.SIGKILL)
-            os.waitpid(-1, 0)
+        for program in self._programs.values():
+            program.wait()
+        end = time.monotonic() + 20
+        while left := [pid for pid in self._seen if alive(pid)]:
+            assert time.monotonic() < end, left
+            time.sleep(0.05)

@@ -1,7 +1,6 @@
 """Rounds of the strategy on a made-up grid: what is released, who takes part, what is dropped."""
 
 import io
-import itertools
 import logging
 import re
 import zipfile
@@ -15,6 +14,7 @@ from fedmf.privacy.stopping import stopped_after
 from fedmf.server.metrics_stream import MetricsStream
 from tests.flower.made_up import (
     COHORT,
+    MODEL,
     ROUNDS,
     Grid,
     answer,
@@ -22,6 +22,7 @@ from tests.flower.made_up import (
     assert_arrays,
     expected,
     failing,
+    flat,
     honest,
     initial,
     plan,
@@ -34,20 +35,27 @@ from tests.refusals import refusal
 NODES = [2**63 + 11, *range(101, 115)]
 
 
-def test_the_model_moves_by_the_noisy_mean_in_which_all_updates_weigh_the_same():
-    """FedAvg weights by what clients say of themselves; here nobody's word counts."""
-
-    def heavy(message):
-        node = message.metadata.dst_node_id
-        said = {"num-examples": 10**9, "size": 1.0 * node}
-        return [answer(message, trained(node, arrays_of(message)), **said)]
-
-    grid = Grid(NODES, dict.fromkeys(NODES[::2], heavy))
-    strategy = FedAvg(fraction_evaluate=0.0, weighted_by_key="size")
-    result = wrapped(strategy=strategy).start(grid, initial(), ROUNDS)
+def test_the_model_moves_by_the_noisy_mean_and_nothing_else():
+    grid, strategy = Grid(NODES), wrapped()
+    result = strategy.start(grid, initial(), ROUNDS)
     models = expected(plan(), grid.asked)
     for arrays, model in zip([*grid.sent[1:], result.arrays], models, strict=True):
         assert_arrays(arrays, model)
+
+
+def test_all_updates_weigh_the_same():
+    """FedAvg weights by what clients say of themselves; here nobody's word counts."""
+    heavy = {
+        node: lambda m, n=node: [
+            answer(m, trained(n, arrays_of(m)), **{"num-examples": 10**9, "size": 1.0 * n})
+        ]
+        for node in NODES[::2]
+    }
+    grid = Grid(NODES, heavy)
+    result = wrapped(strategy=FedAvg(fraction_evaluate=0.0, weighted_by_key="size")).start(
+        grid, initial(), 2
+    )
+    assert_arrays(result.arrays, expected(plan(), grid.asked)[-1])
 
 
 def changed(**changes):
@@ -60,11 +68,20 @@ def changed(**changes):
     return behave
 
 
-def archived(message):
-    """A reply whose array "bias" is of other bytes than it claims."""
-    [reply] = honest(message)
-    reply.content["arrays"]["bias"] = Array("float32", (2,), "numpy.ndarray", archive())
-    return [reply]
+def raw(data, shape=(2,), dtype="float32", stype="numpy.ndarray"):
+    """A reply whose array "bias" has other bytes than it claims."""
+
+    def behave(message):
+        [reply] = honest(message)
+        reply.content["arrays"]["bias"] = Array(dtype, shape, stype, data)
+        return [reply]
+
+    return behave
+
+
+def npy(header, data=b""):
+    text = (str(header) + " " * 64)[:117].encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
 
 
 def archive():
@@ -92,21 +109,26 @@ def two_records(message):
     return [reply]
 
 
-def twice(message):
-    arrays = {name: 9 * array for name, array in arrays_of(message).items()}
-    return [*honest(message), answer(message, arrays)]
-
-
+HUGE = {"descr": "<f4", "fortran_order": False, "shape": (2**40,)}
+PICKLE = {"descr": "|O", "fortran_order": False, "shape": (2,)}
 HOSTILE = {
-    "twice": (twice, "come twice"),
     "failing": (failing, "failed"),
     "late": (of_another_round, "of another round"),
     "stranger": (of_another_node, "of nodes that were not drawn"),
     "missing array": (changed(bias=None), "with other arrays"),
-    "another shape": (changed(bias=np.ones(())), "with other arrays"),
+    "more arrays": (changed(extra=np.ones(2)), "with other arrays"),
+    "another shape": (changed(bias=np.ones(3)), "with other arrays"),
+    "broadcasts": (changed(bias=np.ones(())), "with other arrays"),
     "integers": (changed(bias=np.ones(2, np.int64)), "with other arrays"),
+    "complex": (changed(bias=np.ones(2) * 1j), "with other arrays"),
     "two records": (two_records, "with other arrays"),
-    "an archive": (archived, "with other arrays"),
+    "no records": (lambda m: [Message(RecordDict(), reply_to=m)], "with other arrays"),
+    "garbage": (raw(b"garbage"), "with other arrays"),
+    "empty": (raw(b""), "with other arrays"),
+    "another serializer": (raw(b"", stype="pickle"), "with other arrays"),
+    "a bomb": (raw(npy(HUGE)), "with other arrays"),
+    "a pickle": (raw(npy(PICKLE, b"cos\nsystem\n(S'true'\ntR.")), "with other arrays"),
+    "an archive": (raw(archive()), "with other arrays"),
     "silent": (lambda m: [], "missing"),
 }
 
@@ -118,14 +140,40 @@ def test_a_reply_that_does_not_count_is_dropped_and_said(name, caplog):
     grid, strategy = Grid(NODES, dict.fromkeys(hostile, behave)), wrapped(seed=3)
     with caplog.at_level(logging.INFO, "flwr"):
         result = strategy.start(grid, initial())
-    assert hostile & set(itertools.chain(*grid.asked))
-    dropped = {} if name == "twice" else hostile  # of whose replies the first counts
-    counted = [[node for node in nodes if node not in dropped] for nodes in grid.asked]
+    counted = [[node for node in nodes if node not in hostile] for nodes in grid.asked]
+    assert sum(map(len, counted)) < sum(map(len, grid.asked))
     assert_arrays(result.arrays, expected(plan(), counted, seed=3)[-1])
     ours = [line for line in caplog.messages if re.match("fedmf: round .* updates", line)]
     for line, nodes in zip(ours, grid.asked, strict=True):
         number = len(hostile & set(nodes))
         assert (f"{number} {why}" in line) == (number > 0), line
+
+
+def test_of_two_replies_the_first_counts(caplog):
+    def twice(message):
+        return [
+            *honest(message),
+            answer(message, {n: 9 * a for n, a in arrays_of(message).items()}),
+        ]
+
+    grid = Grid(NODES, dict.fromkeys(NODES[::2], twice))
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = wrapped().start(grid, initial())
+    assert_arrays(result.arrays, expected(plan(), grid.asked)[-1])
+    assert "come twice" in caplog.text
+
+
+@pytest.mark.parametrize("size", [np.nan, 3.0])
+def test_one_client_moves_a_release_by_the_clip_norm_at_most(size):
+    """The same seed with and without it."""
+    far = {name: np.full(shape, size, np.float32) for name, shape in MODEL.items()}
+    ends = []
+    for behave in (lambda m: [answer(m, far)], lambda m: [answer(m, arrays_of(m))]):
+        grid = Grid(NODES[:2], {NODES[0]: behave, NODES[1]: failing})
+        ends.append(flat(wrapped().start(grid, initial(np.float64), 1).arrays))
+    moved = np.linalg.norm(ends[0] - ends[1]) * COHORT
+    assert moved <= plan().clip_norm * (1 + 1e-6)
+    assert (moved > 0.9 * plan().clip_norm) == (size == 3.0)
 
 
 def test_where_no_reply_has_the_arrays_the_run_stops_and_may_go_on(tmp_path):
@@ -148,22 +196,32 @@ def test_where_nobody_replies_the_round_is_noise_alone(caplog):
     assert "moves by noise alone" in caplog.text
 
 
-def test_what_a_run_cannot_do_is_refused():
-    strategy, grid = wrapped(), Grid(NODES)
-    with refusal("no round is under way"):
-        strategy.aggregate_train(1, [])
-    with refusal("has no server yet"):
-        strategy.server  # noqa: B018
-    for number in (ROUNDS + 1, 0):
-        with refusal(f"num_rounds={number} must be in 1..{ROUNDS}"):
-            strategy.start(grid, initial(), number)
+def test_counters_are_refused_by_name():
     model = record({"weights": np.ones(2), "bn.num_batches_tracked": np.array(3)})
+    grid = Grid(NODES)
     with refusal(r"arrays\['bn.num_batches_tracked'\] holds int64 entries.*leave counters"):
-        strategy.start(grid, model)
+        wrapped().start(grid, model)
     assert grid.asked == []
+
+
+def test_a_model_that_changes_its_shape_is_refused():
+    strategy, grid = wrapped(), Grid(NODES)
     strategy.start(grid, initial(), 1)
     with refusal("the run's are"):
         strategy.configure_train(2, record({"weights": np.ones((2, 2))}), {}, grid)
+
+
+def test_a_round_has_a_beginning():
+    with refusal("no round is under way"):
+        wrapped().aggregate_train(1, [])
+    with refusal("has no server yet"):
+        wrapped().server  # noqa: B018
+
+
+def test_rounds_beyond_the_plan_are_refused():
+    for number in (ROUNDS + 1, 0):
+        with refusal(f"num_rounds={number} must be in 1..{ROUNDS}"):
+            wrapped().start(Grid(NODES), initial(), number)
 
 
 class PerNode(FedAvg):
@@ -214,7 +272,9 @@ def test_the_log_says_epsilon_and_what_is_dropped_once(caplog):
     with caplog.at_level(logging.INFO, "flwr"):
         result = strategy.start(grid, initial())
     assert result.train_metrics_clientapp == {}
-    assert len(result.evaluate_metrics_clientapp) == ROUNDS
+    assert [dict(said) for said in result.evaluate_metrics_clientapp.values()] == [
+        {"loss": pytest.approx(1.0)}
+    ] * ROUNDS
     once = [line for line in caplog.messages if "exact functions of" in line]
     assert len(once) == 2
     whole = f"epsilon {strategy.plan.epsilon:.4g} in all {ROUNDS} rounds, delta 1e-05"
@@ -224,6 +284,7 @@ def test_the_log_says_epsilon_and_what_is_dropped_once(caplog):
     first = stopped_after(strategy.plan, 2).epsilon
     assert first < strategy.plan.epsilon
     assert f"epsilon {first:.4g} after 2 rounds" in rounds[1]
+    assert "after 6 rounds" not in rounds[-1]
     assert any("Noise multiplier 0.7" in line for line in caplog.messages)
 
 

@@ -5,10 +5,17 @@ Run by the site's environment, which has playwright. Pages are opened as files, 
 a server does. Prints JSON: page -> list of complaints, for every page.
 """
 
+import functools
+import http.server
 import json
 import pathlib
 import shutil
 import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the tests' own environment, which collects this file, has no playwright
+    from playwright.sync_api import Browser, Page, Request
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # A telephone, windows beside another, screens.
@@ -63,16 +70,16 @@ DARK = """(least) => {
 }"""
 
 
-def program():
+def program() -> str | None:
     """The path of a Chromium on this machine."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
-def look(page, url):
+def look(page: "Page", url: str) -> list[str]:
     """What is wrong with one page."""
-    wrong = []
+    wrong: list[str] = []
 
-    def requested(request):
+    def requested(request: "Request") -> None:
         if not request.url.startswith(("file:", "data:", "about:")):
             wrong.append(f"asks {request.url}")
 
@@ -95,7 +102,7 @@ def look(page, url):
     return wrong
 
 
-def search(page, address, word):
+def search(page: "Page", address: str, word: str) -> list[str]:
     """What is wrong with the results for a word: a page with it in a heading comes first."""
     page.goto(f"{address}?q={word}", wait_until="load")
     page.wait_for_selector("ul.search li")
@@ -106,16 +113,36 @@ def search(page, address, word):
     return []
 
 
-def searches(site, browser):
-    """What is wrong with searches."""
-    page, address = browser.new_page(), (site / "search.html").as_uri()
-    page.set_default_timeout(300_000)
-    found = {f"a search for {word}": search(page, address, word) for word in SOUGHT}
-    seen = search(page, address, IN_NO_HEADING)
-    return found | {"control": [] if seen else ["a wrong order is not seen"]}
+def searches(site: pathlib.Path, browser: "Browser") -> dict[str, list[str]]:
+    """What is wrong with searches, from the disk and over http."""
+    found = {}
+    handler = functools.partial(QuietHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        addresses = {
+            "disk": (site / "search.html").as_uri(),
+            "http": f"http://127.0.0.1:{server.server_port}/search.html",
+        }
+        for kind, address in addresses.items():
+            page = browser.new_page()
+            page.set_default_timeout(300_000)
+            for word in SOUGHT:
+                found[f"{kind}: a search for {word}"] = search(page, address, word)
+            seen = search(page, address, IN_NO_HEADING)
+            found[f"{kind}: control"] = [] if seen else ["a wrong order is not seen"]
+            page.close()
+        server.shutdown()
+    return found
 
 
-def main(site):
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves the site without a log."""
+
+    def log_message(self, *message: object) -> None:
+        """Says nothing."""
+
+
+def main(site: pathlib.Path) -> None:
     """Looks at all pages, and searches."""
     from playwright.sync_api import sync_playwright
 

@@ -33,9 +33,13 @@ def test_values_that_round_to_what_is_printed_pass(page):
     ("phrase", "values"),
     [
         ("epsilon of {} and", [4.396]),
+        ("epsilon of {} and", [4.384]),
+        ("and {}, 5%", [1.6e-4]),
         ("two: {}: so", [0.0]),  # no part of a number is one
         ("epsilon of {}9 and", [4.3]),
         ("epsilons of {} and", [4.39]),
+        ("Twice", []),
+        ("epsilon of 4.39", []),
         ("epsilon of {} and {},", [4.39]),
     ],
 )
