@@ -111,17 +111,12 @@ def test_without_a_compiler_the_keras_model_trains():
         dataclasses.replace(without, kind="compiled").work(1)
 
 
-def resident():
-    """In bytes, and not the peak."""
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def memory_in_use():
-    """What was freed is given back first, whatever other tests took."""
+    """In bytes, and not the peak; what was freed is given back first, whatever other tests took."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    return resident()
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.slow
@@ -144,7 +139,9 @@ def test_memory_does_not_grow(tmp_path):
     task = stackoverflow_nwp(options, progress=False)
     train(tmp_path / "run", settings, task, on_round=look)
     assert in_use[1] - in_use[0] <= 4 << 20
-    before = memory_in_use()
-    kept = [bytes(4096) for _ in range(4 * 400)]
-    assert resident() - before > 4 << 20  # without what others free meanwhile
-    assert len(kept) == 1600
+    grown, kept = [], []
+    for _ in range(3):  # others may free as much meanwhile
+        before = memory_in_use()
+        kept.append([bytes(4096) for _ in range(4 * 400)])
+        grown.append(memory_in_use() - before)
+    assert max(grown) > 4 << 20
