@@ -17,7 +17,6 @@ import pytest
 
 import fedmf
 from fedmf import tasks
-from fedmf.cli import main
 from fedmf.experiments.papers import (
     ITEMS,
     Request,
@@ -35,6 +34,7 @@ from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.sweeps import job
 from fedmf.tasks.regression.data import RegressionOptions
 from tests.paper_figures import DENISOV_DECAY
+from tests.sweeps.programs import Here
 
 # Those that are made in the same way once.
 TRAINED = list({i.make.args: n for n, i in ITEMS.items() if i.study is not None}.values())
@@ -416,26 +416,6 @@ WITH_THEIR_MODELS = ("stackoverflow-divergence", "cifar-stamps")
 TRAINING = list({i.study: n for n, i in ITEMS.items() if i.study is not None}.values())
 # Whether they hold does not rest on several seeds.
 NO_TEST = ("denisov-table-4", "multi-epoch-figure-12", "multi-epoch-table-2")
-
-
-class Here:
-    """A process of a sweep, in this one: each run would begin with its first trace."""
-
-    process = types.SimpleNamespace(poll=lambda: 0)
-
-    def __init__(self, program):
-        pass
-
-    def begin(self, arguments, log):
-        at = arguments.index("--threads")  # which TensorFlow takes once
-        try:
-            main([*arguments[:at], *arguments[at + 2 :]])
-            self._status = 0
-        except SystemExit as stop:
-            self._status = stop.code
-
-    def status(self):
-        return self._status
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,14 @@ import ray
 from ray.cluster_utils import Cluster
 
 import fedmf
+from fedmf.sweeps import job
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.run import Training
 from tests.cli.program import printed_by
 from tests.federated.execution.test_cluster import assert_same_files
 from tests.refusals import refusal
+from tests.sweeps.programs import Here
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.cluster]
 FIXED = {
@@ -40,9 +42,9 @@ def rounds_done(out, name):
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
+def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path, monkeypatch):
     configs = sweep_configs(FIXED | {"rounds": 200}, {"seed": [0, 1]})
-    nodes = [machines.add_node(num_cpus=1)]  # where one run starts, while the other waits
+    node = machines.add_node(num_cpus=1)  # where one run starts, while the other waits
     machines.wait_for_nodes()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         training = pool.submit(
@@ -55,32 +57,37 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path):
             done := max(rounds_done(tmp_path / "on", name) for name in configs)
         ) < 12 and not training.done():
             time.sleep(0.02)
-        machines.remove_node(nodes[0], allow_graceful=False)
-        nodes.append(machines.add_node(num_cpus=2))
+        machines.remove_node(node, allow_graceful=False)
+        machines.add_node(num_cpus=2)
         assert training.result() == {}
     assert 12 <= done < 200, "the first run was over before its machine was lost"
-    assert sweep.train_all(tmp_path / "here", configs, Training(noise_seed=5, threads=1)) == {}
+    monkeypatch.setattr(job, "Job", Here)
+    assert sweep.train_all(tmp_path / "here", configs, Training(noise_seed=5)) == {}
     for name in configs:
         assert_same_files(
             *(fedmf.Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here"))
         )
-    machines.remove_node(nodes[1], allow_graceful=False)
 
 
-def test_more_processors_than_a_machine_has_are_refused(machines, tmp_path):
-    node = machines.add_node(num_cpus=2)
-    machines.wait_for_nodes()
+@pytest.fixture
+def two_processors(machines):
+    """Of one machine, which the first test leaves."""
+    if not machines.worker_nodes:
+        machines.add_node(num_cpus=2)
+        machines.wait_for_nodes()
+
+
+@pytest.mark.usefixtures("two_processors")
+def test_more_processors_than_a_machine_has_are_refused(tmp_path):
     configs = sweep_configs(FIXED | {"rounds": 10}, {"seed": [0]})
     with refusal("cpus_per_job=3: the largest machine of cluster auto has 2 processors"):
         sweep.train_all(
             tmp_path, configs, Training(noise_seed="os", cluster="auto", cpus_per_job=3)
         )
-    machines.remove_node(node, allow_graceful=False)
 
 
-def test_the_command_on_a_cluster_with_halving(machines, tmp_path):
-    node = machines.add_node(num_cpus=2)
-    machines.wait_for_nodes()
+@pytest.mark.usefixtures("two_processors")
+def test_the_command_on_a_cluster_with_halving(tmp_path):
     out = tmp_path / "sweep"
     options = " ".join(
         f"--{name.replace('_', '-')} {value}"
@@ -101,4 +108,3 @@ def test_the_command_on_a_cluster_with_halving(machines, tmp_path):
     stopped = fedmf.audit_run(out / "runs" / "server_learning_rate=1000000")
     assert stopped.epsilon == stopped.planned.epsilon
     assert "what the run showed decided that it stopped before them" in stopped.unrecorded
-    machines.remove_node(node, allow_graceful=False)
