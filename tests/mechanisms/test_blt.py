@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import fedmf
-from fedmf.mechanisms import BLTMechanism
+from fedmf.mechanisms import BLTMechanism, load_mechanism
 from tests.mechanisms.schemas import single
 from tests.refusals import refusal
 
@@ -13,8 +13,12 @@ from tests.refusals import refusal
 @st.composite
 def mechanisms(draw, rounds):
     d = draw(st.integers(1, 4))
-    whole = st.lists(st.integers(1, 10**6 - 1), min_size=2 * d, max_size=2 * d, unique=True)
-    places = np.sort(draw(whole))[::-1] / 10**6
+    places = draw(
+        st.lists(st.integers(1, 10**6 - 1), min_size=2 * d, max_size=2 * d, unique=True).map(
+            lambda p: sorted(p)[::-1]
+        )
+    )
+    places = np.array(places) / 10**6
     return BLTMechanism(rounds=rounds, decays=places[0::2], inverse_decays=places[1::2])
 
 
@@ -24,8 +28,10 @@ def mechanisms(draw, rounds):
         ([1.1], [0.6], "decays=.* grow without end"),
         ([0.5], [-1.1], "inverse_decays=.* grow without end"),
         ([0.9, 0.9], [0.7, 0.6], "different"),
+        ([0.9, 0.8999], [0.2, 0.1], "float32"),
         ([0.0, 0.5], [0.0, 5e-324], "float32"),  # N's scales are 0 times infinity
         ([0.9], [0.7, 0.6], "inverse_decays 2"),
+        ([np.inf], [0.7], "not finite"),
     ],
 )
 def test_bad_arguments(decays, inverse_decays, words):
@@ -72,19 +78,25 @@ def test_poles_very_near_1_keep_their_digits():
         assert abs(c[: t + 1] @ noise[t::-1]) < 1e-8
 
 
-def test_a_million_rounds_never_make_a_matrix():
+def test_a_million_rounds_never_make_a_matrix(tmp_path):
     n = 10**6
     mechanism = BLTMechanism(rounds=n, decays=[0.999999, 0.99], inverse_decays=[0.9999, 0.4])
     for make in (mechanism.encoder, mechanism.noising):
         with refusal("GiB"):
             make()
     assert mechanism.stream().buffers.decay.shape == (2,)
+    mechanism.save(tmp_path / "m")
+    assert np.array_equal(load_mechanism(tmp_path / "m").decays, mechanism.decays)
     participation = single(n)
-    norm = np.linalg.norm(mechanism.toeplitz_coefficients())
-    assert_allclose(fedmf.sensitivity(mechanism, participation).value, norm, rtol=1e-12)
+    c = mechanism.toeplitz_coefficients()
+    assert_allclose(
+        fedmf.sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12
+    )
     # Partial sums of N's coefficients, in closed form.
     s, m = mechanism.inverse_scales, mechanism.inverse_decays
     t = np.arange(n)[:, None]
     column = 1.0 - ((1.0 - m**t) / (1.0 - m)) @ s
-    errors = fedmf.per_round_error(mechanism, fedmf.prefix_sum(n), participation)
-    assert_allclose(errors, norm * np.sqrt(np.cumsum(column**2)), rtol=1e-7)
+    expected = np.linalg.norm(c) * np.sqrt(np.cumsum(column**2))
+    assert_allclose(
+        fedmf.per_round_error(mechanism, fedmf.prefix_sum(n), participation), expected, rtol=1e-7
+    )

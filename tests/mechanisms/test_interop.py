@@ -79,8 +79,9 @@ def test_bands_are_found(tmp_path):
     assert (mechanism.family, mechanism.bands) == ("banded", 2)
 
 
-def test_a_tree_of_other_shape_keeps_its_decoder(tmp_path):
-    tree = TreeMechanism(rounds=4, decoder="online")
+@pytest.mark.parametrize("decoder", ["online", "full"])
+def test_a_tree_of_other_shape_keeps_its_decoder(tmp_path, decoder):
+    tree = TreeMechanism(rounds=4, decoder=decoder)
     B_tree = np.tri(4) @ tree.noising()
     mechanism = load_factorization(
         folder(tmp_path / "tree", tree.encoder(), B_tree), workload=prefix_sum(4)
@@ -101,12 +102,23 @@ REFUSED = [
     ({"encoder": C[:3]}, None, "fewer rows than rounds"),
     ({"encoder": np.where(C == 0.5, np.nan, C)}, None, "not finite"),
     ({"encoder": np.ones((4, 4))}, None, "singular"),
+    ({"encoder": C[None]}, None, "2-D"),
+    ({"encoder": np.array([["a"]])}, None, "not real numbers"),
     ({"encoder": C}, A, "no decoder to check"),
     ({"encoder": C, "decoder": B[:3]}, A, r"decoder has shape .* of \(4, 4\)"),
+    ({"encoder": C, "decoder": np.where(np.eye(4) > 0, np.inf, B)}, A, "not finite"),
     ({"encoder": C, "decoder": B + 1e-4 * np.eye(4, k=2)}, A, "not lower-triangular"),
-    ({"encoder": C, "decoder": B * 1.001}, A, "differs from workload 'prefix_sum'"),
+    (
+        {"encoder": C, "decoder": B @ np.diag([1.0, 1.0, 1.0, 1.001])},
+        A,
+        "differs from workload 'prefix_sum'",
+    ),
     ({"encoder": C, "decoder": B}, prefix_sum(5), "has rounds=5"),
-    ({"encoder": C, "decoder": 0.0 * B}, None, "product of decoder and encoder is singular"),
+    (
+        {"encoder": C, "decoder": np.diag([1.0, 1.0, 0.0, 1.0]) @ B},
+        None,
+        "product of decoder and encoder is singular",
+    ),
     ({"matrix": C}, None, "store C under one of encoder"),
     ({"encoder": C, "C": C}, None, "keep one of them"),
 ]
@@ -118,9 +130,10 @@ REFUSED = [
 def test_what_is_no_factorization_is_refused(tmp_path, arrays, workload, words):
     path = tmp_path / "m.npz"
     np.savez(path, **arrays)
-    wrong = f"does not hold a factorization that can be used.*{words}"
-    with refusal(wrong, naming=[path]):
+    with refusal(f"does not hold a factorization that can be used.*{words}") as caught:
         load_factorization(path, workload=workload)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_files(tmp_path):
@@ -159,3 +172,7 @@ def test_columns_of_any_scale_make_a_mechanism():
     ExplicitMechanism(
         encoder_matrix=C * columns, noising_matrix=np.linalg.inv(C) / columns[:, None]
     )
+    with refusal("differs from the identity"):
+        ExplicitMechanism(
+            encoder_matrix=C * columns, noising_matrix=1.001 * np.linalg.inv(C) / columns[:, None]
+        )

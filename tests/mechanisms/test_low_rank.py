@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -9,16 +11,20 @@ from tests.mechanisms.schemas import fitted, single
 from tests.refusals import refusal
 
 
+def decoder_of(n, seed=0):
+    return np.tril(np.random.default_rng(seed).uniform(-1.0, 1.0, (n, n))) + 3.0 * np.eye(n)
+
+
 def low_rank(n, bands, rank, **options):
     return fitted(single(n), "low_rank", bands=bands, rank=rank, **options)
 
 
-@pytest.mark.parametrize(("n", "h", "r"), [(1, 1, 1), (9, 3, 2)])
+@pytest.mark.parametrize(("n", "h", "r"), [(1, 1, 1), (5, 2, 1), (9, 3, 2), (9, 9, 9)])
 def test_matrices_are_those_of_the_definition(n, h, r):
     # Denisov et al. 2022, App. H: B = D + (L R^T) o U, entry by entry. N is the bands of A^-1 times
     # B (banded paper, Alg. 8).
     rng = np.random.default_rng(n)
-    D, L, R = (rng.standard_normal((n, width)) for width in (h, r, r))
+    D, L, R = decoder_of(n)[:, :h], rng.standard_normal((n, r)), rng.standard_normal((n, r))
     D = np.where(np.arange(n)[:, None] >= np.arange(h), D, 0.0)
     D[:, 0] = 1.0 + rng.uniform(size=n)
     mechanism = LowRankMechanism(
@@ -71,17 +77,25 @@ def test_workloads_with_a_negative_diagonal():
 
 def test_sizes_by_default():
     # Denisov et al. 2022, App. H, Table 2: h + r = log2(n).
-    for n, h, r in ((1, 1, 1), (16, 2, 2), (128, 4, 3)):
+    for n, h, r in ((1, 1, 1), (2, 1, 1), (3, 1, 1), (16, 2, 2), (128, 4, 3)):
         mechanism = fitted(single(n), "low_rank", max_iterations=1)
         assert (mechanism.diagonals.shape[1], mechanism.rank) == (h, r)
+
+
+def test_few_bands_are_no_reason_to_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert low_rank(40, 1, 1).certificate.gap > 1e-3
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"left": np.ones((2, 1))}, "left has 2 rows and diagonals has 3"),
+        ({"left": np.ones((3, 2))}, "pass the same rank"),
         ({"diagonals": np.ones((3, 2))}, r"diagonals\[0, 1\]=1.0"),
         ({"diagonals": -np.ones((3, 1))}, r"diagonals\[0, 0\]=-1.0"),
+        ({"right": np.full((3, 1), np.nan)}, "not finite"),
     ],
 )
 def test_bad_arrays(change, says):

@@ -14,11 +14,13 @@ from tests.refusals import refusal
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({}, "exactly one"),
         ({"coefficients": [1.0], "noising_window": [1.0]}, "exactly one"),
         ({"coefficients": [1.0, 0.5, 0.2]}, "coefficients has length 3.*rounds=2"),
         ({"coefficients": [0.0, 0.5]}, r"coefficients\[0\]=0.0"),
         ({"noising_window": [-1.0]}, r"noising_window\[0\]=-1.0"),
         ({"coefficients": [1.0, np.nan]}, "not finite"),
+        ({"rounds": 0, "coefficients": [1.0]}, "rounds=0"),
     ],
 )
 def test_bad_arguments(arguments, words):

@@ -25,6 +25,9 @@ def test_no_contributions_exceed_the_bound(seed, k, rank):
         G = rng.standard_normal((k, rng.integers(1, k + 1)))
         G /= np.linalg.norm(G, axis=1, keepdims=True)
         assert np.sum(G * (X @ G)) <= bound * (1.0 + 1e-12)
+    # Sums of |X| and k times the spectral norm are bounds as well, and never smaller ones.
+    assert bound <= np.abs(X).sum() * (1.0 + 1e-6)
+    assert bound <= k * np.linalg.norm(X, 2) * (1.0 + 1e-6)
 
 
 @given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 12))

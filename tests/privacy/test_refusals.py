@@ -9,7 +9,7 @@ import pytest
 
 import fedmf
 from fedmf.audits.distinguishing import audit_distinguishing, worst_case
-from fedmf.audits.log import LogForm
+from fedmf.audits.log import LogForm, sorted_log
 from fedmf.audits.noise import audit_noise, causal_factor, whiten
 from fedmf.cohorts.availability import (
     Always,
@@ -22,7 +22,7 @@ from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
-from tests.cohorts.controllers import WhoComes
+from fedmf.privacy.statement import as_text
 from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.privacy import plans
 from tests.privacy.plans import banded, ledger_of
@@ -79,9 +79,18 @@ def choose_bands(**changes):
     return fedmf.choose_bands(fedmf.prefix_sum(64), **given)
 
 
-def first_cohort(answer):
-    """Of a model of availability that answers this, whoever is asked."""
-    return controller(availability=WhoComes(lambda t, clients: answer)).cohort(0)
+class Answers:
+    """A model of availability that answers what it is told."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def available(self, t, clients):
+        return self.answer
+
+
+def first_cohort(availability):
+    return controller(availability=availability).cohort(0)
 
 
 def game(trials=9, **changes):
@@ -90,9 +99,16 @@ def game(trials=9, **changes):
     )
 
 
+def log(**changes):
+    given = {"rounds": 8} | {
+        name: changes.pop(name) for name in ("rounds", "memory") if name in changes
+    }
+    with sorted_log("absent", form=LogForm(**changes), **given):
+        pass
+
+
 W = np.ones((3, 4))
 BINS = fedmf.BallsInBins(population=90, bins=3)
-THREE = banded(8, 1, 1, 1)
 NEGATIVE = DenseMechanism(matrix=np.array([[1.0, 0.0], [-0.5, 1.0]]))
 
 
@@ -114,10 +130,6 @@ def poisson(**changes):
     return CyclicPoisson(**{"population": 100, "cohort_size": 30, **changes})
 
 
-def min_sep(rounds):
-    return fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=rounds)
-
-
 def shuffle(**changes):
     return CyclicShuffle(**{"population": 1000, "cohort_size": 10, **changes})
 
@@ -128,15 +140,21 @@ def size(**changes):
 
 NAMED = [
     *named(TypeError, plan, participation=[4], sampling=["poisson"], noise_multiplier=[True]),
+    *named(TypeError, plan, longer=["x"], quantile_clipping=[0.5], simulation=[(1, 9)]),
     *named(ValueError, plan, noise_multiplier=[-1.0], clip_norm=[0.0, INF], delta=[1.0, 5e-16]),
+    *named(TypeError, calibrate, epsilon=["8"]),
     *named(ValueError, calibrate, epsilon=[0, 5000, NAN]),
     *named(ValueError, sampled, delta=[1e-11]),
+    *named(TypeError, poisson, cohort_size=[1.5]),
+    *named(ValueError, choose_bands, population=[10], epsilon=[0.0]),
     *named(ValueError, poisson, partitions=[0], cohort_size=[101]),
     *named(ValueError, shuffle, partitions=[3]),
+    *named(ValueError, game, confidence=[1.5]),
     *named(ValueError, choose_bands, rounds=[65], population=[10], epsilon=[0.0]),
-    *named(ValueError, LogForm, first_round=[-1], duplicates=["sum"]),
-    *named(TypeError, controller, participation=[5], seed=[1.5], availability=[Always]),
+    *named(ValueError, log, rounds=[0], first_round=[-1], duplicates=["sum"], memory=[1000]),
+    *named(TypeError, controller, participation=[5], seed=[1.5], availability=[0.5, Always]),
     *named(ValueError, controller, population=[0], cohort_size=[0, 7, 31], seed=[-1]),
+    *named(TypeError, DeviceBehavior, dropout=["0.1"], timer_jitter=[0.5]),
     *named(ValueError, DeviceBehavior, dropout=[1.5], noncompliant_fraction=[NAN]),
     *named(ValueError, DeviceBehavior, timer_jitter=[-1], seed=[-1]),
     *named(TypeError, Diurnal, charging=[3]),
@@ -144,13 +162,21 @@ NAMED = [
     *named(ValueError, size, population=[0, 5], simulated_cohort=[21]),
     *named(ValueError, drawn_by, population=[61], cohort_size=[5]),
     *texts(nightly="availability='nightly' is unknown", independent="probability=NUMBER"),
-    *texts(**{"diurnal:charging=3": "'charging=3'", "diurnal:seed=1.5": "'seed=1.5'"}),
+    *texts(**{"always:0.5": "always takes no options", "independent:1.3": "probability=1.3"}),
+    *texts(**{"independent:half": "'probability=half'", "diurnal:charging=3": "'charging=3'"}),
+    *texts(**{"diurnal:seed=1.5": "'seed=1.5'", "diurnal:,": "has ''"}),
+    *texts(**{"diurnal:rounds_per_day=0": "rounds_per_day=0.0"}),
+    (lambda: availability_from_text(0.3), TypeError, "availability=0.3"),
+    (lambda: controller().cohort(0.0), TypeError, "t=0.0"),
     (lambda: controller().cohort(-1), ValueError, "t=-1"),
     (lambda: fedmf.predicted_learning_rate(0.0), ValueError, "effective_rmse=0.0"),
+    (lambda: fedmf.predicted_learning_rate(0.1, grid=1.0), ValueError, "grid=1.0"),
+    (lambda: as_text({}, ".txt"), ValueError, "suffix '.txt'"),
 ]
 # What does not fit together, and the way out.
 MISMATCHES = [
     (lambda: plan(mechanism=IdentityMechanism(rounds=5)), "5 rounds but participation has 4"),
+    (lambda: plan(noise_multiplier=-(10**5000)), "noise_multiplier .*beyond float64"),
     (lambda: plan().simulating(simulated=0, claimed=9), "simulated=0"),
     (lambda: plan().simulating(simulated=9, claimed=9), "simulated=9.*claimed=9"),
     (
@@ -158,13 +184,29 @@ MISMATCHES = [
         "cohort_size=100 but claimed=1000: sample the claimed cohort",
     ),
     (lambda: sampled(mechanism=TreeMechanism(rounds=4)), "family=tree"),
-    (lambda: poisson(partitions=2).for_mechanism(THREE), "partitions=2.*3 bands"),
+    (
+        lambda: sampled(
+            mechanism=DenseMechanism(matrix=np.tril(W[:, :3])),
+            sampling=CyclicPoisson(population=9, cohort_size=1, partitions=2),
+        ),
+        "partitions=2.*3 bands",
+    ),
     (lambda: poisson(partitions=4), "at most 25"),
     (lambda: fedmf.BallsInBins(population=10, bins=11), "bins=11"),
     (lambda: BINS.for_mechanism(TreeMechanism(rounds=4)), "family=tree"),
     (lambda: BINS.for_mechanism(NEGATIVE), "negative entry, -0.5"),
-    (lambda: min_sep(4), "cohort_size=30.*at most 25"),
-    (lambda: min_sep(2).for_mechanism(THREE), "min_sep=2.*3 bands.*BallsInBins"),
+    (
+        lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4),
+        "cohort_size=30.*at most 25",
+    ),
+    (
+        lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(
+            banded(8, 1, 1, 1)
+        ),
+        "min_sep=2.*3 bands.*BallsInBins",
+    ),
+    (lambda: choose_bands(bands=[65]), "bands=65 must be in 1..64"),
+    (lambda: choose_bands(delta=1e-11, bands=[4]), "delta=1e-11 is too small"),
     (lambda: UNPARTED.probability, "partitions=None"),
     (lambda: game(trials=3), "present has 3 trials"),
     (lambda: worst_case(plan(noise_multiplier=0.0)), "guarantees nothing of what runs"),
@@ -173,20 +215,27 @@ MISMATCHES = [
         "guarantees nothing of what runs",
     ),
     (lambda: audit_noise([W], leaves=(1, 2)), "has 3 coordinates but the rows have 4"),
+    (lambda: audit_noise([W, W[:2]], leaves=(4,)), r"\[\(3, 4\), \(2, 4\)\]"),
     (lambda: whiten(np.eye(3), W * NAN, 1.0), "not finite"),
     (lambda: whiten(np.eye(3), W[:2], 1.0), "3 rounds"),
     (lambda: whiten(np.array([[1.0, 0.0], [1e6, 1.0]]), W[:2], 1.0), "ill-conditioned"),
     (lambda: causal_factor(np.ones((3, 2))), "fewer sources than rounds"),
     (lambda: causal_factor(np.zeros((2, 3))), "linearly dependent"),
+    (lambda: log(client_column="round"), "both 'round'"),
     (lambda: appended(1, 1), r"cohort=\[1, 1\] must list different"),
     (lambda: appended(-1), r"cohort=\[-1\] must list different, non-negative"),
     (lambda: appended(1, 8, selected=np.array([1, 7])), "client 8, who is not in selected"),
     (lambda: fedmf.audit_ledger(ledger_of([[1]] * 5), plan()), "has 5 rounds .* covers 4"),
     (lambda: controller().cohort(1), "round t=1 cannot be drawn: the next round is 0 of 20"),
-    (lambda: first_cohort(np.ones(31, bool)), "availability gave .* for 30 clients"),
-    (lambda: first_cohort(np.ones(30)), "availability gave .* for 30 clients"),
+    *(
+        (lambda answer=answer: first_cohort(Answers(answer)), "availability gave .* for 30 clients")
+        for answer in (np.ones(31, bool), np.ones(30), True)
+    ),
     (lambda: controller(**device(timer_jitter=5)), "timer_jitter=5 leaves nothing of min_sep=5"),
-    (lambda: controller(FIXED, **device(timer_jitter=1)), 'schema="fixed_epoch"'),
+    *(
+        (lambda changes=changes: controller(FIXED, **device(**changes)), 'schema="fixed_epoch"')
+        for changes in ({"noncompliant_fraction": 0.1}, {"timer_jitter": 1})
+    ),
     (lambda: gone_on_from([0], [1], [2], [3], [0]), "round 4 has client 0.*another run"),
     (lambda: gone_on_from([30]), "round 0 names client 30, outside 0..29.*another run"),
     (lambda: gone_on_from([0, 1, 2, 3, 4]), "round 0 has 5 clients, cohort_size=4.*another run"),
@@ -208,6 +257,7 @@ MISMATCHES = [
         r"cohort_size=6500 \* rounds=4000 = 26000000 exceeds population=10000000",
     ),
     (lambda: Diurnal(time_zones=((1, 0.5),)), "do not add up to 1"),
+    (lambda: Diurnal(time_zones=((30, 1),)), "from -24 to 24 hours from UTC"),
 ]
 
 

@@ -214,6 +214,12 @@ class TestRefuses:
         ("bad", "kind", "words"),
         [
             ([np.zeros((2, 3), int), np.zeros(4)], TypeError, r"update\[0\] holds int64 entries"),
+            ([np.zeros((2, 3)), np.zeros(4, complex)], TypeError, r"update\[1\] holds complex"),
+            (
+                [np.zeros((3, 2)), np.zeros(4)],
+                ValueError,
+                r"`update` has arrays of shapes \[\(3, 2\), \(4,\)\]: give",
+            ),
             ([np.zeros((2, 3))], ValueError, r"`update` has arrays of shapes \[\(2, 3\)\]: give"),
             (np.zeros(10), TypeError, "`update` is a ndarray"),
         ],
