@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.audits.guarantee import audit_ledger
+from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import unamplified_epsilon
@@ -28,6 +28,24 @@ def plan_of(mechanism, **changes):
 
 
 class TestWithoutSampling:
+    def test_a_log_and_a_ledger_agree(self, tmp_path):
+        rng = np.random.default_rng(1)
+        ledger = ledger_of(
+            [np.sort(rng.choice(9, rng.integers(0, 4), replace=False)) for _ in range(11)] + [[3]],
+            3,
+        )
+        log = tmp_path / "log.csv"
+        log.write_text(ledger.to_csv())
+        for mechanism in (two_bands(12), IdentityMechanism(rounds=12)):
+            plan = plan_of(mechanism)
+            one, other = audit_ledger(ledger, plan), audit_log(log, plan)
+            # Clients of a CSV are texts.
+            named = str(one.values()["offenders"]).replace("'client': 5", "'client': '5'")
+            assert named == str(other.values()["offenders"])
+            assert one.values() | {"offenders": None} == other.values() | {"offenders": None}
+            assert one.achieved.noise_multiplier == other.achieved.noise_multiplier
+            assert one.contradictions
+
     @pytest.mark.parametrize(
         ("participation", "cohorts", "words"),
         [
@@ -76,8 +94,11 @@ class TestWithoutSampling:
         audit = audit_ledger(ledger, plan)
         assert audit.contradictions == ()
         assert audit.epsilon == plan.epsilon
+        assert (audit.observed.min_separation, audit.everyone.observed.min_separation) == (4, 1)
+        assert audit.everyone.epsilon > plan.epsilon
         assert len(audit.everyone.contradictions) == 2
         assert [one.client for one in audit.offenders.first] == [100]
+        assert audit.offenders.others.epsilon == audit.epsilon
         assert audit.values()["epsilon_achieved_of_all_clients"] == audit.everyone.epsilon
         text = audit.statement()
         assert "known to have disobeyed" in " ".join(text.split())

@@ -22,6 +22,7 @@ from fedmf.privacy.describe import statement, statement_values
 from fedmf.privacy.plan import unit_noise
 from fedmf.privacy.sampling import CyclicPoisson
 from fedmf.privacy.stopping import rounds_within, stopped_after, stopping_table
+from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by, refused
 from tests.mechanisms.registry import MECHANISMS, both_signs
 from tests.mechanisms.schemas import fitted, separated
@@ -31,8 +32,6 @@ from tests.privacy.plans import ledger_of, plan
 from tests.refusals import refusal
 
 BLT = BLTMechanism(rounds=9, decays=[0.9, 0.5], inverse_decays=[0.7, 0.2])
-BUDGET = fedmf.Budget.of(BLT, separated(9, 3)).participation
-POISSON = CyclicPoisson(population=90, cohort_size=3)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ POISSON = CyclicPoisson(population=90, cohort_size=3)
     ],
     ids=lambda m: m.family,
 )
-@pytest.mark.parametrize("rounds", [1, 5])
+@pytest.mark.parametrize("rounds", [1, 2, 5, 9])
 def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, rounds):
     # Not only N: no later draw is in these rounds.
     N, first = mechanism.noising(), leading_block(mechanism, rounds)
@@ -69,12 +68,18 @@ def test_no_contributions_to_the_first_rounds_exceed_what_is_stated(participatio
 
 
 def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
-    whole = plan(separated(9, 2), BLT)
-    stopped = stopped_after(whole, 5)
-    value = fedmf.sensitivity(dataclasses.replace(BLT, rounds=5), separated(5, 2)).value
+    apart = separated(64, 16)
+    blt = fitted(apart, "blt", buffers=2)
+    whole = fedmf.calibrate(blt, apart, epsilon=6.0, delta=1e-6)
+    stopped = stopped_after(whole, 20)
+    short = dataclasses.replace(blt, rounds=20, certificate=None, certificate_reason="shorter")
+    value = fedmf.sensitivity(short, separated(20, 16)).value
+    assert stopped.stddev == pytest.approx(whole.stddev, rel=1e-12)
     assert stopped.noise_multiplier == pytest.approx(unit_noise(whole) / value, rel=1e-12)
     text = " ".join(statement(stopped).split())
-    assert "The noise was made for 9 rounds, and this is about the first 5 of them." in text
+    assert "The noise was made for 64 rounds, and this is about the first 20 of them." in text
+    assert "guarantee of all 64 rounds" in text
+    assert "The noise was made for" not in statement(whole)
 
 
 @pytest.mark.parametrize("change", [{"clip_norm": 0.1}, {"noise_multiplier": 9.0}])
@@ -90,6 +95,7 @@ def test_who_took_part_less_than_planned_is_stated():
     """The noise of all rounds is more for these clients: the audit of a stopped run failed."""
     made = plan(separated(6, 2), fitted(separated(6, 2), "banded", bands=2))
     audit = fedmf.audit_ledger(ledger_of([[0], [1], [2], [3]]), stopped_after(made, 4))
+    assert audit.achieved.sensitivity.value < audit.planned.sensitivity.value
     assert audit.achieved.noise_multiplier == pytest.approx(
         unit_noise(made) / audit.achieved.sensitivity.value
     )
@@ -105,11 +111,15 @@ def test_the_longer_run_is_stated_for_the_same_delta():
 class TestRoundsWithin:
     WHOLE = fedmf.calibrate(BLT, separated(9, 2), epsilon=6.0, delta=1e-6)
 
-    @pytest.mark.parametrize("target", [2.6, 5.9])
+    @pytest.mark.parametrize("target", [2.6, 3.0, 4.0, 5.9])
     def test_the_last_round_within_and_not_the_next(self, target):
         rounds = rounds_within(self.WHOLE, target)
-        within, beyond = (stopped_after(self.WHOLE, rounds + i).epsilon for i in (0, 1))
-        assert within <= target < beyond
+        assert 1 <= rounds < 9
+        assert (
+            stopped_after(self.WHOLE, rounds).epsilon
+            <= target
+            < stopped_after(self.WHOLE, rounds + 1).epsilon
+        )
 
     def test_all_rounds_where_the_plan_is_within(self):
         assert rounds_within(self.WHOLE, 6.0) == 9
@@ -122,10 +132,27 @@ class TestRoundsWithin:
 @pytest.mark.parametrize(
     ("whole", "rounds", "words"),
     [
+        (plan(separated(8, 4)), 0, "before its plan and not after it"),
         (plan(separated(8, 4)), 9, "before its plan and not after it"),
-        (plan(BUDGET, BLT), 5, "may be spent in the first 5 rounds"),
-        (plan(separated(8, 4), TreeMechanism(rounds=8)), 4, "family=tree has an encoder of shape"),
-        (plan(None, BLT, sampling=POISSON), 4, "sampling=CyclicPoisson"),
+        (
+            plan(fedmf.Budget.of(BLT, separated(9, 3)).participation, BLT),
+            5,
+            "may be spent in the first 5 rounds",
+        ),
+        (
+            plan(separated(8, 4), TreeMechanism(rounds=8)),
+            4,
+            r"family=tree has an encoder of shape \(15, 8\)",
+        ),
+        (
+            plan(
+                None,
+                IdentityMechanism(rounds=8),
+                sampling=CyclicPoisson(population=90, cohort_size=3),
+            ),
+            4,
+            "sampling=CyclicPoisson",
+        ),
     ],
 )
 def test_refusals(whole, rounds, words):
@@ -153,3 +180,6 @@ def test_the_table_of_the_command_is_what_stops_guarantee(tmp_path):
     stops = printed_by(ask)["stops"]
     assert [stop["rounds"] for stop in stops] == list(range(1, 10))
     assert stops == stopping_table(TestRoundsWithin.WHOLE)
+    epsilons = [stop["epsilon"] for stop in stops]
+    assert epsilons == sorted(epsilons)
+    assert f"{5:>8}" in command(ask).stdout
