@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.noise import Finding, causal_factor
+from fedmf.audits.finding import Finding
+from fedmf.audits.noise import causal_factor
 from fedmf.mechanisms.budget import block_sums, costs
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan, cohort_scale

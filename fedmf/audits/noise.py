@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fedmf import checks, fields
+from fedmf.audits import tails
+from fedmf.audits.finding import Finding
 
 FALSE_POSITIVE_RATE = 1e-6
 # Lags at which rounds are compared all together. The lengths of the blocks in which rows of noise
@@ -28,22 +30,6 @@ MAX_COMPARED_COORDINATES, MAX_PAIR_MULTIPLICATIONS = 2048, 4e9
 _BLOCK = 1024
 # The rounding of float32 rows may move W by so many standard deviations.
 MAX_ROUNDING_STDDEVS = 1e-2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One test.
-
-    Attributes:
-      name: what was looked at.
-      statistic: a number to read, named in `name`: a ratio of variances, a correlation, a distance.
-      p_value: chance of a statistic at least as extreme under the claim; exact, or an upper bound
-        where tests are put together.
-    """
-
-    name: str
-    statistic: float
-    p_value: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,6 +171,8 @@ def audit_noise(
     for (i, one), (j, other) in itertools.combinations(enumerate(runs, 1), 2):
         pair = _findings_of_two_runs(one, other, columns)
         findings += [dataclasses.replace(f, name=f"runs {i} and {j}: {f.name}") for f in pair]
+    # The tails are rare: all runs together show the most of them.
+    findings += tails.tail_findings(np.concatenate(runs))
     return NoiseAudit(findings=tuple(findings), false_positive_rate=false_positive_rate)
 
 

@@ -27,8 +27,8 @@ from fedmf.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from fedmf.audits.finding import Finding
     from fedmf.audits.guarantee import Audit
-    from fedmf.audits.noise import Finding
     from fedmf.server.audit import MechanismAudit
 
 
@@ -364,7 +364,10 @@ def _values(result: "MechanismAudit") -> dict[str, Any]:
             game["epsilon_claimed"] = None
     return {
         "consistent": verdict.consistent,
-        **{name: getattr(result, name) for name in ("rounds", "coordinates", "trials")},
+        **{
+            name: getattr(result, name)
+            for name in ("rounds", "coordinates", "trials", "entries", "smallest_unseen_cut")
+        },
         **{name: getattr(verdict, name) for name in ("false_positive_rate", "threshold")},
         "findings": [
             dataclasses.asdict(finding) | {"consistent": finding.p_value >= verdict.threshold}
@@ -414,4 +417,8 @@ def _table(result: "MechanismAudit") -> str:
         f"false-positive rate {verdict.false_positive_rate:g}: a p-value below "
         f"{verdict.threshold:.2g} contradicts"
     )
-    return "\n".join([*lines, "", f"{word} ({len(verdict.findings)} tests, {rate})"])
+    unseen = (
+        f"{result.entries:,} entries of noise: an end of the noise shows up to "
+        f"{result.smallest_unseen_cut:.2f} standard deviations, and none beyond"
+    )
+    return "\n".join([*lines, "", unseen, f"{word} ({len(verdict.findings)} tests, {rate})"])

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedmf import checks
+from fedmf.audits import tails
 from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_distinguishing, worst_case
 from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
 from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
@@ -21,8 +22,12 @@ from fedmf.server.means import MeansState, NoisyMeans, in_shapes
 from fedmf.server.rows import HostNoise
 from fedmf.server.state import check_plan
 
-# Entries of noise that show a scale off by 3% at one in a million false alarms, and a margin.
-_ENTRIES = 60_000
+# Where noise may end, in standard deviations, so that the default size shows it.
+SEEN_CUT = 4.0
+# At least as many tests as an audit makes.
+_MAX_TESTS = 64
+# Entries of a run that show a scale off by 3% at one in a million false alarms, and a margin.
+_MIN_ENTRIES = 60_000
 _MIN_COORDINATES = 256
 # How far the worst case overshoots the clip norm, so that it is the clipping that bounds it.
 _OVERSHOOT = 3.0
@@ -61,6 +66,7 @@ class MechanismAudit:
       verdict: all findings under one false-positive rate.
       game: the distinguishing audit, or None if it was left out.
       rounds, coordinates, trials: what was run.
+      entries: of noise that were tested, of both runs.
     """
 
     verdict: NoiseAudit
@@ -68,6 +74,15 @@ class MechanismAudit:
     rounds: int
     coordinates: int
     trials: int
+    entries: int
+
+    @property
+    def smallest_unseen_cut(self) -> float:
+        """The least number of standard deviations at which noise could end and pass.
+
+        The noise is scaled to the claimed variance. What ends below is seen with certainty.
+        """
+        return tails.smallest_unseen_cut(self.entries, threshold=self.verdict.threshold)
 
 
 def audit_mechanism(
@@ -91,7 +106,7 @@ def audit_mechanism(
       seed: non-negative; the noise seeds are derived from it, and the same seed gives
         the same findings.
       coordinates: entries of the model, each an independent sample of the noise; None for enough to
-        see a scale off by 3%.
+        see a scale off by 3%, and that noise ends at 4 standard deviations.
       trials: of the game; 0 for no game.
       false_positive_rate: chance, at most, that an honest mechanism fails.
       progress: called with (rounds done, rounds in all) after each round.
@@ -124,7 +139,7 @@ def audit_mechanism(
         "false_positive_rate", false_positive_rate, "use a small number such as 1e-6", below=1
     )
     n = plan.mechanism.rounds
-    d = max(_MIN_COORDINATES, -(-_ENTRIES // n)) if coordinates is None else coordinates
+    d = _default_coordinates(n, false_positive_rate) if coordinates is None else coordinates
     leaves = [math.prod(shape) for shape in model_of(d)]
     if trials != 0:
         trials = checks.integer(
@@ -168,7 +183,21 @@ def audit_mechanism(
         game = audit_distinguishing(updates, case, s[present], s[~present])
         findings += game.findings
     verdict = NoiseAudit(findings=findings, false_positive_rate=false_positive_rate)
-    return MechanismAudit(verdict=verdict, game=game, rounds=n, coordinates=d, trials=trials)
+    return MechanismAudit(
+        verdict=verdict,
+        game=game,
+        rounds=n,
+        coordinates=d,
+        trials=trials,
+        entries=one.size + other.size,
+    )
+
+
+def _default_coordinates(rounds: int, false_positive_rate: float) -> int:
+    """Returns the size of a model that two runs of so many rounds are audited with."""
+    seen = tails.entries_to_see(SEEN_CUT, threshold=false_positive_rate / _MAX_TESTS)
+    entries_per_run = max(_MIN_ENTRIES, -(-seen // 2))
+    return max(_MIN_COORDINATES, -(-entries_per_run // rounds))
 
 
 def worst_clients(

@@ -14,6 +14,7 @@ def test_honest_noise(identity):
     result = printed_by(f"audit mechanism {identity} {PLAN} --quiet --trials 1000")
     assert result["consistent"] is True
     assert len(result["findings"]) > 40
+    assert 4 <= result["smallest_unseen_cut"] < 4.02
     assert all(finding["p_value"] >= result["threshold"] for finding in result["findings"])
     assert result["game"]["epsilon_lower"] <= result["game"]["epsilon_claimed"] <= 8
 
@@ -29,6 +30,7 @@ def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
     text = fedmf(f"audit mechanism {identity} {PLAN} --trials 0 --quiet", status=1).stdout
     assert "NOT WHAT THE PLAN CLAIMS" in text
     assert "CONTRADICTS THE CLAIM" in text
+    assert "shows up to 4.00 standard deviations" in text
 
 
 @pytest.mark.tensorflow

@@ -16,6 +16,7 @@ from fedmf.server.audit import (
 )
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.rows import HostNoise
+from fedmf.server.source import GaussianSource
 from tests.audits.controls import mistakes_over_rounds
 from tests.mechanisms.registry import MECHANISMS, every_form
 from tests.power import (
@@ -99,15 +100,34 @@ def test_games_that_break_the_claim_are_caught(monkeypatch):
 def test_both_streams_of_an_adaptive_clip_norm_are_seen(monkeypatch):
     clipping = fedmf.QuantileClipping(every=1)
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping)
-    assert audit_mechanism(plan, seed=3, trials=400).verdict.consistent
+    honest = audit_mechanism(plan, seed=3, trials=400)
+    assert honest.verdict.consistent
+    # No audit makes more tests than the default size counts on.
+    assert len(honest.verdict.findings) <= audits._MAX_TESTS
     # Negative control: the bits have the noise of an update's entry, and not their own.
-    honest = HostNoise.row
+    row_of = HostNoise.row
 
     def shared(self, t):
-        row = honest(self, t)
+        row = row_of(self, t)
         return np.append(row[:-1], row[:1])
 
     monkeypatch.setattr(HostNoise, "row", shared)
+    assert not audit_mechanism(plan, seed=3, trials=0).verdict.consistent
+
+
+def test_noise_that_ends_is_caught_at_the_default_size(monkeypatch):
+    """Cut at 4 standard deviations it is seen with certainty."""
+    plan = plan_of(MECHANISMS["identity"](ROUNDS))
+    honest = audit_mechanism(plan, seed=3, trials=0)
+    assert honest.verdict.consistent
+    assert audits.SEEN_CUT <= honest.smallest_unseen_cut < audits.SEEN_CUT + 0.02
+    whole = GaussianSource.fill
+
+    def ended(self, out, row, start=0):
+        whole(self, out, row, start)
+        np.clip(out, -4, 4, out=out)
+
+    monkeypatch.setattr(GaussianSource, "fill", ended)
     assert not audit_mechanism(plan, seed=3, trials=0).verdict.consistent
 
 
