@@ -1,14 +1,39 @@
-"""Files that are written whole or not at all, folders of their owner alone, locks,
-and the cache folder.
+"""Paths as people write them, files that are written whole or not at all, folders of their owner
+alone, locks, and the cache folder.
 """
 
 import contextlib
 import os
 import pathlib
 import secrets
+import weakref
 import zipfile
 from collections.abc import Callable
 from typing import BinaryIO, TextIO
+
+
+def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the path, with the home folder in place of a leading "~".
+
+    Every path that a caller gives goes through this function: by its text "~/server" looks like
+    one place, and Python would make a folder of the name "~" wherever the program stands.
+
+    Raises:
+      ValueError: a leading "~name" of which there is no user.
+
+    >>> expanded("~/server") == pathlib.Path.home() / "server"
+    True
+    """
+    text = os.fspath(path)
+    full = os.path.expanduser(text)
+    if text.startswith("~") and full == text:
+        raise ValueError(
+            f"path {text!r} begins with the home folder of a user that this machine does not have: "
+            f"write the whole path, or './{text}' for a name that begins with ~"
+        )
+    whole = pathlib.Path(full)
+    # pathlib drops "./", and a second expansion would take the name for a user's.
+    return whole.absolute() if str(whole).startswith("~") else whole
 
 
 def write_atomically(
@@ -57,25 +82,81 @@ def append_privately(path: pathlib.Path) -> TextIO:
     return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def lock(descriptor: int, *, without: bool = True) -> bool:
-    """Locks an open file or folder until it is closed.
+_LOCKS: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
 
-    False if another process holds the lock; `without` where there are no locks.
+
+class FolderLock:
+    """A lock on an open folder, of this process alone, until `release` or the process' end.
+
+    A forked process shares the descriptor, and with it the lock: it closes its copy, and `release`
+    ends the lock whoever still has one.
+
+    Attributes:
+      descriptor: of the folder; None once it was released, and in a forked process.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor: int | None = descriptor
+        _LOCKS.add(self)
+
+    def release(self) -> None:
+        """Ends the lock and closes the folder; does nothing the second time."""
+        descriptor = self.descriptor
+        self.descriptor = None
+        if descriptor is None:
+            return
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+    def _leave_in_child(self) -> None:
+        """Closes a forked process' copy: unlocking it would unlock the parent's folder."""
+        descriptor = self.descriptor
+        self.descriptor = None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _leave_locks_in_child() -> None:
+    for folder_lock in list(_LOCKS):
+        folder_lock._leave_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks_in_child)
+
+
+def lock(path: str | os.PathLike[str], *, without: bool = True) -> FolderLock | None:
+    """Opens a folder and locks it; None if another holder has the lock.
 
     Args:
-      descriptor: of the file.
-      without: False raises OSError there.
+      path: of the folder.
+      without: whether a file system without locks does as well; False raises
+        NotImplementedError there.
+
+    Raises:
+      OSError: it cannot be opened as a folder.
     """
+    folder_lock = FolderLock(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     try:
         import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert folder_lock.descriptor is not None
+        fcntl.flock(folder_lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        folder_lock.release()
+        return None
     except (ImportError, OSError) as error:  # some network file systems have none
         if not without:
-            raise OSError("no locks") from error
-    return True
+            folder_lock.release()
+            raise NotImplementedError("no locks") from error
+    except BaseException:
+        folder_lock.release()
+        raise
+    return folder_lock
 
 
 def cache_folder() -> pathlib.Path | None:
@@ -84,10 +165,8 @@ def cache_folder() -> pathlib.Path | None:
     None where $FEDMF_CACHE is set to nothing: keep no cache.
     """
     if "FEDMF_CACHE" in os.environ:
-        return pathlib.Path(os.environ["FEDMF_CACHE"]) if os.environ["FEDMF_CACHE"] else None
-    return (
-        pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"
-    )
+        return expanded(os.environ["FEDMF_CACHE"]) if os.environ["FEDMF_CACHE"] else None
+    return expanded(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"
 
 
 def check_archive(path: str | os.PathLike[str]) -> None:

@@ -11,10 +11,12 @@ from fedmf.files import (
     append_privately,
     cache_folder,
     check_archive,
+    expanded,
     lock,
     make_folder,
     write_atomically,
 )
+from tests.refusals import refusal
 
 BYTES = "größe".encode()
 
@@ -93,13 +95,53 @@ class TestWriteAtomically:
             assert caught.value.filename == str(path)
 
 
-def test_lock_is_for_one_at_a_time(tmp_path):
-    first, second = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)
-    assert lock(first)
-    assert not lock(second)
-    os.close(first)
-    assert lock(second)
-    os.close(second)
+def test_a_folder_is_locked_for_one_at_a_time(tmp_path):
+    first = lock(tmp_path)
+    assert lock(tmp_path) is None
+    first.release()
+    first.release()
+    second = lock(tmp_path)
+    assert lock(tmp_path) is None
+    second.release()
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        lock(tmp_path / "file")
+
+
+def test_a_lock_ends_with_its_release_whatever_was_forked_meanwhile(tmp_path):
+    """A child by Python closes its copy; one of a C library keeps it, as `dup` does here."""
+    held = lock(tmp_path)
+    copy = os.dup(held.descriptor)
+    held.release()
+    lock(tmp_path).release()
+    os.close(copy)
+
+    held = lock(tmp_path)
+    child = os.fork()
+    if child == 0:
+        held.release()  # not its own
+        os._exit(int(held.descriptor is not None))
+    assert os.waitpid(child, 0)[1] == 0
+    assert lock(tmp_path) is None
+    held.release()
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [("~", ()), ("~/a/b", ("a", "b")), (pathlib.Path("~/a"), ("a",))],
+)
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, path, parts):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded(path) == tmp_path.joinpath(*parts)
+
+
+def test_other_paths_stay_and_a_tilde_of_nobody_is_refused(tmp_path, monkeypatch):
+    for path in ("a/~", "/a", "a", "../a"):
+        assert expanded(path) == pathlib.Path(path)
+    monkeypatch.chdir(tmp_path)
+    assert expanded(expanded("./~")) == tmp_path / "~"
+    with refusal("begins with the home folder of a user that this machine does not have"):
+        expanded("~nobody of this name/a")
 
 
 def test_cache_folder(tmp_path, monkeypatch):

@@ -126,18 +126,18 @@ class RunFolder:
         """
         try:
             make_folder(self.path)
-            descriptor = os.open(self.path, os.O_RDONLY)
+            folder_lock = lock(self.path)
         except OSError as error:
             raise self._cannot_write(error) from error
+        if folder_lock is None:
+            raise ValueError(
+                f"another process trains in {self.path}: wait for it, stop it and resume with "
+                "resume=True, or name another folder"
+            )
         try:
-            if not lock(descriptor):
-                raise ValueError(
-                    f"another process trains in {self.path}: wait for it, stop it and resume with "
-                    "resume=True, or name another folder"
-                )
             yield
         finally:
-            os.close(descriptor)
+            folder_lock.release()
 
     @staticmethod
     def open(path: str | pathlib.Path) -> "RunFolder":

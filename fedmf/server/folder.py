@@ -11,6 +11,10 @@ server/
 
 A round is released when release.npz is: one rename. Rows of participation.jsonl that belong to no
 release are those of a round that nobody saw, and go.
+
+release.npz holds digests of the files that noise and sums follow from. They are taken once, of what
+this process wrote or read, and compared with the files before every release: what somebody edits
+while the server runs is refused, and never signed.
 """
 
 import contextlib
@@ -21,6 +25,7 @@ import json
 import math
 import os
 import pathlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -28,12 +33,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.files import check_archive, lock, make_folder, write_atomically
+from fedmf.files import check_archive, expanded, lock, make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import mechanism_digest
+from fedmf.privacy.stopping import stopped_after
 from fedmf.server.following import ClipState, ScalingState
 from fedmf.server.means import MeansState, check_zeroing_norm
 from fedmf.server.metrics_stream import SIZE
@@ -48,9 +54,14 @@ _CHANGED = (
     "the server's folder {} was moved, replaced, closed or gone on with elsewhere: nothing was "
     "released; open it again where it is, in one process"
 )
+_EDITED = (
+    "{} of the server's folder {} changed while it was in use: nothing was released; put back the "
+    "server's own file and call release() again, or begin a new server, with another seed"
+)
 _MOST_CLIENTS = 10**9
+_CONFIG, _MECHANISM, _SEED = "server.json", "mechanism.npz", "private/noise_seed"
 # What rows of noise and sums follow from.
-_BOUND = ("server.json", "mechanism.npz", "private/noise_seed")
+_BOUND = (_CONFIG, _MECHANISM, _SEED)
 _FILES = ("server.json", "mechanism.npz", "participation.jsonl", "release.npz", "private")
 
 
@@ -141,31 +152,29 @@ class ServerFolder:
             raise TypeError(f"folder={path!r} must be the path of a folder, or None")
         shown = f"folder={str(path)!r}"
         try:
-            self.path = pathlib.Path(path).absolute()  # whatever becomes of the working folder
+            self.path = expanded(path).absolute()  # whatever becomes of the working folder
             if make:
                 make_folder(self.path / "private")
                 (self.path / "private").chmod(0o700)
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            hint = "name one that you may write to" if make else "name one that fedmf.Server made"
-            raise ValueError(f"{shown} cannot be opened as a folder ({reason}): {hint}") from None
-        self._descriptor = descriptor
-        self.close = weakref.finalize(self, os.close, descriptor)
-        try:
-            locked = lock(descriptor, without=False)
-        except OSError:
-            self.close()
+            folder_lock = lock(self.path, without=False)
+        except NotImplementedError:
             raise ValueError(
                 f"{shown} is on a file system without locks, where two servers could go on with "
                 "it: name a folder on a local disk"
             ) from None
-        if not locked:
-            self.close()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            hint = "name one that you may write to" if make else "name one that fedmf.Server made"
+            raise ValueError(f"{shown} cannot be opened as a folder ({reason}): {hint}") from None
+        if folder_lock is None:
             raise ValueError(
                 f"{shown} is in use by another server: end that one, or name another folder"
             )
+        self._lock = folder_lock
+        self.close = weakref.finalize(self, folder_lock.release)
         self._past = _Past(0, 0, hashlib.sha256())
+        self._digests = ""
+        self._log_stamp: tuple[int, ...] = ()
 
     def create(self, config: ServerConfig, plan: Plan, seed: int) -> None:
         """Writes all that is there before round 0.
@@ -189,19 +198,25 @@ class ServerFolder:
                 f"folder={str(self.path)!r} is not empty: name a new folder, so that nothing of "
                 "yours is overwritten"
             )
-        write_atomically(self.path / "private" / "noise_seed", f"{seed}\n", mode=0o600)
-        plan.mechanism.save(self.path / "mechanism.npz")
+        seed_text, whole = f"{seed}\n", plan.longer or plan
+        write_atomically(self.path / _SEED, seed_text, mode=0o600)
+        whole.mechanism.save(self.path / _MECHANISM)
+        mechanism = (self.path / _MECHANISM).read_bytes()
         write_atomically(self.path / "participation.jsonl", b"", mode=0o600)
-        self._write_release([0, 0, hashlib.sha256().hexdigest(), ""], {})
         content = {
             "format": _FORMAT,
             "warning": _WARNING,
             "server": dataclasses.asdict(config),
-            "plan": dataclasses.asdict(PlanConfig.of(plan)),
+            "plan": dataclasses.asdict(PlanConfig.of(whole)),
             "stddev": plan.stddev,
-            "mechanism_sha256": mechanism_digest(plan.mechanism),
+            "mechanism_sha256": mechanism_digest(whole.mechanism),
         }
-        write_atomically(self.path / "server.json", json.dumps(content, indent=2) + "\n")
+        if plan.longer is not None:
+            content["stop_after"] = plan.mechanism.rounds
+        config_text = json.dumps(content, indent=2) + "\n"
+        self._digests = _digests_of(config_text.encode(), mechanism, seed_text.encode())
+        self._write_release(self._header_of_past(), {})
+        write_atomically(self.path / _CONFIG, config_text)
         for folder in (self.path / "private", self.path, *self.path.parents):
             with contextlib.suppress(PermissionError):
                 _sync(folder)
@@ -219,24 +234,29 @@ class ServerFolder:
             )
         # What is read here is handed out: no power failure may take it back.
         _sync(self.path)
-        with self._undamaged("server.json"):
-            content = json.loads((self.path / "server.json").read_text())
+        with self._undamaged(_CONFIG):
+            config_text = (self.path / _CONFIG).read_bytes()
+            content = json.loads(config_text)
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format is {content['format']!r}")
-            config, promise = ServerConfig(**content["server"]), content["plan"]
-            said = PlanConfig.from_mapping(promise, "plan")
-        with self._undamaged("mechanism.npz"):
-            mechanism = load_mechanism(self.path / "mechanism.npz")
+            config = ServerConfig(**content["server"])
+            plan_config = PlanConfig.from_mapping(content["plan"], "plan")
+        with self._undamaged(_MECHANISM):
+            mechanism = load_mechanism(self.path / _MECHANISM)
             if mechanism_digest(mechanism) != content["mechanism_sha256"]:
                 raise ValueError("it is another one than server.json says")
-            plan = said.plan_with(mechanism, said.noise_multiplier or 0.0)
+            plan = plan_config.plan_with(mechanism, plan_config.noise_multiplier or 0.0)
+            if "stop_after" in content:
+                plan = stopped_after(plan, content["stop_after"])
             if not math.isclose(plan.stddev, content["stddev"], rel_tol=1e-9):
                 raise ValueError(f"it needs noise of {plan.stddev}, not of {content['stddev']}")
-        with self._undamaged("private/noise_seed"):
-            text = (self.path / "private" / "noise_seed").read_text()
-            if not (text.endswith("\n") and text[:-1].isascii() and text[:-1].isdecimal()):
+            mechanism_file = (self.path / _MECHANISM).read_bytes()
+        with self._undamaged(_SEED):
+            seed_text = (self.path / _SEED).read_bytes()
+            if not (seed_text.endswith(b"\n") and seed_text[:-1].isdigit()):
                 raise ValueError("it is no whole number")
-            seed = int(text)
+            seed = int(seed_text)
+        self._digests = _digests_of(config_text, mechanism_file, seed_text)
         with self._undamaged("release.npz"):
             metrics = 0 if plan.private_metrics is None else SIZE
             mean, state = self._release(config.size, metrics)
@@ -256,9 +276,23 @@ class ServerFolder:
                 "seed"
             ) from None
 
-    def _bound(self) -> str:
-        parts = (hashlib.sha256((self.path / name).read_bytes()).hexdigest() for name in _BOUND)
-        return " ".join(parts)
+    def _header_of_past(self) -> list[Any]:
+        """Returns the header with which release.npz holds what was released so far."""
+        return [self._past.rounds, self._past.end, self._past.digest.hexdigest(), self._digests]
+
+    def _check_files(self) -> None:
+        """Refuses files that are not the ones of `create` or `read`.
+
+        Raises:
+          ValueError: one was edited, replaced or removed.
+        """
+        for name, digest in zip(_BOUND, self._digests.split(), strict=True):
+            try:
+                is_same = hashlib.sha256((self.path / name).read_bytes()).hexdigest() == digest
+            except OSError:
+                is_same = False
+            if not is_same:
+                raise ValueError(_EDITED.format(name, self.path))
 
     def commit(
         self, t: int, clients: Sequence[int | str], mean: np.ndarray, state: MeansState
@@ -267,27 +301,26 @@ class ServerFolder:
         the same arguments after an error.
 
         Raises:
+          ValueError: the folder or one of its files is not the one that this process left.
           OSError: it could not be written.
         """
         if self._past.rounds == t + 1:  # an interrupt came when all was done
             return
         rows = "".join(json.dumps({"round": t, "client": client}) + "\n" for client in clients)
-        digest, end = self._past.digest.copy(), self._past.end + len(rows)
+        digest = self._past.digest.copy()
         digest.update(rows.encode())
-        ours = [t + 1, end, digest.hexdigest(), self._bound()]
+        after = _Past(t + 1, self._past.end + len(rows), digest)
+        ours = [after.rounds, after.end, digest.hexdigest(), self._digests]
         on_disk = self._there()
         if on_disk == ours:  # an interrupt came behind its release
             os.fsync(self._descriptor)
-            self._past = _Past(t + 1, end, digest)
+            self._end_commit(after)
             return
-        if on_disk[:3] != [t, self._past.end, self._past.digest.hexdigest()]:
+        if on_disk != self._header_of_past():
             raise ValueError(_CHANGED.format(self.path))
-        with open(self.path / "participation.jsonl", "r+b") as out:
-            out.truncate(self._past.end)
-            out.seek(self._past.end)
-            out.write(rows.encode())
-            out.flush()
-            os.fsync(out.fileno())
+        self._check_files()
+        self._check_mark()
+        self._write_log(rows.encode())
         arrays = {"mean": mean} | _entries(state.clip) | _entries(state.scaling)
         arrays |= {"metrics": np.asarray(state.metrics)} if len(state.metrics) else {}
         self._write_release(ours, arrays)
@@ -296,22 +329,77 @@ class ServerFolder:
         os.fsync(self._descriptor)
         if self._there() != ours:
             raise ValueError(_CHANGED.format(self.path))
-        self._past = _Past(t + 1, end, digest)
-        # Tells a release.npz that was put back from a backup.
-        (self.path / "private" / "released").write_text(f"{t + 1}\n")
+        self._end_commit(after)
 
-    def _there(self) -> Any:
-        """The header of the newest release, in the folder that is locked.
+    def _end_commit(self, after: _Past) -> None:
+        """Counts the round as released. Nothing from here on may raise, and lose it."""
+        self._past = after
+        # Tells a release.npz that was put back from a backup.
+        with contextlib.suppress(OSError):
+            self._mark.write_text(f"{after.rounds}\n")
+
+    @property
+    def _mark(self) -> pathlib.Path:
+        return self.path / "private" / "released"
+
+    def _check_mark(self) -> None:
+        """Warns, before anything is released, where private/released cannot be written."""
+        try:
+            self._mark.open("a").close()
+        except OSError as error:
+            warnings.warn(
+                f"{self._mark} cannot be written ({error.strerror}): without it a release.npz that "
+                "is put back from a backup is not recognised; make the file writable",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _write_log(self, rows: bytes) -> None:
+        """Writes the rows behind those of the rounds that were released.
 
         Raises:
-          ValueError: the folder is closed, or another one stands in its place.
+          ValueError: those before are not the ones that this process left.
         """
-        if not self.close.alive:
+        path = self.path / "participation.jsonl"
+        with open(path, "r+b") as out:
+            if _stamp(out.fileno()) != self._log_stamp:  # somebody has written to it
+                past = hashlib.sha256(out.read(self._past.end))
+                if past.digest() != self._past.digest.digest():
+                    raise ValueError(_EDITED.format(path.name, self.path))
+            out.truncate(self._past.end)
+            out.seek(self._past.end)
+            out.write(rows)
+            out.flush()
+            os.fsync(out.fileno())
+            self._log_stamp = _stamp(out.fileno())
+
+    @property
+    def _descriptor(self) -> int:
+        """The folder that is locked.
+
+        Raises:
+          ValueError: it is closed, or of the process that this one was forked from.
+        """
+        if self._lock.descriptor is None:
             raise ValueError(_CHANGED.format(self.path))
+        return self._lock.descriptor
+
+    def _there(self) -> Any:
+        """Returns the header of the newest release, in the folder that is locked.
+
+        Raises:
+          ValueError: the folder is closed, another one stands in its place, or release.npz is
+            damaged.
+        """
         ours, there = os.fstat(self._descriptor), os.stat(self.path)
         if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
             raise ValueError(_CHANGED.format(self.path))
-        return self._header()
+        try:
+            return self._header()
+        except OSError:  # which may be over the next time
+            raise
+        except READ_ERRORS:
+            raise ValueError(_EDITED.format("release.npz", self.path)) from None
 
     def _write_release(self, header: list[Any], arrays: Mapping[str, np.ndarray]) -> None:
         entries = {"header": np.array(json.dumps(header)), **arrays}
@@ -327,7 +415,9 @@ class ServerFolder:
     def _release(self, size: int, count: int) -> tuple[np.ndarray | None, MeansState | None]:
         """The newest release and the state after it."""
         check_archive(self.path / "release.npz")
-        rounds, _, _, bound = self._header()
+        rounds, _, _, digests = self._header()
+        if digests != self._digests:
+            raise ValueError(f"it was written with other files {', '.join(_BOUND)}")
         if not rounds:
             return None, None
         with np.load(self.path / "release.npz", allow_pickle=False) as arrays:
@@ -338,8 +428,6 @@ class ServerFolder:
         for array, entries in ((mean, size), (metrics, count)):
             if array.shape != (entries,) or array.dtype != np.float32:
                 raise ValueError(f"its release is {array.dtype} of shape {array.shape}")
-        if bound != self._bound():
-            raise ValueError(f"it was written with other files {', '.join(_BOUND)}")
         return mean, MeansState(np.array(rounds), clip, scaling, metrics if len(metrics) else ())
 
     def _clients(self) -> list[list[int | str]]:
@@ -349,20 +437,44 @@ class ServerFolder:
         past = hashlib.sha256(content[:end])
         if past.hexdigest() != digest:
             raise ValueError("it is not the record that release.npz was written with")
-        marked = self.path / "private" / "released"
-        ever = marked.read_text().strip() if marked.exists() else "0"
+        ever = self._mark.read_text().strip() if self._mark.is_file() else "0"
         if ever.isdecimal() and int(ever) > rounds:
             raise ValueError(f"{ever} rounds were released, and release.npz is of {rounds}")
-        self._past = _Past(rounds, end, past)
-        # What is behind is of the round under way, which nobody saw.
+        # What is behind is of the round under way, which nobody saw, and a power failure leaves
+        # anything of it. Whole rows of later rounds show that release.npz is an older one.
         for line in content[end:].splitlines(keepends=True):
-            if line.endswith(b"\n") and json.loads(line)["round"] != rounds:
+            if line.endswith(b"\n") and _round_of(line) not in (None, rounds):
                 raise ValueError(f"it has rounds behind {rounds}, the rounds of release.npz")
+        if len(content) > end:
+            with contextlib.suppress(OSError):  # the next release does the same
+                os.truncate(self.path / "participation.jsonl", end)
+        self._past = _Past(rounds, end, past)
         clients: list[list[int | str]] = [[] for _ in range(rounds)]
         for line in content[:end].splitlines():
             row = json.loads(line)
             clients[row["round"]].append(row["client"])
         return clients
+
+
+def _stamp(descriptor: int) -> tuple[int, ...]:
+    """Returns what changes when somebody writes to a file."""
+    state = os.fstat(descriptor)
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+def _digests_of(*contents: bytes) -> str:
+    """Digests of the contents of the files of _BOUND, in their order."""
+    return " ".join(hashlib.sha256(content).hexdigest() for content in contents)
+
+
+def _round_of(line: bytes) -> int | None:
+    """Returns the round of a row of participation.jsonl; None where the line is no such row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    t = row.get("round") if isinstance(row, dict) else None
+    return t if isinstance(t, int) else None
 
 
 def _sync(folder: pathlib.Path) -> None:

@@ -99,6 +99,13 @@ class Roster:
             self._numbers[look] = len(self.names) - 1
         return self._numbers[look]
 
+    def recorded(self, client: Client) -> Client:
+        """Returns the spelling in which a plain client is recorded from now on: that of its first
+        update, so that a log has one for each client.
+        """
+        number = self.number(client)
+        return number if self._population is not None else self.names[number]
+
     def rounds(self, client: Client) -> list[int]:
         """The rounds in which a plain client took part."""
         alone = self._population is not None

@@ -33,6 +33,16 @@ _THREADS = 2
 _ONE_LIMIT = threading.Lock()
 
 
+def _free_limit_in_child() -> None:
+    """A forked process has no thread that would give the lock free."""
+    global _ONE_LIMIT
+    _ONE_LIMIT = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_limit_in_child)
+
+
 class HostNoise:
     """The rows of N Z for one run, made a block ahead and handed into the state
     of a query with noise_strategy="precomputed".
@@ -95,17 +105,21 @@ class HostNoise:
         self._mark = state_mark(plan_mark(plan), "precomputed", 1, size)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else _checked_key(key)
         self._tiles, self._lock = _Tiles(self._key, size), threading.Lock()
-        array = _array(self.strategy.rows, size, mapped=self.strategy.disk > 0, folder=folder)
+
+        def make_array() -> np.ndarray:
+            is_mapped = self.strategy.disk > 0
+            return _array(self.strategy.rows, size, mapped=is_mapped, folder=folder)
+
         self._maker: _Independent | _Recurrent | _Regenerated
         form = self.strategy.form
         if form is not None and (form.length, form.width) == (1, 0):
             self._maker = _Independent(form, self._tiles)
         elif form is not None:
-            self._maker = _Recurrent(form, self._tiles, array)
+            self._maker = _Recurrent(form, self._tiles, make_array)
         else:
             matrix = stream.as_contraction().contraction
             assert matrix is not None
-            self._maker = _Regenerated(matrix, self._tiles, array)
+            self._maker = _Regenerated(matrix, self._tiles, make_array())
 
     @classmethod
     def for_state(cls, plan: Plan, state: Any) -> "HostNoise":
@@ -242,6 +256,9 @@ class _Tiles:
 
         Its products take one each: they have the same bits on any number of processors, and no
         thread of theirs takes a processor from the draws while it waits.
+
+        A first Ctrl-C waits for the tiles that are begun, a second one does not: after an error
+        threads may still write where `work` writes.
         """
         with _ONE_LIMIT:
             blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
@@ -272,12 +289,16 @@ class _Recurrent:
     """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles, in an array that holds X_b and S_(b+1).
 
     A block takes the place of the rows it is made from: an interrupted one is lost with its state,
-    and the next row starts from round 0. A rolling state is the last r rows of N Z, so the array is
-    a ring of max(L, r) of them.
+    and the next row starts from round 0, in an array of its own, because threads of the interrupted
+    one may still write. A rolling state is the last r rows of N Z, so the array is a ring of
+    max(L, r) of them.
     """
 
-    def __init__(self, form: BlockForm, tiles: _Tiles, array: np.ndarray) -> None:
-        self._form, self._tiles, self._array = form, tiles, array
+    def __init__(
+        self, form: BlockForm, tiles: _Tiles, make_array: Callable[[], np.ndarray]
+    ) -> None:
+        self._form, self._tiles, self._make_array = form, tiles, make_array
+        self._array: np.ndarray | None = make_array()
         self._made = range(0)
         self._next = 0  # the block whose state is there
 
@@ -287,14 +308,21 @@ class _Recurrent:
             self._next = 0
         while t not in self._made:
             self._make()
+        assert self._array is not None
         return np.array(self._array[t % (len(self._array) if self._form.rolling else L)])
 
     def _make(self) -> None:
         L, r, b = self._form.length, self._form.width, self._next
-        self._made, self._next = range(0), 0  # until it is done
+        array = self._array
+        # Until it is done: an error leaves no block, and no array that its threads may write to.
+        self._made, self._next = range(0), 0
+        self._array = None
+        if array is None:
+            b = 0
+            array = self._make_array()
         if self._form.rolling:
             written, state = (
-                (b * L + rounds) % len(self._array) for rounds in (np.arange(L), -1 - np.arange(r))
+                (b * L + rounds) % len(array) for rounds in (np.arange(L), -1 - np.arange(r))
             )
         else:
             written, state = np.arange(L + r), np.arange(L, L + r)
@@ -310,12 +338,13 @@ class _Recurrent:
             inputs = own.stacked[:, : tile.stop - tile.start]
             self._tiles.draw(b * L, tile, inputs[:L])
             for i, place in enumerate(state if b else ()):
-                inputs[L + i] = self._array[place, tile]
+                inputs[L + i] = array[place, tile]
             for rows in parts:
                 places = written[rows]
-                np.matmul(M[rows], inputs, out=self._array[places[0] : places[-1] + 1, tile])
+                np.matmul(M[rows], inputs, out=array[places[0] : places[-1] + 1, tile])
 
         self._tiles.each(make)
+        self._array = array
         self._made, self._next = range(b * L, (b + 1) * L), b + 1
 
 

@@ -6,10 +6,8 @@ import contextlib
 import math
 import os
 import shlex
-import threading
 import warnings
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from fedmf.privacy.flat_config import OF_THE_FIT
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling.draws import draw_generator
 from fedmf.privacy.statement import markdown
+from fedmf.server.calls import ExclusiveCalls, count_seed, exclusive, warn_of_used_seed
 from fedmf.server.clipping import largest_norm
 from fedmf.server.drawing import cohort_seed, controller_of, kept_by_clients
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
@@ -42,7 +41,7 @@ from fedmf.server.source import check_noise_seed
 from fedmf.server.state import check_plan
 
 
-class Server:
+class Server(ExclusiveCalls):
     """Keeps the promise of a plan, round by round: it clips, sums, adds noise, and refuses what
     would break the guarantee.
 
@@ -107,8 +106,11 @@ class Server:
             if files is not None:
                 failed.callback(files.close)
             self._begin(config, plan, seed, files)
+            path = None if files is None else files.path
+            warn_of_used_seed(seed, path)
             if files is not None:
                 files.create(config, plan, seed)
+            count_seed(seed, path)
             failed.pop_all()
 
     @classmethod
@@ -125,6 +127,7 @@ class Server:
             server = cls.__new__(cls)
             server._begin(config, plan, seed, files)
             server._go_on_from(released)
+            count_seed(seed, files.path)
             failed.pop_all()
         return server
 
@@ -132,6 +135,7 @@ class Server:
         self, config: ServerConfig, plan: Plan, seed: int, folder: ServerFolder | None
     ) -> None:
         """The state before round 0."""
+        super().__init__()
         self.plan, self._config, self._folder = plan, config, folder
         if plan.simulation is not None:
             raise ValueError(
@@ -156,9 +160,7 @@ class Server:
         varies = plan.sampling is not None and plan.sampling.independent
         self._ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
         self._roster = Roster(kept_by_clients(plan), config.population)
-        self._lock, self._open, self._torn, self._caller = threading.Lock(), True, False, 0
         self._next()
-        _SERVERS.add(self)
 
     def _next(self) -> None:
         """Begins to collect the next round."""
@@ -207,6 +209,7 @@ class Server:
         """Clip norm, zeroing norm and scales of the round, for clients that clip themselves."""
         return self._means.to_clients(self._state)
 
+    @exclusive
     def cohort(self, available: Sequence[Client] | None = None) -> list[Client]:
         """The clients of this round: drawn at random among those who may take part, at most
         clients_per_round of them, or as the plan's sampling draws.
@@ -222,26 +225,26 @@ class Server:
         Warns:
           PoolRanDryWarning: with a population, of which fewer may come than a round should have.
         """
-        with self._mine():
-            if self._controller is not None:
-                if available is not None:
-                    raise ValueError(
-                        f"`available` beside population={self._config.population}, from which the "
-                        "server draws: leave one of them out"
-                    )
-                drawn: list[Client] = self._draw(self.round).tolist()
-                return drawn
-            if available is None:
+        self._check_round()
+        if self._controller is not None:
+            if available is not None:
                 raise ValueError(
-                    "available=None: name the clients that have checked in, or give the server a "
-                    "population to draw from"
+                    f"`available` beside population={self._config.population}, from which the "
+                    "server draws: leave one of them out"
                 )
-            named = self._roster.by_look("available", available)
-            t = self.round
-            may = sorted(look for look, client in named.items() if self._roster.may_come(client, t))
-            size = min(self._config.clients_per_round, len(may))
-            places = draw_generator(self._seed, t).choice(len(may), size, replace=False)
-            return [named[may[i]] for i in sorted(places.tolist())]
+            drawn: list[Client] = self._draw(self.round).tolist()
+            return drawn
+        if available is None:
+            raise ValueError(
+                "available=None: name the clients that have checked in, or give the server a "
+                "population to draw from"
+            )
+        named = self._roster.by_look("available", available)
+        t = self.round
+        may = sorted(look for look, client in named.items() if self._roster.may_come(client, t))
+        size = min(self._config.clients_per_round, len(may))
+        places = draw_generator(self._seed, t).choice(len(may), size, replace=False)
+        return [named[may[i]] for i in sorted(places.tolist())]
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -253,6 +256,7 @@ class Server:
         released = np.asarray(self._state.metrics)
         return self._metrics.values(range(self.round - 1, self.round), released)
 
+    @exclusive
     def add(
         self,
         update: Sequence[Any],
@@ -273,31 +277,32 @@ class Server:
           ValueError: another shape; a client who may not take part in this round, was not drawn, or
             is there twice; more than clients_per_round; all rounds are done. The sum is as before.
         """
-        with self._mine():
-            leaves = leaves_of("update", update, self._config.shapes)
-            most = max(self._config.clients_per_round, len(self._draw(self.round)))
-            part = np.zeros_like(self._metric_sum)
-            if metrics is not None:
-                if not self._metrics:
-                    raise ValueError(
-                        "`metrics` are given, and the plan pays for none: plan with "
-                        "`private_metrics`, or leave them out"
-                    )
-                part = self._metrics.contribution(metrics)
-            self._admit({self._roster.look(plain := self._roster.plain(client)): plain})
-            # From here on the client counts, whatever interrupts this.
-            to_clients = self.to_clients()
-            scales = to_clients.scales
-            # A sampling scheme may draw more than clients_per_round.
-            self._sum.expect(most)
-            self._sum.add(
-                leaves,
-                clip_norm=to_clients.clip_norm,
-                zeroing_norm=to_clients.zeroing_norm,
-                scales=in_shapes(scales, self._config.shapes) if len(scales) else (),
-            )
-            self._metric_sum += part
+        self._check_round()
+        leaves = leaves_of("update", update, self._config.shapes)
+        most = max(self._config.clients_per_round, len(self._draw(self.round)))
+        part = np.zeros_like(self._metric_sum)
+        if metrics is not None:
+            if not self._metrics:
+                raise ValueError(
+                    "`metrics` are given, and the plan pays for none: plan with "
+                    "`private_metrics`, or leave them out"
+                )
+            part = self._metrics.contribution(metrics)
+        self._admit({self._roster.look(plain := self._roster.plain(client)): plain})
+        # From here on the client counts, whatever interrupts this.
+        to_clients = self.to_clients()
+        scales = to_clients.scales
+        # A sampling scheme may draw more than clients_per_round.
+        self._sum.expect(most)
+        self._sum.add(
+            leaves,
+            clip_norm=to_clients.clip_norm,
+            zeroing_norm=to_clients.zeroing_norm,
+            scales=in_shapes(scales, self._config.shapes) if len(scales) else (),
+        )
+        self._metric_sum += part
 
+    @exclusive
     def add_sum(
         self, total: Sequence[Any], *, clients: Sequence[Client], clipped: int | None = None
     ) -> None:
@@ -314,30 +319,30 @@ class Server:
         Raises:
           TypeError, ValueError: as of `add`; a sum that is too long.
         """
-        with self._mine():
-            if self._metrics:
-                raise ValueError(
-                    "the plan has `private_metrics`, of which each client's are bounded here: add "
-                    "updates one by one, or plan without"
-                )
-            leaves = [
-                np.array(leaf, np.float64)
-                for leaf in leaves_of("total", total, self._config.shapes)
-            ]
-            named = self._roster.by_look("clients", clients, twice=False)
-            most = largest_norm(len(named), self.to_clients().clip_norm, self._config.size)
-            norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in leaves))
-            if not norm <= most * (1 + 1e-6):  # of a sum that was rounded to float32
-                raise ValueError(
-                    f"total has norm {norm:.6g}, and {len(named)} clipped updates have at most "
-                    f"{most:.6g}: clip each with server.to_clients() before they are summed"
-                )
-            if self.plan.quantile_clipping is not None or clipped is not None:
-                hint = "count the updates that were clipped"
-                clipped = checks.integer("clipped", clipped, low=0, high=len(named), hint=hint)
-            self._admit(named)
-            self._sum.add_clipped(leaves, len(named), clipped or 0, 0)
+        self._check_round()
+        if self._metrics:
+            raise ValueError(
+                "the plan has `private_metrics`, of which each client's are bounded here: add "
+                "updates one by one, or plan without"
+            )
+        leaves = [
+            np.array(leaf, np.float64) for leaf in leaves_of("total", total, self._config.shapes)
+        ]
+        named = self._roster.by_look("clients", clients, twice=False)
+        most = largest_norm(len(named), self.to_clients().clip_norm, self._config.size)
+        norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in leaves))
+        if not norm <= most * (1 + 1e-6):  # of a sum that was rounded to float32
+            raise ValueError(
+                f"total has norm {norm:.6g}, and {len(named)} clipped updates have at most "
+                f"{most:.6g}: clip each with server.to_clients() before they are summed"
+            )
+        if self.plan.quantile_clipping is not None or clipped is not None:
+            hint = "count the updates that were clipped"
+            clipped = checks.integer("clipped", clipped, low=0, high=len(named), hint=hint)
+        self._admit(named)
+        self._sum.add_clipped(leaves, len(named), clipped or 0, 0)
 
+    @exclusive
     def release(self) -> list[np.ndarray]:
         """Ends the round: (sum + row t of N Z) / clients_per_round, read-only float32 arrays of the
         shapes.
@@ -345,27 +350,28 @@ class Server:
         With no client at all it is the noise.
 
         Raises:
-          ValueError: all rounds are done.
+          ValueError: all rounds are done; or a file of the folder is not the server's own any more.
           OSError: it could not be written. Nothing was released; call it again, for the same sum.
         """
-        with self._mine(sealed=True):
-            t = self.round
-            if self._sealed is None:
-                self._draw(t, quiet=True)
-                mean, state = self._means.release(self._state, self._sum, self._noise.row(t))
-                if self._metrics:
-                    state = state._replace(metrics=self._metrics.release(t, self._metric_sum))
-                self._sealed = mean, state
-            mean, state = self._sealed
-            mean.setflags(write=False)
-            if self._folder is not None:
-                self._folder.commit(t, list(self._added.values()), mean, state)
-            # An interrupt between these would leave the old sum for the next round.
-            self._torn = True
-            self._record(t)
-            self._state, self._last = state, mean
-            self._torn = False
-            return in_shapes(mean, self._config.shapes)
+        self._check_round(sealed=True)
+        t = self.round
+        if self._sealed is None:
+            self._draw(t, quiet=True)
+            mean, state = self._means.release(self._state, self._sum, self._noise.row(t))
+            if self._metrics:
+                state = state._replace(metrics=self._metrics.release(t, self._metric_sum))
+            self._sealed = mean, state
+        mean, state = self._sealed
+        mean.setflags(write=False)
+        release = in_shapes(mean, self._config.shapes)
+        if self._folder is not None:
+            self._folder.commit(t, list(self._added.values()), mean, state)
+        # An interrupt between these would leave the old sum for the next round.
+        self._torn = True
+        self._record(t)
+        self._state, self._last = state, mean
+        self._torn = False
+        return release
 
     @property
     def last_release(self) -> list[np.ndarray] | None:
@@ -382,8 +388,9 @@ class Server:
         log, mechanism = (
             shlex.quote(f"{folder}/{name}") for name in ("participation.jsonl", "mechanism.npz")
         )
-        said = PlanConfig.of(self.plan).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
-        run = [f"--rounds-run {self.round}"] * (self.round < self.plan.participation.rounds)
+        whole = self.plan.longer or self.plan  # whose mechanism is mechanism.npz
+        said = PlanConfig.of(whole).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
+        run = [f"--rounds-run {self.round}"] * (self.round < whole.participation.rounds)
         values = self.audit().statement_values(
             cohort_size=self._config.clients_per_round,
             population=self._config.population,
@@ -393,13 +400,6 @@ class Server:
             ],
         )
         return markdown(values)
-
-    def close(self) -> None:
-        """Gives the folder free for another `open`; nothing can be added or released here then."""
-        with self._lock:
-            self._open = False
-            if self._folder is not None:
-                self._folder.close()
 
     def __enter__(self) -> "Server":
         return self
@@ -413,37 +413,20 @@ class Server:
             "under two sums; hand on what it releases"
         )
 
-    @contextlib.contextmanager
-    def _mine(self, *, sealed: bool = False) -> Iterator[None]:
-        """For the one call that is under way; refuses where none may be.
-
-        Raises:
-          ValueError: closed, forked, interrupted, called by a signal handler within a call, after
-            the last round, or with a round that has its noise and could not be written.
+    def _check_round(self, *, sealed: bool = False) -> None:
+        """Refuses a call after the last round, or of a round that has its noise and could not be
+        written, unless the call is for such a `sealed` one.
         """
-        if self._lock.locked() and self._caller == threading.get_ident():
-            raise ValueError("this server is at work: do not call it from within a call, as a "
-                             "signal handler does")  # fmt: skip
-        with self._lock:
-            if not self._open or self._torn:
-                raise ValueError(
-                    "this server is closed, was interrupted, or is of another process: open its "
-                    "folder with fedmf.Server.open, in one process at a time; without a folder "
-                    "begin a new one, with another seed"
-                )
-            if self.round >= self.plan.participation.rounds:
-                raise ValueError(
-                    f"all rounds={self.plan.participation.rounds} of the plan are released: more "
-                    "need a plan, a server and a guarantee of their own"
-                )
-            if self._sealed is not None and not sealed:
-                raise ValueError(
-                    f"round {self.round} has its noise, and its release could not be written: make "
-                    "room and call release() again"
-                )
-            self._caller = threading.get_ident()
-            yield
-            self._caller = 0
+        if self.round >= self.plan.participation.rounds:
+            raise ValueError(
+                f"all rounds={self.plan.participation.rounds} of the plan are released: more "
+                "need a plan, a server and a guarantee of their own"
+            )
+        if self._sealed is not None and not sealed:
+            raise ValueError(
+                f"round {self.round} has its noise, and its release could not be written: make "
+                "room and call release() again"
+            )
 
     def _admit(self, clients: dict[str, Client]) -> None:
         """Counts clients, by their looks, into the round: all or none."""
@@ -468,9 +451,7 @@ class Server:
             raise ValueError(
                 f"round {t} has its clients_per_round={most}: release it, or plan for more"
             )
-        for client in clients.values():
-            self._roster.number(client)
-        self._added |= clients
+        self._added |= {look: self._roster.recorded(client) for look, client in clients.items()}
 
     def _draw(self, t: int, *, quiet: bool = False) -> np.ndarray:
         """The clients that the server drew for round t; nobody where they check in."""
@@ -489,16 +470,3 @@ class Server:
         for number in numbers:
             self._roster.record(number, t)
         self._next()
-
-
-_SERVERS: "weakref.WeakSet[Server]" = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """A forked process has the servers of its parent in memory, and may not go on with them."""
-    for server in list(_SERVERS):
-        server._open, server._lock = False, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)

@@ -60,8 +60,9 @@ class TestTheFolder:
         assert_refused(
             lambda: server(tmp_path / "server"), ValueError, "a file system without locks"
         )
-        with open(tmp_path / "file", "w") as file:
-            assert files.lock(file.fileno())  # which runs and caches take
+        unlocked = files.lock(tmp_path)  # which runs take
+        assert unlocked
+        unlocked.release()
 
     def test_of_others_is_not_written_to(self, tmp_path):
         (tmp_path / "mechanism.npz").write_bytes(b"mine")

@@ -2,6 +2,7 @@
 its own round only.
 """
 
+import concurrent.futures
 import os
 import pathlib
 import signal
@@ -208,6 +209,51 @@ dying.row(39)
             with pytest.raises(KeyboardInterrupt):
                 noise.row(39)
         np.testing.assert_array_equal([noise.row(t) for t in (39, 0)], whole)
+
+    @pytest.mark.parametrize("mapped", [False, True])
+    def test_a_thread_that_a_second_interrupt_left_behind_changes_no_row(
+        self, name, mapped, monkeypatch
+    ):
+        """It writes its tile when the next attempt has made that tile's block already."""
+        if name == "regenerated":
+            pytest.skip("it has no threads")
+        whole, noise = (noise_of(banded(), name, mapped) for _ in range(2))
+        expected = [whole.row(t) for t in range(40)]
+        length, fill = noise.strategy.length, GaussianSource.fill
+        inside, go_on, late = threading.Event(), threading.Event(), []
+
+        def slow(self, out, row, start=0):
+            if start:
+                late.append(threading.current_thread())
+                inside.set()
+                assert go_on.wait(30)
+            fill(self, out, row, start)
+            out += 1
+
+        def first_interrupt(self):
+            assert inside.wait(30)
+            raise KeyboardInterrupt
+
+        def second_interrupt(self, **options):
+            raise KeyboardInterrupt
+
+        def after_a_block(self, out, row, start=0):
+            if row >= length and not go_on.is_set():
+                go_on.set()
+                for thread in late:
+                    thread.join()
+            fill(self, out, row, start)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(GaussianSource, "fill", slow)
+            patch.setattr(concurrent.futures.Future, "result", first_interrupt)
+            patch.setattr(concurrent.futures.ThreadPoolExecutor, "shutdown", second_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                noise.row(0)
+        monkeypatch.setattr(GaussianSource, "fill", after_a_block)
+        np.testing.assert_array_equal([noise.row(t) for t in range(40)], expected)
+        assert go_on.is_set()
+        assert len(late) == 1
 
     def test_a_disk_without_room_is_refused_before_the_run(self, name, monkeypatch):
         def full(descriptor, offset, size):

@@ -1,0 +1,135 @@
+"""The calls of a server: one at a time, in one process, with a seed that no other server has."""
+
+import functools
+import hashlib
+import os
+import pathlib
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from fedmf.server.folder import ServerFolder
+
+_SERVERS: "weakref.WeakSet[ExclusiveCalls]" = weakref.WeakSet()
+
+
+class ExclusiveCalls:
+    """An object whose `exclusive` methods run one at a time, until `close`.
+
+    Threads wait for each other. A signal handler runs within the call that it interrupts and would
+    wait for ever: the lock lets its own thread in, and `_is_busy` refuses what comes that way.
+    """
+
+    _folder: ServerFolder | None = None
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._is_busy = False
+        self._is_open = True
+        self._torn = False
+        _SERVERS.add(self)
+
+    def close(self) -> None:
+        """Gives the folder free for another `open`; nothing can be added or released here then.
+
+        In a signal handler within a call it takes effect when that call ends.
+        """
+        with self._lock:
+            self._is_open = False
+            if not self._is_busy:
+                self._leave_folder()
+
+    def _leave_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.close()
+
+    def _check_open(self) -> None:
+        if not self._is_open or self._torn:
+            raise ValueError(
+                "this server is closed, was interrupted, or is of another process: open its "
+                "folder with fedmf.Server.open, in one process at a time; without a folder "
+                "begin a new one, with another seed"
+            )
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Object = TypeVar("Object", bound=ExclusiveCalls)
+
+
+def exclusive(
+    method: Callable[Concatenate[Object, Parameters], Result],
+) -> Callable[Concatenate[Object, Parameters], Result]:
+    """Makes a method wait for the calls of other threads.
+
+    It raises ValueError where the object is closed, and within a call of its own thread.
+    """
+
+    @functools.wraps(method)
+    def call(self: Object, *args: Parameters.args, **options: Parameters.kwargs) -> Result:
+        with self._lock:
+            if self._is_busy:
+                raise ValueError(
+                    "this server is at work: do not call it from within a call, as a signal "
+                    "handler does"
+                )
+            try:
+                self._is_busy = True
+                self._check_open()
+                return method(self, *args, **options)
+            finally:
+                self._is_busy = False
+                if not self._is_open:  # a handler has closed it meanwhile
+                    self._leave_folder()
+
+    return call
+
+
+# Where the first server with a seed is, by the seed's digest; None once there was a warning.
+_PLACE_BY_SEED: dict[bytes, str | None] = {}
+
+
+def warn_of_used_seed(seed: int, folder: pathlib.Path | None) -> None:
+    """Warns once where a new server has the noise seed of another one of this process.
+
+    Warns:
+      UserWarning: naming both folders.
+    """
+    key = _digest(seed)
+    first = _PLACE_BY_SEED.get(key)
+    if first is not None:
+        _PLACE_BY_SEED[key] = None
+        warnings.warn(
+            f"two servers of this process have one noise seed (the first {first}, the second "
+            f"{_place(folder)}): the difference of their releases of one round has no noise; give "
+            'each server a seed of its own, such as noise_seed="os"',
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def count_seed(seed: int, folder: pathlib.Path | None) -> None:
+    """Counts a server's noise seed among those that this process uses."""
+    _PLACE_BY_SEED.setdefault(_digest(seed), _place(folder))
+
+
+def _digest(seed: int) -> bytes:
+    return hashlib.sha256(f"{seed}".encode()).digest()
+
+
+def _place(folder: pathlib.Path | None) -> str:
+    return "in memory" if folder is None else f"in {str(folder)!r}"
+
+
+def _close_in_child() -> None:
+    """A forked process has the servers of its parent in memory, and may not go on with them."""
+    for server in list(_SERVERS):
+        server._is_open = False
+        server._is_busy = False
+        server._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,209 @@
+"""Edits of a server's folder while it runs: each is refused at the next release or at `open`, and
+none is signed by a release.
+"""
+
+import json
+import os
+import shutil
+
+import pytest
+
+import fedmf
+from fedmf.privacy.stopping import stopped_after
+from tests.mechanisms.registry import MECHANISMS
+from tests.refusals import refusal
+from tests.server.plans import plan_of, server, update
+
+EDITED = "changed while it was in use: nothing was released; put back the server's own file"
+
+
+def more_noise(content):
+    content["plan"]["noise_multiplier"] *= 10
+    content["stddev"] *= 10
+
+
+def more_clients(content):
+    content["server"]["clients_per_round"] *= 2
+
+
+def another_warning(content):
+    content["warning"] = ""
+
+
+def edited(folder, change):
+    path = folder / "server.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def another_mechanism(folder):
+    MECHANISMS["identity"](12).save(folder / "mechanism.npz")
+
+
+def another_seed(folder):
+    (folder / "private" / "noise_seed").write_text("6\n")
+
+
+def another_server(folder):
+    """Copies all files of a server with the same clients in the same rounds."""
+    with fedmf.Server.open(folder.with_name("other")):
+        for name in ("server.json", "mechanism.npz", "private/noise_seed", "release.npz"):
+            shutil.copy(folder.with_name("other") / name, folder / name)
+
+
+EDITS = {
+    "noise": lambda folder: edited(folder, more_noise),
+    "clients_per_round": lambda folder: edited(folder, more_clients),
+    "warning": lambda folder: edited(folder, another_warning),
+    "mechanism": another_mechanism,
+    "seed": another_seed,
+    "removed": lambda folder: (folder / "server.json").unlink(),
+    "another server": another_server,
+}
+WORDS = {"another server": EDITED + "|was moved, replaced, closed or gone on with elsewhere"}
+
+
+@pytest.mark.parametrize("released", [0, 1])
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_of_a_running_server_is_refused(tmp_path, edit, released):
+    folder = tmp_path / "server"
+    with server(tmp_path / "other", noise_seed=6) as other, server(folder) as keeper:
+        for _ in range(released):
+            other.add(update(), client="ann")
+            keeper.add(update(), client="ann")
+            other.release()
+            keeper.release()
+        other.close()
+        shutil.copytree(folder, tmp_path / "own")
+        EDITS[edit](folder)
+        for _ in range(2):
+            with refusal(WORDS.get(edit, EDITED)):
+                keeper.release()
+        assert keeper.round == released
+    if edit != "another server":  # which is all of that server, and can be told by nobody
+        with refusal("is damaged or not of this server|holds no server"):
+            fedmf.Server.open(folder)
+    shutil.copytree(tmp_path / "own", folder, dirs_exist_ok=True)
+    with fedmf.Server.open(folder) as keeper:
+        keeper.release()
+        assert keeper.round == released + 1
+
+
+def test_a_release_goes_on_where_the_own_file_is_put_back(tmp_path):
+    keeper = server(tmp_path / "server")
+    keeper.add(update(), client="ann")
+    path = tmp_path / "server" / "server.json"
+    content = path.read_bytes()
+    path.write_bytes(content + b" ")
+    with refusal(EDITED):
+        keeper.release()
+    path.write_bytes(content)
+    [*_] = keeper.release()
+    assert (keeper.round, keeper.clients) == (1, ["ann"])
+
+
+def test_an_edit_of_the_record_is_refused_and_rubbish_behind_it_goes(tmp_path):
+    keeper = server(tmp_path / "server")
+    path = tmp_path / "server" / "participation.jsonl"
+    for client in ("ann", "bo"):
+        keeper.add(update(), client=client)
+        keeper.release()
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"ann", b"eve"))
+    with refusal(EDITED):
+        keeper.release()
+    path.write_bytes(content + b"\0\0rubbish\n")
+    keeper.release()
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [bytes(100) + b"\n", bytes(4096), b"\n\n", b"\xff\xfe\n", b"[" * 9000 + b"\n", b"7\n", b"{}\n",
+     b'{"round": "x"}\n', b'{"round": 2, "client"', b'\0{"round": 1, "client": "bo"}\n'],
+)  # fmt: skip
+def test_rubbish_behind_the_newest_release_goes(tmp_path, rubbish):
+    """A power failure leaves any bytes of the round under way, which nobody saw."""
+    folder = tmp_path / "server"
+    with server(folder) as keeper:
+        keeper.add(update(), client="ann")
+        keeper.release()
+    path = folder / "participation.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content + rubbish)
+    with fedmf.Server.open(folder) as keeper:
+        assert path.read_bytes() == content
+        keeper.release()
+    with fedmf.Server.open(folder) as keeper:
+        assert (keeper.round, keeper.clients) == (2, ["ann"])
+
+
+def test_the_mark_of_released_rounds_may_fail_and_no_release_is_lost(tmp_path):
+    keeper = server(tmp_path / "server")
+    mark = tmp_path / "server" / "private" / "released"
+    keeper.release()
+    mark.unlink()
+    mark.mkdir()
+    with pytest.warns(RuntimeWarning, match="released cannot be written"):
+        keeper.release()
+    assert keeper.round == 2
+    keeper.close()
+    with fedmf.Server.open(tmp_path / "server") as keeper:
+        assert keeper.round == 2
+        mark.rmdir()
+        keeper.release()
+    assert mark.read_text() == "3\n"
+
+
+def test_a_plan_of_the_first_rounds_is_the_same_after_open(tmp_path):
+    whole = plan_of(MECHANISMS["banded"](12))
+    folder = tmp_path / "server"
+    with server(folder, plan=stopped_after(whole, 7)) as keeper:
+        keeper.release()
+        before = keeper.statement()
+    with fedmf.Server.open(folder) as keeper:
+        assert keeper.statement() == before
+        assert keeper.plan.longer.mechanism.rounds == 12
+        for _ in range(6):
+            keeper.release()
+        with refusal("all rounds=7 of the plan are released"):
+            keeper.release()
+    assert "--stop-after 7" in before
+    assert "--rounds 12" in before.split("fedmf audit log")[1]
+    assert fedmf.load_mechanism(folder / "mechanism.npz").rounds == 12
+
+
+def test_one_spelling_of_a_client_is_in_the_log(tmp_path):
+    folder = tmp_path / "server"
+    keeper = server(folder)
+    composed, decomposed = "zo\u00eb", "zoe\u0308"
+    for client in (composed, None, None, decomposed):
+        if client:
+            assert keeper.cohort(available=[client]) == [client]
+            keeper.add(update(), client=client)
+        keeper.release()
+    keeper.close()
+    rows = [json.loads(line) for line in (folder / "participation.jsonl").open()]
+    assert rows == [{"round": 0, "client": composed}, {"round": 3, "client": composed}]
+    log = fedmf.audit_log(folder / "participation.jsonl", keeper.plan, rounds_run=4)
+    assert log.contradictions == ()
+
+
+def test_a_closed_server_can_be_opened_whatever_was_forked(tmp_path):
+    keeper = server(tmp_path / "server")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent ends it
+        os._exit(0)
+    os.close(read)
+    try:
+        with refusal("in use by another server"):
+            fedmf.Server.open(tmp_path / "server")
+        keeper.close()
+        fedmf.Server.open(tmp_path / "server").close()
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
