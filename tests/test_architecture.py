@@ -185,7 +185,7 @@ def test_few_functions_take_options_without_names():
     unnamed = [
         name
         for name, text in SOURCES.items()
-        # The names of an unpacked TypedDict are known, and those of a ParamSpec are another function's
+        # Known are the names of an unpacked TypedDict, and those of a ParamSpec elsewhere
         for _ in re.findall(r"\*\*\w+: (?!Unpack\[)\w++(?! \w|\.kwargs)", text)
         if not name.startswith("fedmf.experiments")
     ]
