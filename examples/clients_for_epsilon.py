@@ -26,8 +26,7 @@ print(
 print(f"{'epsilon':>7}  {'mechanism':<10}{'clients a round':>16}{'clients in all':>16}")
 needed = {}
 for family in ("identity", "tree", "banded"):
-    options = {"decoder": "full"} if family == "tree" else {}
-    mechanism = fedmf.fit(workload, participation, family=family, **options)
+    mechanism = fedmf.fit(workload, participation, family=family)
     for epsilon in EPSILONS:
         plan = fedmf.calibrate(
             mechanism, participation, epsilon=epsilon, delta=DELTA, clip_norm=1.0

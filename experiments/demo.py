@@ -84,8 +84,7 @@ def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[Tra
     base = tasks.completed(TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS))
     configs = [base]
     for family in FAMILIES[1:]:
-        decoder = "full" if family == "tree" else base.decoder  # the better of its two
-        configs.append(dataclasses.replace(base, family=family, epsilon=epsilon, decoder=decoder))
+        configs.append(dataclasses.replace(base, family=family, epsilon=epsilon))
     return [
         dataclasses.replace(config, server_learning_rate=server_rate(config)) for config in configs
     ]

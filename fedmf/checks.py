@@ -142,10 +142,13 @@ def banded_rows(name: str, value: Any) -> np.ndarray:
     return rows
 
 
-def fits_in_memory(what: str, shape: tuple[int, ...], *, copies: int = 1) -> None:
+def fits_in_memory(
+    what: str, shape: tuple[int, ...], *, copies: int = 1, otherwise: str = ""
+) -> None:
     """Raises ValueError if a float64 array of `shape` is beyond what one dense array may take here.
 
     With `copies`, as many are needed at a time, and they must fit into this machine's memory.
+    Where a single array fits, the error names `otherwise` as the first way out.
     """
     size = 8 * math.prod(shape)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -156,9 +159,12 @@ def fits_in_memory(what: str, shape: tuple[int, ...], *, copies: int = 1) -> Non
                 f"{copies} dense {' x '.join(map(str, shape))} arrays, "
                 f"{copies * size / 2**30:.3g} GiB in all"
             )
+        other_way = ""
+        if otherwise and size <= min(MAX_BYTES, memory):
+            other_way = f"{otherwise}, or "
         raise ValueError(
-            f"{what} would take {arrays}: for so many rounds use a family that never makes them "
-            "(toeplitz or blt with any number of rounds, banded with few bands)"
+            f"{what} would take {arrays}: {other_way}for so many rounds use a family that never "
+            "makes them (toeplitz or blt with any number of rounds, banded with few bands)"
         )
 
 

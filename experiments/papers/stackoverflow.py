@@ -228,7 +228,7 @@ def epochs(size: Size) -> Study:
         MF_6_6: order | _file(f"{inside}-epochs"),
         MF_1_6: order | shorter | _file(inside),
         MF_1_1: once | _file(inside),
-        HONAKER_6: order | shorter | {"family": "tree"},
+        HONAKER_6: order | shorter | {"family": "tree", "decoder": "online"},
         SGDM: all_epochs | {"family": "identity"} | _sampled(size),
         GDM: all_epochs | {"family": "identity"} | everybody,
     }

@@ -383,7 +383,7 @@ def _compared(summary: dict[str, Any]) -> list[str]:
         "cohort. advantage, found at",
         "1%: at most, of an attacker (fedmf.attack_risk). s, MB: of making a round's noise for "
         f"{summary['parameters']:,}",
-        "parameters on one thread, about. A tree has the full decoder.",
+        "parameters on one thread, about.",
     ]
 
 

@@ -42,7 +42,7 @@ def fit(
     - "low_rank": the dense optimum's decoder, cut to `bands` diagonals plus a matrix of rank `rank`
       below them, so that a round of noise costs bands + rank rows (Denisov et al. 2022, App. H).
       Both default to half of log2(rounds).
-    - "tree": binary tree. decoder="online" | "full" (Honaker's two estimators), restarts=1 (trees
+    - "tree": binary tree. decoder="full" | "online" (Honaker's two estimators), restarts=1 (trees
       one after the other, each over an equal part of the rounds), completion=None | "none" |
       "virtual" | "optimal" (what becomes of nodes that reach beyond the last round; None takes the
       best of the three).

@@ -15,7 +15,7 @@ from fedmf.mechanisms.stamped import stamp
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
-DECODERS = ("online", "full")
+DECODERS = ("full", "online")
 COMPLETIONS = ("none", "virtual", "optimal")
 # Comparing tree completions takes a few dense products: seconds up to this many rounds.
 _MAX_ROUNDS_COMPARED = 4096
@@ -37,11 +37,11 @@ class TreeMechanism(Mechanism):
         0   1   3   4              2  1100
         t=0 t=1 t=2 t=3            3  0010 ... 6  1111
 
-    decoder "online" is Honaker's estimator from below (Denisov et al. 2022, Prop. C.1): the
-    released sum through round t uses only nodes whose rounds are all at or before t, so row t of N
-    uses only noise of finished nodes, as DP-FTRL of Kairouz et al. 2021 does. "full" is N =
-    pinv(C), the smallest error for this C. Its row t also uses noise of nodes over later rounds,
-    which is drawn ahead (Denisov et al. 2022, Thm. 2.1).
+    decoder "full" is N = pinv(C), the smallest error for this C. Its row t also uses noise of nodes
+    over later rounds, which is drawn ahead (Denisov et al. 2022, Thm. 2.1). "online" is Honaker's
+    estimator from below (Denisov et al. 2022, Prop. C.1): the released sum through round t uses
+    only nodes whose rounds are all at or before t, so row t of N uses only noise of finished nodes,
+    as DP-FTRL of Kairouz et al. 2021 does. It takes half the memory of "full".
 
     completion says what becomes of nodes that span both rounds and virtual rounds, where n is no
     power of two; none is best everywhere (docs/fidelity.md):
@@ -55,7 +55,7 @@ class TreeMechanism(Mechanism):
 
     Attributes:
       rounds: n, any positive int.
-      decoder: "online" or "full".
+      decoder: "full" or "online".
       completion: "none", "virtual" or "optimal".
 
     >>> TreeMechanism(rounds=2).encoder()
@@ -67,7 +67,7 @@ class TreeMechanism(Mechanism):
     family: ClassVar[str] = "tree"
     uncertified: ClassVar[str] = "the binary tree is a fixed construction, not optimised"
     rounds: int = fields.checked(checks.rounds)
-    decoder: str = fields.choice("online", "", lambda: DECODERS)
+    decoder: str = fields.choice("full", "", lambda: DECODERS)
     completion: str = fields.choice("none", "", lambda: COMPLETIONS)
 
     def encoder(self) -> np.ndarray:
@@ -94,7 +94,7 @@ def fit_tree(
     participation: Participation,
     stopping: Stopping,
     *,
-    decoder: str = "online",
+    decoder: str = "full",
     restarts: int = 1,
     completion: str | None = None,
 ) -> Mechanism:
@@ -103,7 +103,7 @@ def fit_tree(
 
     Args:
       workload, participation: decide the completion.
-      decoder: "online" or "full", see `TreeMechanism`.
+      decoder: "full" or "online", see `TreeMechanism`.
       restarts: 1 for a `TreeMechanism`; more for a `StampedMechanism` of one that spans rounds /
         restarts rounds (multi-epoch paper, App. D.4). N = pinv(C) part by part is the
         pseudo-inverse of the whole, so that "full" is optimal there, too.
@@ -174,7 +174,9 @@ def _nodes(rounds: int, completion: str) -> list[_Node]:
 def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
     """pinv(C) = (C^T C)^-1 C^T, (rounds, m): the column of a node is the sum of its children's."""
     nodes = _nodes(rounds, completion)
-    checks.fits_in_memory("the decoder of this tree", (rounds, len(nodes)), copies=2)
+    shape = (rounds, len(nodes))
+    otherwise = "take decoder='online', which needs half of it and makes more noise"
+    checks.fits_in_memory("the full decoder of this tree", shape, copies=2, otherwise=otherwise)
     X = np.zeros((rounds, rounds))
     for node in nodes:
         X[node.first : node.last + 1, node.first : node.last + 1] += 1.0
@@ -215,7 +217,7 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
             variances[place] = from_children / (1.0 + from_children)
         below = [(1.0 - variances[place]) * estimates[child] for child in children]
         estimates.append(np.concatenate([*below, variances[place : place + 1]]))
-    checks.fits_in_memory("the decoder of this tree", (rounds, len(nodes)))
+    checks.fits_in_memory("the online decoder of this tree", (rounds, len(nodes)))
     B = np.zeros((rounds, len(nodes)))
     largest: dict[
         int, int
@@ -240,7 +242,7 @@ register(
         label="Tree ({decoder} Honaker)",
         color="#00795b",
         help={
-            "decoder": "Honaker's estimator: online or full",
+            "decoder": "Honaker's estimator: full or online",
             "restarts": "trees one after the other",
             "completion": "nodes beyond the last round: none, virtual or optimal",
         },

@@ -20,8 +20,6 @@ from fedmf.privacy.sampling import SCHEMES
 
 # The families of a comparison that names none: what people run, the simplest first.
 DEFAULT_FAMILIES = ("identity", "tree", "blt", "banded")
-# The decoder of a family of which another is the default: that of least error.
-_DECODERS = {"tree": "full", "fft": "optimal"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +64,7 @@ class Comparison:
     Attributes:
       config: of the promise; its family, sampling and target are replaced row by row.
       population: clients in all.
-      families: compared without sampling; trees with the full decoder, of the least error.
+      families: compared without sampling, each with the default of its options but `bands`.
       schemes: compared with the best number of bands that `BandSearch` finds, or config.bands.
       epsilons: targets.
       parameters: of the model, for the cost of its noise.
@@ -151,11 +149,7 @@ class Comparison:
     def _without_sampling(self, family: str) -> PlanConfig:
         bands = self.config.bands if "bands" in FAMILIES[family].options else None
         return dataclasses.replace(
-            self.config,
-            family=family,
-            bands=bands,
-            decoder=_DECODERS.get(family),
-            epsilon=self.epsilons[0],
+            self.config, family=family, bands=bands, epsilon=self.epsilons[0]
         )
 
     def _sampled(self, name: str, epsilon: float) -> PlanConfig:

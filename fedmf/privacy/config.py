@@ -117,9 +117,9 @@ class PlanConfig:
     )
     decoder: str | None = fields.choice(
         None,
-        "Of a tree: online or full (less noise, more arithmetic). Of fft: optimal or plain. By "
+        "Of a tree: full or online (more noise, half the memory). Of fft: optimal or plain. By "
         "default the first.",
-        lambda: ("online", "full", "optimal", "plain"),
+        lambda: ("full", "online", "optimal", "plain"),
     )
     mechanism_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict,

@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 
 from fedmf.mechanisms.family import FAMILIES
+from fedmf.mechanisms.stamped import StampedMechanism
 from fedmf.privacy.flat_config import families_taking
 from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports.text import plain
@@ -62,7 +63,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """The groups, in the order in which `runs` names them first."""
     members: dict[TrainConfig, list[Run]] = {}
     for run in runs:
-        members.setdefault(dataclasses.replace(run.config, seed=0), []).append(run)
+        members.setdefault(dataclasses.replace(config_as_run(run), seed=0), []).append(run)
     firsts = [group[0] for group in members.values()]
     styles = group_styles([run.config.family for run in firsts])
     return [
@@ -269,6 +270,29 @@ _IN_TABLE_ONLY = {
 }  # fmt: skip
 
 
+def decoder_of(run: Run) -> str | None:
+    """Returns the decoder that a run's mechanism has; None for a family without a choice of them.
+
+    The config of a run says nothing of a default, which an earlier fedmf had otherwise for trees.
+    """
+    if run.config.family not in families_taking("decoder"):
+        return None
+    mechanism = run.mechanism
+    if isinstance(mechanism, StampedMechanism):  # a tree with restarts
+        mechanism = mechanism.part
+    return str(getattr(mechanism, "decoder", run.config.decoder))
+
+
+def config_as_run(run: Run) -> TrainConfig:
+    """Returns the config of a run, with a decoder where it is not the default of its family: one
+    mechanism has one config.
+    """
+    decoder = decoder_of(run)
+    if decoder is not None and decoder == FAMILIES[run.config.family].options["decoder"].default:
+        decoder = None
+    return dataclasses.replace(run.config, decoder=decoder)
+
+
 def mechanism_label(run: Run) -> str:
     """What readers call the mechanism of a run."""
     config = run.config
@@ -278,7 +302,7 @@ def mechanism_label(run: Run) -> str:
         return pathlib.PurePath(config.mechanism or "").stem
     bands = run.plan["bands"]
     return FAMILIES[config.family].label.format(
-        bands=f"{bands} band{'s' if bands != 1 else ''}", decoder=config.decoder
+        bands=f"{bands} band{'s' if bands != 1 else ''}", decoder=decoder_of(run)
     )
 
 
@@ -289,10 +313,10 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
     Whatever differs somewhere in the report, such as epsilon, is in every label it applies to, so
     that none looks comparable by mistake.
     """
-    configs = [run.config for run in firsts]
+    configs = [config_as_run(run) for run in firsts]
     same_mechanism: dict[str, list[TrainConfig]] = {}
-    for run in firsts:
-        same_mechanism.setdefault(mechanism_label(run), []).append(run.config)
+    for run, config in zip(firsts, configs, strict=True):
+        same_mechanism.setdefault(mechanism_label(run), []).append(config)
     names = field_names(configs)
     compared = {
         name
@@ -301,9 +325,8 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
         and len({c.flat().get(name) for c in configs if _applies(name, c)}) > 1
     }
     labels = []
-    for run in firsts:
+    for run, config in zip(firsts, configs, strict=True):
         mechanism = mechanism_label(run)
-        config = run.config
         here = {name for name in compared if _applies(name, config)} | set(
             differing(same_mechanism[mechanism])
         )
@@ -312,18 +335,37 @@ def group_labels(firsts: Sequence[Run]) -> list[str]:
     return labels
 
 
+# Fields that mean something only beside another one that is set. Alone they are at their default,
+# which would read as a choice.
+_MEANT_BESIDE: dict[str, Callable[[TrainConfig], Any]] = {
+    "population": lambda config: config.sampling,
+    "partitions": lambda config: config.sampling,
+    "workload_momentum": lambda config: config.workload == "momentum_sgd",
+    "clip_share": lambda config: config.clip_quantile,
+    "clip_every": lambda config: config.clip_quantile,
+    "clip_learning_rate": lambda config: config.clip_quantile,
+    "largest_loss": lambda config: config.private_metrics,
+    "client_momentum": lambda config: config.client_optimizer == "sgd",
+    "scale_every": lambda config: config.scaling(),
+    "server_epsilon": lambda config: config.server_rule != "sgd",
+    "warmup": lambda config: config.learning_rate_schedule is None,
+    "cooldown": lambda config: config.learning_rate_schedule is None,
+}
+# Fields whose 0 says that the run goes without.
+_UNSET_AT_ZERO = ("private_metrics", "canaries", "dropout", "proximal_strength")
+
+
 def _applies(name: str, config: TrainConfig) -> bool:
     """Whether the field says something, and something new, about the configuration."""
     if name == "bands" and config.family in FAMILIES and "{bands}" in FAMILIES[config.family].label:
         return False
-    return config.family in families_taking(name) and (
-        name != "population" or config.sampling is not None
-    )
+    is_meant = _MEANT_BESIDE.get(name)
+    return config.family in families_taking(name) and (is_meant is None or bool(is_meant(config)))
 
 
 def _detail(name: str, value: Any) -> str:
     """The field in a label; empty if it is not set."""
-    if value is None:
+    if value is None or (name in _UNSET_AT_ZERO and not value):
         return ""
     if name == "claimed_cohort":
         return f"simulates {value:,} clients a round"

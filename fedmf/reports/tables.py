@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from fedmf.reports.groups import (
     Group,
+    config_as_run,
+    decoder_of,
     differing,
     ended,
     final_metric,
@@ -270,12 +272,12 @@ def _compared(text: str, planned: str, complaint: str) -> Cell:
 def runs_table(groups: Sequence[Group]) -> Table:
     """Where each run is and what its configuration has that others' have not."""
     runs = runs_of(groups)
-    fields = differing([run.config for run in runs])
+    fields = differing([config_as_run(run) for run in runs])
     names = folder_names(runs)
     rows = [
         [
             Cell(names[id(run)], "strong", color=group.color),
-            *[Cell(show(run.config.flat().get(field))) for field in fields],
+            *[Cell(_config_value(run, field)) for field in fields],
             _time(run),
         ]
         for group in groups
@@ -283,6 +285,11 @@ def runs_table(groups: Sequence[Group]) -> Table:
     ]
     caption = "The run folders, what differs between their configurations, and the time each took."
     return _table("runs", groups, caption, ["Run folder", *fields, "Time"], rows)
+
+
+def _config_value(run: Run, field: str) -> str:
+    """Returns a value of a run's configuration, of its decoder the name of the one that ran."""
+    return show(decoder_of(run) if field == "decoder" else run.config.flat().get(field))
 
 
 def _time(run: Run) -> Cell:
@@ -301,9 +308,13 @@ def folder_names(runs: Sequence[Run]) -> dict[int, str]:
 
 def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Fields of the configuration that all runs share, with their values."""
-    config = runs[0].config
-    different = differing([run.config for run in runs])
-    return [(name, show(value)) for name, value in config.flat().items() if name not in different]
+    different = differing([config_as_run(run) for run in runs])
+    same_family = "family" not in different
+    names = [name for name in runs[0].config.flat() if name not in different]
+    # Of several families no decoder is shared.
+    return [
+        (name, _config_value(runs[0], name)) for name in names if name != "decoder" or same_family
+    ]
 
 
 def versions(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -131,12 +131,14 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "tree online": lambda rounds: TreeMechanism(rounds=rounds, decoder="online"),
     "tree full": lambda rounds: TreeMechanism(rounds=rounds, decoder="full"),
     "tree online, virtual rounds": lambda rounds: TreeMechanism(
-        rounds=rounds, completion="virtual"
+        rounds=rounds, decoder="online", completion="virtual"
     ),
     "tree full, virtual rounds": lambda rounds: TreeMechanism(
         rounds=rounds, decoder="full", completion="virtual"
     ),
-    "tree online, known zeros": lambda rounds: TreeMechanism(rounds=rounds, completion="optimal"),
+    "tree online, known zeros": lambda rounds: TreeMechanism(
+        rounds=rounds, decoder="online", completion="optimal"
+    ),
     "fft plain": lambda rounds: FFTMechanism(rounds=rounds, decoder="plain"),
     "fft optimal": lambda rounds: FFTMechanism(rounds=rounds, decoder="optimal"),
     "low rank": _low_rank,
@@ -144,7 +146,7 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "stamped banded": lambda rounds: _stamped(lambda n: _random_banded(n, 3), rounds, "optimal"),
     "stamped low rank": lambda rounds: _stamped(_low_rank, rounds, "restarted"),
     "stamped tree, optimal": lambda rounds: _stamped(
-        lambda n: TreeMechanism(rounds=n), rounds, "optimal"
+        lambda n: TreeMechanism(rounds=n, decoder="online"), rounds, "optimal"
     ),
     "stamped twice": lambda rounds: stamp(_stamped(_random_dense, rounds, "optimal"), 1),
 }

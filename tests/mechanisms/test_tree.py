@@ -5,11 +5,14 @@ import pytest
 from numpy.testing import assert_allclose
 
 import fedmf
+from fedmf import checks
 from fedmf.mechanisms import IdentityMechanism, TreeMechanism
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.privacy.config import PlanConfig
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, fitted, separated, single
 from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
+from tests.refusals import refusal
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 7, 16, 19])
@@ -46,7 +49,7 @@ def test_full_decoder_is_the_pseudoinverse(rounds):
 
 @pytest.mark.parametrize("n", DENISOV_TABLE_2)
 def test_denisov_table_2_honaker(n):
-    found = np.sqrt(fedmf.loss(TreeMechanism(rounds=n), prefix_sum(n), single(n)))
+    found = np.sqrt(fedmf.loss(TreeMechanism(rounds=n, decoder="online"), prefix_sum(n), single(n)))
     assert abs(found - DENISOV_TABLE_2[n][0]) <= 0.05
 
 
@@ -120,7 +123,7 @@ def test_virtual_completion_is_that_of_the_multi_epoch_paper(rounds):
     embedded = C_tree[:, :rounds]
     kept = embedded.any(axis=1)
     B = np.concatenate([B_Hon[: rounds - 1], B_Hon[-1:]])[:, kept]
-    mechanism = TreeMechanism(rounds=rounds, completion="virtual")
+    mechanism = TreeMechanism(rounds=rounds, decoder="online", completion="virtual")
     assert np.array_equal(mechanism.encoder(), embedded[kept])
     assert_allclose(np.tri(rounds) @ mechanism.noising(), B, atol=1e-12)
 
@@ -128,7 +131,8 @@ def test_virtual_completion_is_that_of_the_multi_epoch_paper(rounds):
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5, 6, 8, 11, 13])
 def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(rounds):
     optimal, virtual = (
-        TreeMechanism(rounds=rounds, completion=name) for name in ("optimal", "virtual")
+        TreeMechanism(rounds=rounds, decoder="online", completion=name)
+        for name in ("optimal", "virtual")
     )
     C, S = optimal.encoder(), np.tri(rounds)
     assert np.array_equal(C, virtual.encoder())
@@ -156,3 +160,27 @@ def test_fit_takes_the_completion_with_the_smallest_loss(restarts, decoder, part
 def test_restarts_are_stamps():
     made = fitted(separated(12, 4), "tree", decoder="full", restarts=3)
     assert (made.family, made.times, made.part.decoder) == ("stamped", 3, "full")
+
+
+def test_the_full_decoder_is_the_default():
+    participation = single(6)
+    mechanisms = [
+        TreeMechanism(rounds=6),
+        fitted(participation, "tree"),
+        PlanConfig(family="tree", rounds=6, schema="single", epsilon=8.0).fit(),
+    ]
+    assert {mechanism.decoder for mechanism in mechanisms} == {"full"}
+
+
+def test_a_full_decoder_beyond_the_memory_names_the_online_one(monkeypatch):
+    full = TreeMechanism(rounds=64)
+    size = 8 * full.encoder().size
+    pages = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": size}
+    monkeypatch.setattr(checks.os, "sysconf", pages.get)
+    words = "full decoder of this tree would take 2 dense .*: take decoder='online'.*, or for so"
+    with refusal(words):
+        full.noising()
+    assert TreeMechanism(rounds=64, decoder="online").noising().shape == (64, 127)
+    pages["SC_PHYS_PAGES"] = size - 1  # where the online decoder does not fit, it is no way out
+    with refusal("would take 2 dense .*: for so many rounds"):
+        full.noising()

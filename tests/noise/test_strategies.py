@@ -60,7 +60,7 @@ def test_large_models(stream, name, mapped, most):
 
 
 def test_small_models_are_not_compressed_for_nothing():
-    stream = TreeMechanism(rounds=400).stream()
+    stream = TreeMechanism(rounds=400, decoder="online").stream()
     assert host_strategies(stream, 1000)[0].name == "regenerated"
     assert choose_host_strategy(stream, 1000, name="recurrent").width <= 9
 

@@ -75,7 +75,6 @@ def test_a_row_is_the_plan_that_its_options_make():
             **{"rounds": 32, "cohort_size": 20} | given,
             family=row.family,
             epsilon=row.epsilon,
-            decoder="full" if row.family == "tree" else None,
         )
         plan = config.plan()
         risk = fedmf.attack_risk(plan)

@@ -100,7 +100,7 @@ def golden_values(name, folder):
         return values | {"versions": VERSIONS}
     made = {
         "planned": lambda: plan(delta=1e-10),
-        "simulated": lambda: plan(mechanism=TreeMechanism(rounds=8)).simulating(
+        "simulated": lambda: plan(mechanism=TreeMechanism(rounds=8, decoder="online")).simulating(
             simulated=10, claimed=1000
         ),
         "sampled": sampled,

@@ -94,6 +94,28 @@ def test_families_without_a_colour_differ_in_dashes():
                 "Banded (8 bands), server learning rate 1",
             ],
         ),
+        # A tree has the name of the decoder that ran, also by default.
+        (
+            [("tree", {}), ("tree", {"decoder": "full"}), ("tree", {"decoder": "online"})],
+            ["Tree (full Honaker)", "Tree (online Honaker)"],
+        ),
+        (
+            [("tree", {"mechanism_options": {"restarts": 2}}), ("tree", {})],
+            ["Tree (full Honaker), restarts 2", "Tree (full Honaker)"],
+        ),
+        (
+            [("fft", {}), ("fft", {"decoder": "plain"})],
+            ["FFT", "FFT, decoder plain"],
+        ),
+        # Neither is what a run goes without, nor what means something only beside that.
+        (
+            [("banded", {"private_metrics": 0.02, "largest_loss": 5.0}), ("identity", {})],
+            ["Banded (8 bands), private metrics 0.02", "DP-FedAvg"],
+        ),
+        (
+            [("banded", {"clip_quantile": 0.5, "clip_every": 4}), ("identity", {"dropout": 0.1})],
+            ["Banded (8 bands), clip quantile 0.5", "DP-FedAvg, dropout 0.1"],
+        ),
         # What is not set is not said.
         (
             [("banded", {"epsilon": 4.0}), ("banded", {"noise_multiplier": 1.0})],
@@ -104,6 +126,18 @@ def test_families_without_a_colour_differ_in_dashes():
 def test_labels_say_what_is_compared(make_run, configs, expected):
     runs = [make_run(family, **config) for family, config in configs]
     assert [group.label for group in groups.group_runs(runs)] == expected
+
+
+def test_an_older_run_has_the_label_of_the_decoder_that_ran(make_run):
+    ran_online = make_run("tree", decoder="online")
+    silent = dataclasses.replace(ran_online.config, decoder=None)
+    older = dataclasses.replace(ran_online, config=silent)
+    grouped = groups.group_runs([older, make_run("tree")])
+    labels = ["Tree (online Honaker)", "Tree (full Honaker)"]
+    assert [group.label for group in grouped] == labels
+    column = tables.runs_table(grouped).columns.index("decoder")
+    assert [row[column].text for row in tables.runs_table(grouped).rows] == ["online", "full"]
+    assert dict(tables.common_config([older]))["decoder"] == "online"
 
 
 def test_a_simulated_run_is_marked_where_others_are_honest(make_run):

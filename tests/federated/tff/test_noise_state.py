@@ -173,7 +173,8 @@ def moved_by_another_decomposition(stream, length, monkeypatch, seed):
 
 
 @pytest.mark.parametrize(
-    ("stream", "length"), [(echo(64), 1), (echo(200), 16), (TreeMechanism(rounds=100).stream(), 3)]
+    ("stream", "length"),
+    [(echo(64), 1), (echo(200), 16), (TreeMechanism(rounds=100, decoder="online").stream(), 3)],
 )
 def test_what_a_state_means_does_not_depend_on_the_decomposition(stream, length, monkeypatch):
     for seed in range(3):
