@@ -2,12 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
-from fedmf.cli.help import Context, SectionedCommand, TaskFieldOption
+from fedmf.cli.help import Context, SectionedCommand, TaskFieldOption, say
 from fedmf.terminal import interrupts
 
 QUOTES = "'\""
@@ -30,6 +31,22 @@ def arguments_checked() -> Iterator[None]:
         yield
     except (ValueError, TypeError, FileNotFoundError) as error:
         raise BadArgument(one_line(error)) from error
+
+
+@contextlib.contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Prints a UserWarning without the line of code that it comes from."""
+    with warnings.catch_warnings():
+        show_others: Callable[..., None] = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if category is UserWarning:
+                say("warning", in_option_names(str(message)))
+            else:
+                show_others(message, category, *place)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 def one_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fedmf.cli.errors import arguments_checked
+from fedmf.cli.errors import arguments_checked, warnings_in_a_line
 from fedmf.cli.options import (
     COUNT,
     EXISTING_FILE,
@@ -61,8 +61,9 @@ from fedmf.cli.options import (
     click.option(
         "--halving",
         is_flag=True,
-        help="Stop the worse half of the rates after a quarter and half of the rounds, by private "
-        "metrics where runs have them, else by validation, which no guarantee covers.",
+        help="Stop the worse half of the rates after a quarter and half of the rounds, and every "
+        "rate whose loss rose: by the private loss where runs have it, else by the validation "
+        "loss, which no guarantee covers.",
     ),
     click.option(
         "--search",
@@ -158,7 +159,8 @@ def sweep(
     if space is not None:
         result = searching.run_search(out, space, trials, training, smoothed_over=smoothed_over)
     else:
-        result = driver.run_sweep(out, configs, training, smoothed_over=smoothed_over)
+        with warnings_in_a_line():
+            result = driver.run_sweep(out, configs, training, smoothed_over=smoothed_over)
     if as_json:
         show(result, as_json)
     elif result["text"]:

@@ -3,13 +3,14 @@ the compared one.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedmf.reports.canvas import canvas, in_percent, legend_above
-from fedmf.reports.groups import Group, group_runs, simulation_note
+from fedmf.reports.groups import Group, config_as_run, group_runs, simulation_note
 from fedmf.reports.text import is_share, metric_name, plain
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -19,18 +20,25 @@ from fedmf.sweeps.results import Best, best_settings, tuned_fields, validation_o
 _TUNED_AXES = ("server_learning_rate", "client_learning_rate", "server_momentum")
 _COMPARED_AXES = ("epsilon", "noise_multiplier", "bands", "clip_norm")
 _LOGARITHMIC_FROM = 3.0  # largest value over smallest
+_CROSSES = " (×: stopped, or diverged)"
 _Points = dict[float | None, list[float]]  # value on the axis -> a metric for each seed
 
 
 def validation_figure(
-    runs: Sequence[Run], smoothed_over: int = 0, searched: Sequence[str] = ()
+    runs: Sequence[Run],
+    smoothed_over: int = 0,
+    searched: Sequence[str] = (),
+    *,
+    stopped: Sequence[Run] = (),
 ) -> bytes | None:
     """A PNG: the validation metric over the first number that varies, a line for each thing
     compared. None where no number varies.
 
-    Of a search it has a point for each run instead, over each of the numbers that were searched.
+    Crosses below a line mark values whose runs were `stopped` or whose models diverged. Of a search
+    it has a point for each run instead, over each of the numbers that were searched.
     """
-    names = varying(runs)
+    tried = [*runs, *stopped]
+    names = varying(tried)
     if searched:
         return _points_figure(runs, [name for name in names if name in searched], smoothed_over)
     axis = next((name for name in (*_TUNED_AXES, *_COMPARED_AXES) if name in names), None)
@@ -38,9 +46,13 @@ def validation_figure(
         return None
     lines: dict[TrainConfig, tuple[Run, _Points]] = {}
     for run in runs:
-        one = _off_axis(runs, run, axis, {})
+        one = _off_axis(tried, run, axis, {})
         points = lines.setdefault(one.config, (one, {}))[1]
         points.setdefault(getattr(run.config, axis), []).append(validation_of(run, smoothed_over))
+    for run in stopped:
+        config = _off_axis(tried, run, axis, {}).config
+        if config in lines:
+            lines[config][1].setdefault(getattr(run.config, axis), []).append(math.nan)
     groups = group_runs([run for run, _ in lines.values()])
     title = _validation_title(smoothed_over)
     return _drawn(axis, title, groups, [points for _, points in lines.values()], runs)
@@ -68,7 +80,8 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
     with canvas(2.9, simulation_note(runs)) as (drawing, out):
         panels = drawing.subplots(1, len(numbers), sharey=True, squeeze=False)[0]
         for ax, (name, values) in zip(panels, numbers.items(), strict=True):
-            ax.plot(values, heights, linestyle="", marker="o", markersize=4)
+            (points,) = ax.plot(values, heights, linestyle="", marker="o", markersize=4)
+            has_crosses = _draw_crosses(ax, values, heights, points.get_color())
             if min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM:
                 ax.set_xscale("log")
                 ax.xaxis.set_major_formatter(lambda x, _: plain(float(x)))
@@ -77,28 +90,48 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
                 else:
                     ax.xaxis.set_minor_formatter("")
             ax.set_xlabel(name.replace("_", " "))
-        panels[0].set_title(_validation_title(smoothed_over).format(metric_name(metric)))
+        title = _validation_title(smoothed_over).format(metric_name(metric))
+        if has_crosses:
+            title += _CROSSES
+        panels[0].set_title(title)
         if is_share(metric):
             in_percent(panels[0])
     return out.getvalue()
 
 
+def _draw_crosses(ax: Any, places: Sequence[float], heights: Sequence[float], color: str) -> bool:
+    """Marks the places without a finite height at the foot of the axes, and says whether there are
+    any.
+    """
+    lost = [x for x, height in zip(places, heights, strict=True) if not math.isfinite(height)]
+    if not lost:
+        return False
+    cross = {"marker": "x", "linestyle": "", "markersize": 5, "color": color}
+    ax.plot(lost, [0.03] * len(lost), transform=ax.get_xaxis_transform(), **cross)
+    return True
+
+
 def best_figure(
-    runs: Sequence[Run], smoothed_over: int = 0, searched: Sequence[str] = ()
+    runs: Sequence[Run],
+    smoothed_over: int = 0,
+    searched: Sequence[str] = (),
+    *,
+    stopped: Sequence[Run] = (),
 ) -> bytes | None:
     """A PNG: the test metric of the best settings over the first number compared.
 
     None where nothing is tuned, no number compared, or settings were searched.
     """
-    names = varying(runs)
-    fields = tuned_fields(runs)
+    tried = [*runs, *stopped]
+    names = varying(tried)
+    fields = tuned_fields(tried)
     if searched:
         return None
     axis = next((name for name in _COMPARED_AXES if name in names and name not in fields), None)
     if axis is None or not any(name in names for name in fields):
         return None
     lines: dict[tuple[Any, ...], list[Best]] = {}
-    for best in best_settings(runs, smoothed_over):
+    for best in best_settings(runs, smoothed_over, stopped=stopped):
         lines.setdefault(
             tuple((name, x) for name, x in best.compared.items() if name != axis), []
         ).append(best)
@@ -107,7 +140,9 @@ def best_figure(
         run = next(
             run
             for run in runs
-            if all(run.config.flat().get(name) == x for name, x in group[0].compared.items())
+            if all(
+                config_as_run(run).flat().get(name) == x for name, x in group[0].compared.items()
+            )
         )
         # The tuned fields differ along a line. Its label names none of them but the bands.
         tuned = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
@@ -127,7 +162,7 @@ def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any
     if getattr(run.config, axis) is not None:
         here = (getattr(other.config, axis) for other in runs)
         fields = {**fields, axis: next(value for value in here if value is not None)}
-    config = dataclasses.replace(run.config, seed=0, data=None, **fields)
+    config = dataclasses.replace(config_as_run(run), seed=0, data=None, **fields)
     return dataclasses.replace(run, config=config)
 
 
@@ -143,10 +178,11 @@ def _of_all_bands(line: Group, group: Sequence[Best]) -> Group:
 def _drawn(
     axis: str, title: str, lines: Sequence[Group], points: Sequence[_Points], runs: Sequence[Run]
 ) -> bytes:
-    """Lines of means over the seeds, with bars from the least to the largest; a line without a
-    place on the axis is a level.
+    """Lines of means over the seeds, with bars from the least to the largest, and a cross below
+    where there is no mean; a line without a place on the axis is a level.
     """
     metric = runs[0].plan["task"]["headline_metric"]
+    has_crosses = False
     with canvas(3.6, simulation_note(runs)) as (drawing, out):
         ax = drawing.subplots()
         for line, values in zip(lines, points, strict=True):
@@ -161,6 +197,7 @@ def _drawn(
             places = sorted(x for x in values if x is not None)
             means = [float(np.mean(values[x])) for x in places]
             ax.plot(places, means, marker="o", markersize=4, linewidth=1.6, **style)
+            has_crosses |= _draw_crosses(ax, places, means, line.color)
             ax.vlines(
                 places,
                 *zip(*((min(values[x]), max(values[x])) for x in places), strict=True),
@@ -173,6 +210,8 @@ def _drawn(
             ax.minorticks_off()
         ax.set_xticks(ticks, labels=[plain(float(x)) for x in ticks])
         ax.set_xlabel(axis.replace("_", " "))
+        if has_crosses:
+            title += _CROSSES
         ax.set_title(title.format(metric_name(metric)))
         if is_share(metric):
             in_percent(ax)

@@ -1,18 +1,14 @@
 """The results of a sweep: a row for every run, the best settings, and what all
 runs reveal together.
-
-And successive halving: at fixed rounds the worse half of the settings stops (Jamieson and Talwalkar
-2016, in one bracket).
 """
 
 import csv
 import dataclasses
 import io
 import math
-import pathlib
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +17,7 @@ from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.sampling import SCHEMES
 from fedmf.reports.groups import (
     TUNED,
+    config_as_run,
     differing,
     final_metric,
     private_curve,
@@ -28,12 +25,8 @@ from fedmf.reports.groups import (
     validation_curve,
 )
 from fedmf.reports.text import aligned, metric_name, plain, smaller_is_better
-from fedmf.runs.config import TrainConfig
 from fedmf.runs.figures import figures_note
-from fedmf.runs.folder import Run
-from fedmf.sweeps.runs import run_folder
-
-One = TypeVar("One")  # a run, or its name
+from fedmf.runs.folder import Run, RunFolder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,9 +38,9 @@ class Best:
       tuned: field -> value, of those that are.
       validation, test: the headline metric, a value for each seed; validation is what the setting
         was chosen by.
-      settings: how many were tried.
+      settings: how many were tried, those that were stopped among them.
       at_edge: the tuned fields whose best value is the smallest or largest of three or more that
-        were tried.
+        were tried; none where every model diverged.
     """
 
     compared: dict[str, Any]
@@ -60,17 +53,25 @@ class Best:
 
 def varying(runs: Sequence[Run]) -> list[str]:
     """The fields in which the runs differ; where the data lies is none."""
-    return [name for name in differing([run.config for run in runs]) if name != "data"]
+    return [name for name in differing([config_as_run(run) for run in runs]) if name != "data"]
 
 
-def results_csv(runs: Sequence[Run], smoothed_over: int = 0) -> str:
+def stopped_by_data(runs: Iterable[Run]) -> list[Run]:
+    """Returns the unfinished runs that were stopped because of their results, as by halving: their
+    settings were tried.
+    """
+    return [run for run in runs if run.result is None and RunFolder(run.path).was_stopped_by_data()]
+
+
+def results_csv(runs: Sequence[Run], smoothed_over: int = 0, *, stopped: Sequence[Run] = ()) -> str:
     """A line for every finished run: its folder, the fields that vary, the guarantee,
     and its metrics.
 
-    The smoothed column is `validation_of`, where that is a mean. The guarantee of a simulation is
-    that of the cohort in simulated_for_cohort, and its achieved_epsilon is empty.
+    Fields that vary among the finished and the `stopped` runs have a column. The smoothed column is
+    `validation_of`, where that is a mean. The guarantee of a simulation is that of the cohort in
+    simulated_for_cohort, and its achieved_epsilon is empty.
     """
-    names = varying(runs)
+    names = varying([*runs, *stopped])
     out = io.StringIO()
     rows = [_row(run, names, smoothed_over) for run in runs]
     table = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
@@ -84,6 +85,7 @@ def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
     plan = run.plan
     metric = run.plan["task"]["headline_metric"]
     private = run.config.family != "none"
+    values = config_as_run(run).flat()
     claimed = run.config.claimed_cohort
     smoothed = (
         {f"smoothed_validation_{metric}": validation_of(run, smoothed_over)}
@@ -92,7 +94,7 @@ def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
     )
     return {
         "run": run.path.name,
-        **{name: run.config.flat().get(name) for name in names},
+        **{name: values.get(name) for name in names},
         "plan_epsilon": plan["epsilon"],
         "plan_delta": plan["delta"],
         "plan_noise_multiplier": plan["noise_multiplier"] if private else None,
@@ -147,32 +149,34 @@ def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def best_settings(
-    runs: Sequence[Run], smoothed_over: int = 0, searched: Collection[str] = ()
+    runs: Sequence[Run],
+    smoothed_over: int = 0,
+    searched: Collection[str] = (),
+    *,
+    stopped: Sequence[Run] = (),
 ) -> list[Best]:
     """For everything compared the tuned fields with the best mean of `validation_of` over the
     seeds: the smallest of an error or loss.
 
-    Fields that were searched are tuned as well; none of their values is at an edge.
+    Fields that were searched are tuned as well; none of their values is at an edge. Of `stopped`
+    runs the settings count as tried, and none is the best.
     """
-    names = varying(runs)
-    tuned = [name for name in names if name in (*tuned_fields(runs), *searched)]
+    tried = [*runs, *stopped]
+    names = varying(tried)
+    tuned = [name for name in names if name in (*tuned_fields(tried), *searched)]
     compared = [name for name in names if name not in (*tuned, "seed")]
+    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
+    for run in tried:
+        values = config_as_run(run).flat()
+        settings = groups.setdefault(tuple(map(values.get, compared)), {})
+        finished_runs = settings.setdefault(tuple(map(values.get, tuned)), [])
+        if run.result is not None:
+            finished_runs.append(run)
     return [
-        _best(dict(zip(compared, values, strict=True)), tuned, tried, smoothed_over, searched)
-        for values, tried in _settings([(run, run.config) for run in runs], compared, tuned)
+        _best(dict(zip(compared, values, strict=True)), tuned, settings, smoothed_over, searched)
+        for values, settings in groups.items()
+        if any(settings.values())
     ]
-
-
-def _settings(
-    runs: Iterable[tuple[One, TrainConfig]], compared: Sequence[str], tuned: Sequence[str]
-) -> Iterable[tuple[tuple[Any, ...], dict[tuple[Any, ...], list[One]]]]:
-    """The values of the compared fields, and the runs by those of the tuned fields."""
-    settings: dict[tuple[Any, ...], dict[tuple[Any, ...], list[One]]] = {}
-    for run, config in runs:
-        values = config.flat()
-        of_one = settings.setdefault(tuple(map(values.get, compared)), {})
-        of_one.setdefault(tuple(map(values.get, tuned)), []).append(run)
-    return settings.items()
 
 
 def _best(
@@ -185,6 +189,7 @@ def _best(
     metrics = {
         setting: [validation_of(run, smoothed_over) for run in runs]
         for setting, runs in tried.items()
+        if runs
     }
     (metric,) = {run.plan["task"]["headline_metric"] for runs in tried.values() for run in runs}
     sign = -1 if smaller_is_better(metric) else 1
@@ -199,13 +204,14 @@ def _best(
         if name not in searched and len(set(values)) > 2
     }
     chosen = dict(zip(tuned, best, strict=True))
+    at_edge = [name for name, value in chosen.items() if value in edges.get(name, ())]
     return Best(
         compared=compared,
         tuned=chosen,
         validation=metrics[best],
         test=[_metric(run, "test") for run in tried[best]],
         settings=len(tried),
-        at_edge=[name for name, value in chosen.items() if value in edges.get(name, ())],
+        at_edge=at_edge if math.isfinite(means[best]) else [],
     )
 
 
@@ -214,9 +220,15 @@ def _metric(run: Run, split: str) -> float:
     return math.nan if value is None else value
 
 
-def best_table(runs: Sequence[Run], smoothed_over: int = 0, searched: Collection[str] = ()) -> str:
+def best_table(
+    runs: Sequence[Run],
+    smoothed_over: int = 0,
+    searched: Collection[str] = (),
+    *,
+    stopped: Sequence[Run] = (),
+) -> str:
     """`best_settings` as text."""
-    best = best_settings(runs, smoothed_over, searched)
+    best = best_settings(runs, smoothed_over, searched, stopped=stopped)
     metric = metric_name(runs[0].plan["task"]["headline_metric"])
     rows = [
         [
@@ -305,62 +317,3 @@ def together(runs: Sequence[Run]) -> str:
         else ""
     )
     return f"{which}: epsilon {shown:.2f} at delta {plain(delta)}{claimed}{chance}.{choice}{others}"
-
-
-_SHARES = (0.25, 0.5)  # of the rounds, after which settings are compared
-
-
-def rungs(config: TrainConfig) -> list[int]:
-    """Rounds after which settings are compared, each after a validation and before the last round.
-
-    >>> rungs(TrainConfig(rounds=100, min_sep=10, epsilon=8.0, evaluate_every=20))
-    [40, 60]
-    """
-    every = config.evaluate_every
-    found = {math.ceil(share * config.rounds / every) * every for share in _SHARES}
-    return sorted(rung for rung in found if rung < config.rounds)
-
-
-def uncovered_note(runs: Sequence[Run], what: str) -> str:
-    """What halving or a search of private runs went by; empty where the guarantee covers it."""
-    private = [run for run in runs if run.plan["epsilon"] is not None]
-    if all(run.config.private_metrics for run in private):
-        return ""
-    return (
-        f" {what} went by validations, which the guarantee does not cover; it would cover private "
-        "metrics."
-    )
-
-
-def kept(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> list[str]:
-    """The runs that go on after `rung` rounds: of everything compared the better half of the
-    settings of the tuned fields, rounded up.
-
-    A setting is judged by the mean over its seeds of the headline metric: the private one where
-    runs have it, else that on the validation set after that round. A run that has none, because it
-    failed, is the worst.
-    """
-    names = [name for name in differing(list(configs.values())) if name not in ("data", "seed")]
-    compared = [name for name in names if name not in TUNED]
-    tuned = [name for name in names if name in TUNED]
-    going_on = []
-    for _, tried in _settings(configs.items(), compared, tuned):
-        order = sorted(
-            tried.values(),
-            key=lambda runs: -float(np.mean([_score(out, run, rung) for run in runs])),
-        )
-        going_on += [run for runs in order[: -(-len(order) // 2)] for run in runs]
-    return [run for run in configs if run in going_on]
-
-
-def _score(out: pathlib.Path, name: str, rung: int) -> float:
-    """The larger the better, also of an error."""
-    folder = run_folder(out, name)
-    if not (folder / "config.json").exists():
-        return -math.inf
-    run = Run.load(folder)
-    rounds, values = (
-        private_curve(run, "accuracy")[:2] if run.config.private_metrics else validation_curve(run)
-    )
-    score = _larger_is_better(run, next(iter(values[rounds == rung][::-1]), math.nan))
-    return -math.inf if math.isnan(score) else score

@@ -33,7 +33,7 @@ from fedmf.reports import write_report
 from fedmf.reports.groups import field_names
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run, RunFolder
-from fedmf.sweeps import figures, grid, results
+from fedmf.sweeps import figures, grid, halving, results
 from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
@@ -140,7 +140,7 @@ class Training:
     Attributes:
       noise_seed: "os" draws one for every new run; from a number every configuration gets another
         one, the same in every sweep.
-      halving: stop the worse half of the settings at some rounds; see `fedmf.sweeps.results`.
+      halving: stop the worse half of the settings at some rounds; see `fedmf.sweeps.halving`.
       progress: draw a bar of all rounds, and say what each run reached, on standard error.
       jobs: runs at a time.
       threads: most threads of one run; by default the processors are divided among the jobs, and on
@@ -245,19 +245,20 @@ def summary(
             "text": "",
         }
         return nothing | {"failed": failed}
+    stopped = results.stopped_by_data(begun)
     for name, content in (
-        ("results.csv", results.results_csv(runs, smoothed_over)),
-        ("figure.png", figures.validation_figure(runs, smoothed_over, searched)),
-        ("best.png", figures.best_figure(runs, smoothed_over, searched)),
+        ("results.csv", results.results_csv(runs, smoothed_over, stopped=stopped)),
+        ("figure.png", figures.validation_figure(runs, smoothed_over, searched, stopped=stopped)),
+        ("best.png", figures.best_figure(runs, smoothed_over, searched, stopped=stopped)),
     ):
         if content is not None:
             write_atomically(out / name, content, mode=0o600)
     report = write_report(runs, out / "report", title=f"fedmf sweep {out.name}")
     together = results.together(begun)
     if chosen_by:
-        together += results.uncovered_note(begun, chosen_by)
-    best = results.best_settings(runs, smoothed_over, searched)
-    table = results.best_table(runs, smoothed_over, searched)
+        together += halving.uncovered_note(begun, chosen_by)
+    best = results.best_settings(runs, smoothed_over, searched, stopped=stopped)
+    table = results.best_table(runs, smoothed_over, searched, stopped=stopped)
     return {
         "report": str(report),
         "results": str(out / "results.csv"),
@@ -306,9 +307,15 @@ def train_all(
         return sum(_rounds_done(run_folder(out, name)) for name in names or configs)
 
     total = sum(config.rounds for config in configs.values())
+    if training.halving:
+        total = halving.expected_rounds(configs)
     failures: dict[str, Failure] = {}
     with bar(
-        total=total, initial=done(), unit="round", desc="sweep", disable=not training.progress
+        total=max(total, done()),
+        initial=done(),
+        unit="round",
+        desc="sweep",
+        disable=not training.progress,
     ) as shown:
 
         def train(names: Iterable[str], *options: str) -> None:
@@ -320,14 +327,20 @@ def train_all(
 
         going_on = dict(configs)
         if training.halving:
-            for rung in sorted({rung for one in configs.values() for rung in results.rungs(one)}):
-                due = [name for name in going_on if done(name) < rung]
-                train(due, "--stop-after", str(rung))
-                kept = results.kept(out, going_on, rung)
-                for name in filter(done, going_on.keys() - set(kept)):
-                    # Validations decided on its end, which is not that of a shorter plan.
-                    RunFolder(run_folder(out, name)).mark_stopped_by_data(done(name))
-                going_on = {name: configs[name] for name in kept}
+            rungs_of = {name: halving.rungs(config) for name, config in configs.items()}
+            for rung in sorted(set().union(*rungs_of.values())):
+                compared = [name for name in going_on if rung in rungs_of[name]]
+                train([name for name in compared if done(name) < rung], "--stop-after", str(rung))
+                names = halving.runs_going_on(out, going_on, rung)
+                for name in going_on.keys() - set(names):
+                    if done(name) and state(out, name) != "finished":
+                        # Validations decided on its end, which is not that of a shorter plan.
+                        RunFolder(run_folder(out, name)).mark_stopped_by_data(done(name))
+                going_on = {name: configs[name] for name in names}
+                rounds_stopped = sum(done(name) for name in configs if name not in going_on)
+                rounds_expected = halving.expected_rounds(going_on, after=rung)
+                shown.total = max(done(), rounds_stopped + rounds_expected)
+                shown.refresh()
         train(name for name in going_on if state(out, name) != "finished" and name not in failures)
     return failures
 

@@ -260,7 +260,9 @@ def run_search(
         best = max(sound, key=lambda name: sound[name])
         value = -sound[best] if smaller_is_better(headline) else sound[best]
         found |= {"by": f"{kind} {metric_name(headline)}", "best": best, "value": value}
-        said = f"best of {len(names)} trials by {found['by']}: {best} ({value:.4f})"
+        failed = sum(name in failures for name in names)
+        without = f" ({failed} failed)" if failed else ""
+        said = f"best of {len(names)} trials{without} by {found['by']}: {best} ({value:.4f})"
         answer["text"] = f"{said}\n{answer['text']}"
     if len(names) < trials and not failures:
         answer["text"] += f"\n{len(names)} trials and not {trials}: no other setting was found"

@@ -1,16 +1,54 @@
-"""Successive halving: which settings go on."""
+"""Successive halving: which settings go on, by which losses, and how many rounds that takes."""
 
 import math
+import types
+import warnings
 
 import pytest
 
-from fedmf.sweeps import results
+from fedmf.sweeps import halving
+from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
+from fedmf.sweeps.run import Training
 
 FIXED = {"rounds": 8, "min_sep": 2, "cohort_size": 2, "evaluate_every": 2}
 
 
-def test_of_everything_compared_the_better_half_goes_on(monkeypatch):
+@pytest.fixture
+def going_on(monkeypatch):
+    """The runs that go on, of runs with these validations: name -> a dict of metrics for rounds 2,
+    4 and so on, or None for a run that never began.
+    """
+
+    def decide(configs, curves, rung, headline="accuracy"):
+        def run(out, name):
+            if curves[name] is None:
+                return None
+            rows = [
+                {"round": 2 * i + 1, "validation": metrics}
+                for i, metrics in enumerate(curves[name])
+            ]
+            plan = {"task": {"headline_metric": headline}}
+            return types.SimpleNamespace(config=configs[name], metrics=rows, plan=plan)
+
+        monkeypatch.setattr(halving, "_run", run)
+        return halving.runs_going_on(None, configs, rung)
+
+    return decide
+
+
+def losses(*values):
+    """Validations whose accuracy is the better, the larger the loss: it must decide nothing."""
+    return [{"loss": loss, "accuracy": loss} for loss in values]
+
+
+def rates(*values, **fixed):
+    fixed = FIXED | {"family": "none"} | fixed
+    configs = sweep_configs(fixed, {"server_learning_rate": list(values)})
+    return configs, dict(zip(values, configs, strict=True))
+
+
+def test_of_everything_compared_the_better_half_by_loss_goes_on(going_on):
     configs = sweep_configs(
         FIXED | {"epsilon": 8.0},
         {
@@ -20,28 +58,83 @@ def test_of_everything_compared_the_better_half_goes_on(monkeypatch):
         },
     )
 
-    def score(out, name, rung):
-        assert rung == 4
-        config = configs[name]
-        if config.server_learning_rate == 2.0:
-            return -math.inf  # diverged
+    def curve(config):
         # Trees like large rates, identity small ones; a seed alone decides nothing.
-        rate = config.server_learning_rate * (1 if config.family == "tree" else -1)
-        return rate + 0.05 * config.seed
+        rate = config.server_learning_rate * (-1 if config.family == "tree" else 1)
+        loss = math.nan if config.server_learning_rate == 2.0 else 5 + rate + 0.05 * config.seed
+        return losses(9.0, loss, 0.0)
 
-    monkeypatch.setattr(results, "_score", score)
-    rates = {"tree": set(), "identity": set()}
-    for name in results.kept(None, configs, 4):
-        rates[configs[name].family].add((configs[name].server_learning_rate, configs[name].seed))
-    assert rates["tree"] == {(rate, seed) for rate in (0.2, 0.5, 1.0) for seed in (0, 1)}
-    assert rates["identity"] == {(rate, seed) for rate in (0.1, 0.2, 0.5) for seed in (0, 1)}
+    curves = {name: curve(config) for name, config in configs.items()}
+    kept = {"tree": set(), "identity": set()}
+    for name in going_on(configs, curves, 4):
+        kept[configs[name].family].add((configs[name].server_learning_rate, configs[name].seed))
+    assert kept["tree"] == {(rate, seed) for rate in (0.2, 0.5, 1.0) for seed in (0, 1)}
+    assert kept["identity"] == {(rate, seed) for rate in (0.1, 0.2, 0.5) for seed in (0, 1)}
 
 
-def test_a_setting_without_a_score_is_the_worst(tmp_path):
-    configs = sweep_configs(FIXED | {"family": "none"}, {"server_learning_rate": [0.1, 0.2]})
-    assert results.kept(tmp_path, configs, 2) == [
-        next(iter(configs))
-    ]  # neither has begun: the first
+@pytest.mark.parametrize("diverged", [5.1, math.nan, math.inf, None])
+def test_no_setting_goes_on_whose_loss_rose_or_is_not_finite(going_on, diverged):
+    configs, names = rates(0.1, 0.2, 0.5, 1.0)
+    # Of four two would go on. The second lowest rose, the others are worse or not finite.
+    curves = dict(zip(configs, [losses(5, diverged)] * 3 + [losses(9, 6)], strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert going_on(configs, curves, 4) == [names[1.0]]
+
+
+def test_where_all_rise_the_lowest_goes_on_with_a_warning(going_on):
+    configs, names = rates(0.1, 0.2, 0.5, 1.0, family="identity", epsilon=8.0)
+    ends = {0.1: (3, 4), 0.2: (3, 3.5), 0.5: (3, 3.2), 1.0: (3, math.nan)}
+    curves = {names[rate]: losses(*values) for rate, values in ends.items()}
+    with pytest.warns(UserWarning, match=f"validation loss of every .*{names[0.5]} .* with 3.2;"):
+        assert going_on(configs, curves, 4) == [names[0.5]]
+
+
+def test_runs_that_failed_are_no_reason_to_warn(going_on):
+    configs, names = rates(0.1, 0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert going_on(configs, dict.fromkeys(configs), 2) == [names[0.1]]
+        curves = {names[0.1]: None, names[0.2]: losses(3, 2)}
+        assert going_on(configs, curves, 4) == [names[0.2]]
+
+
+def test_a_task_without_a_loss_is_judged_by_its_headline_metric(going_on):
+    configs, names = rates(0.1, 0.2)
+    for headline, best in (("accuracy", 0.2), ("mean_squared_error", 0.1)):
+        curves = {names[rate]: [{headline: 0.5}, {headline: rate}] for rate in names}
+        assert going_on(configs, curves, 4, headline) == [names[best]]
+
+
+def test_private_losses_decide_where_runs_have_them(monkeypatch):
+    configs, names = rates(0.1, 0.2, family="identity", epsilon=8.0, private_metrics=0.1)
+
+    def run(out, name):
+        private = {0.1: [4, 4, 3, 3], 0.2: [4, 4, 2, 2]}[configs[name].server_learning_rate]
+        rows = [
+            {
+                "round": t,
+                "private": {
+                    "clients": 2.0, "loss": loss, "accuracy": 0.0, "stddev": {"clients": None}
+                },
+                "validation": {"loss": -loss},
+            }
+            for t, loss in enumerate(private)
+        ]  # fmt: skip
+        return types.SimpleNamespace(config=configs[name], metrics=rows)
+
+    monkeypatch.setattr(halving, "_run", run)
+    assert halving.runs_going_on(None, configs, 4) == [names[0.2]]
+
+
+def test_runs_of_other_lengths_are_compared_at_rungs_of_their_own(going_on):
+    short, _ = rates(0.1, 0.2)
+    long, _ = rates(0.3, 0.4, rounds=16)
+    configs = short | long
+    curves = dict.fromkeys(configs, losses(9, 8, 7, 6))
+    assert set(going_on(configs, curves, 2)) == {next(iter(short)), *long}
+    assert len(going_on(configs, curves, 4)) == 2
+    assert set(going_on(configs, curves, 8)) == {*short, next(iter(long))}
 
 
 @pytest.mark.parametrize(
@@ -52,4 +145,50 @@ def test_rungs_are_validated_rounds_before_the_last(rounds, every, expected):
         FIXED | {"family": "none", "rounds": rounds, "evaluate_every": every, "min_sep": 1},
         {"seed": [0]},
     ).values()
-    assert results.rungs(config) == expected
+    assert halving.rungs(config) == expected
+
+
+def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path):
+    """Five settings of two seeds, compared after rounds 2 and 4 of 8: at first all ten runs are
+    expected for two rounds, six for two more, and four to the end. All but one setting rise.
+    """
+    configs = sweep_configs(
+        FIXED | {"family": "none"},
+        {"server_learning_rate": [0.1, 0.2, 0.5, 1.0, 2.0], "seed": [0, 1]},
+    )
+    done = dict.fromkeys(configs, 0)
+    best = list(configs)[:2]
+    totals = []
+
+    def trained(out, names, training, failures, options=()):
+        for name in names:
+            done[name] = int(options[1]) if options else 8
+            yield name
+
+    class Bar:
+        def __init__(self, *, total, initial, **_):
+            self.total, self.n = total, initial
+            totals.append(total)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            totals.append(self.n)
+
+        def update(self, count):
+            self.n += count
+
+        def refresh(self):
+            totals.append(self.total)
+
+    monkeypatch.setattr(sweep, "bar", Bar)
+    monkeypatch.setattr(sweep, "trained", trained)
+    monkeypatch.setattr(sweep, "_rounds_done", lambda folder: done[folder.name])
+    monkeypatch.setattr(sweep.RunFolder, "mark_stopped_by_data", lambda folder, rounds: None)
+    monkeypatch.setattr(
+        halving, "runs_going_on", lambda out, names, rung: [*names][:6] if rung == 2 else best
+    )
+    sweep.train_all(tmp_path, configs, Training(noise_seed="os", halving=True))
+    assert totals == [10 * 2 + 6 * 2 + 4 * 4, 48, 4 * 2 + 4 * 4 + 2 * 8, 40]
+    assert halving.expected_rounds(configs) == 48

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.runs.folder import RunFolder
 from fedmf.sweeps.figures import best_figure, validation_figure
 from fedmf.sweeps.results import (
     best_settings,
     best_table,
     results_csv,
     score_of,
+    stopped_by_data,
     together,
     validation_of,
     varying,
@@ -64,6 +66,49 @@ def test_the_best_setting_is_that_of_the_largest_mean_over_the_seeds(runs):
     assert first.split()[:4] == ["banded", "8", "0.5", "0.3050"]
     assert second.split()[:3] == ["none", "-", "1*"]
     assert "may lie beyond" in last
+
+
+@pytest.fixture
+def halved(tmp_path):
+    """A finished run with the largest of four rates, and three that halving stopped."""
+    folders = {}
+    for rate in (0.1, 0.5, 1.0, 4.0):
+        run = make_run("banded", server_learning_rate=rate, stop=None if rate == 4.0 else 8)
+        folders[rate] = dataclasses.replace(run, path=tmp_path / str(rate))
+        folders[rate].path.mkdir()
+        if rate != 4.0:
+            RunFolder(folders[rate].path).mark_stopped_by_data(8)
+    return list(folders.values())
+
+
+def test_stopped_settings_count_as_tried(halved, drawn):
+    finished, stopped = halved[3:], stopped_by_data(halved)
+    assert stopped == halved[:3]
+    (best,) = best_settings(finished, stopped=stopped)
+    assert (best.settings, best.at_edge) == (4, ["server_learning_rate"])
+    assert best.tuned == {"server_learning_rate": 4.0}
+    header, row, note, *_ = best_table(finished, stopped=stopped).splitlines()
+    assert header.startswith("server_learning_rate")
+    assert row.split()[0] == "4*"
+    assert row.split()[-1] == "4"
+    assert "may lie beyond" in note
+    assert results_csv(finished, stopped=stopped).splitlines()[0].startswith("run,server_learn")
+    assert validation_figure(finished, stopped=stopped) is not None
+    (label, rates, heights), (_, crosses, _) = drawn
+    assert (label, rates) == ("Banded (8 bands)", [0.1, 0.5, 1.0, 4.0])
+    assert np.isfinite(heights).tolist() == [False] * 3 + [True]
+    assert crosses == [0.1, 0.5, 1.0]
+    # A run that was cut by a crash has shown nothing of its setting.
+    (halved[0].path / "stopped_by_data").unlink()
+    assert stopped_by_data(halved) == halved[1:3]
+
+
+def test_the_best_of_models_that_all_diverged_has_no_star():
+    runs = [
+        reached(make_run("banded", server_learning_rate=rate), math.nan) for rate in (0.1, 0.5, 1.0)
+    ]
+    (best,) = best_settings(runs)
+    assert (best.settings, best.at_edge) == (3, [])
 
 
 def with_error(run, error, rate=1.0):
@@ -187,7 +232,8 @@ def test_the_figure(runs, drawn):
 
 def test_the_figure_of_a_search_has_a_panel_for_each_number(runs, drawn):
     assert validation_figure(runs, 0, ["server_learning_rate", "family", "seed"]) is not None
-    (_, rates, heights), (_, seeds, _) = drawn
+    (_, rates, heights), (_, crosses, _), (_, seeds, _), _ = drawn
+    assert crosses == [4.0, 4.0]  # the models that diverged
     assert rates == [run.config.server_learning_rate for run in runs]
     assert seeds == [run.config.seed for run in runs]
     np.testing.assert_equal(heights, [validation_of(run) for run in runs])

@@ -18,7 +18,7 @@ from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports import write_report
 from fedmf.reports.groups import private_curve
 from fedmf.server.metrics_stream import MetricsStream
-from fedmf.sweeps import results
+from fedmf.sweeps import halving
 from tests.federated.small_runs import assert_same_run, broken_off, config, train
 from tests.federated.small_task import small_task
 from tests.federated.training.test_adaptive_training import BOTH
@@ -117,9 +117,10 @@ def test_a_report_draws_them_over_windows_and_halving_goes_by_them(tmp_path):
     assert means == pytest.approx(
         [mean_over(rows[end - 2 : end], "accuracy", largest_loss=4.0) for end in rounds]
     )
-    assert results.uncovered_note([run], "Halving") == ""
-    score = results._score(tmp_path, "one", 4)
-    assert score == means[1] != run.metrics[3]["validation"]["accuracy"]
+    assert halving.uncovered_note([run], "Halving") == ""
+    losses, measure = halving._curve(run)
+    assert measure == "private loss"
+    assert losses[4] == mean_over(rows[2:4], "loss", largest_loss=4.0)
     page = write_report([run], tmp_path / "report", title="private").read_text()
     assert "the guarantee covers them" in page
     assert (tmp_path / "report" / "plots" / "private_metrics.png").exists()

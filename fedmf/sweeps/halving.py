@@ -1,0 +1,205 @@
+"""Successive halving: at fixed rounds the worse half of the settings stops (Jamieson and Talwalkar
+2016, in one bracket).
+
+A setting is judged by its loss. After a quarter of the rounds an accuracy is mostly noise: of four
+rates it ended the best one and let a run go on that diverged.
+"""
+
+import dataclasses
+import math
+import pathlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fedmf.reports.groups import TUNED, differing, private_curve, show, validation_curve
+from fedmf.reports.text import metric_name, smaller_is_better
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
+from fedmf.sweeps.runs import run_folder
+
+_SHARES = (0.25, 0.5)  # of the rounds, after which settings are compared
+_LOSSES = ("private loss", "validation loss")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Setting:
+    """The runs of a setting, one for each seed, and how far they came at a rung.
+
+    Attributes:
+      runs: names.
+      score: mean over the runs of what is minimised; NaN where it is not finite in a run.
+      first_loss: the mean of the loss at the first validation; NaN where it is not known.
+      measure: what the score is, in words.
+      validated: whether any run has a validation at the rung.
+    """
+
+    runs: Sequence[str]
+    score: float
+    first_loss: float
+    measure: str
+    validated: bool
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it has a score, and no loss above its first."""
+        return math.isfinite(self.score) and not self.score > self.first_loss
+
+
+def rungs(config: TrainConfig) -> list[int]:
+    """Returns the rounds after which settings are compared, each after a validation and before the
+    last round.
+
+    >>> rungs(TrainConfig(rounds=100, min_sep=10, epsilon=8.0, evaluate_every=20))
+    [40, 60]
+    """
+    every = config.evaluate_every
+    found = {math.ceil(share * config.rounds / every) * every for share in _SHARES}
+    return sorted(rung for rung in found if rung < config.rounds)
+
+
+def expected_rounds(configs: Mapping[str, TrainConfig], after: int = 0) -> int:
+    """Returns the rounds of these runs in all, those that halving will not train left out.
+
+    Args:
+      configs: the runs that are trained.
+      after: the rung at which settings were last compared; 0 before the first.
+    """
+    total = 0
+    for _, settings in _settings(configs):
+        config = configs[settings[0][0]]
+        runs_of_settings = [len(runs) for runs in settings]
+        previous = 0
+        for end in (*(rung for rung in rungs(config) if rung > after), config.rounds):
+            total += sum(runs_of_settings) * (end - previous)
+            previous = end
+            # Which ones go on is not known, and mostly all have as many seeds.
+            runs_of_settings = runs_of_settings[: _half(runs_of_settings)]
+    return total
+
+
+def runs_going_on(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> list[str]:
+    """Returns the runs that go on after `rung` rounds: of everything compared the better half of
+    the settings of the tuned fields, rounded up.
+
+    A setting is judged by the mean over its seeds of a loss: the private one where runs have it,
+    else that on the validation set after that round; without a loss, by the headline metric. None
+    goes on whose loss is above that of its first validation, or not finite. Where that is so of
+    all, the lowest goes on, with a warning.
+
+    Args:
+      out: the sweep's folder.
+      configs: the runs, by name; those that are not compared at this rung go on.
+      rung: number of rounds that they have done, unless they failed.
+    """
+    compared = {name: config for name, config in configs.items() if rung in rungs(config)}
+    going_on = set(configs) - set(compared)
+    for values, settings in _settings(compared):
+        standings = [_standing(out, runs, rung) for runs in settings]
+        # A sum with NaN has no order: without a finite score a setting is the last.
+        order = sorted(standings, key=lambda s: s.score if math.isfinite(s.score) else math.inf)
+        best = [setting for setting in order if setting.may_go_on][: _half(order)]
+        if not best:
+            best = order[:1]
+            _warn_that_all_rose(best[0], values, rung)
+        going_on.update(name for setting in best for name in setting.runs)
+    return [name for name in configs if name in going_on]
+
+
+def _half(settings: Sequence[object]) -> int:
+    return -(-len(settings) // 2)
+
+
+def _settings(
+    configs: Mapping[str, TrainConfig],
+) -> Iterator[tuple[str, list[list[str]]]]:
+    """Yields what is compared, in words, and its settings: the names of the runs of each."""
+    names = [name for name in differing(list(configs.values())) if name not in ("data", "seed")]
+    compared = [name for name in names if name not in TUNED]
+    tuned = [name for name in names if name in TUNED]
+    groups: dict[tuple[object, ...], dict[tuple[object, ...], list[str]]] = {}
+    for name, config in configs.items():
+        values = config.flat()
+        settings = groups.setdefault(tuple(map(values.get, compared)), {})
+        settings.setdefault(tuple(map(values.get, tuned)), []).append(name)
+    for values_of_group, settings in groups.items():
+        pairs = zip(compared, values_of_group, strict=True)
+        words = ", ".join(f"{name}={show(value)}" for name, value in pairs)
+        yield words, list(settings.values())
+
+
+def _standing(out: pathlib.Path, names: Sequence[str], rung: int) -> _Setting:
+    """Reads how far the runs of a setting came at a rung."""
+    scores: list[float] = []
+    first_losses: list[float] = []
+    validated = False
+    measure = _LOSSES[1]
+    for name in names:
+        by_round: dict[int, float] = {}
+        if (run := _run(out, name)) is not None:
+            by_round, measure = _curve(run)
+        validated = validated or rung in by_round
+        scores.append(by_round.get(rung, math.nan))
+        first_loss = math.nan
+        if measure in _LOSSES and by_round:
+            first_loss = by_round[min(by_round)]
+        first_losses.append(first_loss)
+    return _Setting(
+        runs=names,
+        score=float(np.mean(scores)) if np.isfinite(scores).all() else math.nan,
+        first_loss=float(np.mean(first_losses)),
+        measure=measure,
+        validated=validated,
+    )
+
+
+def _run(out: pathlib.Path, name: str) -> Run | None:
+    """Reads a run of the sweep; None for one that has not begun."""
+    folder = run_folder(out, name)
+    return Run.load(folder) if (folder / "config.json").exists() else None
+
+
+def _curve(run: Run) -> tuple[dict[int, float], str]:
+    """Returns what is minimised after each validated round of a run, and what that is."""
+    if run.config.private_metrics:
+        rounds, losses, _ = private_curve(run, "loss")
+        return dict(zip(rounds.tolist(), losses.tolist(), strict=True)), _LOSSES[0]
+    validations = {
+        row["round"] + 1: row["validation"] for row in run.metrics if "validation" in row
+    }
+    if all("loss" in metrics for metrics in validations.values()):
+        # In JSON a loss that is not a number may be null.
+        values = {end: metrics["loss"] for end, metrics in validations.items()}
+        return {end: math.nan if x is None else x for end, x in values.items()}, _LOSSES[1]
+    metric = run.plan["task"]["headline_metric"]
+    rounds, values_there = validation_curve(run)
+    sign = 1 if smaller_is_better(metric) else -1
+    scores = dict(zip(rounds.tolist(), (sign * values_there).tolist(), strict=True))
+    return scores, f"validation {metric_name(metric)}"
+
+
+def _warn_that_all_rose(best: _Setting, values: str, rung: int) -> None:
+    """Warns that no setting learns; silent where none has a score because all have failed."""
+    if not best.validated:
+        return
+    subject = f" with {values}" if values else ""
+    warnings.warn(
+        f"after {rung} rounds the {best.measure} of every setting{subject} is above that of its "
+        f"first validation, or not finite: {best.runs[0]} goes on alone, with {best.score:.4g}; "
+        "try smaller learning rates",
+        stacklevel=3,
+    )
+
+
+def uncovered_note(runs: Sequence[Run], subject: str) -> str:
+    """Returns the sentence on what halving or a search of private runs went by; empty where the
+    guarantee covers it.
+    """
+    private = [run for run in runs if run.plan["epsilon"] is not None]
+    if all(run.config.private_metrics for run in private):
+        return ""
+    return (
+        f" {subject} went by validations, which the guarantee does not cover; it would cover "
+        "private metrics."
+    )
