@@ -95,9 +95,9 @@ def _check_digests(run: Run) -> None:
         )
         if changed:
             raise ValueError(
-                f"{run.path}: {', '.join(changed)} changed after the run had finished (result.json "
-                "has other SHA-256 digests): no guarantee can be stated; put the run's own files "
-                "back, or run it again in another folder"
+                f"{run.path}: {', '.join(changed)} changed after the run had finished, or while "
+                "it went on (result.json has other SHA-256 digests): no guarantee can be stated; "
+                "put the run's own files back, or run it again in another folder"
             )
 
 

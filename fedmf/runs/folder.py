@@ -41,9 +41,17 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.files import append_privately, check_archive, lock, make_folder, write_atomically
+from fedmf.files import (
+    append_privately,
+    check_archive,
+    expanded,
+    lock,
+    make_folder,
+    write_atomically,
+)
 from fedmf.mechanisms import Mechanism, load_mechanism
 from fedmf.mechanisms.storage import READ_ERRORS
+from fedmf.participation.ledger import ParticipationLedger
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.metric_table import columns, metrics_csv
@@ -71,10 +79,15 @@ _WRITTEN = (
 
 
 class RunFolder:
-    """Write access to the folder of one run."""
+    """Write access to the folder of one run.
+
+    It keeps digests of what it wrote, or compared with what the run was begun with: result.json
+    signs those, and never a file that somebody edited while the run went on.
+    """
 
     def __init__(self, path: str | pathlib.Path) -> None:
-        self.path = pathlib.Path(path)
+        self.path = expanded(path)
+        self._digest_by_name: dict[str, str] = {}
 
     @staticmethod
     def create(path: str | pathlib.Path) -> "RunFolder":
@@ -180,6 +193,7 @@ class RunFolder:
         content = json.dumps({"files": files, "run": identity}, indent=2) + "\n"
         write_atomically(self.path / IDENTITY, content, mode=0o600)
         write_atomically(self.path / "config.json", text)
+        self._digest_by_name |= files
 
     def identity(self) -> dict[str, Any]:
         """What `begin` was given.
@@ -206,6 +220,7 @@ class RunFolder:
                 f"cannot resume {self.path}: {', '.join(changed)} changed since the run was begun: "
                 "put back its own, or start a new folder"
             )
+        self._digest_by_name |= recorded
         return run
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -217,20 +232,27 @@ class RunFolder:
             if (self.path / name).exists():
                 with open(self.path / name, "rb") as rows:
                     os.fsync(rows.fileno())
-        # As secret as the checkpoint, which holds the same: amplification by sampling rests on
-        # nobody knowing who took part.
-        write_atomically(self.path / "participation.csv", checkpoint.ledger.to_csv(), mode=0o600)
-        planned = checkpoint.ledger.planned()
-        if any(
-            len(planned.cohort(t)) > len(checkpoint.ledger.cohort(t)) for t in range(len(planned))
-        ):
-            write_atomically(self.path / "selected.csv", planned.to_csv(), mode=0o600)
+        self.write_record(checkpoint.ledger)
         write_atomically(
             folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.write, mode=0o600
         )
         # A writer that was killed leaves its temporary file, as large as a checkpoint.
         for old in [*self._checkpoints()[:-_KEPT_CHECKPOINTS], *folder.glob(".round-*.part")]:
             old.unlink()
+
+    def write_record(self, ledger: ParticipationLedger) -> None:
+        """Writes who took part, and who was selected where others were.
+
+        It is as secret as a checkpoint, which holds the same: amplification by sampling rests on
+        nobody knowing who took part.
+        """
+        record = {"participation.csv": ledger.to_csv()}
+        planned = ledger.planned()
+        if any(len(planned.cohort(t)) > len(ledger.cohort(t)) for t in range(len(planned))):
+            record["selected.csv"] = planned.to_csv()
+        for name, text in record.items():
+            write_atomically(self.path / name, text, mode=0o600)
+            self._digest_by_name[name] = _sha256(text.encode())
 
     def _checkpoints(self) -> list[pathlib.Path]:
         """Oldest first; by number, as names of seven digits sort before names of six."""
@@ -306,11 +328,16 @@ class RunFolder:
     @contextlib.contextmanager
     def rows(self, name: str) -> Iterator[Any]:
         """Append to name.jsonl: yields a function that writes one row and flushes it."""
-        with append_privately(self.path / f"{name}.jsonl") as out:
+        path = self.path / f"{name}.jsonl"
+        with append_privately(path) as out:
+            digest = hashlib.sha256(path.read_bytes())
 
             def write(row: dict[str, Any]) -> None:
-                out.write(json.dumps(row) + "\n")
+                line = json.dumps(row) + "\n"
+                out.write(line)
                 out.flush()
+                digest.update(line.encode())
+                self._digest_by_name[path.name] = digest.hexdigest()
 
             yield write
 
@@ -345,7 +372,9 @@ class RunFolder:
         that it sums up.
         """
         if name == "result":
-            content = content | {"sha256": digests(self.path)}
+            written = {name: self._digest_by_name.get(name) for name in _SUMMED_UP}
+            own = {name: digest for name, digest in written.items() if digest is not None}
+            content = content | {"sha256": digests(self.path) | own}
         text = json.dumps(content, indent=2) + "\n"
         write_atomically(self.path / f"{name}.json", text, mode=0o644 if name == "plan" else 0o600)
 

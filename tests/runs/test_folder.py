@@ -15,6 +15,7 @@ import pytest
 
 import fedmf
 from fedmf.files import write_atomically
+from fedmf.participation.ledger import ParticipationLedger
 from fedmf.runs.audit import plan_record
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.folder import Run, RunFolder
@@ -295,3 +296,25 @@ class TestLoad:
             self.refused(
                 folder.path, "incomplete or damaged", name, "run it again in another folder"
             )
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "plan.json", "mechanism.npz", "participation.csv", "metrics.jsonl"]
+)
+def test_a_result_signs_no_file_that_was_edited_while_the_run_went_on(tmp_path, name):
+    folder = new_run(tmp_path / "run")
+    (folder.path / "config.json").unlink()
+    folder.begin(CONFIG, {})
+    with folder.rows("metrics") as write:
+        for t in range(CONFIG.rounds):
+            write({"round": t, "clients": 1})
+    cohorts = [np.array([t]) for t in range(CONFIG.rounds)]
+    folder.write_record(ParticipationLedger(cohort_size=1, cohorts=cohorts))
+    path = folder.path / name
+    own = path.read_bytes()
+    path.write_bytes(own + (b'{"round": 8}\n' if name == "metrics.jsonl" else b"\n"))
+    folder.write_json("result", {})
+    with refusal(f"{name} changed after the run had finished, or while it went on"):
+        fedmf.audit_run(folder.path)
+    path.write_bytes(own)
+    assert fedmf.audit_run(folder.path).observed.rounds == CONFIG.rounds

@@ -20,6 +20,7 @@ def write_result(training: Training, seconds: float) -> None:
     controller, weights = training.controller, training.weights()
     folder.write_weights("model", weights)
     folder.write_table()
+    folder.write_record(controller.ledger.first(done))
     if config.canaries:
         folder.write_canaries(training.execution.canary_evidence(training.state))
     ended = done < config.rounds

@@ -97,7 +97,8 @@ class RunSetup:
         """Writes everything that is known before round 0; config.json last, because it makes the
         folder a run.
         """
-        folder, plan = RunFolder.create(self.folder.path), self.plan
+        RunFolder.create(self.folder.path)
+        folder, plan = self.folder, self.plan
         plan.mechanism.save(folder.path / "mechanism.npz")
         workload = self.config.fit_workload()
         if self.config.initial_model is not None:
