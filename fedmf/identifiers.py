@@ -2,6 +2,7 @@
 and what is wrong with one.
 """
 
+import functools
 import itertools
 import re
 import unicodedata
@@ -31,6 +32,77 @@ UNMARKED = (
         (0xE0000, 0xE0FFF),
     ),
 )
+# Letters of other scripts that look like an ASCII character (Unicode's confusables, UTS 39), and
+# marks that a text editor puts in its place. No two ASCII characters are taken for one another.
+_LOOK_ALIKES = {
+    # Greek, Cyrillic, and then Armenian, Coptic, Cherokee, Lisu and rare Latin letters
+    "A": "\u0391\u0410\u13aa\ua4ee",
+    "B": "\u0392\u0412\u13f4\ua4d0",
+    "C": "\u03f9\u0421\u2ca4\u13df\ua4da",
+    "D": "\u13a0\ua4d3",
+    "E": "\u0395\u0415\u13ac\ua4f0",
+    "F": "\u03dc\ua4dd",
+    "G": "\u050c\u13c0\ua4d6",
+    "H": "\u0397\u041d\u2c8e\u13bb\ua4e7",
+    "I": "\u0399\u0406\u04c0\u2c92\ua4f2",
+    "J": "\u037f\u0408\u13ab\ua4d9",
+    "K": "\u039a\u041a\u2c94\u13e6\ua4d7",
+    "L": "\u13de\ua4e1",
+    "M": "\u039c\u03fa\u041c\u2c98\u13b7\ua4df",
+    "N": "\u039d\u2c9a\ua4e0",
+    "O": "\u039f\u041e\u0555\u2c9e\ua4f3",
+    "P": "\u03a1\u0420\u2ca2\u13e2\ua4d1",
+    "Q": "\u051a",
+    "R": "\u13a1\ua4e3",
+    "S": "\u0405\u054f\u13da\ua4e2",
+    "T": "\u03a4\u0422\u2ca6\u13a2\ua4d4",
+    "U": "\u054d\ua4f4",
+    "V": "\u0474\u13d9\ua4e6",
+    "W": "\u051c\u13b3\ua4ea",
+    "X": "\u03a7\u0425\u2cac\ua4eb",
+    "Y": "\u03a5\u03d2\u0423\u04ae\u2ca8\ua4ec",
+    "Z": "\u0396\u13c3\ua4dc",
+    "a": "\u03b1\u0430\u0251",
+    "b": "\u042c\u13cf",
+    "c": "\u03f2\u0441\u2ca5\u1d04\uabaf",
+    "d": "\u0501\u13e7",
+    "e": "\u0435\u04bd\uab32",
+    "f": "\u0584",
+    "g": "\u0581\u0261",
+    "h": "\u04bb\u0570",
+    "i": "\u03b9\u1fbe\u0456",
+    "j": "\u03f3\u0458",
+    "k": "\u03ba\u043a",
+    "l": "\u04cf\u01c0",
+    "n": "\u0578\u057c",
+    "o": "\u03bf\u043e\u0585\u2c9f\u1d0f",
+    "p": "\u03c1\u03f1\u0440\u2ca3",
+    "q": "\u051b\u0563",
+    "r": "\u0433\u2c85\uab81",
+    "s": "\u0455\ua731\uabaa",
+    "u": "\u03c5\u057d\u1d1c",
+    "v": "\u03bd\u0475\u1d20\uaba9",
+    "w": "\u051d\u0461\u0561\u1d21\uab83",
+    "x": "\u03c7\u0445",
+    "y": "\u03b3\u0443\u04af",
+    "z": "\u1d22\uab93",
+    "3": "\u0417\u04e0",
+    "6": "\u0431",
+    "-": "\u2010\u2011\u2012\u2013\u2043\u2212\ufe58",
+    "'": "\u2018\u2019\u02b9\u02bc\u0374",
+    "/": "\u2044\u2215",
+    ":": "\u0589\u2236",
+    ".": "\u2024",
+}
+# Where letters stand that are one of these with an accent, and where styled ones of any script do:
+# Greek, Cyrillic; letter-like symbols, Roman numerals, mathematical and full-width forms.
+_ACCENTED = (range(0x370, 0x530), range(0x1F00, 0x2000))
+_STYLED = (
+    range(0x2100, 0x2150),
+    range(0x2160, 0x2180),
+    range(0xFF01, 0xFF5F),
+    range(0x1D400, 0x1D800),
+)
 _DIGITS = 9  # of the largest round that is read
 _SHOWN_CHARACTERS, _SHOWN_ROUNDS = 80, 20
 
@@ -50,6 +122,36 @@ def seen(text: str) -> str:
     blanks = itertools.groupby((c for c in text if not _is_invisible(c)), key=_is_blank)
     text = "".join(" " if blank else "".join(characters) for blank, characters in blanks)
     return unicodedata.normalize("NFC", text)
+
+
+@functools.cache
+def _ascii_by_look_alike() -> dict[int, str]:
+    """Code point -> what stands for it in a skeleton."""
+    table = {ord(c): plain for plain, alike in _LOOK_ALIKES.items() for c in alike}
+    for code in itertools.chain(*_STYLED):
+        plain = unicodedata.normalize("NFKC", chr(code))
+        if len(plain) == 1 and plain != chr(code):
+            table[code] = plain.translate(table)
+    for code in itertools.chain(*_ACCENTED):
+        accented = unicodedata.normalize("NFD", chr(code))
+        if len(accented) > 1 and ord(accented[0]) in table:
+            table[code] = accented.translate(table)
+    return table
+
+
+def skeleton(text: str) -> str:
+    """Returns what a text shares with all that look like it: `seen`, with letters of other scripts
+    as the ASCII letters that they look like.
+
+    Two ids of one skeleton count as one client. Different ASCII ids have different skeletons.
+
+    >>> skeleton("\u0410nn\u0430"), skeleton("\uff21nna"), skeleton("\u0430\u0301") == "\u00e1"
+    ('Anna', 'Anna', True)
+    """
+    text = seen(text)
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFC", text.translate(_ascii_by_look_alike()))
 
 
 def _is_blank(character: str) -> bool:
@@ -99,7 +201,8 @@ def check_clients(name: str, ids: Iterable[Any], places: Sequence[int] | None = 
     Raises:
       ValueError: None, NaN, NaT, or a text without a visible character; or two that differ only in
         blanks at the ends, in the kind of blank, in characters that leave no mark, in how letters
-        are composed, or in their kinds such as 1 and "1".
+        are composed, in the script of letters that look alike (`skeleton`), or in their kinds such
+        as 1 and "1".
     """
     looks: dict[str, Any] = {}
     for place, client in zip(itertools.count() if places is None else places, ids, strict=False):
@@ -108,7 +211,7 @@ def check_clients(name: str, ids: Iterable[Any], places: Sequence[int] | None = 
                 f"{name}[{place}]={client!r} is missing: whose examples these are is not known, "
                 "and the guarantee is for each client; leave them out, or give every client an id"
             )
-        look = seen(str(client)).strip()
+        look = skeleton(str(client)).strip()
         if not look:
             raise ValueError(
                 f"{name}[{place}]={client!r} has no visible character: give every client an id"

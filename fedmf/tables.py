@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from fedmf.identifiers import UNMARKED
+from fedmf.identifiers import UNMARKED, skeleton
 
 if TYPE_CHECKING:
     import duckdb
@@ -31,7 +31,8 @@ _INVISIBLE = rf"[\p{{Cc}}\p{{Cf}}{_UNMARKED}]+"
 
 @contextlib.contextmanager
 def database(scratch: str | os.PathLike[str], memory: int) -> "Iterator[duckdb.DuckDBPyConnection]":
-    """An empty DuckDB database in the folder `scratch`, where its temporary files go too.
+    """An empty DuckDB database in the folder `scratch`, where its temporary files go too; its SQL
+    has `identifiers.skeleton`.
 
     Args:
       scratch: an existing folder, which the caller removes.
@@ -54,6 +55,7 @@ def database(scratch: str | os.PathLike[str], memory: int) -> "Iterator[duckdb.D
         with duckdb.connect(os.path.join(scratch, "table.duckdb"), config=settings) as connection:
             # The bar would be drawn on standard output, among the results of --json.
             connection.execute("SET enable_progress_bar = false")
+            connection.create_function("skeleton", skeleton, ["VARCHAR"], "VARCHAR")
             yield connection
     except RuntimeError as error:
         if "interrupted" in str(error).lower():
@@ -76,6 +78,12 @@ def as_seen(column: str) -> str:
     # the time of an audit.
     plain = f"regexp_full_match({column}, '[!-~]*')"
     return f"CASE WHEN {plain} THEN {column} ELSE {_composed(column)} END"
+
+
+def as_skeleton(column: str) -> str:
+    """Returns SQL for `identifiers.skeleton` of a text, in a `database`."""
+    is_ascii = f"regexp_full_match({column}, '[ -~]*')"
+    return f"CASE WHEN {is_ascii} THEN {as_seen(column)} ELSE skeleton({column}) END"
 
 
 def _composed(column: str) -> str:
@@ -229,6 +237,8 @@ def _chunks(path: pathlib.Path) -> Iterator[bytes]:
 def damage(file: str, error: "duckdb.Error") -> str:
     """A sentence for what DuckDB found wrong in the file of this name."""
     message = str(error)
+    if "KeyboardInterrupt" in message:  # as which Ctrl-C in `skeleton` is reported
+        raise KeyboardInterrupt from error
     if csv_line := re.search(r"on Line: (\d+)", message):
         wrong = (
             "is not in UTF-8: convert the file, such as with `iconv -f LATIN1 -t UTF-8`"

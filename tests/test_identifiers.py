@@ -1,5 +1,6 @@
 """Which ids of clients are missing or look alike, and what is said of one that is wrong."""
 
+import re
 import unicodedata
 
 import duckdb
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf import tables
-from fedmf.identifiers import check_clients, client_array, client_fault, round_fault, seen
+from fedmf.identifiers import check_clients, client_array, client_fault, round_fault, seen, skeleton
 from tests.refusals import refusal
 
 NAN, NAT = float("nan"), np.datetime64("NaT")
@@ -65,6 +66,52 @@ class TestPythonAndSqlAgree:
         assert in_sql(texts) == [seen(text) for text in texts]
 
 
+class TestSkeletons:
+    """Ids of one skeleton count as one client."""
+
+    @pytest.mark.parametrize(
+        ("text", "alike"),
+        [
+            ("ABEHIKM", "\u0391\u0392\u0395\u0397\u0399\u039a\u039c"),
+            ("NOPTXYZ", "\u039d\u039f\u03a1\u03a4\u03a7\u03a5\u0396"),
+            ("aiopuv", "\u03b1\u03b9\u03bf\u03c1\u03c5\u03bd"),
+            ("ABEKMHO", "\u0410\u0412\u0415\u041a\u041c\u041d\u041e"),
+            ("PCTXSIJY", "\u0420\u0421\u0422\u0425\u0405\u0406\u0408\u0423"),
+            ("aeopcxyisj", "\u0430\u0435\u043e\u0440\u0441\u0445\u0443\u0456\u0455\u0458"),
+            ("Az09-_@", "\uff21\uff5a\uff10\uff19\uff0d\uff3f\uff20"),
+            ("Ann 7", "\U0001d400\U0001d5c7\U0001d62f\u2003\U0001d7d5"),
+            ("XVII", "\u2169\u2164\u2160\u2160"),
+            ("user-1", "user\u20111"),
+            ("O'Brien", "O\u2019Brien"),
+            ("\u00cb\u00e8", "\u0401\u0450"),
+            ("\u00c1", "\u0386"),
+        ],
+    )  # fmt: skip
+    def test_are_one_of_letters_that_look_alike(self, text, alike):
+        assert skeleton(alike) == skeleton(text) == text
+        for form in ("NFC", "NFD"):
+            assert skeleton(unicodedata.normalize(form, alike)) == text
+
+    @given(st.text(st.characters(min_codepoint=32, max_codepoint=126)))
+    def test_of_ascii_are_the_texts_but_for_double_blanks(self, text):
+        assert skeleton(text) == re.sub("  +", " ", text)
+
+    @given(st.text())
+    def test_are_their_own_and_those_of_every_composition(self, text):
+        assert skeleton(skeleton(text)) == skeleton(text)
+        assert skeleton(unicodedata.normalize("NFD", text)) == skeleton(text)
+
+    def test_tell_words_of_one_script_apart(self):
+        cyrillic = ("\u0430\u043d\u043d\u0430", "\u0438\u043d\u043d\u0430", "\u043e\u043b\u044f")
+        greek = (
+            "\u03c3\u03bf\u03c6\u03af\u03b1",
+            "\u03bf\u03bf\u03c6\u03af\u03b1",
+            "\u03ac\u03bd\u03bd\u03b1",
+        )
+        words = (*cyrillic, *greek)
+        assert len({skeleton(word) for word in words}) == len(words)
+
+
 @pytest.mark.parametrize(
     ("ids", "place"),
     [
@@ -101,6 +148,7 @@ def test_texts_without_a_visible_character_are_refused(ids):
         [1, "1"],
         np.array([1, "1"], object),
         np.array(["ann", "ann\u3164"]),
+        ["ann", "\u0430nn"],
     ],
 )
 def test_look_alikes_are_refused(ids):

@@ -349,8 +349,8 @@ def audit_log(
         one, other = map(ascii, log.description.lookalikes)
         contradictions = (
             *contradictions,
-            f"clients {one} and {other} differ only in characters that leave no mark or in how "
-            "letters are composed: they count as one",
+            f"clients {one} and {other} differ only in characters that leave no mark, in how "
+            "letters are composed or in the script of letters that look alike: they count as one",
         )
     return dataclasses.replace(audit, log=log.description, contradictions=contradictions)
 

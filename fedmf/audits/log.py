@@ -27,10 +27,10 @@ _MIN_MEMORY_BYTES = 256 * 10**6
 _MAX_ROUNDS = 10**9
 # Rows that are counted at a time, if no client has more.
 _BLOCK_ROWS = 2**19
-_SEEN = tables.as_seen("client")
+_SKELETON = tables.as_skeleton("client")
 _CLIENT = (
     f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') "
-    f"THEN nullif({_SEEN}, '') END"
+    f"THEN nullif({_SKELETON}, '') END"
 )
 
 
@@ -158,7 +158,8 @@ def sorted_log(
     texts are UTF-8, all lines ended.
 
     Clients are whole numbers or texts, compared as they are written; texts that differ only in
-    characters that leave no mark, or in how letters are composed (NFC, NFD), are one client. Rounds
+    characters that leave no mark, in how letters are composed (NFC, NFD), or in the script of
+    letters that look alike, are one client. Rounds
     are whole numbers. Other columns are ignored.
 
     Args:
@@ -266,7 +267,9 @@ class _Source:
                 f"{t}::VARCHAR AS round, {read.fault} AS fault FROM {read.table}"
             )
             text = db.execute("DESCRIBE source").fetchall()[1][1] == "VARCHAR"
-            client, spelling = (_CLIENT, f"nullif(client, {_SEEN})") if text else ("client", "NULL")
+            client, spelling = (
+                (_CLIENT, f"nullif(client, {_SKELETON})") if text else ("client", "NULL")
+            )
             number = (
                 "CASE WHEN regexp_full_match(round, '[0-9]{1,9}') THEN CAST(round AS INTEGER) END"
             )
@@ -350,6 +353,9 @@ class _Source:
             ) WHERE twice"""
         ).fetchall()[0]
         if repeated and self.form.duplicates == "refuse":
+            spelling = "SELECT min(coalesce(spelling, client)) FROM log"
+            where = "WHERE client = ? AND round = ?"
+            client = db.execute(f"{spelling} {where}", [client, t]).fetchall()[0][0]
             raise ValueError(
                 f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!a} "
                 f"in round {t}: two contributions of one client to one round are covered by no "

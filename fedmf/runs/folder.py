@@ -43,18 +43,17 @@ import numpy as np
 
 from fedmf.files import (
     append_privately,
-    check_archive,
     expanded,
     lock,
     make_folder,
     write_atomically,
 )
 from fedmf.mechanisms import Mechanism, load_mechanism
-from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.metric_table import columns, metrics_csv
+from fedmf.runs.reading import read_object, read_rows, read_weights, rows_of
 
 _KEPT_CHECKPOINTS = 2
 _SUMMED_UP = (
@@ -203,7 +202,7 @@ class RunFolder:
             the one that the run was begun with.
         """
         try:
-            content = _read_object(self.path / IDENTITY)
+            content = read_object(self.path / IDENTITY)
             recorded, run = content["files"], content["run"]
             if sorted(recorded) != sorted(_BOUND) or not isinstance(run, dict):
                 raise TypeError("not as it was written")
@@ -295,7 +294,7 @@ class RunFolder:
         """Rounds whose results somebody may have seen: of the checkpoints, of the metrics, and of
         crashes before them.
         """
-        seen = [row["round"] + 1 for row in _read_rows(self.path / "metrics.jsonl")]
+        seen = [row["round"] + 1 for row in read_rows(self.path / "metrics.jsonl")]
         return max([self.saved_rounds(), self.rounds_before_crashes(), *seen])
 
     def rounds_before_crashes(self) -> int:
@@ -322,7 +321,7 @@ class RunFolder:
         for name in ("metrics.jsonl", "timings.jsonl"):
             path = self.path / name
             if path.exists():
-                lines = [line for line, row in _rows_of(path) if row["round"] < rounds_done]
+                lines = [line for line, row in rows_of(path) if row["round"] < rounds_done]
                 write_atomically(path, "".join(line + "\n" for line in lines), mode=0o600)
 
     @contextlib.contextmanager
@@ -362,7 +361,7 @@ class RunFolder:
 
     def write_table(self) -> None:
         """Writes metrics.csv."""
-        rows = _read_rows(self.path / "metrics.jsonl")
+        rows = read_rows(self.path / "metrics.jsonl")
         write_atomically(self.path / "metrics.csv", metrics_csv({self.path.name: rows}), mode=0o600)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
@@ -390,54 +389,6 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def read_weights(path: pathlib.Path) -> list[np.ndarray]:
-    """The arrays of `RunFolder.write_weights`.
-
-    Raises:
-      ValueError: the file is damaged or missing.
-    """
-    try:
-        check_archive(path)
-        with np.load(path, allow_pickle=False) as arrays:
-            return [arrays[f"weight_{i}"] for i in range(len(arrays.files))]
-    except READ_ERRORS as error:
-        raise ValueError(
-            f"{path} is damaged or missing ({error}): put back the run's own file"
-        ) from error
-
-
-def _rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-    """(line, row) of every row; a last line without its end was being written when the run was
-    killed, and does not count.
-    """
-    lines = path.read_bytes().split(b"\n")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        last = number == len(lines)
-        try:
-            row = json.loads(line)
-            whole = isinstance(row, dict) and isinstance(row.get("round"), int)
-        except ValueError:
-            whole = False
-        if whole:
-            rows.append((line.decode(), row))
-        elif not last:
-            raise ValueError(
-                f"line {number} of {path} is damaged: it must be a JSON object with a round"
-            )
-    return rows
-
-
-def _read_object(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} holds a {type(content).__name__}, not an object")
-    return content
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -526,15 +477,15 @@ class Run:
             return Run(
                 path=folder,
                 config=TrainConfig.from_mapping(
-                    _read_object(folder / "config.json"), str(folder / "config.json")
+                    read_object(folder / "config.json"), str(folder / "config.json")
                 ),
-                plan=_read_object(folder / "plan.json"),
-                metrics=_read_rows(folder / "metrics.jsonl"),
-                timings=_read_rows(folder / "timings.jsonl"),
+                plan=read_object(folder / "plan.json"),
+                metrics=read_rows(folder / "metrics.jsonl"),
+                timings=read_rows(folder / "timings.jsonl"),
                 statement=(folder / "statement.md").read_text(encoding="utf-8"),
                 mechanism=load_mechanism(folder / "mechanism.npz"),
                 **{
-                    name: _read_object(file) if (file := folder / f"{name}.json").exists() else None
+                    name: read_object(file) if (file := folder / f"{name}.json").exists() else None
                     for name in ("result", "clients", "fine_tuned")
                 },
             )
@@ -543,7 +494,3 @@ class Run:
                 f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): "
                 "run it again in another folder"
             ) from error
-
-
-def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    return [row for _, row in _rows_of(path)] if path.exists() else []

@@ -87,7 +87,7 @@ class Roster:
         """A plain client as people see it: ids that look alike are one client's, as in a log's
         audit.
         """
-        return identifiers.seen(str(client))
+        return identifiers.skeleton(str(client))
 
     def number(self, client: Client) -> int:
         """A plain client's number in the ledger, from now on."""

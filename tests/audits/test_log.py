@@ -3,6 +3,7 @@ that is no log.
 """
 
 import json
+import re
 import subprocess
 import sys
 
@@ -268,7 +269,12 @@ def test_a_name_is_no_pattern(tmp_path, kind):
     assert read_log(named, rounds=8)[1].max_participations == 4
 
 
-ALIKE = {"joined and NFD": ("zo\u00e9", "zoe\u034f\u0301"), "at the end": ("anna", "anna\u3164")}
+ALIKE = {
+    "joined and NFD": ("zo\u00e9", "zoe\u034f\u0301"),
+    "at the end": ("anna", "anna\u3164"),
+    "scripts": ("anna", "\u0430nna"),
+    "no Latin letter": ("\u0430\u043d\u043d\u0430", "a\u043d\u043d\u0430"),
+}
 
 
 class TestLookalikes:
@@ -293,6 +299,16 @@ class TestLookalikes:
         with refusal("client 'anna' in round 0:"):
             read_log(path, rounds=1)
         assert read_log(path, rounds=1, duplicates="once")[1].cohort_sizes.tolist() == [2]
+
+    def test_a_client_is_shown_as_the_log_writes_it(self, tmp_path):
+        """Not as its skeleton, which mixes scripts and stands nowhere in the log."""
+        anna = "\u0430\u043d\u043d\u0430"
+        path = write(tmp_path / "log.csv", [(anna, 0), ("bob", 1)])
+        with log.sorted_log(path, rounds=8) as sorted_rows:
+            assert {sorted_rows.client(row) for row in range(2)} == {anna, "bob"}
+        twice = write(tmp_path / "twice.csv", [(anna, 0), (anna, 0)])
+        with refusal(re.escape(f"client {anna!a} in round 0:")):
+            read_log(twice, rounds=1)
 
 
 def test_rounds_behind_the_last_of_a_log_count_as_much_as_the_plan_allows(tmp_path):

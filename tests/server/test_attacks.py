@@ -201,6 +201,18 @@ class TestClients:
                 with refusal("took part in round 0"):
                     keeper.add(update(), client=one)
 
+    def test_of_look_alike_ids_are_one(self, tmp_path):
+        keeper = server(tmp_path / "server")
+        keeper.add(update(), client="A")
+        for alike in ("\u0410", "\u0391", "\uff21"):
+            with refusal("is in round 0 already"):
+                keeper.add(update(), client=alike)
+        keeper.release()
+        with refusal("took part in round 0"):
+            keeper.add(update(), client="\u0410")
+        assert keeper.cohort(available=["\u0410", "b"]) == ["b"]
+        assert keeper.clients == ["A"]
+
     def test_cannot_be_taken_off_the_ledger(self):
         keeper = server()
         keeper.add(update(), client=1)

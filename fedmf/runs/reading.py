@@ -1,0 +1,69 @@
+"""Reads the files of a run: rows, objects and weights."""
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedmf.files import check_archive
+from fedmf.mechanisms.storage import READ_ERRORS
+
+
+def read_weights(path: pathlib.Path) -> list[np.ndarray]:
+    """The arrays of `RunFolder.write_weights`.
+
+    Raises:
+      ValueError: the file is damaged or missing.
+    """
+    try:
+        check_archive(path)
+        with np.load(path, allow_pickle=False) as arrays:
+            return [arrays[f"weight_{i}"] for i in range(len(arrays.files))]
+    except READ_ERRORS as error:
+        raise ValueError(
+            f"{path} is damaged or missing ({error}): put back the run's own file"
+        ) from error
+
+
+def rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
+    """Reads (line, row) of every row.
+
+    A last line without its end was being written when the run was killed, and does not count.
+    """
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        last = number == len(lines)
+        try:
+            row = json.loads(line)
+            whole = isinstance(row, dict) and isinstance(row.get("round"), int)
+        except ValueError:
+            whole = False
+        if whole:
+            rows.append((line.decode(), row))
+        elif not last:
+            raise ValueError(
+                f"line {number} of {path} is damaged: it must be a JSON object with a round"
+            )
+    return rows
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+      ValueError: the file holds something else.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the rows of a file; none where there is no file."""
+    return [row for _, row in rows_of(path)] if path.exists() else []
