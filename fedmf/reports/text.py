@@ -73,15 +73,6 @@ def metric_name(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def smaller_is_better(metric: str) -> bool:
-    """Whether the metric is an error by its name.
-
-    >>> [smaller_is_better(name) for name in ("mean_squared_error", "perplexity", "accuracy")]
-    [True, True, False]
-    """
-    return any(word in metric for word in ("error", "loss", "perplexity"))
-
-
 def duration(seconds: float) -> str:
     """Seconds as people say them.
 

@@ -20,3 +20,12 @@ def figures_note(runs: Sequence[Run]) -> str:
     if 1 in seeds:
         sentences.append(f"{'Figures' if seeds == {1} else 'Some figures'} are of one seed.")
     return " ".join(sentences)
+
+
+def smaller_is_better(metric: str) -> bool:
+    """Returns whether the metric is an error by its name.
+
+    >>> [smaller_is_better(name) for name in ("mean_squared_error", "perplexity", "accuracy")]
+    [True, True, False]
+    """
+    return any(word in metric for word in ("error", "loss", "perplexity"))

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,8 +63,9 @@ class MetricsStream:
         exact, in any order.
 
         Args:
-          values: its "accuracy" and "loss". One that is beyond its range counts as the nearer end,
-            and NaN as the middle.
+          values: its "accuracy" and "loss". One that is beyond its range counts as the nearer end.
+            A loss of NaN or minus infinity is that of a model that diverged: it counts as
+            largest_loss, with an accuracy of 0. So does an accuracy that is not finite as 0.
 
         Raises:
           TypeError, ValueError: other names, or a value that is no number; the error tells none.
@@ -74,11 +76,15 @@ class MetricsStream:
         given = dict(values)
         if given.keys() != self._ends.keys():
             raise ValueError(f"metrics={sorted(map(str, given))}: {hint}")
+        numbers = {name: _number(name, given[name]) for name in self._ends}
+        if not math.isfinite(numbers["accuracy"]):
+            numbers["accuracy"] = 0.0
+        if math.isnan(numbers["loss"]) or numbers["loss"] == -math.inf:
+            numbers = {"accuracy": 0.0, "loss": math.inf}
         parts = [1.0]
         for name, end in self._ends.items():
-            value = _number(name, given[name])
-            held = end / 2 if math.isnan(value) else min(max(value, 0.0), end)
-            parts.append(held / end * 2 - 1)
+            bounded = min(max(numbers[name], 0.0), end)
+            parts.append(bounded / end * 2 - 1)
         exact: np.ndarray = np.trunc(self._weight * np.array(parts) * 2**30) / 2**30
         return exact
 
@@ -132,5 +138,6 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(f"`metrics` has a {kind} for {name}: give an int or a float")
     try:
         return float(value)
-    except OverflowError:  # an int beyond float64
-        return math.inf if value > 0 else -math.inf
+    except OverflowError:  # an int beyond float64, which is finite
+        largest = sys.float_info.max
+        return largest if value > 0 else -largest

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from fedmf.reports.groups import TUNED, differing, private_curve, show, validation_curve
-from fedmf.reports.text import metric_name, smaller_is_better
+from fedmf.reports.text import metric_name
 from fedmf.runs.config import TrainConfig
+from fedmf.runs.figures import smaller_is_better
 from fedmf.runs.folder import Run
 from fedmf.sweeps.runs import run_folder
 

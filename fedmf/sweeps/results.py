@@ -24,8 +24,8 @@ from fedmf.reports.groups import (
     simulation_note,
     validation_curve,
 )
-from fedmf.reports.text import aligned, metric_name, plain, smaller_is_better
-from fedmf.runs.figures import figures_note
+from fedmf.reports.text import aligned, metric_name, plain
+from fedmf.runs.figures import figures_note, smaller_is_better
 from fedmf.runs.folder import Run, RunFolder
 
 
@@ -127,11 +127,23 @@ def score_of(run: Run, smoothed_over: int = 0) -> float:
 
     NaN of a model that diverged.
     """
+    if _has_diverged(run):
+        return math.nan
     if run.config.private_metrics:
         value = next(iter(private_curve(run, "accuracy")[1][::-1]), math.nan)
     else:
         value = validation_of(run, smoothed_over)
     return _larger_is_better(run, value)
+
+
+def _has_diverged(run: Run) -> bool:
+    """Returns whether the last validation loss is not finite.
+
+    The headline metric does not show that: of outputs that are NaN the first class is the largest,
+    and an accuracy is the share of that class.
+    """
+    loss = run.result["validation"].get("loss", 0.0) if run.result else 0.0
+    return not math.isfinite(loss)
 
 
 def _larger_is_better(run: Run, value: float) -> float:
@@ -193,7 +205,10 @@ def _best(
     }
     (metric,) = {run.plan["task"]["headline_metric"] for runs in tried.values() for run in runs}
     sign = -1 if smaller_is_better(metric) else 1
-    means = {setting: sign * np.mean(values) for setting, values in metrics.items()}
+    means = {
+        setting: -math.inf if any(map(_has_diverged, tried[setting])) else sign * np.mean(values)
+        for setting, values in metrics.items()
+    }
     # A model that diverged is no best one.
     best = max(
         means, key=lambda setting: means[setting] if math.isfinite(means[setting]) else -math.inf

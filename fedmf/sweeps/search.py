@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedmf.privacy.flat_config import TARGETS
-from fedmf.reports.text import metric_name, smaller_is_better
+from fedmf.reports.text import metric_name
 from fedmf.runs.config import TrainConfig, read_config_file
+from fedmf.runs.figures import smaller_is_better
 from fedmf.runs.folder import Run
 from fedmf.sweeps import grid, results
 from fedmf.sweeps import run as driver

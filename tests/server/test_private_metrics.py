@@ -63,18 +63,22 @@ def test_what_is_no_number_is_refused_and_not_told(value):
     assert repr(value) not in str(caught.value)
 
 
-def test_a_value_beyond_its_range_is_its_end_and_nan_its_middle():
+def test_a_value_beyond_its_range_is_its_end_and_one_that_is_not_finite_the_worst():
     metrics = metrics_of()
 
-    def centred(loss):
-        part = metrics.contribution({"loss": loss, "accuracy": 0.25})
-        return part[[2, 1]] / part[0]
+    def centred(loss, accuracy=0.25):
+        part = metrics.contribution({"loss": loss, "accuracy": accuracy})
+        return [*(part[[2, 1]] / part[0])]
 
-    assert centred(8.0) == pytest.approx([1.0, -0.5])
-    for value, expected in (
-        (math.inf, 1), (2.0, -0.5), (math.nan, 0), (10**400, 1), (-(10**400), -1), (np.int64(4), 0),
+    for loss, expected in (
+        (8.0, 1), (math.inf, 1), (2.0, -0.5), (10**400, 1), (-(10**400), -1), (np.int64(4), 0),
     ):  # fmt: skip
-        assert centred(value)[0] == pytest.approx(expected)
+        assert centred(loss) == pytest.approx([expected, -0.5])
+    # The largest output of a model whose outputs are NaN is the first: its accuracy says nothing.
+    for loss in (math.nan, -math.inf, np.float32("nan")):
+        assert centred(loss) == pytest.approx([1, -1])
+    for accuracy in (math.nan, math.inf, -math.inf):
+        assert centred(2.0, accuracy) == pytest.approx([-0.5, -1])
 
 
 def test_a_share_of_a_fiftieth_costs_the_updates_one_percent():

@@ -119,6 +119,18 @@ def with_error(run, error, rate=1.0):
     return reached(run, error, metric="accuracy_error")
 
 
+def test_a_model_whose_loss_is_not_finite_is_never_the_best(runs):
+    """Its accuracy is finite: the share of the class that is the first."""
+    best = runs[2]
+    for loss in (math.nan, math.inf, -math.inf):
+        validation = {"accuracy": 0.9, "loss": loss}
+        diverged = dataclasses.replace(runs[4], result=runs[4].result | {"validation": validation})
+        assert math.isnan(score_of(diverged))
+        for order in ([best, diverged], [diverged, best]):
+            (chosen,) = best_settings(order)
+            assert chosen.tuned == {"server_learning_rate": 0.5}
+
+
 def test_errors_are_minimised(runs):
     assert score_of(with_error(runs[0], 0.75)) == -0.75
     assert math.isnan(score_of(with_error(runs[0], math.inf)))

@@ -159,7 +159,6 @@ class _TrainedModel(tff.learning.models.VariableModel):
 
     @tf.function
     def reset_metrics(self) -> None:
-        # TFF calls it where a client's update is not finite.
-        self._loss_sum.assign(0.0)
-        self._examples.assign(0)
+        # TFF calls it where a client's update is not finite. Its loss stays, as in the fast
+        # execution: it shows that the model diverged.
         self._zeroed.assign(1)

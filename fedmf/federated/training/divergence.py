@@ -2,8 +2,12 @@
 that its noise allows.
 """
 
+import collections
 import math
 import warnings
+from collections.abc import Sequence
+
+import numpy as np
 
 from fedmf.federated.training.callbacks import Callback, Row
 from fedmf.federated.training.under_way import Training
@@ -15,6 +19,7 @@ from fedmf.runs.config import TrainConfig
 # one round above it says nothing.
 START_ROUNDS = 5
 ROUNDS_ABOVE_START = 20
+_WORST_START = f"the worst of the first {START_ROUNDS}"
 # Of the server in the runs that the rule of `fedmf plan learning-rate` was found from.
 RULE_MOMENTUM = 0.95
 # The demo's rates, which were tuned for a small model, are 3 to 4 times the rule's. With 8 times it
@@ -30,8 +35,9 @@ class DivergedRun(RuntimeError):
 class DivergenceWatch:
     """Follows a run's training losses, and says once when it diverges.
 
-    A run diverges if its loss is not finite, or was above all losses of its first 5 rounds for 20
-    rounds in a row. Rounds without examples do not count. A resumed run is watched rightly if it is
+    A run diverges if its loss is not finite, or was for 20 rounds in a row above all losses of its
+    first 5 rounds, or far above that of round 0: see `is_far_above`. A run that learns nothing does
+    not diverge. Rounds without examples do not count. A resumed run is watched rightly if it is
     shown the rounds before, too.
 
     Args:
@@ -42,7 +48,7 @@ class DivergenceWatch:
     def __init__(self, *, server_learning_rate: float, rate_for_noise: float | None) -> None:
         self.server_learning_rate, self.rate_for_noise = server_learning_rate, rate_for_noise
         self._first: list[float] = []
-        self._above = 0
+        self._latest = collections.deque[float](maxlen=ROUNDS_ABOVE_START)
         self._told = False
 
     def observe(self, t: int, train_loss: float, examples: int) -> str | None:
@@ -57,15 +63,20 @@ class DivergenceWatch:
             )
         if len(self._first) < START_ROUNDS:
             self._first.append(train_loss)
+        self._latest.append(train_loss)
+        # Round 0 has the model that the run began with. A run that leaps at once stays above it.
+        untrained_loss, worst_start = self._first[0], max(self._first)
+        if len(self._latest) < ROUNDS_ABOVE_START:
             return None
-        start = max(self._first)
-        self._above = self._above + 1 if train_loss > start else 0
-        if self._above < ROUNDS_ABOVE_START:
+        if min(self._latest) > worst_start:
+            start, what = worst_start, _WORST_START
+        elif is_far_above(self._latest, untrained_loss):
+            start, what = untrained_loss, "that of the model that it began with"
+        else:
             return None
         return self._tell(
             f"the run diverges: in round {t} its training loss is {train_loss:.3g}, and for "
-            f"{ROUNDS_ABOVE_START} rounds it was above "
-            f"{start:.3g}, the worst of the first {START_ROUNDS}"
+            f"{ROUNDS_ABOVE_START} rounds it was above {start:.3g}, {what}"
         )
 
     def _tell(self, what: str, other: str = "") -> str:
@@ -77,6 +88,20 @@ class DivergenceWatch:
             f"{what}: start again with a smaller {other}`server_learning_rate` than "
             f"{self.server_learning_rate:g}{hint}"
         )
+
+
+def is_far_above(losses: Sequence[float], start: float) -> bool:
+    """Returns whether the least of some losses is above `start` by three standard deviations of
+    these losses, or is more than twice `start`.
+
+    `start` is a single loss. Where nothing is learned, 20 losses in a row are all above it in one
+    run of 20, by chance. By three deviations they are in one of thousands.
+
+    >>> is_far_above([44.0, 46.0] * 10, 12.0), is_far_above([12.5, 15.5] * 10, 12.0)
+    (True, False)
+    """
+    margin = min(3 * float(np.std(losses)), abs(start))
+    return min(losses) - start > margin
 
 
 class Divergence(Callback):
@@ -125,7 +150,10 @@ def _loss(row: Row) -> tuple[float, int]:
     guarantee covers. Else the exact one, and of how many examples it is.
     """
     private = row.get("private")
-    return (row["train_loss"], row["examples"]) if private is None else (private["loss"], 1)
+    if private is None:
+        return row["train_loss"], row["examples"]
+    # With less than one client the loss says nothing: it is the middle of its range.
+    return private["loss"], int(private["clients"] >= 1)
 
 
 def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None:

@@ -50,7 +50,8 @@ class EarlyStopping(Callback):
             losses = [
                 mean_over(released[end - every : end], "loss", largest_loss=most) for end in ends
             ]
-        losses = [math.inf if math.isnan(loss) else loss for loss in losses]
+        # Of a loss of minus infinity the model has diverged, too.
+        losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
         before, newest = losses[: -self._patience], losses[-self._patience :]
         if not before or min(newest) < min(before):
             return

@@ -1,9 +1,10 @@
 """The private metrics of a round: the model that it begins with, on its clients' examples."""
 
 import json
+import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedmf.federated.task import Task
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.files import append_privately, write_atomically
 from fedmf.privacy.plan import Plan
+from fedmf.runs.figures import smaller_is_better
 from fedmf.server.metrics_stream import MetricsStream
 
 
@@ -67,7 +69,22 @@ class RoundMetrics:
             except NotFinite:
                 continue
             if count(examples):
-                found = self._evaluator.on(weights, examples)
-                values = {"accuracy": found[self._task.headline], "loss": found["loss"]}
+                evaluated = self._evaluator.on(weights, examples)
+                values = bounded_metrics(evaluated, self._task.headline)
                 total += self._metrics.contribution(values)
         return self._metrics.values(range(t, t + 1), self._metrics.release(t, total))
+
+
+def bounded_metrics(evaluated: Mapping[str, float], headline: str) -> dict[str, float]:
+    """Returns a client's "accuracy", the headline metric, and "loss", as a sum of private metrics
+    takes them: the worst of both where the loss is NaN or minus infinity.
+
+    The worst value of an error is 1, and that of an accuracy is 0.
+    """
+    metric, loss = evaluated[headline], evaluated["loss"]
+    has_diverged = math.isnan(loss) or loss == -math.inf
+    if has_diverged or not math.isfinite(metric):
+        metric = float(smaller_is_better(headline))
+    if has_diverged:
+        loss = math.inf
+    return {"accuracy": metric, "loss": loss}

@@ -11,6 +11,7 @@ from fedmf.federated.training.divergence import (
     ROUNDS_ABOVE_START,
     START_ROUNDS,
     DivergenceWatch,
+    _loss,
     rate_for_noise,
     rate_warning,
 )
@@ -61,6 +62,7 @@ def noisy(losses, seed=0):
     ],
 )
 def test_runs_that_do_not_diverge(plan, losses):
+    """A run that learns nothing is told in 1 of 2500 trials, and so one of 20 in 1 of 125."""
     assert [told(watch(plan), noisy(losses, seed)) for seed in range(20)] == [{}] * 20
 
 
@@ -73,7 +75,26 @@ def test_a_run_that_diverges_is_told_once(plan):
     assert "smaller `server_learning_rate` than 1, such as" in sentence
 
 
-@pytest.mark.parametrize("loss", [np.nan, np.inf])
+@pytest.mark.parametrize("leap", range(1, START_ROUNDS))
+def test_a_run_that_leaps_in_its_first_rounds_is_told(plan, leap):
+    """Losses of two runs: counts with a Poisson loss, and private losses at their largest value."""
+    losses = np.r_[11.93, [9.0, 7.0, 6.0, 5.5][: leap - 1], np.tile([46.5, 43.8], 40)]
+    said = told(watch(plan), losses)
+    assert [*said] == [leap + ROUNDS_ABOVE_START - 1]
+    assert "was above 11.9, that of the model that it began with" in said[19 + leap]
+    capped = np.r_[9.2, 9.2 + 0.2 * np.arange(leap - 1), [10.0] * ROUNDS_ABOVE_START]
+    assert len(told(watch(plan), capped)) == 1
+
+
+def test_a_private_loss_of_no_client_does_not_count():
+    """It is the middle of its range, whatever the model."""
+    row = {"train_loss": 1.0, "examples": 9, "private": {"clients": 0.7, "loss": 5.0}}
+    assert _loss(row) == (5.0, 0)
+    row["private"]["clients"] = 1.2
+    assert _loss(row) == (5.0, 1)
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
 def test_a_loss_that_is_not_finite_is_told_at_once(plan, loss):
     said = told(watch(plan), [5.0, loss, loss])
     assert [*said] == [1]

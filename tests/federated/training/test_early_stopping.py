@@ -50,6 +50,8 @@ def test_it_stops_after_so_many_evaluations_that_are_not_better(largest_loss):
     assert after([5, 4, 6, 3, 3.5, 3.1, 2], 2) == [12]
     assert after([5, 4, 6, 3, 3.5, 3.1, 2], 3) == []
     assert after([5, math.nan, math.nan, 1], 2) == [6]  # no loss is none that is better
+    if largest_loss is None:  # a private loss is finite
+        assert after([5, -math.inf, -math.inf, 1], 2) == [6]
     assert after([5, 4, 6, 7, 8], 2, resumed=8) == [8]  # as before the resume
     assert after([1], 1) == []
 

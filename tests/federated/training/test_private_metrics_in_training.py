@@ -13,6 +13,7 @@ import fedmf
 from fedmf import federated
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
+from fedmf.federated.training.round_metrics import bounded_metrics
 from fedmf.federated.training.under_way import Training
 from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports import write_report
@@ -62,6 +63,21 @@ def test_rows_are_the_sums_of_the_clients_with_the_noise_of_their_own_stream(who
         expected = metrics.values(range(t, t + 1), released)
         assert row["private"].pop("stddev") == pytest.approx(expected.pop("stddev"), rel=1e-4)
         assert row["private"] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize(("headline", "worst"), [("accuracy", 0.0), ("error_rate", 1.0)])
+def test_metrics_of_a_client_whose_loss_is_not_finite_are_the_worst(headline, worst):
+    """test_divergence.py has the end of a run whose losses are."""
+    for loss in (np.nan, -np.inf):
+        assert bounded_metrics({headline: 0.5, "loss": loss}, headline) == {
+            "accuracy": worst,
+            "loss": np.inf,
+        }
+    assert bounded_metrics({headline: np.nan, "loss": 2.0}, headline) == {
+        "accuracy": worst,
+        "loss": 2.0,
+    }
+    assert bounded_metrics({headline: 0.5, "loss": np.inf}, headline)["accuracy"] == 0.5
 
 
 def test_a_resume_releases_the_same(whole, tmp_path):
