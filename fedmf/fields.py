@@ -14,18 +14,50 @@ import numpy as np
 
 from fedmf import checks
 
+# The largest number that arrays of counts, and the programs that fedmf calls, can hold.
+MAX_COUNT = 2**63 - 1
+# The suggestions of a field that takes any path: a shell completes the names of files.
+PATHS = ("",)
 
-def option(default: Any, help: str, check: Callable[[str, Any], Any]) -> Any:
-    """A field whose `check` returns a value in the field's own type; see `check_fields`."""
-    return dataclasses.field(default=default, metadata={"help": help, "check": check})
+
+def option(
+    default: Any,
+    help: str,
+    check: Callable[[str, Any], Any],
+    suggestions: Callable[[], Iterable[str]] | None = None,
+) -> Any:
+    """Returns a field whose `check` returns a value in the field's own type; see `check_fields`.
+
+    Args:
+      default: the field's default.
+      help: what a command's help shows.
+      check: (name, value) -> value.
+      suggestions: returns what a shell completes. PATHS stands for any file.
+    """
+    metadata = {"help": help, "check": check, "suggestions": suggestions}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def whole(default: int | None, help: str, *, low: int = 1) -> Any:
-    """An int of at least `low`, 0 or 1."""
+    """Returns a field for a count of at least `low`, 0 or 1, that fits into 64 bits."""
     hint = f"use a {'positive' if low else 'non-negative'} whole number"
-    return option(
-        default, help, lambda name, value: checks.integer(name, value, low=low, hint=hint)
-    )
+
+    def check(name: str, value: Any) -> int:
+        number = checks.integer(name, value, low=low, hint=hint)
+        if number > MAX_COUNT:
+            raise ValueError(
+                f"{name}={number} does not fit into 64 bits: use a whole number of at most 18 "
+                "digits"
+            )
+        return number
+
+    return option(default, help, check)
+
+
+def seed(default: int, help: str) -> Any:
+    """Returns a field for a seed: a whole number of any length."""
+    hint = "use a non-negative whole number"
+    return option(default, help, lambda name, value: checks.integer(name, value, low=0, hint=hint))
 
 
 def real(default: float | None, help: str, *, zero: bool = False, below: float = math.inf) -> Any:
@@ -39,8 +71,13 @@ def real(default: float | None, help: str, *, zero: bool = False, below: float =
 
 
 def choice(default: str | None, help: str, choices: Callable[[], Iterable[str]]) -> Any:
-    """One of some strings."""
-    return option(default, help, lambda name, value: checks.one_of(name, value, tuple(choices())))
+    """Returns a field for one of some strings."""
+    return option(
+        default,
+        help,
+        lambda name, value: checks.one_of(name, value, tuple(choices())),
+        suggestions=choices,
+    )
 
 
 def flag(default: bool, help: str) -> Any:
@@ -56,17 +93,26 @@ def flag(default: bool, help: str) -> Any:
     return option(default, help, check)
 
 
-def text(default: str | None, help: str) -> Any:
-    """A str; a path is kept as one."""
+def text(
+    default: str | None, help: str, suggestions: Callable[[], Iterable[str]] | None = None
+) -> Any:
+    """Returns a field for a str that is not empty; a path is kept as one."""
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str | os.PathLike):
             raise TypeError(
                 f"{name}={value!r} is a {type(value).__name__}, not a str: pass it as text"
             )
+        if not os.fspath(value):
+            raise ValueError(f"{name}='' is empty: give a text, or leave `{name}` out")
         return os.fspath(value)
 
-    return option(default, help, check)
+    return option(default, help, check, suggestions)
+
+
+def path(default: str | None, help: str) -> Any:
+    """Returns a field for the path of a file or folder, kept as a str."""
+    return text(default, help, suggestions=lambda: PATHS)
 
 
 def checked(check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING) -> Any:

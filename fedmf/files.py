@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import secrets
+import shlex
 import weakref
 import zipfile
 from collections.abc import Callable
@@ -34,6 +35,17 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
     whole = pathlib.Path(full)
     # pathlib drops "./", and a second expansion would take the name for a user's.
     return whole.absolute() if str(whole).startswith("~") else whole
+
+
+def shell_path(path: str | os.PathLike[str]) -> str:
+    """Returns a path as a command line takes it: in quotes where a shell needs them, and with ./ in
+    front of what would be an option or a home folder.
+
+    >>> shell_path("runs/first"), shell_path("my run"), shell_path("-x")
+    ('runs/first', "'my run'", './-x')
+    """
+    text = os.fspath(path)
+    return shlex.quote(f"./{text}" if text.startswith(("-", "~")) else text)
 
 
 def write_atomically(

@@ -159,7 +159,7 @@ def schedule_text(name: str, value: Any) -> str:
             starts, shares = _parsed(pathlib.Path(text).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"{name}={_short(str(value))} is neither a schedule nor a file of one: {_HINT}"
+                f"{name}={_short(str(value))!r} is neither a schedule nor a file of one: {_HINT}"
             ) from error
     steps = [f"{start}:" for start in starts] or [""] * len(shares)
     return " ".join(f"{step}{share}" for step, share in zip(steps, shares, strict=True))

@@ -38,7 +38,7 @@ class PartitionOptions(fields.Checked):
         partition.check_text,
     )
     clients: int | None = fields.whole(None, "With a partition: the number of clients to make.")
-    partition_seed: int = fields.whole(0, "With a partition: another seed, other clients.", low=0)
+    partition_seed: int = fields.seed(0, "With a partition: another seed, other clients.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

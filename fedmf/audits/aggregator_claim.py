@@ -22,6 +22,7 @@ PLAYS = tuple(
 # Chance, at most, to miss a departure that a play is said to see.
 MISS_RATE = 1e-6
 _LEAST_ENTRIES = 256
+_MAX_CLIENTS = 1_000_000
 
 
 def _shapes(name: str, value: Any) -> str:
@@ -33,7 +34,7 @@ def _shapes(name: str, value: Any) -> str:
 
 
 def _clients(name: str, value: Any) -> int:
-    return checks.integer(name, value, low=2, hint="one of two may drop out")
+    return checks.integer(name, value, low=2, high=_MAX_CLIENTS, hint="one of two may drop out")
 
 
 def _left_out(name: str, value: Any) -> str:
@@ -76,7 +77,7 @@ class AggregatorClaim(fields.Checked):
     leave_out: str | None = fields.option(
         None, "Plays that are not played, as one,weights.", _left_out
     )
-    seed: int = fields.whole(1, "Of the updates that are sent.", low=0)
+    seed: int = fields.seed(1, "Of the updates that are sent.")
     false_positive_rate: float = fields.real(
         FALSE_POSITIVE_RATE, "Chance, at most, that an honest function fails any play.", below=1
     )

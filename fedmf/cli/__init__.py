@@ -3,6 +3,7 @@
 Commands import what they need when they run: `fedmf --help` must answer at once.
 """
 
+import contextlib
 import sys
 import traceback
 
@@ -22,7 +23,7 @@ from fedmf.cli.plan import plan
 from fedmf.cli.run import demo, report, train
 from fedmf.cli.stopped import no_half_archives
 from fedmf.cli.sweep import sweep
-from fedmf.terminal import interrupts
+from fedmf.terminal import interrupts, output
 
 # What people do -> the commands for it.
 SECTIONS = {
@@ -61,12 +62,29 @@ def main(arguments: list[str] | None = None) -> None:
     and the number of a signal that ended it.
 
     Ctrl-C is such a signal (130), SIGTERM (143) and SIGHUP (129) are taken for it. Errors are one
-    sentence on standard error; --debug adds the traceback.
+    sentence on standard error; --debug adds the traceback. Where nobody reads the output any more,
+    as under `| head`, it ends in silence, with the status of a tool that SIGPIPE ends (141).
     """
     with interrupts.handled(*interrupts.ENDING_SIGNALS), no_half_archives():
-        status = _status(arguments)
+        status = _flushed_status(arguments)
     if status:
         sys.exit(status)
+
+
+def _flushed_status(arguments: list[str] | None) -> int:
+    """Runs the command, writes all of its output and returns the exit status."""
+    try:
+        status = _status(arguments)
+        unwritten = output.flush()
+    except OSError as error:  # of the sentence that says how the command ended
+        status = 1
+        unwritten = error
+        output.flush()
+    if unwritten is None or output.is_lost_reader(unwritten):
+        return status if unwritten is None else output.LOST_READER
+    with contextlib.suppress(OSError):
+        say("error", f"the output cannot be written ({unwritten.strerror})")
+    return status or 1
 
 
 def _status(arguments: list[str] | None) -> int:
@@ -78,6 +96,8 @@ def _status(arguments: list[str] | None) -> int:
     try:
         cli.main(args=arguments, prog_name="fedmf", standalone_mode=False, color=colors())
     except SystemExit as stop:
+        if stop.code == 1 and output.has_lost_reader():  # Click replaces the error by this status.
+            return output.LOST_READER
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except (click.Abort, KeyboardInterrupt):
         return _interrupted("interrupted", 128 + interrupts.first_received())
@@ -91,6 +111,13 @@ def _status(arguments: list[str] | None) -> int:
             return error.exit_code
         say("error", " ".join(error.format_message().split()))
         return error.exit_code
+    except OSError as error:
+        if output.is_lost_reader(error):
+            return output.LOST_READER
+        if debug:
+            traceback.print_exc()
+        say("error", one_line(error))
+        return 1
     except Exception as error:
         if debug:
             traceback.print_exc()

@@ -16,8 +16,10 @@ from fedmf.cli.options import (
     COUNT,
     PATH,
     RUN,
+    FilePath,
     Gigabytes,
     OutputFile,
+    Whole,
     in_one,
     json_option,
     plan_config,
@@ -99,9 +101,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
         "--client-column", default="client", help="Column of clients: whole numbers or texts."
     ),
     click.option("--round-column", default="round", help="Column of rounds."),
-    click.option(
-        "--first-round", type=click.IntRange(0), default=0, help="Number of the first round."
-    ),
+    click.option("--first-round", type=Whole(0), default=0, help="Number of the first round."),
     click.option(
         "--duplicates",
         type=click.Choice(["refuse", "once"]),
@@ -119,7 +119,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
     click.option("--memory", type=Gigabytes(), default=1.0, help="GB that sorting may take."),
     click.option(
         "--folder",
-        type=click.Path(exists=True, file_okay=False, writable=True, path_type=pathlib.Path),
+        type=FilePath(exists=True, file_okay=False, writable=True),
         help="For temporary files, as large as the log.  [default: the system's]",
     ),
 )
@@ -155,6 +155,7 @@ def log(
     """
     from fedmf.audits.guarantee import audit_log
     from fedmf.audits.log import LogForm
+    from fedmf.files import shell_path
     from fedmf.privacy.describe import ALWAYS_SAID
     from fedmf.privacy.flat_config import OF_THE_FIT
 
@@ -172,8 +173,8 @@ def log(
             for name, value in values.items()
             if value is not None
         ]
-        files = shlex.join([log_file.name, promise["mechanism_file"].name])
-        command = " ".join(["fedmf audit log", files, *flags])
+        files = [shell_path(file.name) for file in (log_file, promise["mechanism_file"])]
+        command = " ".join(["fedmf audit log", *files, *flags])
         _write(
             statement,
             result.statement_values(subject="log", pretraining=pretraining, commands=[command]),
@@ -295,7 +296,7 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
     ),
     click.option(
         "--trials",
-        type=click.IntRange(0),
+        type=Whole(0),
         default=20_000,
         help="Of the distinguishing game; 0 for none.",
     ),

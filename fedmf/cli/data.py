@@ -14,6 +14,7 @@ from fedmf.cli.options import (
     PATH,
     OutputFile,
     TaskCommand,
+    Whole,
     chosen_options,
     in_one,
     json_option,
@@ -58,7 +59,7 @@ def data() -> None:
     click.option(
         "--words",
         "vocabulary_size",
-        type=click.IntRange(_MIN_WORDS),
+        type=Whole(_MIN_WORDS),
         help="stackoverflow_nwp: different words of the language.  [default: 1000]",
     ),
     click.option(

@@ -1,6 +1,7 @@
 """What a command says when it cannot work: one sentence in the words of the command line."""
 
 import contextlib
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from fedmf.cli.help import Context, SectionedCommand, TaskFieldOption, say
-from fedmf.terminal import interrupts
+from fedmf.terminal import interrupts, output
 
 QUOTES = "'\""
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
@@ -61,6 +62,17 @@ class Command(SectionedCommand):
     Options of `in_one` reach its function as one argument.
     """
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the command line; a file that is named like an option, such as -x, is that file."""
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption:
+            paths = [_with_folder(argument) for argument in typed]
+            if paths == typed:
+                raise
+            return super().parse_args(ctx, paths)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
         for parameter in self.get_params(ctx):
@@ -74,8 +86,21 @@ class Command(SectionedCommand):
             raise type(error)(in_option_names(error.message, ctx)) from error.__cause__
         except interrupts.Interrupted as stop:
             raise type(stop)(in_option_names(str(stop), ctx)) from None
+        except MemoryError as error:
+            raise click.ClickException(
+                f"there is not enough memory ({one_line(error)}): use smaller numbers, or a larger "
+                "machine"
+            ) from error
         except (ValueError, TypeError, OSError, ImportError) as error:
+            if output.is_lost_reader(error):
+                raise
             raise click.ClickException(in_option_names(one_line(error), ctx)) from error
+
+
+def _with_folder(argument: str) -> str:
+    """Returns ./-x for -x where that is a file or folder."""
+    is_named_like_an_option = argument.startswith("-") and argument.strip("-")
+    return f"./{argument}" if is_named_like_an_option and os.path.lexists(argument) else argument
 
 
 class Group(click.Group):
@@ -132,7 +157,8 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
             return negative
         if value == "None":
             return f"{name} (not given)"
-        return f"{name} {value if ' ' in value else value.strip(QUOTES)}"
+        bare = value.strip(QUOTES)
+        return f"{name} {bare if bare and ' ' not in bare else value}"
 
     def of_the_task(match: re.Match[str]) -> str:
         name = match["alone"] or match["argument"]

@@ -17,6 +17,7 @@ import click
 
 from fedmf.cli.errors import BadArgument, Command, arguments_checked, one_line, with_option_names
 from fedmf.cli.help import CONFIG_SECTIONS, SectionOption, TaskFieldOption
+from fedmf.fields import MAX_COUNT
 
 if TYPE_CHECKING:
     from fedmf.privacy.config import PlanConfig
@@ -25,12 +26,53 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _MAX_SEED_DIGITS = 4000  # Python's int() reads no longer texts
 
-COUNT = click.IntRange(min=1)
-PATH = click.Path(path_type=pathlib.Path)
-EXISTING = click.Path(exists=True, path_type=pathlib.Path)
-EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=pathlib.Path)
 # A share from 0 to 1.
 SHARE = click.FloatRange(0, 1)
+
+
+class Whole(click.IntRange):
+    """A whole number of at least `min` that fits into 64 bits."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number."""
+        number = super().convert(value, param, ctx)
+        if number > MAX_COUNT:
+            self.fail(f"{value} does not fit into 64 bits: use fewer digits", param, ctx)
+        return number
+
+
+class FilePath(click.Path):
+    """A path, which is not empty."""
+
+    def __init__(
+        self,
+        *,
+        exists: bool = False,
+        file_okay: bool = True,
+        dir_okay: bool = True,
+        writable: bool = False,
+    ) -> None:
+        super().__init__(
+            exists=exists,
+            file_okay=file_okay,
+            dir_okay=dir_okay,
+            writable=writable,
+            path_type=pathlib.Path,
+        )
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the path."""
+        if value == "":
+            self.fail("'' is empty: name a file or folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+COUNT = Whole(min=1)
+PATH = FilePath()
+EXISTING = FilePath(exists=True)
+EXISTING_FILE = FilePath(exists=True, dir_okay=False)
 
 
 class OneOf(click.Choice[str]):
@@ -66,7 +108,7 @@ class Parsed(click.ParamType[Any], abc.ABC):
         """The value of a text."""
 
 
-class _RunFolder(click.Path):
+class _RunFolder(FilePath):
     """The folder of a run."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -78,7 +120,7 @@ class _RunFolder(click.Path):
             return RunFolder.open(path).path
 
 
-RUN = _RunFolder(path_type=pathlib.Path)
+RUN = _RunFolder()
 
 
 class OutputFile(Parsed):
@@ -263,9 +305,9 @@ def options_of(
             section = CONFIG_SECTIONS.get(field.name, section)
         if (names and field.name not in names) or field.name in leave_out:
             continue
-        settings: dict[str, Any] = {"default": None, "cls": SectionOption, "section": section}
-        if defaults and field.name not in required:
-            settings["default"] = field.default
+        settings: dict[str, Any] = {"cls": SectionOption, "section": section}
+        if field.name not in required:  # Click takes None for a default: nothing would be missing.
+            settings["default"] = field.default if defaults else None
         help_text = field.metadata["help"]
         if field.name == "mechanism_options":  # each an option of its own: `FamilyCommand`
             continue

@@ -12,6 +12,7 @@ from fedmf.cli.options import (
     EXISTING_FILE,
     SHARE,
     OutputFile,
+    Whole,
     in_one,
     json_option,
     options_of,
@@ -49,7 +50,7 @@ _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participati
     ),
     click.option(
         "--timer-jitter",
-        type=click.IntRange(0),
+        type=Whole(0),
         default=0,
         help="Rounds by which timers may fire early.",
     ),
@@ -68,7 +69,7 @@ _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participati
     ),
     click.option(
         "--seeds",
-        type=click.IntRange(2),
+        type=Whole(2),
         help="With --schema budget: repetitions of the comparison.  [default: 3]",
     ),
     click.option(
@@ -192,7 +193,8 @@ def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
         return None
     if file is None:
         raise ValueError(
-            "mechanism is missing: with --schema budget give the file that `fedmf fit --out` wrote"
+            "`mechanism` is missing: with --schema budget give the file that `fedmf fit --out` "
+            "wrote"
         )
     budget = fedmf.Budget.of(fedmf.load_mechanism(file), config.participation())
     return budget if pace is None else dataclasses.replace(budget, pace=pace)

@@ -13,6 +13,7 @@ from fedmf.cli.options import (
     EXISTING_FILE,
     PATH,
     ConfigCommand,
+    Whole,
     chosen_options,
     config_values,
     in_one,
@@ -53,7 +54,7 @@ from fedmf.cli.options import (
     ),
     click.option(
         "--smoothed-over",
-        type=click.IntRange(0),
+        type=Whole(0),
         default=0,
         help="Rounds at the end whose validations are averaged to choose the best by (the banded "
         "paper: 400); 0 for the last one alone",

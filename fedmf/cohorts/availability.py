@@ -46,7 +46,7 @@ class Independent(fields.Checked):
     """
 
     probability: float = fields.checked(checks.probability)
-    seed: int = fields.whole(0, "", low=0)
+    seed: int = fields.seed(0, "")
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Bool (clients,): a coin for every (client, round)."""
@@ -140,7 +140,7 @@ class Diurnal(fields.Checked):
     unmetered: Window = fields.checked(_window, _UNMETERED)
     phase_hours: float = fields.checked(_hours, 1.0)
     start_hour: float = fields.checked(_hours, 0.0)
-    seed: int = fields.whole(0, "", low=0)
+    seed: int = fields.seed(0, "")
 
     def local_hours(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Hours since midnight of day 0 at the clients' places, float64 (clients,)."""

@@ -36,7 +36,7 @@ class DeviceBehavior(fields.Checked):
     dropout: float = fields.checked(checks.probability, 0.0)
     noncompliant_fraction: float = fields.checked(checks.probability, 0.0)
     timer_jitter: int = fields.whole(0, "", low=0)
-    seed: int = fields.whole(0, "", low=0)
+    seed: int = fields.seed(0, "")
 
     @property
     def timers_as_asked(self) -> bool:

@@ -51,9 +51,7 @@ class Participation(fields.Checked):
     6
     """
 
-    rounds: int = fields.checked(
-        functools.partial(checks.integer, low=1, hint="pass the number of rounds, a positive int")
-    )
+    rounds: int = fields.checked(checks.rounds)
     schema: str = fields.checked(functools.partial(checks.one_of, choices=SCHEMAS))
     # Given as None, both become ints in __post_init__; readers only ever see ints, which __init__'s
     # signature cannot say.

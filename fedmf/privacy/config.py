@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
-from fedmf import fields, workloads
+from fedmf import checks, fields, workloads
 from fedmf.checks import meant
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism
@@ -66,7 +66,7 @@ class PlanConfig:
     """
 
     # Who takes part
-    rounds: int = fields.whole(2052, "Rounds of training.")
+    rounds: int = fields.option(2052, "Rounds of training.", checks.rounds)
     cohort_size: int = fields.whole(100, "Clients of a round.")
     claimed_cohort: int | None = fields.whole(
         None,
@@ -109,7 +109,7 @@ class PlanConfig:
     family: str = fields.choice(
         "banded", f"none (no noise), {', '.join(fitted_families())}, or file.", families
     )
-    mechanism: str | None = fields.text(
+    mechanism: str | None = fields.path(
         None, "With family=file: a mechanism that `fedmf fit` wrote, with any options."
     )
     bands: int | None = fields.whole(

@@ -1,10 +1,10 @@
 """A plan in words and plain JSON types: its summary, its guarantee and its statement."""
 
 import dataclasses
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedmf.files import shell_path
 from fedmf.mechanisms.budget import most_rounds
 from fedmf.privacy import statement as _statement
 from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, picture
@@ -261,5 +261,5 @@ def calibrate_command(
     stop = [] if plan.longer is None else [f"--stop-after {plan.mechanism.rounds}"]
     said = PlanConfig.of(whole) if config is None else config.stating(whole)
     flags = said.flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
-    words = [shlex.quote(mechanism), *flags, *stop, "--statement", *["--rdp"] * rdp]
+    words = [shell_path(mechanism), *flags, *stop, "--statement", *["--rdp"] * rdp]
     return " ".join(["fedmf calibrate", *words])

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from fedmf.files import make_folder, write_atomically
+from fedmf.files import make_folder, shell_path, write_atomically
 from fedmf.privacy.rounding import up
 from fedmf.reports import plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
@@ -137,14 +137,16 @@ def _commands(runs: list[Run], title: str) -> list[str]:
     """What makes the runs again, with noise of another seed, and this report; in the folder that
     holds the run folders.
     """
-    names = tables.folder_names(runs)
-    quoted = [shlex.quote(names[id(run)]) for run in runs]
+    name_by_run = tables.folder_names(runs)
+    names = [name_by_run[id(run)] for run in runs]
     train = [
-        f"fedmf train --config {name}/config.json --out again/{name} --noise-seed os"
-        for run, name in zip(runs, quoted, strict=True)
+        f"fedmf train --config {shell_path(f'{name}/config.json')} "
+        f"--out {shell_path(f'again/{name}')} --noise-seed os"
+        for run, name in zip(runs, names, strict=True)
         if run.config.task is not None
     ]
-    return [*train, f"fedmf report {' '.join(quoted)} --out report --title {shlex.quote(title)}"]
+    folders = " ".join(map(shell_path, names))
+    return [*train, f"fedmf report {folders} --out report --title {shlex.quote(title)}"]
 
 
 def _facts(runs: list[Run]) -> list[tuple[str, str]]:

@@ -54,7 +54,7 @@ class TrainConfig(PlanConfig):
         None,
         "A task of fedmf.tasks or of an installed package, or package.module:function of your own.",
     )
-    data: str | None = fields.text(
+    data: str | None = fields.path(
         None, "Data file or folder of the task; by default the one in TFF's own cache."
     )
     task_options: Mapping[str, Any] = dataclasses.field(
@@ -124,13 +124,12 @@ class TrainConfig(PlanConfig):
     )
 
     # The run
-    seed: int = fields.whole(
+    seed: int = fields.seed(
         0,
         "Of the initial model, the cohorts and the order of examples. The noise "
         "has a seed of its own.",
-        low=0,
     )
-    initial_model: str | None = fields.text(
+    initial_model: str | None = fields.path(
         None,
         "Warm start from a FILE.keras, or from the model of a run's folder. The guarantee "
         "does not cover its data.",

@@ -5,7 +5,6 @@ added, and that no row is ever released under two sums.
 import contextlib
 import math
 import os
-import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from fedmf import checks, identifiers
 from fedmf.audits.guarantee import Audit, audit_ledger
 from fedmf.cohorts.controller import PoolRanDryWarning
+from fedmf.files import shell_path
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import ALWAYS_SAID, calibrate_command
@@ -386,7 +386,7 @@ class Server(ExclusiveCalls):
         """The privacy statement: planned, observed so far and achieved, as Markdown."""
         folder = "SERVER" if self._folder is None else self._folder.path.name
         log, mechanism = (
-            shlex.quote(f"{folder}/{name}") for name in ("participation.jsonl", "mechanism.npz")
+            shell_path(f"{folder}/{name}") for name in ("participation.jsonl", "mechanism.npz")
         )
         whole = self.plan.longer or self.plan  # whose mechanism is mechanism.npz
         said = PlanConfig.of(whole).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)

@@ -70,7 +70,7 @@ def varied_values(text: str) -> tuple[str, list[Any] | Range]:
     name = name.strip().replace("-", "_")
     name = f"{_OPTION}{name}" if name in _OF_THE_TASK else name
     if not equals or not values.strip():
-        raise ValueError(f"vary={text!r} names no values: write it as epsilon=2,8")
+        raise ValueError(f"vary={text!r} names no values: write it as 'epsilon=2,8'")
     if name.startswith(_OPTION):
         return name, [value.strip() for value in values.split(",")]
     if name not in _FIELDS and families_option(name) is None:
@@ -79,7 +79,19 @@ def varied_values(text: str) -> tuple[str, list[Any] | Range]:
     low, colon, high = values.partition(":")
     if colon and {int, float} & set(_kinds(name)):
         return name, Range(typed_value(name, low.strip()), typed_value(name, high.strip()))
-    return name, [typed_value(name, value.strip()) for value in values.split(",")]
+    return name, [_checked_value(name, value.strip()) for value in values.split(",")]
+
+
+def _checked_value(name: str, text: str) -> Any:
+    """Returns the value of a field that a text says, after the field's own check.
+
+    Raises:
+      TypeError, ValueError: the field refuses it.
+    """
+    value = typed_value(name, text)
+    if name in _FIELDS and value is not None:
+        _FIELDS[name].metadata["check"](name, value)
+    return value
 
 
 def _kinds(name: str) -> tuple[type, ...]:
@@ -105,7 +117,10 @@ def typed_value(name: str, text: str) -> Any:
         return kind(text)
     except ValueError:
         number = "a whole number" if kind is int else "a number"
-        raise ValueError(f"vary {name}={text!r} is not {number}: give values such as 1,2") from None
+        spelled = name.replace("_", "-")
+        raise ValueError(
+            f"vary='{spelled}={text}': {text!r} is not {number}: give values such as 1,2"
+        ) from None
 
 
 def families_option(name: str) -> type | None:

@@ -32,7 +32,7 @@ class Cifar10Options(PartitionOptions):
       TypeError, ValueError: naming the option, its value and what to do instead.
     """
 
-    data: str | None = fields.text(
+    data: str | None = fields.path(
         None, "cifar-10-python.tar.gz or a stand-in; by default the file in Keras's own cache."
     )
     model: str = fields.choice(

@@ -34,7 +34,7 @@ class EmnistOptions(PartitionOptions):
       TypeError, ValueError: naming the option, its value and what to do instead.
     """
 
-    data: str | None = fields.text(
+    data: str | None = fields.path(
         None, "TFF's emnist_all.sqlite or a stand-in; by default the file in TFF's own cache."
     )
     only_digits: bool = fields.flag(

@@ -42,7 +42,7 @@ class RegressionOptions(fields.Checked):
     evaluation_clients: int = fields.whole(
         100, "Clients of the validation split, and as many of the test split."
     )
-    seed: int = fields.whole(0, "Draws the data.", low=0)
+    seed: int = fields.seed(0, "Draws the data.")
     batch_size: int = fields.whole(10, "Examples in a client's batch.")
 
 

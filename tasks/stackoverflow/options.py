@@ -18,10 +18,10 @@ class StackOverflowOptions(fields.Checked):
       TypeError, ValueError: naming the option, its value and what to do instead.
     """
 
-    data: str | None = fields.text(
+    data: str | None = fields.path(
         None, "StackOverflow SQLite file; by default the one in TFF's own cache."
     )
-    vocabulary_data: str | None = fields.text(
+    vocabulary_data: str | None = fields.path(
         None,
         "StackOverflow SQLite file whose frequent words are the vocabulary; "
         "by default data itself.",

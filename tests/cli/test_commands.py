@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 import click
 import pytest
 
+from fedmf.files import shell_path
 from fedmf.tasks.cifar10.data import load_images
 from tests.cli.program import SEED, TABLE, TRAIN, fedmf, printed_by, refused
 from tests.cli.test_errors import commands
@@ -86,6 +88,18 @@ def test_train_audit_report(trained, tmp_path):
     assert audit["epsilon_achieved"] <= audit["epsilon_planned"] <= 8
     report = fedmf(f"report {folder} --out {tmp_path}/report").stdout.strip()
     assert "<html" in pathlib.Path(report).read_text()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["-x", "--", "two words", "ü", "two\nlines"])
+def test_a_run_folder_of_any_name_is_taken(name, trained, tmp_path, monkeypatch):
+    shutil.copytree(trained[0], tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert fedmf(f"audit {shell_path(name)}").stdout == fedmf("audit --", pathlib.Path(name)).stdout
+    fedmf(f"report {shell_path(name)} --csv", pathlib.Path("-x.csv"))
+    assert (tmp_path / "-x.csv").exists()
+    if name == "-x":  # no option has that name
+        fedmf("audit", pathlib.Path(name))
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])

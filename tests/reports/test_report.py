@@ -4,12 +4,14 @@ import base64
 import dataclasses
 import html
 import html.parser
+import pathlib
 import re
 import shlex
 
 import matplotlib
 import pytest
 
+from fedmf import reports
 from fedmf.reports import canvas, groups, tables, write_report
 from fedmf.reports.text import significant
 
@@ -268,6 +270,25 @@ def test_the_commands_are_those_of_the_command_line(make_run, tmp_path, undrawn)
     assert again == [*"report banded-0 none-0 --out report --title".split(), "It's a report"]
     for words in (train, again):
         cli.commands[words[0]].make_context(words[0], words[1:], resilient_parsing=True)
+
+
+@pytest.mark.parametrize("name", ["-x", "--", "two words", "ü", "two\nlines"])
+def test_the_command_of_a_report_names_run_folders_as_they_are_typed(make_run, name, tmp_path):
+    from fedmf.cli import cli
+
+    run = make_run("banded")
+    run = dataclasses.replace(run, path=tmp_path / name)
+    config = dataclasses.replace(run.config, task="regression")
+    train, again = reports._commands([dataclasses.replace(run, config=config)], "-t")
+    words = shlex.split(train)
+    context = cli.commands["train"].make_context("train", words[2:], resilient_parsing=True)
+    assert context.params["config_file"] == pathlib.Path(name) / "config.json"
+    assert context.params["out"] == pathlib.Path("again") / name
+    words = shlex.split(again)
+    context = cli.commands["report"].make_context("report", words[2:], resilient_parsing=True)
+    assert context.params["title"] == "-t"
+    assert pathlib.Path(words[2]) == pathlib.Path(name)
+    assert not words[2].startswith("-")
 
 
 def test_training_and_clients_are_drawn_where_they_were_measured(

@@ -1,0 +1,30 @@
+"""Output that nobody reads any more, as under `| head`, and output for which there is no room."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def ended(call, output):
+    """Runs a command whose output goes to a descriptor, and returns its status and its errors."""
+    command = [sys.executable, "-m", "fedmf", *call.split()]
+    return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("call", ["--help", "completion bash"])  # Click writes one, a command one
+def test_a_command_without_a_reader_ends_in_silence(call):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = ended(call, writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_an_output_without_room_is_one_sentence():
+    with open("/dev/full", "wb") as full:
+        done = ended("completion bash", full)
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1
+    assert b"No space left" in done.stderr
