@@ -273,8 +273,14 @@ def test_the_commands_are_those_of_the_command_line(make_run, tmp_path, undrawn)
 
 
 @pytest.mark.parametrize("name", ["-x", "--", "two words", "ü", "two\nlines"])
-def test_the_command_of_a_report_names_run_folders_as_they_are_typed(make_run, name, tmp_path):
+def test_the_command_of_a_report_names_run_folders_as_they_are_typed(
+    make_run, name, tmp_path, monkeypatch
+):
     from fedmf.cli import cli
+
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
 
     run = make_run("banded")
     run = dataclasses.replace(run, path=tmp_path / name)
