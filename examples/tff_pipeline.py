@@ -1,5 +1,5 @@
-"""Three lines in a TFF pipeline: a plan, an aggregator, and a controller that draws the cohorts
-which the plan allows.
+"""Four lines of a TFF pipeline: a plan, an aggregator, the process that takes it, and a controller
+that draws the cohorts which the plan allows.
 
 python examples/tff_pipeline.py
 """
@@ -23,7 +23,7 @@ def client_data(client):
 
 data = [client_data(client) for client in range(POPULATION)]
 
-# The three lines.
+# Three of the four lines; the fourth is the argument `model_aggregator`.
 plan = fedmf.TrainConfig(
     rounds=ROUNDS, min_sep=8, family="banded", epsilon=8.0, clip_norm=0.5
 ).plan()

@@ -30,7 +30,7 @@ AFFORDABLE = "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4"
 
 
 def test_the_snippets_are_found():
-    assert len(snippets("python")) == 2 + 7 - 1
+    assert len(snippets("python")) == 2 + 5 - 1
     assert len(snippets("sh")) == 1 + 6
 
 
@@ -44,12 +44,17 @@ def test_the_readme_is_short():
 @pytest.mark.parametrize(("snippet", "place"), snippets("python"))
 def test_python_snippet(snippet, place, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, "a python snippet", "exec"), {"__name__": "readme"})
+    names = {"__name__": "readme"}
+    exec(compile(snippet, "a python snippet", "exec"), names)
     # capfd, not capsys: TFF hands its worker the real file descriptor of standard output.
     printed = capfd.readouterr().out
     if "statement(plan)" in snippet:
         assert "Certificate" in printed
         assert "# Privacy statement" in printed
+    if "dp_aggregator" in snippet:  # with cohorts that keep to the plan
+        audit = names["controller"].audit(names["plan"])
+        assert audit.observed.rounds == names["plan"].participation.rounds
+        assert audit.contradictions == ()
 
 
 @pytest.mark.tensorflow

@@ -32,6 +32,7 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.sampling.base import off_multiples
 from fedmf.privacy.statement import markdown
+from fedmf.privacy.systems import Subject
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class Audit:
       everyone: where the ledger marks clients as noncompliant, the audit over all clients; all else
         but `offenders` is about the others, whom the guarantee covers. None where there are
         no such clients.
+      system: the kind of system that was audited, a key of `fedmf.privacy.systems.SYSTEMS`.
     """
 
     planned: Plan
@@ -71,6 +73,7 @@ class Audit:
     unrecorded: str | None = None
     log: ParticipationLog | None = None
     everyone: "Audit | None" = None
+    system: str = dataclasses.field(default="ledger", compare=False)
 
     @property
     def epsilon(self) -> float:
@@ -91,18 +94,29 @@ class Audit:
             return None
         return min(self.planned.epsilon, self.epsilon)
 
-    def statement(self, *, cohort_size: int | None = None, population: int | None = None) -> str:
-        """The privacy statement of what was run, as Markdown.
+    def statement(
+        self,
+        *,
+        cohort_size: int | None = None,
+        population: int | None = None,
+        system: str | None = None,
+    ) -> str:
+        """Returns the privacy statement of what was run, as Markdown.
 
         Args:
           cohort_size, population: of the run, where they are known.
+          system: the kind of system, a key of `fedmf.privacy.systems.SYSTEMS` such as "pipeline"
+            for a TFF pipeline with `dp_aggregator`; None for that of the audit.
         """
-        return markdown(self.statement_values(cohort_size=cohort_size, population=population))
+        subject = None if system is None else Subject(system=system)
+        return markdown(
+            self.statement_values(cohort_size=cohort_size, population=population, subject=subject)
+        )
 
     def statement_values(
         self,
         *,
-        subject: str = "run",
+        subject: Subject | None = None,
         cohort_size: int | None = None,
         population: int | None = None,
         pretraining: str | None = None,
@@ -116,7 +130,7 @@ class Audit:
         was not observed.
 
         Args:
-          subject: "run" of fedmf, or "log" of another system.
+          subject: the system that was audited; None says its kind alone.
           cohort_size, population: of the run, where they are known.
           pretraining, canaries, commands: as of `fedmf.privacy.describe.statement_values`.
         """
@@ -126,6 +140,7 @@ class Audit:
             population=population,
             canaries=canaries,
             commands=commands,
+            subject=Subject(system=self.system) if subject is None else subject,
         )
         observed = self.observed
         log = self.log
@@ -142,7 +157,6 @@ class Audit:
         varies = sampling is not None and sampling.independent
         everyone = self.everyone
         return values | {
-            "subject": subject,
             "observed": observed.summary()
             | {
                 "population": population,
@@ -352,7 +366,9 @@ def audit_log(
             f"clients {one} and {other} differ only in characters that leave no mark, in how "
             "letters are composed or in the script of letters that look alike: they count as one",
         )
-    return dataclasses.replace(audit, log=log.description, contradictions=contradictions)
+    return dataclasses.replace(
+        audit, log=log.description, contradictions=contradictions, system="log"
+    )
 
 
 def _audited(

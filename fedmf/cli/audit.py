@@ -86,6 +86,11 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
     from fedmf.runs.folder import Run
 
     loaded = Run.load(run_folder)
+    if statement is not None and statement.resolve().parent == loaded.path.resolve():
+        raise click.UsageError(
+            f"--statement {statement} is in the folder of the run, whose own statements are part "
+            "of its record: name a file elsewhere"
+        )
     result = audit_run(loaded)
     if statement is not None:
         _write(statement, run_statement_values(loaded, result))
@@ -177,7 +182,7 @@ def log(
         command = " ".join(["fedmf audit log", *files, *flags])
         _write(
             statement,
-            result.statement_values(subject="log", pretraining=pretraining, commands=[command]),
+            result.statement_values(pretraining=pretraining, commands=[command]),
         )
     _show(result, as_json)
 

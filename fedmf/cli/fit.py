@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedmf.participation.schema import Participation
 
 _PARTICIPATION = ("rounds", "schema", "min_sep", "max_participations")
+MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and gigabytes
 
 
 @click.command(cls=FamilyCommand)
@@ -182,12 +183,13 @@ def _picture(
     from fedmf.files import write_atomically
     from fedmf.reports.pictures import mechanism_picture
 
+    small = mechanism.rounds <= MAX_PICTURED_ROUNDS
     path = out.with_suffix(".png")
     png = mechanism_picture(
         f"{mechanism.family}, {mechanism.rounds:,} "
         f"round{'s' * (mechanism.rounds != 1)}, {workload}",
-        mechanism=mechanism,
-        sensitivity=sensitivity,
+        encoder=mechanism.encoder() / sensitivity if small else None,
+        noising=mechanism.noising() * sensitivity if small else None,
         errors=errors,
     )
     write_atomically(path, png)

@@ -3,6 +3,7 @@ rests on.
 """
 
 import copy
+import dataclasses
 import math
 import warnings
 from typing import Any
@@ -420,7 +421,7 @@ class ParticipationController:
         Raises:
           ValueError: the ledger is longer than the plan.
         """
-        return audit_ledger(self.ledger, plan)
+        return dataclasses.replace(audit_ledger(self.ledger, plan), system="controller")
 
 
 def _lower_cohort_size(most: int) -> str:

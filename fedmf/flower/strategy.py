@@ -363,6 +363,7 @@ class MatrixFactorizationDP(Strategy):
                 server.close()
                 raise
             log.info("fedmf: %s goes on with round %d", folder, server.round + 1)
+        server.system = "flower"
         self._server, self._nodes = server, Nodes(server, self._settings["population"])
 
     def _check_same(

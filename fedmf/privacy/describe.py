@@ -23,6 +23,7 @@ from fedmf.privacy.plan import (
     update_noise_multiplier,
 )
 from fedmf.privacy.rounding import finite
+from fedmf.privacy.systems import Subject, system_of
 
 # Options of a printed command, also where they are at their default: the guarantee rests on them.
 ALWAYS_SAID = ("rounds", "delta", "clip_norm")
@@ -168,8 +169,9 @@ def statement_values(
     population: int | None = None,
     canaries: int = 0,
     commands: Sequence[str] | None = None,
+    subject: Subject = Subject(),  # noqa: B008  (frozen)
 ) -> dict[str, Any]:
-    """Every fact of the statement, in plain JSON types and at full precision.
+    """Returns every fact of the statement, in plain JSON types and at full precision.
 
     Args:
       plan: what is run.
@@ -179,7 +181,8 @@ def statement_values(
       population: clients that there are, where they are known: a simulation says whether the run
         that it stands for could have them.
       canaries: synthetic clients among them, for an audit of the run.
-      commands: that make what is stated again; None for those that follow from the plan.
+      commands: that check what is stated; None for those that follow from the plan.
+      subject: the system that the statement is about.
 
     Returns:
       The values of `fedmf.privacy.statement.markdown`. An infinite epsilon is null.
@@ -194,9 +197,12 @@ def statement_values(
         if evidence := scheme.evidence(plan.mechanism, noise, plan.delta):
             sentences["evidence"] = evidence
     guarantee = guarantee_values(plan) | ({"rdp_epsilon": finite(rdp_epsilon(plan))} if rdp else {})
+    private = plan.noise_multiplier > 0
     values = {
         "format": _statement.FORMAT,
-        "subject": "plan",
+        "date": _statement.today(),
+        "system": subject.system,
+        "subject": subject.values(),
         "dp_setting": "central",
         "simulation": _simulation(plan, population),
         "pretraining": pretraining,
@@ -216,7 +222,11 @@ def statement_values(
         "guarantee": guarantee,
         "attack": attack_values(plan),
         "group_privacy": group_values(plan),
-        "not_covered": _statement.not_covered(private_metrics=plan.private_metrics is not None),
+        "not_covered": _statement.not_covered(
+            system_of(subject.system),
+            private_metrics=plan.private_metrics is not None,
+            private=private,
+        ),
         "commands": [calibrate_command(plan, rdp=rdp)] if commands is None else list(commands),
         "versions": _statement.installed_versions(),
     } | _other_streams(plan)

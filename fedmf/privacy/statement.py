@@ -1,5 +1,5 @@
 """The privacy statement: its values as Markdown or JSON, and those of them that are the same for
-every plan.
+every plan of a kind of system.
 
 Its points are those of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3),
 what was observed where a run is finished, what is not covered, and how to check it.
@@ -7,6 +7,7 @@ what was observed where a run is finished, what is not covered, and how to check
 full precision; the template `statement.md.jinja` turns them, and nothing else, into Markdown.
 """
 
+import datetime
 import functools
 import hashlib
 import importlib.metadata
@@ -21,6 +22,8 @@ import numpy as np
 from fedmf.identifiers import shown_client, shown_rounds
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy import rounding
+from fedmf.privacy.references import references_of
+from fedmf.privacy.systems import System, system_of
 
 FORMAT = "fedmf privacy statement 1"
 NOT_COVERED = (
@@ -36,9 +39,8 @@ NOT_COVERED = (
     "Who took part and when: the participation record names clients and is not part of the output.",
     "Single updates, checkpoints and the noise seed: whoever holds them "
     "holds more than the output.",
-    "Floating-point arithmetic: Gaussians are drawn in float32 by a counter-based generator "
-    "(AES-256; Philox inside TensorFlow graphs), "
-    "and attacks on rounding, on the generator or on timing are out of scope.",
+    "Floating-point arithmetic: attacks on rounding, on the generator of the noise or on timing "
+    "are out of scope.",
 )
 _COVERED_METRICS = (
     " A choice by the private metrics of the run is covered.",
@@ -49,19 +51,35 @@ _PACKAGES = (
 ).split()
 # Values that only some statements have.
 _OPTIONAL = (
-    "canaries made_clients longer contradictions unrecorded achieved noncompliant offenders "
-    "server_optimizer quantile_clipping private_metrics attack"
+    "subject canaries made_clients longer contradictions unrecorded achieved noncompliant "
+    "offenders server_optimizer quantile_clipping private_metrics attack"
 ).split()
 _WIDTH = 110
 # What a line of the template begins with that is not the rest of the line before.
 _MARKER = re.compile(r" *(?:\d+\. |- |> )|(?=[|#]|    \S)")
 
 
-def not_covered(*, private_metrics: bool) -> list[str]:
-    """The points of what is not covered, of a run with private metrics or without."""
-    _, choice, metrics, *_ = NOT_COVERED
-    said = dict(zip((choice, metrics), _COVERED_METRICS, strict=True)) if private_metrics else {}
-    return [point + said.get(point, "") for point in NOT_COVERED]
+def not_covered(system: System, *, private_metrics: bool, private: bool) -> list[str]:
+    """Returns the points of what is not covered.
+
+    Args:
+      system: the kind of system.
+      private_metrics: whether metrics of the rounds are released with noise.
+      private: whether noise is added at all.
+    """
+    *points, arithmetic = NOT_COVERED
+    if private_metrics:
+        _, choice, metrics, *_ = points
+        additions = dict(zip((choice, metrics), _COVERED_METRICS, strict=True))
+        points = [point + additions.get(point, "") for point in points]
+    if private and system.generator is not None:
+        arithmetic = f"{arithmetic} {system.generator}"
+    return [*points, arithmetic]
+
+
+def today() -> str:
+    """Returns the day, in UTC, as a statement names it."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def installed_versions() -> dict[str, str]:
@@ -118,7 +136,10 @@ def _template() -> Any:
 
 def markdown(values: dict[str, Any]) -> str:
     """The statement as Markdown; see `Plan.statement_values` for the values."""
-    text = _template().render(dict.fromkeys(_OPTIONAL) | values)
+    facts = dict.fromkeys(_OPTIONAL) | values
+    text = _template().render(facts | {"kind": system_of(values["system"])})
+    references = [f"- {reference}." for reference in references_of(text)]
+    text = "\n".join([text, "", "## References", "", *references])
     points: list[str] = []
     for line in text.splitlines():
         if points and points[-1] and line.strip() and not _MARKER.match(line):

@@ -16,7 +16,15 @@ from fedmf.files import make_folder, shell_path, write_atomically
 from fedmf.privacy.rounding import up
 from fedmf.reports import plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
-from fedmf.reports.text import join, metric_name, metric_value, plain, significant, statement_html
+from fedmf.reports.text import (
+    join,
+    metric_name,
+    metric_value,
+    plain,
+    significant,
+    statement_html,
+    without_subject,
+)
 from fedmf.runs.figures import figures_note
 from fedmf.runs.folder import Run
 
@@ -204,7 +212,7 @@ def _statements(groups: list[Group]) -> list[dict[str, Any]]:
     labels: dict[str, dict[str, None]] = {}
     for group in sorted(groups, key=lambda group: not group.private):
         for run in group.runs:
-            labels.setdefault(run.statement, {})[group.label] = None
+            labels.setdefault(without_subject(run.statement), {})[group.label] = None
     return [
         {"label": join(list(names)), "html": statement_html(text)} for text, names in labels.items()
     ]

@@ -93,8 +93,18 @@ def join(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
+def without_subject(text: str) -> str:
+    """Returns a statement without its title and subject, which name one run and its day.
+
+    >>> without_subject("# Title\\n\\n- **Date.** Today.\\n\\n1. **DP setting.** Central.\\n")
+    '1. **DP setting.** Central.\\n'
+    """
+    body = re.sub(r"\A\s*# .*\n", "", text)
+    return re.sub(r"\A\s*(?:(?:- |  ).*\n)*\s*(?=\S)", "", body)
+
+
 def statement_html(text: str) -> markupsafe.Markup:
-    """The Markdown of a privacy statement as HTML, without its title: the report has one.
+    """The Markdown of a privacy statement as HTML.
 
     Raw HTML in it stays text.
     """
@@ -105,7 +115,7 @@ def statement_html(text: str) -> markupsafe.Markup:
     renderer.preprocessors.deregister("html_block")
     for name in _INLINE_REFUSED.split():
         renderer.inlinePatterns.deregister(name)
-    html = renderer.convert(re.sub(r"\A\s*# .*\n", "", text))
+    html = renderer.convert(text)
     # Below the report's own headings.
     html = re.sub(
         r"<(/?)h([1-6])>", lambda match: f"<{match[1]}h{min(6, int(match[2]) + 3)}>", html

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,10 @@ from fedmf.privacy.describe import calibrate_command, summary
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import as_text, mechanism_digest
 from fedmf.privacy.stopping import stopped_after
+from fedmf.privacy.systems import Subject
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import CANARIES, IDENTITY, Run, RunFolder, digests
+from fedmf.runs.digests import changed_files, digests
+from fedmf.runs.folder import CANARIES, IDENTITY, Run, RunFolder
 
 FINAL_STATEMENT = "final_statement"
 
@@ -40,6 +44,16 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
         finished run left.
     """
     run = folder if isinstance(folder, Run) else Run.load(folder)
+    return dataclasses.replace(_audited(run), system=system_of_run(run.config))
+
+
+def system_of_run(config: TrainConfig) -> str:
+    """Returns the kind of system that statements of a run of this config are about."""
+    return "run" if config.execution == "fast" else "run_tff"
+
+
+def _audited(run: Run) -> Audit:
+    """Audits the rounds on disk; see `audit_run`."""
     _check_digests(run)
     plan, ledger = recorded_plan(run), _record(run)
     _check_begun(run)
@@ -89,10 +103,7 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
 def _check_digests(run: Run) -> None:
     """Refuses a finished run whose files are not those that it left."""
     if run.result is not None:
-        recorded, there = run.result.get("sha256", {}), digests(run.path)
-        changed = sorted(
-            name for name in recorded.keys() | there if recorded.get(name) != there.get(name)
-        )
+        changed = changed_files(run.path, run.result.get("sha256", {}))
         if changed:
             raise ValueError(
                 f"{run.path}: {', '.join(changed)} changed after the run had finished, or while "
@@ -228,21 +239,40 @@ def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
       run: the run.
       audit: from `audit_run`, or of the controller that served the run.
     """
-    # The config of a run with a plan of its caller's says nothing of its noise.
-    made = "fedmf train --config config.json --out RUN --noise-seed os"
-    if run.config.task is None:  # it was trained in Python
-        made += " --task MODULE:FUNCTION"
-    if run.plan.get("given"):
-        made = calibrate_command(audit.planned, "RUN/mechanism.npz")
+    folder = run.path.resolve().name
+    commands = [
+        f"fedmf audit {shlex.quote(folder)}",
+        calibrate_command(audit.planned, f"{folder}/mechanism.npz"),
+    ]
+    if run.config.canaries:
+        commands.append(f"fedmf audit canaries {shlex.quote(folder)}")
+    finished = {} if run.result is None else run.result
     values = audit.statement_values(
+        subject=dataclasses.replace(
+            subject_of_run(run.config, run.plan),
+            folder=folder,
+            finished=finished.get("date"),
+            model_sha256=finished.get("sha256", {}).get("model.npz"),
+        ),
         cohort_size=run.config.cohort_size,
         population=run.plan["task"]["clients"] + run.config.canaries,
         canaries=run.config.canaries,
         pretraining=pretraining(run.config),
-        commands=[made, "fedmf audit RUN --statement statement.md"],
+        commands=commands,
     )
     told = {name: run.plan["task"][name] for name in ("made_clients",) if name in run.plan["task"]}
     return values | told | {"versions": run.plan["versions"]} | scaling_values(run.config)
+
+
+def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:
+    """Returns what a statement says of the run of this config and plan.json."""
+    task = record["task"]
+    return Subject(
+        system=system_of_run(config),
+        task=task["name"],
+        data=task["description"],
+        begun=record["date"],
+    )
 
 
 def scaling_values(config: TrainConfig) -> dict[str, str]:
@@ -266,15 +296,20 @@ def pretraining(config: TrainConfig) -> str:
     )
 
 
-def write_final_statement(folder: str | pathlib.Path, audit: Audit) -> None:
+def write_final_statement(
+    folder: str | pathlib.Path, audit: Audit, result: dict[str, Any] | None = None
+) -> None:
     """Writes final_statement.md and final_statement.json into a run folder: what was planned,
     observed and achieved.
 
     Args:
       folder: of the run; its files but result.json must be there.
       audit: of the controller that served the run.
+      result: what result.json will hold, before it is written; None for what it holds.
     """
     run = Run.load(folder)
+    if result is not None:
+        run = dataclasses.replace(run, result=result | {"sha256": digests(run.path)})
     values = run_statement_values(run, audit)
     for suffix in (".md", ".json"):
         write_atomically(

@@ -10,7 +10,9 @@ run/
   metrics.csv          the rows of metrics.jsonl as a flat table, once it is finished; mode 0600
   participation.csv    (round, client), written at every checkpoint; mode 0600
   selected.csv         beside it where selected clients failed to report: everybody who was selected
-  result.json          test metrics, achieved guarantee, SHA-256 of the files above it; mode 0600
+  final_statement.md, final_statement.json  the privacy statement of the finished run; mode 0600
+  result.json          test metrics, achieved guarantee, SHA-256 of the files of
+                       `fedmf.runs.digests`; mode 0600
   model.npz            the final weights
   initial_model.npz    the weights that a run with initial_model started from
   clients.json, fine_tuned.json  metrics over training clients, of `fedmf evaluate --by-client` and
@@ -52,18 +54,11 @@ from fedmf.mechanisms import Mechanism, load_mechanism
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
+from fedmf.runs.digests import AUDITED, RELEASED, digests, sha256
 from fedmf.runs.metric_table import columns, metrics_csv
 from fedmf.runs.reading import read_object, read_rows, read_weights, rows_of
 
 _KEPT_CHECKPOINTS = 2
-_SUMMED_UP = (
-    "config.json",
-    "plan.json",
-    "mechanism.npz",
-    "metrics.jsonl",
-    "participation.csv",
-    "selected.csv",
-)
 CANARIES = "private/canaries.npz"
 IDENTITY = "private/identity.json"
 # What noise and updates follow from.
@@ -173,9 +168,7 @@ class RunFolder:
 
     def digest(self) -> str:
         """Hash of config, plan, mechanism and noise seed, which a resume must not change."""
-        return hashlib.sha256(
-            b"\0".join((self.path / part).read_bytes() for part in _BOUND)
-        ).hexdigest()
+        return sha256(b"\0".join((self.path / part).read_bytes() for part in _BOUND))
 
     def begin(self, config: TrainConfig, identity: Mapping[str, Any]) -> None:
         """Writes private/identity.json, and then config.json, which makes the folder a run.
@@ -184,11 +177,11 @@ class RunFolder:
         """
         text = config.to_json()
         files = {
-            name: _sha256((self.path / name).read_bytes())
-            for name in _BOUND
+            name: sha256((self.path / name).read_bytes())
+            for name in (*_BOUND, "statement.md")
             if name != "config.json"
         }
-        files["config.json"] = _sha256(text.encode())
+        files["config.json"] = sha256(text.encode())
         content = json.dumps({"files": files, "run": identity}, indent=2) + "\n"
         write_atomically(self.path / IDENTITY, content, mode=0o600)
         write_atomically(self.path / "config.json", text)
@@ -212,7 +205,7 @@ class RunFolder:
                 "says what the run was begun with: put back its own, or start a new folder"
             ) from error
         changed = [
-            name for name in _BOUND if recorded[name] != _sha256((self.path / name).read_bytes())
+            name for name in _BOUND if recorded[name] != sha256((self.path / name).read_bytes())
         ]
         if changed:
             raise ValueError(
@@ -251,7 +244,7 @@ class RunFolder:
             record["selected.csv"] = planned.to_csv()
         for name, text in record.items():
             write_atomically(self.path / name, text, mode=0o600)
-            self._digest_by_name[name] = _sha256(text.encode())
+            self._digest_by_name[name] = sha256(text.encode())
 
     def _checkpoints(self) -> list[pathlib.Path]:
         """Oldest first; by number, as names of seven digits sort before names of six."""
@@ -343,7 +336,9 @@ class RunFolder:
     def write_weights(self, name: str, weights: Sequence[np.ndarray]) -> None:
         """Writes name.npz."""
         arrays = {f"weight_{i}": weight for i, weight in enumerate(weights)}
-        write_atomically(self.path / f"{name}.npz", lambda out: np.savez(out, **arrays))
+        path = self.path / f"{name}.npz"
+        write_atomically(path, lambda out: np.savez(out, **arrays))
+        self._digest_by_name[path.name] = sha256(path.read_bytes())
 
     def write_canaries(self, evidence: Mapping[str, np.ndarray]) -> None:
         """Writes private/canaries.npz."""
@@ -357,7 +352,7 @@ class RunFolder:
     def initial_model_digest(self) -> str | None:
         """SHA-256 of the file of `initial_weights`, or None."""
         path = self.path / "initial_model.npz"
-        return _sha256(path.read_bytes()) if path.exists() else None
+        return sha256(path.read_bytes()) if path.exists() else None
 
     def write_table(self) -> None:
         """Writes metrics.csv."""
@@ -371,24 +366,11 @@ class RunFolder:
         that it sums up.
         """
         if name == "result":
-            written = {name: self._digest_by_name.get(name) for name in _SUMMED_UP}
+            written = {name: self._digest_by_name.get(name) for name in (*AUDITED, *RELEASED)}
             own = {name: digest for name, digest in written.items() if digest is not None}
             content = content | {"sha256": digests(self.path) | own}
         text = json.dumps(content, indent=2) + "\n"
         write_atomically(self.path / f"{name}.json", text, mode=0o644 if name == "plan" else 0o600)
-
-
-def digests(folder: pathlib.Path) -> dict[str, str]:
-    """Name -> SHA-256, hexadecimal, of the files of a finished run that an audit rests on."""
-    return {
-        name: _sha256((folder / name).read_bytes())
-        for name in _SUMMED_UP
-        if (folder / name).exists()
-    }
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@ added, and that no row is ever released under two sums.
 """
 
 import contextlib
+import dataclasses
 import math
 import os
 import warnings
@@ -22,6 +23,7 @@ from fedmf.privacy.flat_config import OF_THE_FIT
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling.draws import draw_generator
 from fedmf.privacy.statement import markdown
+from fedmf.privacy.systems import Subject
 from fedmf.server.calls import ExclusiveCalls, count_seed, exclusive, warn_of_used_seed
 from fedmf.server.clipping import largest_norm
 from fedmf.server.drawing import cohort_seed, controller_of, kept_by_clients
@@ -137,6 +139,7 @@ class Server(ExclusiveCalls):
         """The state before round 0."""
         super().__init__()
         self.plan, self._config, self._folder = plan, config, folder
+        self.system = "server"  # what its statements are about, a key of privacy.systems.SYSTEMS
         if plan.simulation is not None:
             raise ValueError(
                 f"the plan simulates {plan.simulation.claimed} clients with "
@@ -380,26 +383,35 @@ class Server(ExclusiveCalls):
 
     def audit(self) -> Audit:
         """What the rounds that were released have cost, for the clients that took part."""
-        return audit_ledger(self._ledger, self.plan)
+        return dataclasses.replace(audit_ledger(self._ledger, self.plan), system=self.system)
 
     def statement(self) -> str:
         """The privacy statement: planned, observed so far and achieved, as Markdown."""
-        folder = "SERVER" if self._folder is None else self._folder.path.name
-        log, mechanism = (
-            shell_path(f"{folder}/{name}") for name in ("participation.jsonl", "mechanism.npz")
-        )
-        whole = self.plan.longer or self.plan  # whose mechanism is mechanism.npz
-        said = PlanConfig.of(whole).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
-        run = [f"--rounds-run {self.round}"] * (self.round < whole.participation.rounds)
+        if self._folder is None:
+            folder, commands = None, [calibrate_command(self.plan)]
+        else:
+            folder = self._folder.path.resolve().name
+            commands = [
+                self._audit_command(folder),
+                calibrate_command(self.plan, f"{folder}/mechanism.npz"),
+            ]
         values = self.audit().statement_values(
+            subject=Subject(system=self.system, folder=folder),
             cohort_size=self._config.clients_per_round,
             population=self._config.population,
-            commands=[
-                calibrate_command(self.plan, f"{folder}/mechanism.npz"),
-                " ".join(["fedmf audit log", log, mechanism, *said, *run]),
-            ],
+            commands=commands,
         )
         return markdown(values)
+
+    def _audit_command(self, folder: str) -> str:
+        """Returns the command that audits the record in the folder of this name."""
+        names = ("participation.jsonl", "mechanism.npz")
+        files = " ".join(shell_path(f"{folder}/{name}") for name in names)
+        whole = self.plan.longer or self.plan  # whose mechanism is mechanism.npz
+        flags = PlanConfig.of(whole).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
+        if self.round < whole.participation.rounds:
+            flags = [*flags, f"--rounds-run {self.round}"]
+        return " ".join(["fedmf audit log", files, *flags])
 
     def __enter__(self) -> "Server":
         return self

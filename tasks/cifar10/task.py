@@ -55,7 +55,7 @@ def build_task(o: Cifar10Options) -> Task:
     return Task(
         name="cifar10",
         description=(
-            f"{'a stand-in for ' if images.synthetic else ''}CIFAR-10: {clients}; "
+            f"{'a synthetic substitute for ' if images.synthetic else ''}CIFAR-10: {clients}; "
             f"network {o.model!r}; validated on {o.validation} images"
         ),
         made_clients=made,

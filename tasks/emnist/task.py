@@ -52,7 +52,7 @@ def build_task(o: EmnistOptions) -> Task:
     return Task(
         name="emnist",
         description=(
-            f"EMNIST on {'a stand-in' if file.synthetic else 'the federated file'}: "
+            f"EMNIST on {'a synthetic substitute' if file.synthetic else 'the federated file'}: "
             f"{dealt.made if dealt else f'{len(train)} writers'}, "
             f"{o.classes} classes, network {o.model!r}"
         ),

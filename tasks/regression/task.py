@@ -17,7 +17,7 @@ def build_task(o: RegressionOptions) -> Task:
     return Task(
         name="regression",
         description=(
-            f"{o.kind} regression: {o.clients} generated clients of {o.examples} examples, "
+            f"{o.kind} regression: {o.clients} synthetic clients of {o.examples} examples, "
             f"{o.features} features with effective dimension {data.effective_dimension(o):.3g}"
         ),
         data_version=data.version(o),

@@ -32,7 +32,7 @@ def test_the_statement_names_the_command_that_makes_it_again(log, identity, tmp_
     more = f"""--statement '{out}' --pretraining "it's public" """
     fedmf(f"audit log '{spaced}' {identity} {PLAN} {COLUMNS} {more}")
     values = json.loads(out.read_text())
-    assert (values["subject"], values["pretraining"]) == ("log", "it's public")
+    assert (values["system"], values["pretraining"]) == ("log", "it's public")
     assert values["observed"]["rounds"] == 12
     # The very command, in the folder of its files.
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """The audit of a run folder, finished or not, and the statement of the finished run."""
 
 import dataclasses
+import hashlib
 import json
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.statement import as_text
 from fedmf.runs.audit import audit_run, run_statement_values, write_final_statement
 from fedmf.runs.checkpoint import Checkpoint
+from fedmf.runs.folder import RunFolder
 from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by, refused
 from tests.refusals import refusal
@@ -42,8 +44,9 @@ def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, reco
     in a checkpoint.
     """
     folder = new_run(
-        path, config, plan, given=given, task={"name": "x", "clients": 12}, versions=VERSIONS
-    )
+        path, config, plan, given=given, versions=VERSIONS, date="2026-11-28",
+        task={"name": "x", "description": "12 | clients", "clients": 12},
+    )  # fmt: skip
     cohorts = cohorts or in_turn()
     ledger = fedmf.ParticipationLedger(cohort_size=COHORT, cohorts=cohorts)
     checkpoint = Checkpoint(
@@ -57,7 +60,9 @@ def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, reco
         for t in range(run):
             write({"round": t, "clients": len(cohorts[t])})
     if run == recorded == config.rounds:
-        folder.write_json("result", {"participation": ledger.observed().summary()})
+        folder.write_weights("model", [np.zeros(3, np.float32)])
+        result = {"participation": ledger.observed().summary(), "date": "2026-11-29"}
+        folder.write_json("result", result)
     return path
 
 
@@ -147,15 +152,15 @@ class TestRoundsBeyondTheRecord:
 class TestFilesThatChanged:
     @pytest.mark.parametrize(
         "name",
-        "config.json plan.json mechanism.npz metrics.jsonl participation.csv selected.csv".split(),
+        "config.json plan.json mechanism.npz metrics.jsonl participation.csv selected.csv "
+        "statement.md model.npz final_statement.md".split(),
     )
     def test_after_the_run_are_refused_by_name(self, finished, name):
         for path in [finished / "private" / "noise_seed", *(finished / "checkpoints").iterdir()]:
             path.unlink()  # nothing rests on these
         assert audit_run(finished).epsilon == pytest.approx(4.887, rel=1e-6)
-        content = (
-            (finished / name).read_bytes() if name != "selected.csv" else b"round,client\n0,9\n"
-        )
+        added = {"selected.csv": b"round,client\n0,9\n", "final_statement.md": b"All is well."}
+        content = added[name] if name in added else (finished / name).read_bytes()
         # A change that can be read as something else: a row less, another number, or bytes that an
         # archive does not look at.
         change = {
@@ -203,18 +208,25 @@ class TestTheFinalStatement:
     def test_of_a_run(self, finished, tmp_path):
         write_final_statement(finished, audit_run(finished))
         values = json.loads((finished / "final_statement.json").read_text())
-        assert values["subject"] == "run"
+        assert values["system"] == "run"
+        model = hashlib.sha256((finished / "model.npz").read_bytes()).hexdigest()
+        days = {"begun": "2026-11-28", "finished": "2026-11-29"}
+        about = {"task": "x", "data": "12 | clients", "folder": "run", "model_sha256": model}
+        assert values["subject"] == days | about
         assert values["guarantee"]["epsilon"] == PLAN.epsilon
         observed = {"min_separation": 3, "population": 12, "short_rounds": 0, "empty_rounds": 0}
         assert values["observed"].items() >= observed.items()
         assert values["contradictions"] == []
         assert values["versions"] == VERSIONS
-        assert values["commands"][0].startswith("fedmf train --config config.json")
+        assert values["commands"][0] == "fedmf audit run"
+        assert values["commands"][1].startswith("fedmf calibrate run/mechanism.npz --rounds 12 ")
         assert values["pretraining"].startswith("none")
         assert (finished / "final_statement.md").read_text() == as_text(values, ".md")
+        RunFolder(finished).write_json("result", fedmf.Run.load(finished).result)
         out = tmp_path / "statement.md"
         assert printed_by(f"audit {finished} --statement {out}")["contradictions"] == []
         assert out.read_text() == as_text(values, ".md")
+        refused(f"audit {finished} --statement {finished}/statement.md", "elsewhere")
         for name in ("participation.csv", "result.json"):
             (finished / name).unlink()
         refused(f"audit {finished}", "has no participation.csv yet", status=1)
@@ -230,7 +242,7 @@ class TestTheFinalStatement:
         assert audit.epsilon == audit.planned.epsilon == plan.epsilon > 1.5 * PLAN.epsilon
         values = run_statement_values(fedmf.Run.load(run), audit)
         assert values["guarantee"]["epsilon"] == plan.epsilon
-        assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][0]
+        assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][1]
 
 
 KINDS = {

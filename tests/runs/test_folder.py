@@ -266,7 +266,7 @@ class TestLoad:
         folder.write_json("result", {"test": {}})
         result = Run.load(str(folder.path)).result
         assert result["test"] == {}
-        names = "config.json plan.json mechanism.npz metrics.jsonl".split()
+        names = "config.json plan.json mechanism.npz metrics.jsonl statement.md".split()
         assert set(result["sha256"]) == set(names)
 
     def test_a_run_of_more_rounds_than_a_matrix_holds(self, tmp_path):

@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 
 from fedmf.federated.training.under_way import Training
+from fedmf.privacy.statement import today
 from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.audit import write_final_statement
+from fedmf.runs.folder import Run
 
 
 def write_result(training: Training, seconds: float) -> None:
@@ -41,6 +43,8 @@ def write_result(training: Training, seconds: float) -> None:
         "histogram": histogram,
         **audit.spending(),
     }
+    # A finished run that is resumed, for its events or its table, was finished before.
+    earlier = Run.load(folder.path).result or {}
     result: dict[str, Any] = {
         "validation": training.evaluator(weights, "validation"),
         "test": training.evaluator(weights, "test") if training.options.test else {},
@@ -49,9 +53,12 @@ def write_result(training: Training, seconds: float) -> None:
         # Nobody observed the run that a simulation stands for.
         "achieved": achieved if plan.simulation is None else None,
         "seconds": round(seconds, 1),
+        "date": earlier.get("date", today()),
     }
-    folder.write_json("result", result | ({"ended_after": done} if ended else {}))
-    write_final_statement(folder.path, audit)
+    if ended:
+        result["ended_after"] = done
+    write_final_statement(folder.path, audit, result)
+    folder.write_json("result", result)  # with the digests of all before it
 
 
 def _finite(value: float) -> float | None:

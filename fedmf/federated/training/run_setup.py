@@ -24,12 +24,18 @@ from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
 from fedmf.privacy.config import PlanConfig
-from fedmf.privacy.describe import statement_values
+from fedmf.privacy.describe import calibrate_command, statement_values
 from fedmf.privacy.flat_config import differences
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.statement import installed_versions, markdown
+from fedmf.privacy.statement import installed_versions, markdown, today
 from fedmf.privacy.stopping import rounds_within
-from fedmf.runs.audit import plan_record, pretraining, recorded_plan, scaling_values
+from fedmf.runs.audit import (
+    plan_record,
+    pretraining,
+    recorded_plan,
+    scaling_values,
+    subject_of_run,
+)
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.server.drawing import cohort_seed
@@ -105,18 +111,16 @@ class RunSetup:
             folder.write_weights(
                 "initial_model", self.task.build_model(self.config.seed).get_weights()
             )
-        folder.write_json(
-            "plan",
-            plan_record(self.config, plan)
-            | {
-                "given": self.plan_given,
-                "task": _task_summary(self.task),
-                "workload": workload.name,
-                "rmse": rmse(plan.mechanism, workload, plan.participation),
-                "initial_model": folder.initial_model_digest(),
-                "versions": installed_versions(),
-            },
-        )
+        record = plan_record(self.config, plan) | {
+            "given": self.plan_given,
+            "task": _task_summary(self.task),
+            "workload": workload.name,
+            "rmse": rmse(plan.mechanism, workload, plan.participation),
+            "initial_model": folder.initial_model_digest(),
+            "versions": installed_versions(),
+            "date": today(),
+        }
+        folder.write_json("plan", record)
         write_atomically(
             folder.path / "statement.md",
             markdown(
@@ -125,6 +129,8 @@ class RunSetup:
                     population=len(self.task.client_ids) + self.config.canaries,
                     pretraining=pretraining(self.config),
                     canaries=self.config.canaries,
+                    commands=["fedmf audit .", calibrate_command(plan)],
+                    subject=subject_of_run(self.config, record),
                 )
                 | scaling_values(self.config)
                 | {"made_clients": self.task.made_clients}

@@ -245,9 +245,9 @@ class CyclicPoisson(_RoundByRound):
         """Sentences for the privacy statement."""
         return {
             "adjacency": "The accountant of the sampled queries speaks of adding or removing a "
-            "client. That is the same here: clients are drawn independently, with a probability "
-            "and a part of the population that depend on no other client, and the divisor is "
-            "fixed, so that zeroing a client out and removing it give the same two "
+            "client. That is the same where clients are drawn as assumed below: independently, "
+            "with a probability and a part of the population that depend on no other client. With "
+            "a fixed divisor zeroing a client out and removing it then give the same two "
             "distributions of the output.",
             "accounting": "Privacy loss distributions (the library dp-accounting) for (epsilon, "
             f"delta), {self._accounting(mechanism, noise)} on a Poisson sample with probability "
@@ -441,8 +441,9 @@ class CyclicShuffle(Cyclic):
     def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
         """Sentences for the privacy statement."""
         return {
-            "adjacency": "The accountant of random allocation speaks of zeroing a client out: the "
-            "places of other clients are drawn independently of its own, and the divisor is fixed.",
+            "adjacency": "The accountant of random allocation speaks of zeroing a client out, "
+            "where the places of other clients are drawn independently of its own and the divisor "
+            "is fixed.",
             "accounting": "Random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284) for "
             f"(epsilon, delta), for a client's place among {self.positions} rounds of an epoch "
             "(Choquette-Choo et al. 2023, Corollary F.2, with places drawn independently), "

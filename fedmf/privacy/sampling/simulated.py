@@ -146,9 +146,9 @@ class Simulated(Sampling):
 
 
 ADJACENCY = (
-    "The pair of distributions is that of adding or removing a client. That is the same here: "
-    "clients are drawn independently of each other and the divisor is fixed, so that zeroing a "
-    "client out and removing it give the same two distributions of the output."
+    "The pair of distributions is that of adding or removing a client. That is the same where "
+    "clients are drawn independently of each other and the divisor is fixed: zeroing a client out "
+    "and removing it then give the same two distributions of the output."
 )
 
 

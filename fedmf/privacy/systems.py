@@ -1,0 +1,176 @@
+"""The kinds of system that a privacy statement can be about, and what fedmf knows of each.
+
+A sentence of a statement is true of every system of its kind: of a plan alone and of another
+system's log fedmf knows no clipping, no noise and no controller, and says nothing of them. A new
+kind is one entry of `SYSTEMS`.
+"""
+
+import dataclasses
+
+from fedmf import checks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class System:
+    """A kind of system, in sentences for its statements.
+
+    Attributes:
+      title: what the statement is about.
+      client: what counts as one client.
+      enforced: who enforces the assumptions of the guarantee.
+      generator: how the noise is drawn; None where fedmf does not know.
+      verification: how what the statement says can be tested, where noise is added.
+      names_data: whether the statement names the task, its data and the model; of other systems
+        whoever publishes the statement has to.
+    """
+
+    title: str
+    client: str
+    enforced: str
+    generator: str | None = None
+    verification: str = ""
+    names_data: bool = False
+
+
+# With HostNoise; docs/randomness.md.
+_HOST = "Gaussians are drawn in float32 by AES-256 in counter mode."
+_TESTED = (
+    "`fedmf audit mechanism` tests whether the noise that this code makes for the plan is the "
+    "noise that is accounted here"
+)
+_SEED = "It cannot see whether the seed of the noise stays secret and served no other run."
+_SERVER = (
+    "enforces this: in each round it refuses the clients whom the plan does not allow, clips every "
+    "update that is given to `add`, and divides by a fixed number. A sum that is given to "
+    f"`add_sum` was clipped before it came, and only its norm is checked. {_SEED}"
+)
+_RUN_AUDIT = (
+    "`fedmf audit` with the run's folder compares the files that the run left with the SHA-256 "
+    "digests in its result.json, and computes the guarantee from its record of participation. "
+)
+_LOG_AUDIT = "`fedmf audit log` computes the guarantee again from the record of participation. "
+
+SYSTEMS = {
+    "plan": System(
+        title="A plan. No system that runs it has been seen.",
+        client="A client is what the system that runs the plan counts as one.",
+        enforced="The plan enforces nothing of this: the system that runs it has to.",
+        verification="`fedmf audit mechanism` tests whether the noise that fedmf itself makes for "
+        "the plan is the noise that is accounted here; the noise of other systems it cannot see.",
+    ),
+    "run": System(
+        title="A training run of fedmf.",
+        client="A client is one of the task's client ids.",
+        enforced="fedmf's training loop enforces this: its participation controller draws the "
+        "cohorts, every update is clipped before it is summed, and each sum is divided by the "
+        f"fixed cohort size. {_SEED}",
+        generator=_HOST,
+        verification=f"{_RUN_AUDIT}{_TESTED}.",
+        names_data=True,
+    ),
+    "run_tff": System(
+        title="A training run of fedmf in TensorFlow Federated (execution=tff).",
+        client="A client is one of the task's client ids.",
+        enforced="fedmf's training in TensorFlow Federated enforces this: its participation "
+        "controller draws the cohorts, and `dp_aggregator` clips every update before it is "
+        f"summed and divides each sum by the fixed cohort size. {_SEED}",
+        generator=_HOST,
+        verification=f"{_RUN_AUDIT}{_TESTED}, with `--query` of what TensorFlow Federated runs.",
+        names_data=True,
+    ),
+    "server": System(
+        title="A system with a `fedmf.Server`.",
+        client="A client is what has one id in the calls of the server.",
+        enforced=f"`fedmf.Server` {_SERVER}",
+        generator=_HOST,
+        verification=f"{_LOG_AUDIT}{_TESTED}.",
+    ),
+    "flower": System(
+        title="A Flower app with `fedmf.flower.MatrixFactorizationDP`.",
+        client="A client is what has one id: with a population a partition id, which a node "
+        "tells of itself, and else a node id, which Flower gives to a registration. Neither "
+        "proves a person or a device.",
+        enforced=f"The strategy draws the nodes of a round, and its `fedmf.Server` {_SERVER}",
+        generator=_HOST,
+        verification=f"{_LOG_AUDIT}{_TESTED}.",
+    ),
+    "pipeline": System(
+        title="A pipeline of TensorFlow Federated with `dp_aggregator`.",
+        client="A client is what the pipeline counts as one.",
+        enforced="`dp_aggregator` enforces a part of this: it clips every update before it is "
+        "summed, adds the noise and divides by a fixed number. The pipeline has to enforce the "
+        "rest: who takes part, that one run begins from an initial state, and that the state "
+        "stays secret.",
+        generator="Gaussians are drawn in float32, by Philox4x32-10 in TensorFlow's graph or by "
+        "AES-256 in counter mode in a `HostNoise`.",
+        verification="`fedmf audit mechanism --query` tests whether the noise that "
+        "`dp_aggregator` adds is the noise that is accounted here, and "
+        "`federated.check_process` lists what else a process aggregates.",
+    ),
+    "controller": System(
+        title="The cohorts of a `fedmf.ParticipationController`.",
+        client="A client is one of the numbers that the controller draws from.",
+        enforced="The controller answers for who takes part, if nobody trains but the cohorts of "
+        "its ledger. The system that trains them has to enforce all the rest.",
+        verification="How that system clips, sums and draws noise has not been seen; `fedmf audit "
+        "aggregator` can test a function of it.",
+    ),
+    "ledger": System(
+        title="A participation ledger. The system that kept it has not been seen.",
+        client="A client is one of the ledger's numbers.",
+        enforced="fedmf has read the ledger alone: the system that kept it had to enforce all "
+        "of this.",
+        verification="How that system clips, sums and draws noise has not been seen; `fedmf audit "
+        "aggregator` can test a function of it.",
+    ),
+    "log": System(
+        title="The log of another system. That system itself has not been seen.",
+        client="A client is one of the log's client ids.",
+        enforced="fedmf has read the log alone: the system that wrote it had to enforce all of "
+        "this.",
+        verification="`fedmf audit log` reads the log again. How that system clips, sums and "
+        "draws noise has not been seen; `fedmf audit aggregator` can test a function of it.",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The system that one statement is about; None where fedmf does not know.
+
+    Attributes:
+      system: its kind, a key of `SYSTEMS`.
+      task, data: the task's name, and its description of the data.
+      begun, finished: the days of the run.
+      folder: name of the folder that the commands of the statement check.
+      model_sha256: digest of the released model's file.
+    """
+
+    system: str = "plan"
+    task: str | None = None
+    data: str | None = None
+    begun: str | None = None
+    finished: str | None = None
+    folder: str | None = None
+    model_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        system_of(self.system)
+
+    def values(self) -> dict[str, str | None]:
+        """Returns what is known beside the kind, in plain JSON types."""
+        facts = dataclasses.asdict(self)
+        del facts["system"]
+        return facts
+
+
+def system_of(name: str) -> System:
+    """Returns the kind of system of this name.
+
+    Raises:
+      ValueError: there is none.
+
+    >>> system_of("plan").names_data
+    False
+    """
+    return SYSTEMS[checks.one_of("system", name, tuple(SYSTEMS))]

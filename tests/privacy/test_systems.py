@@ -1,0 +1,140 @@
+"""What statements say of each kind of system: every kind with every sampling scheme and option, and
+nothing that fedmf does not know of it.
+"""
+
+import re
+
+import pytest
+
+import fedmf
+from fedmf.audits.guarantee import audit_ledger
+from fedmf.privacy.describe import statement_values
+from fedmf.privacy.private_metrics import PrivateMetrics
+from fedmf.privacy.quantile_clipping import QuantileClipping
+from fedmf.privacy.references import REFERENCES, references_of
+from fedmf.privacy.sampling import SCHEMES
+from fedmf.privacy.statement import markdown
+from fedmf.privacy.systems import SYSTEMS, Subject
+from tests.privacy.plans import ledger_of, plan, two_bands
+
+ROUNDS = 12
+APART = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=4)
+AES, PHILOX = "AES-256 in counter mode", "Philox4x32-10"
+CONTROLLER = "participation controller draws the cohorts"
+# What a statement of each kind says, of what all kinds together say.
+NEEDED = {
+    "plan": ["the system that runs it has to", "whoever publishes this statement has to name"],
+    "run": [CONTROLLER, AES, "every update is clipped before it is summed", "result.json"],
+    "run_tff": [CONTROLLER, AES, "`dp_aggregator` clips every update", "`--query`", "result.json"],
+    "server": ["refuses the clients", "`add_sum`", AES, "`fedmf audit log`"],
+    "flower": ["refuses the clients", "partition id", "Neither proves a person", AES],
+    "pipeline": ["`dp_aggregator` enforces a part", PHILOX, AES, "`HostNoise`", "check_process"],
+    "controller": ["answers for who takes part, if", "has to enforce all the rest"],
+    "ledger": ["has read the ledger alone", "had to enforce all of this"],
+    "log": ["has read the log alone", "had to enforce all of this"],
+}
+# Sentences about code of ours, with the kinds of system that run it.
+OURS = {
+    CONTROLLER: {"run", "run_tff"},
+    "controller": {"run", "run_tff", "controller"},
+    "AES-256": {"run", "run_tff", "server", "flower", "pipeline"},
+    "Philox": {"pipeline"},
+    "dp_aggregator": {"run_tff", "pipeline"},
+    "fedmf.Server": {"server", "flower"},
+    "fedmf audit mechanism": {"plan", "run", "run_tff", "server", "flower", "pipeline"},
+    "that this code makes": {"run", "run_tff", "server", "flower"},
+    "clips every": {"run_tff", "server", "flower", "pipeline"},
+    "is clipped before": {"run"},
+    "Gaussians are drawn": {"run", "run_tff", "server", "flower", "pipeline"},
+    "result.json": {"run", "run_tff"},
+    "training loop": {"run"},
+    "partition id": {"flower"},
+    "has read the log": {"log"},
+}
+
+
+def sampled(name):
+    settings = {"partitions": None, "min_sep": None}
+    scheme = SCHEMES[name].configured(population=240, cohort_size=20, **settings)
+    return plan(None, two_bands(ROUNDS), sampling=scheme, noise_multiplier=0.8)
+
+
+PLANS = {
+    "banded": lambda: plan(APART, two_bands(ROUNDS)),
+    "without noise": lambda: plan(APART, noise_multiplier=0),
+    "simulated": lambda: plan(APART).simulating(simulated=2, claimed=20),
+    "adaptive": lambda: plan(
+        APART,
+        quantile_clipping=QuantileClipping(quantile=0.5, share=0.1),
+        private_metrics=PrivateMetrics(share=0.1, largest_loss=3.0),
+    ),
+    **{name: lambda name=name: sampled(name) for name in SCHEMES},
+}
+MADE = {}
+
+
+@pytest.fixture
+def made(request, quick):
+    """The plan of this name, with its epsilon: computed once."""
+    return MADE.setdefault(request.param, PLANS[request.param]())
+
+
+def flat(text):
+    return " ".join(text.replace("\n> ", " ").split())
+
+
+@pytest.mark.parametrize("made", PLANS, indirect=True)
+def test_a_statement_says_what_is_known_of_its_kind_of_system_and_nothing_else(made):
+    ledger = ledger_of([[t % 4, 4 + t % 4] for t in range(ROUNDS)], None)
+    audit = audit_ledger(ledger, made)
+    private = made.noise_multiplier > 0
+    for name, system in SYSTEMS.items():
+        values = statement_values(made)
+        if name != "plan":
+            values = audit.statement_values(subject=Subject(system=name))
+        assert values["system"] == name
+        text = flat(markdown(values))
+        for words in NEEDED[name]:
+            about_noise = words in f"{system.generator} {system.verification}"
+            assert words in text or (about_noise and not private), (name, words)
+        for words, kinds in OURS.items():
+            assert name in kinds or words not in text, (name, words)
+        assert private or "Gaussians are drawn" not in text
+        assert ("weakens its own guarantee and nobody else's." in text) == (made.sampling is None)
+
+
+def test_the_table_knows_every_kind():
+    assert NEEDED.keys() == SYSTEMS.keys()
+    assert set().union(*OURS.values()) <= SYSTEMS.keys()
+
+
+@pytest.mark.parametrize("made", PLANS, indirect=True)
+def test_every_publication_that_is_cited_is_in_the_references(made):
+    text, _, references = markdown(statement_values(made)).partition("\n## References\n")
+    author = r"[A-Z][a-z]+(?:-[A-Z][a-z]+)?"
+    cited = rf"(?:banded|multi-epoch) paper|{author}(?: et al\.| and [A-Z]\w+) 20"
+    names = set(re.findall(cited, flat(text)))
+    assert names
+    for name in names:
+        assert name.removesuffix(" 20").lower() in flat(references).lower(), name
+    # Nothing else is listed than what is cited
+    assert flat(references).count("arXiv:") + references.count("doi:") == len(references_of(text))
+
+
+def test_every_reference_has_a_number():
+    assert all(re.search(r"arXiv:\d{4}\.\d{5}|doi:10\.", text) for _, text in REFERENCES)
+
+
+def test_audits_know_what_they_are_of(tmp_path):
+    made = plan(APART)
+    assert audit_ledger(ledger_of([[0]], 1), made).system == "ledger"
+    controller = fedmf.ParticipationController(APART, population=9, cohort_size=2, seed=1)
+    controller.cohort(0)
+    assert controller.audit(made).system == "controller"
+    log = tmp_path / "log.csv"
+    log.write_text("round,client\n0,ann\n")
+    assert "has read the log alone" in flat(fedmf.audit_log(log, made).statement())
+    server = fedmf.Server(made, shapes=[(1,)], clients_per_round=2, noise_seed=1)
+    assert "`fedmf.Server` enforces this" in flat(server.statement())
+    text = flat(controller.audit(made).statement(system="pipeline"))
+    assert "`dp_aggregator` enforces a part of this" in text
