@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
+from fedmf.files import expanded
 
 # The largest number that arrays of counts, and the programs that fedmf calls, can hold.
 MAX_COUNT = 2**63 - 1
@@ -111,8 +112,16 @@ def text(
 
 
 def path(default: str | None, help: str) -> Any:
-    """Returns a field for the path of a file or folder, kept as a str."""
-    return text(default, help, suggestions=lambda: PATHS)
+    """Returns a field for the path of a file or folder, kept as a str: with the home folder in
+    place of a leading "~".
+    """
+    check_text = text(default, help).metadata["check"]
+
+    def check(name: str, value: Any) -> str:
+        written: str = check_text(name, value)
+        return str(expanded(written)) if written.startswith("~") else written
+
+    return option(default, help, check, lambda: PATHS)
 
 
 def checked(check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.files import write_atomically
+from fedmf.files import expanded, write_atomically
 from fedmf.identifiers import is_missing
 
 __all__ = ["deal", "dirichlet", "picture", "quantity_skew", "shards"]
@@ -201,7 +201,7 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
 
     from fedmf.reports import canvas
 
-    path = pathlib.Path(path)
+    path = expanded(path)
     if path.suffix != ".png":
         raise ValueError(f"path={str(path)!r} does not end in .png: name a PNG file")
     names, codes = _coded("labels", labels)

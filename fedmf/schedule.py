@@ -5,7 +5,6 @@ optimiser share them.
 import dataclasses
 import math
 import os
-import pathlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
+from fedmf.files import expanded
 
 _HINT = (
     "give a positive share of the peak for each round, or ROUND:SHARE for the rounds from one on, "
@@ -156,7 +156,7 @@ def schedule_text(name: str, value: Any) -> str:
         starts, shares = _parsed(text)
     except ValueError:
         try:
-            starts, shares = _parsed(pathlib.Path(text).read_text(encoding="utf-8-sig"))
+            starts, shares = _parsed(expanded(text).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{name}={_short(str(value))!r} is neither a schedule nor a file of one: {_HINT}"

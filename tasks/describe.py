@@ -4,9 +4,9 @@ Needs no TensorFlow.
 """
 
 import os
-import pathlib
 from typing import Any
 
+from fedmf.files import expanded
 from fedmf.tasks import cifar10, emnist, stackoverflow
 
 _GZIP, _SQLITE = b"\x1f\x8b", b"SQLite format 3\0"
@@ -23,7 +23,8 @@ def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
       ValueError: a damaged file, or one of no task that ships.
     """
     head = b""
-    if path is not None and pathlib.Path(path).is_file():
+    path = None if path is None else expanded(path)
+    if path is not None and path.is_file():
         try:
             with open(path, "rb") as file:
                 head = file.read(len(_SQLITE))

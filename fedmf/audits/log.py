@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmf import checks, fields, identifiers, tables
+from fedmf.files import expanded
 from fedmf.participation.clients import ClientRounds
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def sorted_log(
     """
     hint = "pass the number of rounds of the run"
     rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint=hint)
-    source = _Source(path=pathlib.Path(path), rounds=rounds, form=form)
+    source = _Source(path=expanded(path), rounds=rounds, form=form)
     memory = checks.integer("memory", memory, low=_MIN_MEMORY_BYTES, hint="allow 256 MB or more")
     path = source.path
     if not path.is_file():
@@ -188,10 +189,11 @@ def sorted_log(
         )
     import duckdb
 
+    scratch_folder = None if folder is None else expanded(folder)
     before = path.stat()
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="fedmf-log-", dir=folder) as scratch,
+            tempfile.TemporaryDirectory(prefix="fedmf-log-", dir=scratch_folder) as scratch,
             tables.database(scratch, memory) as db,
         ):
             db.execute("SET preserve_insertion_order = false")  # which takes memory

@@ -18,6 +18,7 @@ import click
 from fedmf.cli.errors import BadArgument, Command, arguments_checked, one_line, with_option_names
 from fedmf.cli.help import CONFIG_SECTIONS, SectionOption, TaskFieldOption
 from fedmf.fields import MAX_COUNT
+from fedmf.files import expanded
 
 if TYPE_CHECKING:
     from fedmf.privacy.config import PlanConfig
@@ -44,7 +45,7 @@ class Whole(click.IntRange):
 
 
 class FilePath(click.Path):
-    """A path, which is not empty."""
+    """A path that is not empty; "~" is the home folder, which no shell expands behind `--out=`."""
 
     def __init__(
         self,
@@ -66,7 +67,8 @@ class FilePath(click.Path):
         """Returns the path."""
         if value == "":
             self.fail("'' is empty: name a file or folder", param, ctx)
-        return super().convert(value, param, ctx)
+        with arguments_checked():
+            return super().convert(expanded(value), param, ctx)
 
 
 COUNT = Whole(min=1)
@@ -136,7 +138,7 @@ class OutputFile(Parsed):
 
     def parsed(self, text: str) -> pathlib.Path:
         """Refuses another suffix, and a path at which no file can be made."""
-        path = pathlib.Path(text)
+        path = expanded(text)
         if path.suffix not in self.suffixes:
             ends = " or ".join(self.suffixes)
             raise ValueError(f"{text!r} does not end in {ends}: the suffix says what is written")
@@ -180,7 +182,7 @@ class _NoiseSeed(Parsed):
         shown = text[:60]
         if text.startswith("@"):  # what the file holds is not shown
             with contextlib.suppress(OSError, ValueError):
-                text = pathlib.Path(text[1:]).read_text(encoding="ascii").strip()
+                text = expanded(text[1:]).read_text(encoding="ascii").strip()
         if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_SEED_DIGITS):
             raise ValueError(
                 f"{shown!r} must be a non-negative whole number of at most "

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fedmf import checks
+from fedmf.files import expanded
 from fedmf.flower.arrays import (
     as_record,
     floats,
@@ -106,7 +107,7 @@ class MatrixFactorizationDP(Strategy):
         }
         ServerConfig(shapes=[(1,)], **self._settings)  # refused before any node is asked
         self._seed = check_noise_seed(noise_seed)
-        self._folder = None if folder is None else pathlib.Path(folder)
+        self._folder = None if folder is None else expanded(folder)
         self._server: Server | None = None
         self._nodes: Nodes | None = None
         self._model: dict[str, np.ndarray] = {}  # of the round under way, by name

@@ -7,14 +7,13 @@ import abc
 import dataclasses
 import math
 import os
-import pathlib
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.files import write_atomically
+from fedmf.files import expanded, write_atomically
 from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
 
@@ -257,7 +256,7 @@ class Mechanism(fields.Checked, abc.ABC):
           ValueError: the folder of path does not exist.
           OSError: the file cannot be written.
         """
-        target = pathlib.Path(path)
+        target = expanded(path)
         if not target.parent.is_dir():
             raise ValueError(
                 f"path={str(target)!r} is in a folder that does not exist: create it, "

@@ -13,6 +13,7 @@ import numpy as np
 import scipy.linalg
 
 from fedmf import checks, fields
+from fedmf.files import expanded
 from fedmf.mechanisms.banded.fit import BandedMechanism, diagonals_of
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.dense.fit import DenseMechanism
@@ -76,7 +77,7 @@ def load_factorization(
     ...     load_factorization(file.name).family
     'dense'
     """
-    source = pathlib.Path(path)
+    source = expanded(path)
     if not source.exists():
         raise FileNotFoundError(
             f"path={str(source)!r} is not there: name an .npz or .npy file, or a folder of tensors"

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.linalg
 
 from fedmf import checks
-from fedmf.files import check_archive
+from fedmf.files import check_archive, expanded
 from fedmf.mechanisms.base import (
     FILE_FORMAT,
     FILE_VERSION,
@@ -58,7 +58,7 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
       ValueError: the file is truncated, damaged, of another kind or of a later version, or holds no
         valid mechanism.
     """
-    target = pathlib.Path(path)
+    target = expanded(path)
     if not target.is_file():
         raise FileNotFoundError(
             f"path={str(target)!r} is not a file: name one that mechanism.save wrote"

@@ -11,6 +11,7 @@ import tempfile
 from typing import Any
 
 from fedmf import checks
+from fedmf.files import expanded
 from fedmf.noise.blocks import BlockForm, block_form
 from fedmf.noise.float32_check import check_float32
 from fedmf.noise.stream import NoiseStream
@@ -108,7 +109,7 @@ def default_disk(folder: str | pathlib.Path | None) -> int:
 
     It need not exist; None is that of temporary files.
     """
-    path = pathlib.Path(tempfile.gettempdir() if folder is None else folder).absolute()
+    path = expanded(tempfile.gettempdir() if folder is None else folder).absolute()
     return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free * 2 // 3
 
 

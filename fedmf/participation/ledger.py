@@ -4,7 +4,6 @@ is computed from.
 
 import io
 import os
-import pathlib
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmf import identifiers
+from fedmf.files import expanded
 from fedmf.participation.clients import ClientRounds
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
@@ -223,7 +223,7 @@ class ParticipationLedger:
           OSError: the file cannot be read.
         """
         if isinstance(text, os.PathLike) or (text and "\n" not in text and "\r" not in text):
-            text = pathlib.Path(text).read_text(encoding="utf-8-sig")
+            text = expanded(text).read_text(encoding="utf-8-sig")
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not text.startswith(_HEADER):
             raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from fedmf.files import make_folder, shell_path, write_atomically
+from fedmf.files import expanded, make_folder, shell_path, write_atomically
 from fedmf.privacy.rounding import up
 from fedmf.reports import plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
@@ -57,7 +57,7 @@ def write_report(
     """
     runs = list(runs)
     _check(runs)
-    folder = pathlib.Path(folder)
+    folder = expanded(folder)
     groups = group_runs(runs)
     drawn = {
         "validation": plots.accuracy_plot(groups),

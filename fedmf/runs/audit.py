@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmf.audits.canaries import CanaryAudit, CanaryEvidence, audit_canaries
 from fedmf.audits.guarantee import Audit, audit_ledger, named
-from fedmf.files import write_atomically
+from fedmf.files import expanded, write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.config import PlanConfig
@@ -284,7 +284,7 @@ def pretraining(config: TrainConfig) -> str:
     """What a statement says of the data that the initial model was trained on."""
     if config.initial_model is None:
         return f"none, the initial model is drawn with seed {config.seed}"
-    path = pathlib.Path(config.initial_model)
+    path = expanded(config.initial_model)
     if path.suffix == ".keras":
         return (
             f"the initial model is {path.name}, which was trained before this run; for clients "

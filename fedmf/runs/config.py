@@ -9,6 +9,7 @@ from typing import Any
 
 from fedmf import checks, fields
 from fedmf.cohorts.availability import availability_from_text
+from fedmf.files import expanded
 from fedmf.privacy.config import PlanConfig, named_options
 from fedmf.schedule import GivenSchedule, WarmupCooldown
 from fedmf.server.following import Scaling
@@ -209,7 +210,7 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
     Raises:
       FileNotFoundError, ValueError: naming the path.
     """
-    path = pathlib.Path(path)
+    path = expanded(path)
     if not path.is_file():
         wrong = "is not a file" if path.exists() else "does not exist"
         raise FileNotFoundError(

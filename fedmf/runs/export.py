@@ -3,6 +3,8 @@
 import os
 import pathlib
 
+from fedmf.files import expanded
+
 
 def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """The path, if `TrainedRun.export` can write there.
@@ -10,7 +12,7 @@ def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
       ValueError: naming it.
     """
-    path = pathlib.Path(path)
+    path = expanded(path)
     if path.suffix not in ("", ".keras"):
         raise ValueError(
             f"out={str(path)!r} ends in {path.suffix}: name a FILE.keras, or a folder without a "

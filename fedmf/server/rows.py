@@ -20,6 +20,7 @@ import numpy as np
 import threadpoolctl
 
 from fedmf import checks
+from fedmf.files import expanded
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
 from fedmf.privacy.plan import Plan, noise_size
@@ -224,7 +225,8 @@ def _array(rows: int, size: int, *, mapped: bool, folder: str | pathlib.Path | N
         # Zeros: an early state reaches before round 0, with weights of 0, and no NaN may be there.
         return np.zeros((rows, size), np.float32)
     if folder is not None:
-        pathlib.Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = expanded(folder)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=folder) as file:
         # Now, and not as a bus error in the middle of the run.
         os.posix_fallocate(file.fileno(), 0, 4 * rows * size)

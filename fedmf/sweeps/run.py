@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedmf.files import make_folder, write_atomically
+from fedmf.files import expanded, make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
@@ -114,9 +114,7 @@ def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: T
                 f"or give the options of the sweep that is there, or vary {field}"
             )
     files = (
-        []
-        if config.mechanism is None
-        else [folder / "mechanism.npz", pathlib.Path(config.mechanism)]
+        [] if config.mechanism is None else [folder / "mechanism.npz", expanded(config.mechanism)]
     )
     if files and config.mechanism == there.mechanism and all(file.exists() for file in files):
         trained, current = (_digest_of(file, file.stat().st_mtime_ns) for file in files)

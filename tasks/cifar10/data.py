@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import fields
+from fedmf.files import expanded
 from fedmf.tasks.partitioned import PartitionOptions
 
 MODELS = ("vgg", "small")
@@ -117,11 +118,7 @@ def load_images(path: str | os.PathLike[str] | None = None) -> Images:
       FileNotFoundError: no such file; the message says what to put where.
       ValueError: the archive is damaged or of another kind.
     """
-    archive = (
-        pathlib.Path("~/.keras/datasets").expanduser() / f"{FOLDER}.tar.gz"
-        if path is None
-        else pathlib.Path(path)
-    )
+    archive = expanded(f"~/.keras/datasets/{FOLDER}.tar.gz" if path is None else path)
     if not archive.exists():
         raise FileNotFoundError(f"there is no file {archive}: {_HINT}")
     members = _members(archive)
@@ -252,7 +249,7 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     origin = "synthetic stand-in" if images.synthetic else "CIFAR-10"
     return {
         "path": str(path),
-        "bytes": pathlib.Path(path).stat().st_size,
+        "bytes": expanded(path).stat().st_size,
         "origin": origin,
         "splits": parts,
     }

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from fedmf import checks
-from fedmf.files import write_atomically
+from fedmf.files import expanded, write_atomically
 from fedmf.tasks import data_file
 from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
 from fedmf.terminal import progress_bar
@@ -52,7 +52,7 @@ def write_synthetic(
       ValueError: an argument out of range, an existing file without `overwrite`, or a file that
         cannot be written.
     """
-    path = pathlib.Path(path)
+    path = expanded(path)
     for name, value in (("examples", examples), ("test_examples", test_examples)):
         checks.integer(name, value, low=10, hint="use at least one image a class")
     checks.integer("seed", seed, low=0, hint="use a non-negative whole number")

@@ -8,7 +8,6 @@ al. 2018, "LEAF: a benchmark for federated settings".
 
 import dataclasses
 import os
-import pathlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import fields
+from fedmf.files import expanded
 from fedmf.tasks.client_database import ClientDatabase, quantiles
 from fedmf.tasks.example_proto import decode_example
 from fedmf.tasks.partitioned import PartitionOptions
@@ -79,7 +79,7 @@ def open_file(path: str | os.PathLike[str] | None = None) -> ClientDatabase:
       ValueError: the file is damaged or of another format.
     """
     return ClientDatabase(
-        pathlib.Path("~/.tff").expanduser() / FILE_NAME if path is None else pathlib.Path(path),
+        expanded(f"~/.tff/{FILE_NAME}" if path is None else path),
         _HINT,
     )
 
@@ -180,7 +180,7 @@ def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:
 def is_emnist(path: str | os.PathLike[str]) -> bool:
     """Whether a SQLite file has a split of EMNIST; no, of one that cannot be read."""
     try:
-        return bool({*ClientDatabase(pathlib.Path(path), _HINT).splits()} & {*_SPLITS})
+        return bool({*ClientDatabase(expanded(path), _HINT).splits()} & {*_SPLITS})
     except ValueError:
         return False
 

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import ndimage
 
 from fedmf import checks
+from fedmf.files import expanded
 from fedmf.tasks.data_file import SYNTHETIC, create, write_client
 from fedmf.tasks.emnist.data import CLASSES, PIXELS
 from fedmf.tasks.example_proto import encode_example
@@ -57,7 +58,7 @@ def write_synthetic(
       ValueError: an argument out of range, an existing file without `overwrite`, or a folder that
         cannot be written.
     """
-    path = pathlib.Path(path)
+    path = expanded(path)
     checks.integer("clients", clients, low=1, hint="use a positive whole number")
     checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
     checks.integer(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmf.files import expanded
 from fedmf.tasks.client_database import ClientDatabase, quantiles
 from fedmf.tasks.data_file import ORIGINS, SPLITS
 from fedmf.tasks.example_proto import Feature, decode_example, text_of
@@ -103,9 +104,7 @@ def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
     Raises:
       FileNotFoundError, ValueError: as `Corpus`.
     """
-    return Corpus(
-        pathlib.Path("~/.tff").expanduser() / FILE_NAME if path is None else pathlib.Path(path)
-    )
+    return Corpus(expanded(f"~/.tff/{FILE_NAME}" if path is None else path))
 
 
 def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pathlib
 import numpy as np
 
 from fedmf import checks
+from fedmf.files import expanded
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.stackoverflow import language
 from fedmf.terminal import progress_bar
@@ -69,7 +70,7 @@ def write_synthetic_corpus(
     if not 4 <= mean <= 100_000:
         raise ValueError(f"sentences_per_client={mean:g} must lie between 4 and 100000")
     words = language.make_language(vocabulary_size, _TOPICS)
-    path = pathlib.Path(path)
+    path = expanded(path)
     users = _users(clients)
     total = sum(len(numbers) for numbers in users.values())
     with (

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fedmf import checks, fields, tables
+from fedmf.files import expanded
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.stackoverflow.sentences import split_sentences
 from fedmf.terminal import progress_bar
@@ -145,7 +146,7 @@ def import_text(
         and what is wrong in it.
     """
     o = options
-    path, out = pathlib.Path(path), pathlib.Path(out)
+    path, out = expanded(path), expanded(out)
     if not path.is_file():
         wrong = "is not a file" if path.exists() else "does not exist"
         raise FileNotFoundError(

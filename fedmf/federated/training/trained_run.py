@@ -20,6 +20,7 @@ from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.federated.training.fine_tuning import fine_tuned_metrics
+from fedmf.files import expanded
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.export import check_export_path
 from fedmf.runs.folder import Run, RunFolder
@@ -260,7 +261,7 @@ def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) ->
         # `reopen_run` refuses a run that lost them
         return task if weights is None else task.starting_from(weights)
     try:
-        return task.starting_from(_weights(task, pathlib.Path(config.initial_model)))
+        return task.starting_from(_weights(task, expanded(config.initial_model)))
     except ValueError as error:
         raise ValueError(f"initial_model={config.initial_model!r} does not do: {error}") from error
 
