@@ -196,12 +196,12 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
       TypeError, ValueError: naming the argument, its value and the way out.
       OSError: the file cannot be written.
     """
+    from fedmf.reports import canvas  # before matplotlib, of which it fixes the import
+
+    path = expanded(path)
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
-    from fedmf.reports import canvas
-
-    path = expanded(path)
     if path.suffix != ".png":
         raise ValueError(f"path={str(path)!r} does not end in .png: name a PNG file")
     names, codes = _coded("labels", labels)

@@ -3,7 +3,6 @@
 import abc
 import contextlib
 import dataclasses
-import json
 import math
 import pathlib
 import secrets
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedmf import strict_json
 from fedmf.cli.errors import BadArgument, Command, arguments_checked, one_line, with_option_names
 from fedmf.cli.help import CONFIG_SECTIONS, SectionOption, TaskFieldOption
 from fedmf.fields import MAX_COUNT
@@ -494,7 +494,7 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     of both.
     """
     if as_json:
-        click.echo(json.dumps(values, indent=2))
+        click.echo(strict_json.dumps(values, indent=2))
         return
     from fedmf.fields import flat
     from fedmf.privacy.rounding import up

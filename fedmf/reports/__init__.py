@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from fedmf import matplotlib_import  # noqa: F401
 from fedmf.files import expanded, make_folder, shell_path, write_atomically
 from fedmf.privacy.rounding import up
 from fedmf.reports import plots, tables

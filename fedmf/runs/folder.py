@@ -35,7 +35,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmf import strict_json
 from fedmf.files import (
     append_privately,
     expanded,
@@ -182,7 +182,7 @@ class RunFolder:
             if name != "config.json"
         }
         files["config.json"] = sha256(text.encode())
-        content = json.dumps({"files": files, "run": identity}, indent=2) + "\n"
+        content = strict_json.dumps({"files": files, "run": identity}, indent=2) + "\n"
         write_atomically(self.path / IDENTITY, content, mode=0o600)
         write_atomically(self.path / "config.json", text)
         self._digest_by_name |= files
@@ -325,7 +325,7 @@ class RunFolder:
             digest = hashlib.sha256(path.read_bytes())
 
             def write(row: dict[str, Any]) -> None:
-                line = json.dumps(row) + "\n"
+                line = strict_json.dumps(row) + "\n"
                 out.write(line)
                 out.flush()
                 digest.update(line.encode())
@@ -369,7 +369,7 @@ class RunFolder:
             written = {name: self._digest_by_name.get(name) for name in (*AUDITED, *RELEASED)}
             own = {name: digest for name, digest in written.items() if digest is not None}
             content = content | {"sha256": digests(self.path) | own}
-        text = json.dumps(content, indent=2) + "\n"
+        text = strict_json.dumps(content, indent=2) + "\n"
         write_atomically(self.path / f"{name}.json", text, mode=0o644 if name == "plan" else 0o600)
 
 

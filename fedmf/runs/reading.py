@@ -1,6 +1,7 @@
 """Reads the files of a run: rows, objects and weights."""
 
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -8,6 +9,25 @@ import numpy as np
 
 from fedmf.files import check_archive
 from fedmf.mechanisms.storage import READ_ERRORS
+
+# Numbers that a run measures. JSON has no NaN: one that was not finite is null in the file.
+_MEASURED = ("train_loss", "clip_fraction", "validation", "test", "metrics", "mean", "deciles")
+
+
+def _with_measured(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content with NaN in place of every measured number that is null."""
+    return {
+        name: _nan_for_none(value) if name in _MEASURED else value
+        for name, value in content.items()
+    }
+
+
+def _nan_for_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _nan_for_none(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_nan_for_none(entry) for entry in value]
+    return math.nan if value is None else value
 
 
 def read_weights(path: pathlib.Path) -> list[np.ndarray]:
@@ -41,7 +61,7 @@ def rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
         except ValueError:
             whole = False
         if whole:
-            rows.append((line.decode(), row))
+            rows.append((line.decode(), _with_measured(row)))
         elif not last:
             raise ValueError(
                 f"line {number} of {path} is damaged: it must be a JSON object with a round"
@@ -61,7 +81,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__}, not an object")
-    return content
+    return _with_measured(content)
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:

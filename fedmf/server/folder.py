@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedmf import checks, fields
+from fedmf import checks, fields, strict_json
 from fedmf.files import check_archive, expanded, lock, make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.storage import READ_ERRORS
@@ -213,7 +213,7 @@ class ServerFolder:
         }
         if plan.longer is not None:
             content["stop_after"] = plan.mechanism.rounds
-        config_text = json.dumps(content, indent=2) + "\n"
+        config_text = strict_json.dumps(content, indent=2) + "\n"
         self._digests = _digests_of(config_text.encode(), mechanism, seed_text.encode())
         self._write_release(self._header_of_past(), {})
         write_atomically(self.path / _CONFIG, config_text)

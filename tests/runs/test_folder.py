@@ -1,6 +1,7 @@
 import dataclasses
 import errno
 import json
+import math
 import os
 import random
 import re
@@ -16,6 +17,7 @@ import pytest
 import fedmf
 from fedmf.files import write_atomically
 from fedmf.participation.ledger import ParticipationLedger
+from fedmf.runs import reading
 from fedmf.runs.audit import plan_record
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.folder import Run, RunFolder
@@ -56,6 +58,7 @@ import sys, numpy as np
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.folder import RunFolder
 from fedmf.participation.ledger import ParticipationLedger
+from fedmf.runs import reading
 folder = RunFolder.open(sys.argv[1])
 digest, t = folder.digest(), int(sys.argv[2])
 with folder.rows("metrics") as write:
@@ -318,3 +321,21 @@ def test_a_result_signs_no_file_that_was_edited_while_the_run_went_on(tmp_path, 
         fedmf.audit_run(folder.path)
     path.write_bytes(own)
     assert fedmf.audit_run(folder.path).observed.rounds == CONFIG.rounds
+
+
+def test_numbers_that_are_not_finite_are_null_in_files_and_nan_when_read(tmp_path):
+    folder = RunFolder(tmp_path)
+    row = {"round": 0, "train_loss": math.nan, "validation": {"mae": math.inf, "loss": 2.0}}
+    with folder.rows("metrics") as write:
+        write(row)
+    folder.write_json("result", {"test": {"loss": -math.inf}, "achieved": {"epsilon": None}})
+    texts = [(tmp_path / name).read_text() for name in ("metrics.jsonl", "result.json")]
+    for text in texts:
+        json.loads(text, parse_constant=lambda constant: pytest.fail(constant))
+    [read] = reading.read_rows(tmp_path / "metrics.jsonl")
+    assert math.isnan(read["train_loss"])
+    assert math.isnan(read["validation"]["mae"])
+    assert read["validation"]["loss"] == 2.0
+    result = reading.read_object(tmp_path / "result.json")
+    assert math.isnan(result["test"]["loss"])
+    assert result["achieved"] == {"epsilon": None}

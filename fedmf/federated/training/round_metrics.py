@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmf import strict_json
 from fedmf.federated.examples import NotFinite, count
 from fedmf.federated.task import Task
 from fedmf.federated.training.evaluation import Evaluator
@@ -55,7 +56,7 @@ class RoundMetrics:
         if t not in self._released:
             private = self._computed(t, weights, cohort)
             with append_privately(self._path) as out:
-                out.write(json.dumps({"round": t, "private": private}) + "\n")
+                out.write(strict_json.dumps({"round": t, "private": private}) + "\n")
                 out.flush()
                 os.fsync(out.fileno())
             self._released[t] = private
