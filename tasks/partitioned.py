@@ -36,6 +36,7 @@ class PartitionOptions(fields.Checked):
         "Make clients of all training examples: dirichlet:ALPHA, shards:PER_CLIENT or "
         "quantity:SIGMA. Not the partitions of cyclic sampling, which are of clients.",
         partition.check_text,
+        lambda: [f"{kind}:" for kind in ("dirichlet", "shards", "quantity")],
     )
     clients: int | None = fields.whole(None, "With a partition: the number of clients to make.")
     partition_seed: int = fields.seed(0, "With a partition: another seed, other clients.")

@@ -10,7 +10,7 @@ import pytest
 
 import fedmf
 import fedmf.cli
-from fedmf.cli.options import EXISTING, EXISTING_FILE, PATH, FilePath, OutputFile
+from fedmf.cli.values import EXISTING, EXISTING_FILE, PATH, FilePath, OutputFile
 from fedmf.runs.export import check_export_path
 from fedmf.server import rows
 from fedmf.server.folder import ServerFolder

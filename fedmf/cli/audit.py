@@ -12,21 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import Group, arguments_checked, in_option_names
-from fedmf.cli.options import (
-    COUNT,
-    PATH,
-    RUN,
-    FilePath,
-    Gigabytes,
-    OutputFile,
-    Whole,
-    in_one,
-    json_option,
-    plan_config,
-    plan_options,
-    quiet_option,
-    show,
-)
+from fedmf.cli.options import in_one, json_option, plan_config, plan_options, quiet_option, show
+from fedmf.cli.values import COUNT, PATH, RUN, FilePath, Gigabytes, OutputFile, Whole
 
 if TYPE_CHECKING:
     from fedmf.audits.finding import Finding

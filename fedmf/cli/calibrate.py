@@ -6,13 +6,8 @@ from typing import Any
 import click
 
 from fedmf.cli.errors import Command, arguments_checked
-from fedmf.cli.options import (
-    COUNT,
-    json_option,
-    plan_config,
-    plan_options,
-    show,
-)
+from fedmf.cli.options import json_option, plan_config, plan_options, show
+from fedmf.cli.values import COUNT
 
 
 @click.command(cls=Command)

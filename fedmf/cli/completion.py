@@ -23,4 +23,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(ctx.find_root().command, {}, "fedmf", "_FEDMF_COMPLETE").source())
+    script = kind(ctx.find_root().command, {}, "fedmf", "_FEDMF_COMPLETE").source()
+    # Behind lstm-size= and dirichlet: a value follows, and no blank.
+    words = "COMPREPLY+=($value)"
+    click.echo(script.replace(words, f"{words}; [[ $value == *[=:] ]] && compopt -o nospace"))

@@ -9,12 +9,7 @@ import click
 
 from fedmf.cli.errors import BadArgument, Group, arguments_checked
 from fedmf.cli.options import (
-    COUNT,
-    EXISTING_FILE,
-    PATH,
-    OutputFile,
     TaskCommand,
-    Whole,
     chosen_options,
     in_one,
     json_option,
@@ -22,6 +17,7 @@ from fedmf.cli.options import (
     quiet_option,
     show,
 )
+from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, OutputFile, Whole
 
 _MIN_WORDS = 259  # of write_synthetic_corpus with its default topics
 # Task -> what is its own of the options of `data synth`.

@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import BadArgument, arguments_checked
-from fedmf.cli.options import (
-    COUNT,
-    EXISTING,
-    PATH,
-    RUN,
-    OutputFile,
-    TaskCommand,
-    in_one,
-    json_option,
-    quiet_option,
-    run_task_options,
-    show,
-)
+from fedmf.cli.options import TaskCommand, in_one, json_option, quiet_option, run_task_options, show
+from fedmf.cli.values import COUNT, EXISTING, PATH, RUN, OutputFile
 
 if TYPE_CHECKING:
     from fedmf.federated import TrainedRun

@@ -10,18 +10,8 @@ import click
 
 from fedmf.cli.errors import arguments_checked, in_option_names
 from fedmf.cli.help import say
-from fedmf.cli.options import (
-    COUNT,
-    EXISTING,
-    SHARE,
-    FamilyCommand,
-    OneOf,
-    OutputFile,
-    in_one,
-    json_option,
-    options_of,
-    show,
-)
+from fedmf.cli.options import FamilyCommand, in_one, json_option, options_of, show
+from fedmf.cli.values import COUNT, EXISTING, SHARE, OneOf, OutputFile
 
 if TYPE_CHECKING:
     from fedmf.mechanisms import Mechanism

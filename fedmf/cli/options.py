@@ -1,222 +1,30 @@
 """Options that several commands have, and the values they turn into."""
 
-import abc
-import contextlib
 import dataclasses
-import math
 import pathlib
-import secrets
 import sys
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedmf import strict_json
-from fedmf.cli.errors import BadArgument, Command, arguments_checked, one_line, with_option_names
+from fedmf.cli.errors import Command, arguments_checked
 from fedmf.cli.help import CONFIG_SECTIONS, SectionOption, TaskFieldOption
-from fedmf.fields import MAX_COUNT
-from fedmf.files import expanded
+from fedmf.cli.values import (
+    EXISTING_FILE,
+    ConfigField,
+    FamilyOption,
+    Named,
+    NoiseSeed,
+    TaskOption,
+    task_names,
+)
 
 if TYPE_CHECKING:
     from fedmf.privacy.config import PlanConfig
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-_MAX_SEED_DIGITS = 4000  # Python's int() reads no longer texts
-
-# A share from 0 to 1.
-SHARE = click.FloatRange(0, 1)
-
-
-class Whole(click.IntRange):
-    """A whole number of at least `min` that fits into 64 bits."""
-
-    name = "integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number."""
-        number = super().convert(value, param, ctx)
-        if number > MAX_COUNT:
-            self.fail(f"{value} does not fit into 64 bits: use fewer digits", param, ctx)
-        return number
-
-
-class FilePath(click.Path):
-    """A path that is not empty; "~" is the home folder, which no shell expands behind `--out=`."""
-
-    def __init__(
-        self,
-        *,
-        exists: bool = False,
-        file_okay: bool = True,
-        dir_okay: bool = True,
-        writable: bool = False,
-    ) -> None:
-        super().__init__(
-            exists=exists,
-            file_okay=file_okay,
-            dir_okay=dir_okay,
-            writable=writable,
-            path_type=pathlib.Path,
-        )
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the path."""
-        if value == "":
-            self.fail("'' is empty: name a file or folder", param, ctx)
-        with arguments_checked():
-            return super().convert(expanded(value), param, ctx)
-
-
-COUNT = Whole(min=1)
-PATH = FilePath()
-EXISTING = FilePath(exists=True)
-EXISTING_FILE = FilePath(exists=True, dir_okay=False)
-
-
-class OneOf(click.Choice[str]):
-    """One of the families or strategies.
-
-    They are imported when needed: `fedmf --help` must not.
-    """
-
-    def __init__(self, kind: str) -> None:
-        self._kind, self.case_sensitive = kind, True
-
-    @property
-    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names."""
-        from fedmf.mechanisms.family import fitted_families
-        from fedmf.noise.strategies import HOST_STRATEGIES
-
-        return tuple({"family": fitted_families(), "strategy": HOST_STRATEGIES}[self._kind])
-
-
-class Parsed(click.ParamType[Any], abc.ABC):
-    """A value by a function of its text, whose ValueError says what is wrong."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value."""
-        try:
-            return self.parsed(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-    @abc.abstractmethod
-    def parsed(self, text: str) -> Any:
-        """The value of a text."""
-
-
-class _RunFolder(FilePath):
-    """The folder of a run."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; refuses one that holds no run."""
-        from fedmf.runs.folder import RunFolder
-
-        path: Any = super().convert(value, param, ctx)
-        with arguments_checked():
-            return RunFolder.open(path).path
-
-
-RUN = _RunFolder()
-
-
-class OutputFile(Parsed):
-    """A path that can be written to, with one of these suffixes.
-
-    It is tried before minutes of work, not after.
-    """
-
-    name = "file"
-
-    def __init__(self, *suffixes: str) -> None:
-        self.suffixes = suffixes
-
-    def parsed(self, text: str) -> pathlib.Path:
-        """Refuses another suffix, and a path at which no file can be made."""
-        path = expanded(text)
-        if path.suffix not in self.suffixes:
-            ends = " or ".join(self.suffixes)
-            raise ValueError(f"{text!r} does not end in {ends}: the suffix says what is written")
-        # As `write_atomically` names it
-        trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-        try:
-            if path.is_dir():
-                raise ValueError(f"{text!r} is a folder: name a file")
-            trial.touch(exist_ok=False)
-            trial.unlink()
-        except OSError as error:
-            raise ValueError(
-                f"{text!r} cannot be written ({error.strerror}): choose another place"
-            ) from error
-        return path
-
-
-class Gigabytes(click.FloatRange):
-    """A number of gigabytes, as bytes."""
-
-    name = "GB"
-
-    def __init__(self) -> None:
-        super().__init__(min=0, max=1e6, min_open=True)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The bytes."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is no number of gigabytes: use one such as 4", param, ctx)
-        return int(number * 1e9)
-
-
-class _NoiseSeed(Parsed):
-    name = "integer|os|@FILE"
-
-    def parsed(self, text: str) -> int | str:
-        """The seed, or "os"."""
-        if text == "os":
-            return "os"
-        shown = text[:60]
-        if text.startswith("@"):  # what the file holds is not shown
-            with contextlib.suppress(OSError, ValueError):
-                text = expanded(text[1:]).read_text(encoding="ascii").strip()
-        if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_SEED_DIGITS):
-            raise ValueError(
-                f"{shown!r} must be a non-negative whole number of at most "
-                f"{_MAX_SEED_DIGITS} digits, @FILE that holds one, or os to draw one"
-            )
-        return int(text)
-
-
-class _ConfigField(click.ParamType[Any]):
-    """A field of TrainConfig by its own check.
-
-    `none` is a value where the default is a number that can be left out.
-    """
-
-    NONE = object()
-
-    def __init__(self, field: "dataclasses.Field[Any]") -> None:
-        kinds = typing.get_args(field.type) or (field.type,)
-        (kind,) = (kind for kind in kinds if kind is not types.NoneType)
-        self._field, self._type = field, click.types.convert_type(kind)
-        self._has_none = types.NoneType in kinds and field.default is not None
-        self.name = self._type.name + "|none" * self._has_none
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value is self.NONE or (self._has_none and value == "none"):
-            return self.NONE
-        try:
-            return self._field.metadata["check"](
-                self._field.name, self._type.convert(value, param, ctx)
-            )
-        except (ValueError, TypeError) as error:
-            raise BadArgument(
-                with_option_names(one_line(error), [param] if param else [])
-            ) from error
 
 
 def in_one(group: str, *options: Decorator) -> Decorator:
@@ -235,7 +43,7 @@ def in_one(group: str, *options: Decorator) -> Decorator:
 
 noise_seed_option = click.option(
     "--noise-seed",
-    type=_NoiseSeed(),
+    type=NoiseSeed(),
     help="Secret whole number, @FILE that holds it, or os to draw one. Needed "
     "for a new run with noise.",
 )
@@ -243,21 +51,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
 
 
-class _TaskOption(Parsed):
-    name = "name=value"
-
-    def parsed(self, text: str) -> tuple[str, str]:
-        """The option and its value."""
-        option, equals, setting = text.partition("=")
-        if not option or not equals:
-            raise ValueError(f"{text!r} names no option and its value: write it as batch-size=20")
-        return option.strip().replace("-", "_"), setting.strip()
-
-
 run_task_options = in_one(
     "asked",
     click.option(
         "--task",
+        type=Named(task_names),
         is_eager=True,
         help="Of a run that was trained in Python: what makes its task, package.module:function.",
     ),
@@ -265,7 +63,7 @@ run_task_options = in_one(
         "-o",
         "--task-option",
         "task_options",
-        type=_TaskOption(),
+        type=TaskOption(),
         multiple=True,
         help="With --task: an option of it. Repeatable.",
     ),
@@ -315,12 +113,12 @@ def options_of(
             continue
         if field.name == "task_options":
             flags = ["-o", "--task-option"]
-            settings |= {"type": _TaskOption(), "multiple": True}
+            settings |= {"type": TaskOption(), "multiple": True}
             help_text += " Repeatable; `--task NAME --help` lists them."
             declared += [_of_the_task(own, section) for own in dataclasses.fields(PartitionOptions)]
         else:
             flags = [f"--{field.name.replace('_', '-')}"]
-            settings["type"] = _ConfigField(field)
+            settings["type"] = ConfigField(field)
             settings["required"] = field.name in required
             settings["is_eager"] = field.name == "task"  # the help asks for it
             # Click shows a default that the command is given.
@@ -336,7 +134,7 @@ def _of_the_task(field: "dataclasses.Field[Any]", section: str) -> Decorator:
     return click.option(
         f"--{field.name.replace('_', '-')}",
         field.name,
-        type=_ConfigField(field),
+        type=ConfigField(field),
         help=text,
         cls=TaskFieldOption,
         section=section,
@@ -382,10 +180,11 @@ def _family_options() -> list[click.Parameter]:
         flag = f"--{name.replace('_', '-')}"
         flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
         text = "; ".join(f"{', '.join(names)}: {phrase}" for phrase, names in families.items())
+        choices = {family: option.choices for family, option in options if option.name == name}
         made = SectionOption(
             [flags, name],
             section="Options of the families",
-            type=None if kind is bool else kind,
+            type=None if kind is bool else FamilyOption(kind, choices),
             default=None,
             help=f"{text}.",
         )
@@ -431,9 +230,7 @@ def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:
 
     of_the_task = {field.name for field in dataclasses.fields(PartitionOptions)}
     chosen: dict[str, Any] = {
-        f"{TASK_OPTION}{n}" if n in of_the_task else n: None
-        if value is _ConfigField.NONE
-        else value
+        f"{TASK_OPTION}{n}" if n in of_the_task else n: None if value is ConfigField.NONE else value
         for n, value in flags.items()
         if value is not None
     }

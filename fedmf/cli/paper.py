@@ -1,12 +1,14 @@
 """fedmf paper: the tables and figures of the papers, made again."""
 
 import pathlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedmf.cli.errors import Command, Group, arguments_checked
-from fedmf.cli.options import COUNT, EXISTING, PATH, OutputFile, in_one, json_option, show
+from fedmf.cli.options import in_one, json_option, show
+from fedmf.cli.values import COUNT, EXISTING, PATH, Named, OutputFile
 
 if TYPE_CHECKING:
     from fedmf.experiments.papers.item import Item, Request, Scale
@@ -52,8 +54,14 @@ def list_items(as_json: bool) -> None:
         click.echo(line)
 
 
+def _names() -> Iterable[str]:
+    from fedmf.experiments.papers import ITEMS
+
+    return [name for name, item in ITEMS.items() if item.make is not None]
+
+
 @paper.command("run", cls=Command)
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=Named(_names))
 @click.option(
     "--scale",
     type=click.Choice(["small", "full"]),

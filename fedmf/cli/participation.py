@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import Command, arguments_checked
-from fedmf.cli.options import (
-    COUNT,
-    EXISTING_FILE,
-    SHARE,
-    OutputFile,
-    Whole,
-    in_one,
-    json_option,
-    options_of,
-    show,
-    status_line,
-)
+from fedmf.cli.options import in_one, json_option, options_of, show, status_line
+from fedmf.cli.values import COUNT, EXISTING_FILE, SHARE, OutputFile, Whole
 
 if TYPE_CHECKING:
     from fedmf.mechanisms.budget import Budget

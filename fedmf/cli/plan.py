@@ -2,17 +2,13 @@
 
 import itertools
 import pathlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedmf.cli.errors import Command, Group, arguments_checked
 from fedmf.cli.options import (
-    COUNT,
-    EXISTING_FILE,
-    Gigabytes,
-    OutputFile,
-    Parsed,
     chosen_options,
     in_one,
     json_option,
@@ -23,24 +19,25 @@ from fedmf.cli.options import (
     status_line,
 )
 from fedmf.cli.participation import participation
+from fedmf.cli.values import COUNT, EXISTING_FILE, Gigabytes, Listed, OutputFile
 
 if TYPE_CHECKING:
     from fedmf.privacy.bands import BandChoice
 
 
-class _Listed(Parsed):
-    """Values of one type with commas between them."""
+def _families() -> Iterable[str]:
+    from fedmf.mechanisms.family import fitted_families
 
-    def __init__(self, kind: click.ParamType[Any], name: str) -> None:
-        self._kind, self.name = kind, name
-
-    def parsed(self, text: str) -> list[Any]:
-        """The values."""
-        return [self._kind(part) for part in text.split(",")]
+    return fitted_families()
 
 
-_WORDS = _Listed(click.STRING, "name,name,...")
-_NUMBERS = _Listed(click.FLOAT, "number number ...")
+def _schemes() -> Iterable[str]:
+    from fedmf.privacy.sampling import SCHEMES
+
+    return SCHEMES
+
+
+_NUMBERS = Listed(click.FLOAT, "number number ...")
 
 
 @click.command(cls=Command)
@@ -55,7 +52,7 @@ _NUMBERS = _Listed(click.FLOAT, "number number ...")
 )
 @click.option(
     "--bands",
-    type=_Listed(COUNT, "integer,integer,..."),
+    type=Listed(COUNT, "integer,integer,..."),
     help="Candidates, as in 8,16,32.  [default: a search]",
 )
 @click.option(
@@ -283,13 +280,13 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     click.argument("more", nargs=-1, type=_NUMBERS, metavar=""),
     click.option(
         "--family",
-        type=_WORDS,
+        type=Listed(click.STRING, "name,name,...", _families),
         multiple=True,
         help="Families.  [default: identity,tree,blt,banded]",
     ),
     click.option(
         "--sampling",
-        type=_WORDS,
+        type=Listed(click.STRING, "name,name,...", _schemes),
         multiple=True,
         help="Schemes, each with its best banded encoder.",
     ),

@@ -12,14 +12,7 @@ import click
 from fedmf.cli.errors import Command, arguments_checked, in_option_names
 from fedmf.cli.help import say
 from fedmf.cli.options import (
-    COUNT,
-    EXISTING_FILE,
-    PATH,
-    RUN,
     ConfigCommand,
-    Gigabytes,
-    OneOf,
-    OutputFile,
     chosen_options,
     config_values,
     in_one,
@@ -31,6 +24,7 @@ from fedmf.cli.options import (
     show,
 )
 from fedmf.cli.stopped import training
+from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, RUN, Gigabytes, OneOf, OutputFile
 
 
 @click.command(cls=ConfigCommand)

@@ -9,11 +9,7 @@ import click
 
 from fedmf.cli.errors import arguments_checked, warnings_in_a_line
 from fedmf.cli.options import (
-    COUNT,
-    EXISTING_FILE,
-    PATH,
     ConfigCommand,
-    Whole,
     chosen_options,
     config_values,
     in_one,
@@ -23,6 +19,7 @@ from fedmf.cli.options import (
     quiet_option,
     show,
 )
+from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, Whole
 
 
 @click.command(cls=ConfigCommand)

@@ -437,5 +437,6 @@ register(
             "buffers": "running sums, which is what a round of noise costs",
             "objective": "what to minimise: mean or max",
         },
+        choices={"objective": OBJECTIVES},
     )
 )

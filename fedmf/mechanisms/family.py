@@ -15,13 +15,14 @@ from fedmf.mechanisms.base import Mechanism
 
 class Option(NamedTuple):
     """An option of a family's fit, of `fedmf.fit` and of the command line; kind is int, float, str
-    or bool.
+    or bool. A text with choices is one of them.
     """
 
     name: str
     kind: type
     default: Any
     help: str
+    choices: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class Family:
       fit: (workload, participation, stopping, **options) -> mechanism. None for a family that is
         not fitted.
       help: a phrase for each option of `fit`.
+      choices: what options of `fit` are one of, by their names.
       tolerance: the default of `fedmf.fit`.
       max_iterations: the default of `fedmf.fit`.
       proves_gap: whether tolerance bounds a certified gap; otherwise a fit stops where its steps
@@ -47,6 +49,7 @@ class Family:
     color: str = "#000000"
     fit: Callable[..., Mechanism] | None = None
     help: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tolerance: float = 1e-3
     max_iterations: int = 1000
     proves_gap: bool = False
@@ -68,6 +71,7 @@ class Family:
                 kind=_kind(parameter.annotation),
                 default=parameter.default,
                 help=self.help[parameter.name],
+                choices=self.choices.get(parameter.name, ()),
             )
             for parameter in parameters
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY

@@ -236,5 +236,6 @@ register(
         label="FFT",
         color="#6978ff",
         help={"decoder": "plain or optimal"},
+        choices={"decoder": DECODERS},
     )
 )

@@ -246,5 +246,6 @@ register(
             "restarts": "trees one after the other",
             "completion": "nodes beyond the last round: none, virtual or optimal",
         },
+        choices={"decoder": DECODERS, "completion": COMPLETIONS},
     )
 )

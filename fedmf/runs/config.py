@@ -69,6 +69,7 @@ class TrainConfig(PlanConfig):
         "always",
         "Who checks in: always, independent:0.3, or diurnal with its options "
         "(docs/participation.md).",
+        lambda: ("always", "independent:", "diurnal"),
     )
     dropout: float = fields.option(
         0.0, "Probability that a selected client fails to report.", checks.probability

@@ -161,7 +161,7 @@ def sweep_configs(
     for name, values in varied.items():
         if name in fixed:
             raise ValueError(
-                f"{name}={fixed[name]} is given beside {name} that varies: leave one of them out"
+                f"{name}={fixed[name]} is given, and `vary` has values of it: leave one of them out"
             )
         if not values or len({json.dumps(value) for value in values}) < len(values):
             raise ValueError(f"vary {name}={list(values)} must be different values, at least one")

@@ -45,8 +45,8 @@ class ImportOptions(fields.Checked):
     Attributes:
       user_column: name of the column of users.
       text_column: name of the column of texts.
-      heldout_users: share of the users in the held-out split (StackOverflow: 0.066), which training
-        does not use.
+      heldout_users: share of the users in the held-out split (StackOverflow: 0.066), which no
+        command reads. By default there are none.
       test_users: share of the users in the test split (StackOverflow: 0.349), on which training
         validates and tests.
       seed: another seed puts other users into the splits.
@@ -58,7 +58,10 @@ class ImportOptions(fields.Checked):
     user_column: str = fields.text("user", "Column of users.")
     text_column: str = fields.text("text", "Column of texts.")
     heldout_users: float = fields.real(
-        0.07, "Share of users for the held-out split.", zero=True, below=1
+        0.0,
+        "Share of users for a split that no command reads, for programs of your own.",
+        zero=True,
+        below=1,
     )
     test_users: float = fields.real(
         0.35, "Share of users for validation and test.", zero=True, below=1

@@ -2,8 +2,11 @@
 
 import contextlib
 import io
+import subprocess
+import sys
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from fedmf.cli import cli, main
 from tests.cli.program import fedmf as program
@@ -34,6 +37,58 @@ def test_completion_in_a_shell(typed, found, monkeypatch, capsys):
     monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
     main([])
     assert capsys.readouterr().out.split() == [f"plain,{found}"]
+
+
+COMPLETED = {
+    "train --family b": ["banded", "blt"],
+    "train --task em": ["emnist"],
+    "evaluate runs/first --task re": ["regression"],
+    "train --server-optimizer scaled-": ["scaled-adam", "scaled-adagrad"],
+    "train --schema m": ["min_sep"],
+    "train --zeroing-norm n": ["none"],
+    "train --noise-seed ": ["os"],
+    "train --partition s": ["shards:"],
+    "train --availability i": ["independent:"],
+    "train --task emnist -o only": ["only-digits="],
+    "plan participation --sampling po": ["poisson"],
+    "plan compare --family banded,t": ["banded,toeplitz", "banded,tree"],
+    "fit --family tree --decoder ": ["full", "online"],
+    "fit --objective ": ["max", "mean"],
+    "fit --completion v": ["virtual"],
+    "train --data corp": ["file"],
+    "plan bands --out ": ["file"],
+    "audit canaries runs/": ["dir"],
+}
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_values_are_completed(line):
+    *words, incomplete = line.split(" ")
+    completer = ShellComplete(cli, {}, "fedmf", "_FEDMF_COMPLETE")
+    items = completer.get_completions(words, incomplete)
+    assert [item.value if item.type == "plain" else item.type for item in items] == COMPLETED[line]
+
+
+def test_figures_of_the_papers_are_completed_without_those_that_cannot_be_made():
+    completer = ShellComplete(cli, {}, "fedmf", "_FEDMF_COMPLETE")
+    names = [item.value for item in completer.get_completions(["paper", "run"], "banded-table-")]
+    assert "banded-table-4" in names
+    assert "banded-table-1" not in names
+
+
+def test_completion_of_values_imports_nothing_slow():
+    code = (
+        "import sys\nfrom click.shell_completion import ShellComplete\nfrom fedmf.cli import cli\n"
+        f"for line in {[*COMPLETED]!r}:\n"
+        "    *words, word = line.split(' ')\n"
+        "    ShellComplete(cli, {}, 'fedmf', '_FEDMF_COMPLETE').get_completions(words, word)\n"
+        "slow = set('scipy.optimize tensorflow dp_accounting matplotlib jinja2'.split())\n"
+        "print('SLOW', sorted(slow & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "SLOW []\n"
 
 
 class Terminal(io.StringIO):

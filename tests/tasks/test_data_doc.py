@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 
 def write_posts(path):
-    """A table of made-up sentences: 1700 authors, of whom 58% train."""
+    """A table of made-up sentences: 1550 authors, of whom 65% train."""
     write_synthetic_corpus(
-        path.with_suffix(".made"), clients=1700, vocabulary_size=4000, progress=False
+        path.with_suffix(".made"), clients=1550, vocabulary_size=4000, progress=False
     )
     made = sentences(path.with_suffix(".made"))
     with path.open("w", newline="") as file:

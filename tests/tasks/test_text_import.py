@@ -120,6 +120,11 @@ def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
     assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (25, 3, 2)
 
 
+def test_every_user_is_in_a_split_that_a_command_reads():
+    splits = {ImportOptions().split_of(f"user {i}") for i in range(1000)}
+    assert splits == {"train", "test"}
+
+
 def test_users_are_split_by_a_keyed_hash(tmp_path):
     shares = {"heldout_users": 0.1, "test_users": 0.3}
     users = [f"user {i}" for i in range(20_000)]

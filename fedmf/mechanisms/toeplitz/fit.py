@@ -231,5 +231,6 @@ register(
             "coefficients": "optimized, sqrt, nu, inverse_sqrt or optimized_inverse",
             "nu": "damping of the coefficients nu",
         },
+        choices={"objective": OBJECTIVES, "coefficients": COEFFICIENTS},
     )
 )

@@ -1,0 +1,351 @@
+"""Types of the values of options: how click reads them, and what a shell completes."""
+
+import abc
+import contextlib
+import dataclasses
+import itertools
+import math
+import pathlib
+import secrets
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from fedmf.cli.errors import BadArgument, arguments_checked, one_line, with_option_names
+from fedmf.fields import MAX_COUNT, PATHS
+from fedmf.files import expanded
+
+_MAX_SEED_DIGITS = 4000  # Python's int() reads no longer texts
+
+
+def completions(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """Returns what a shell shows of `words` on Tab; the names of files for PATHS."""
+    if words is PATHS:
+        return [CompletionItem(incomplete, type="file")]
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
+def task_names() -> Iterable[str]:
+    """Returns the tasks that ship, and those of installed packages."""
+    from fedmf import tasks
+
+    return sorted(tasks.available())
+
+
+class Suggesting(click.ParamType[Any]):
+    """A type whose values a shell completes."""
+
+    @abc.abstractmethod
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns values for what has been typed so far, or PATHS."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Returns the suggestions that begin with `incomplete`."""
+        del param
+        return completions(self.suggestions(ctx), incomplete)
+
+
+# A share from 0 to 1.
+SHARE = click.FloatRange(0, 1)
+
+
+class Whole(click.IntRange):
+    """A whole number of at least `min` that fits into 64 bits."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number."""
+        number = super().convert(value, param, ctx)
+        if number > MAX_COUNT:
+            self.fail(f"{value} does not fit into 64 bits: use fewer digits", param, ctx)
+        return number
+
+
+class FilePath(click.Path):
+    """A path that is not empty; "~" is the home folder, which no shell expands behind `--out=`."""
+
+    def __init__(
+        self,
+        *,
+        exists: bool = False,
+        file_okay: bool = True,
+        dir_okay: bool = True,
+        writable: bool = False,
+    ) -> None:
+        super().__init__(
+            exists=exists,
+            file_okay=file_okay,
+            dir_okay=dir_okay,
+            writable=writable,
+            path_type=pathlib.Path,
+        )
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the path."""
+        if value == "":
+            self.fail("'' is empty: name a file or folder", param, ctx)
+        with arguments_checked():
+            return super().convert(expanded(value), param, ctx)
+
+
+COUNT = Whole(min=1)
+PATH = FilePath()
+EXISTING = FilePath(exists=True)
+EXISTING_FILE = FilePath(exists=True, dir_okay=False)
+
+
+class OneOf(click.Choice[str]):
+    """One of the families or strategies.
+
+    They are imported when needed: `fedmf --help` must not.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self.case_sensitive = kind, True
+
+    @property
+    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names."""
+        from fedmf.mechanisms.family import fitted_families
+        from fedmf.noise.strategies import HOST_STRATEGIES
+
+        return tuple({"family": fitted_families(), "strategy": HOST_STRATEGIES}[self._kind])
+
+
+class Parsed(Suggesting, abc.ABC):
+    """A value by a function of its text, whose ValueError says what is wrong."""
+
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns none, where a type has no values of its own."""
+        del ctx
+        return ()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value."""
+        try:
+            return self.parsed(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    @abc.abstractmethod
+    def parsed(self, text: str) -> Any:
+        """The value of a text."""
+
+
+class _RunFolder(FilePath):
+    """The folder of a run."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Has the shell complete folders."""
+        return [CompletionItem(incomplete, type="dir")]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; refuses one that holds no run."""
+        from fedmf.runs.folder import RunFolder
+
+        path: Any = super().convert(value, param, ctx)
+        with arguments_checked():
+            return RunFolder.open(path).path
+
+
+RUN = _RunFolder()
+
+
+class OutputFile(Parsed):
+    """A path that can be written to, with one of these suffixes.
+
+    It is tried before minutes of work, not after.
+    """
+
+    name = "file"
+
+    def __init__(self, *suffixes: str) -> None:
+        self.suffixes = suffixes
+
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns the mark of files."""
+        return PATHS
+
+    def parsed(self, text: str) -> pathlib.Path:
+        """Refuses another suffix, and a path at which no file can be made."""
+        path = expanded(text)
+        if path.suffix not in self.suffixes:
+            ends = " or ".join(self.suffixes)
+            raise ValueError(f"{text!r} does not end in {ends}: the suffix says what is written")
+        # As `write_atomically` names it
+        trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        try:
+            if path.is_dir():
+                raise ValueError(f"{text!r} is a folder: name a file")
+            trial.touch(exist_ok=False)
+            trial.unlink()
+        except OSError as error:
+            raise ValueError(
+                f"{text!r} cannot be written ({error.strerror}): choose another place"
+            ) from error
+        return path
+
+
+class Gigabytes(click.FloatRange):
+    """A number of gigabytes, as bytes."""
+
+    name = "GB"
+
+    def __init__(self) -> None:
+        super().__init__(min=0, max=1e6, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The bytes."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number of gigabytes: use one such as 4", param, ctx)
+        return int(number * 1e9)
+
+
+class NoiseSeed(Parsed):
+    """The secret of the noise: a whole number, a file that holds it, or "os"."""
+
+    name = "integer|os|@FILE"
+
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns the one word."""
+        return ("os",)
+
+    def parsed(self, text: str) -> int | str:
+        """The seed, or "os"."""
+        if text == "os":
+            return "os"
+        shown = text[:60]
+        if text.startswith("@"):  # what the file holds is not shown
+            with contextlib.suppress(OSError, ValueError):
+                text = expanded(text[1:]).read_text(encoding="ascii").strip()
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_SEED_DIGITS):
+            raise ValueError(
+                f"{shown!r} must be a non-negative whole number of at most "
+                f"{_MAX_SEED_DIGITS} digits, @FILE that holds one, or os to draw one"
+            )
+        return int(text)
+
+
+class ConfigField(Suggesting):
+    """A field of TrainConfig by its own check.
+
+    `none` is a value where the default is a number that can be left out.
+    """
+
+    NONE = object()
+
+    def __init__(self, field: "dataclasses.Field[Any]") -> None:
+        kinds = typing.get_args(field.type) or (field.type,)
+        (kind,) = (kind for kind in kinds if kind is not types.NoneType)
+        self._field, self._type = field, click.types.convert_type(kind)
+        self._has_none = types.NoneType in kinds and field.default is not None
+        self.name = self._type.name + "|none" * self._has_none
+
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns those of the field."""
+        if self._field.name == "task":
+            return task_names()
+        suggestions = self._field.metadata.get("suggestions")
+        words = suggestions() if suggestions is not None else ()
+        return (*words, "none") if self._has_none else words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the value that the field's check makes of it."""
+        if value is self.NONE or (self._has_none and value == "none"):
+            return self.NONE
+        try:
+            return self._field.metadata["check"](
+                self._field.name, self._type.convert(value, param, ctx)
+            )
+        except (ValueError, TypeError) as error:
+            raise BadArgument(
+                with_option_names(one_line(error), [param] if param else [])
+            ) from error
+
+
+class FamilyOption(Suggesting):
+    """An option of families; some of them take one of some texts."""
+
+    def __init__(self, kind: type, choices_by_family: Mapping[str, tuple[str, ...]]) -> None:
+        self._type, self._choices_by_family = click.types.convert_type(kind), choices_by_family
+        self.name = self._type.name
+
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns those of the family that was typed; without one, those of all."""
+        choices = self._choices_by_family.get(ctx.params.get("family") or "")
+        return choices or sorted({*itertools.chain(*self._choices_by_family.values())})
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the value of the option's kind; its family checks it."""
+        return self._type.convert(value, param, ctx)
+
+
+class Named(Suggesting):
+    """A name, which the command checks."""
+
+    name = "text"
+
+    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
+        self._names = names
+
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns the names."""
+        return self._names()
+
+
+class Listed(Suggesting):
+    """Values of one type with commas between them."""
+
+    def __init__(
+        self, kind: click.ParamType[Any], name: str, words: Callable[[], Iterable[str]] = tuple
+    ) -> None:
+        self._kind, self.name, self._words = kind, name, words
+
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns the words that a value can be."""
+        return self._words()
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Returns what the last value can be, behind those that are typed."""
+        before, comma, _ = incomplete.rpartition(",")
+        return completions([f"{before}{comma}{word}" for word in self._words()], incomplete)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the list of values."""
+        if isinstance(value, list):
+            return value
+        return [self._kind.convert(part, param, ctx) for part in value.split(",")]
+
+
+class TaskOption(Parsed):
+    """An option of a task and its value."""
+
+    name = "name=value"
+
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns the options of a task that ships; one of a user's own may import TensorFlow."""
+        from fedmf import tasks
+
+        task = ctx.params.get("task") or tasks.DEFAULT
+        options = tasks.options_class(task) if task in tasks.TASKS else None
+        names = [field.name for field in dataclasses.fields(options)] if options else []
+        return [f"{name.replace('_', '-')}=" for name in names if name != "data"]
+
+    def parsed(self, text: str) -> tuple[str, str]:
+        """The option and its value."""
+        option, equals, setting = text.partition("=")
+        if not option or not equals:
+            raise ValueError(f"{text!r} names no option and its value: write it as batch-size=20")
+        return option.strip().replace("-", "_"), setting.strip()
