@@ -10,7 +10,7 @@ import pytest
 
 import fedmf
 import fedmf.cli
-from fedmf.cli.values import EXISTING, EXISTING_FILE, PATH, FilePath, OutputFile
+from fedmf.cli.values import EXISTING, EXISTING_FILE, PATH, FilePath, NoiseSeed, OutputFile
 from fedmf.runs.export import check_export_path
 from fedmf.server import rows
 from fedmf.server.folder import ServerFolder
@@ -144,8 +144,7 @@ def test_commands_take_a_tilde_in_every_path(home):
         assert kind.convert(f"~/{name}", None, None) == home / name
     assert OutputFile(".png").convert("~/a.png", None, None) == home / "a.png"
     (home / "seed").write_text("17\n")
-    [seed] = {kind for kind in types if type(kind).__name__ == "_NoiseSeed"}
-    assert seed.convert("@~/seed", None, None) == 17
+    assert NoiseSeed().convert("@~/seed", None, None) == 17
     named = re.compile(r"\b(file|folder|FILE)\b")
     for command in commands():
         for parameter in command.params:
