@@ -15,6 +15,7 @@ import json
 import platform
 import re
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,23 @@ def installed_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions | {"python": platform.python_version()}
+
+
+def version_changes(recorded: Mapping[str, str]) -> str:
+    """Returns the recorded versions that are not those installed here, in one phrase; empty where
+    all are.
+
+    >>> version_changes(installed_versions())
+    ''
+    >>> version_changes(installed_versions() | {"python": "3.9.0", "scipy": "1.9"})[:18]
+    'scipy 1.9 (here is'
+    """
+    installed = installed_versions()
+    return ", ".join(
+        f"{name} {recorded.get(name, 'missing')} (here is {installed.get(name, 'none')})"
+        for name in {**recorded, **installed}
+        if recorded.get(name) != installed.get(name)
+    )
 
 
 def mechanism_digest(mechanism: Mechanism) -> str:

@@ -4,7 +4,6 @@ the guarantee.
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import reprlib
 import warnings
@@ -27,7 +26,8 @@ from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import calibrate_command, statement_values
 from fedmf.privacy.flat_config import differences
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.statement import installed_versions, markdown, today
+from fedmf.privacy.same_plan import plan_differences
+from fedmf.privacy.statement import installed_versions, markdown, today, version_changes
 from fedmf.privacy.stopping import rounds_within
 from fedmf.runs.audit import (
     plan_record,
@@ -299,9 +299,9 @@ def reopen_run(
         raise ValueError(
             f"{cannot} with another config: {changes}{why}; start a new folder for that"
         )
-    recorded, now = run.plan["task"], _task_summary(task)
-    if recorded != now:
-        old = recorded if isinstance(recorded, dict) else {}
+    recorded_task, now = run.plan["task"], _task_summary(task)
+    if recorded_task != now:
+        old = recorded_task if isinstance(recorded_task, dict) else {}
         changes = ", ".join(
             f"{name}={new!r} (the run has {old.get(name)!r})"
             for name, new in now.items()
@@ -322,26 +322,23 @@ def reopen_run(
             f"{cannot}: its mechanism.npz has {stored.rounds} rounds where its config.json has "
             f"{config.rounds}; put back the mechanism.npz that the run was begun with"
         )
-    plan_given = plan is not None
-    if plan is None:
-        plan = recorded_plan(run) if run.plan.get("given") else config.plan(stored)
-    record, was = plan_record(config, plan), run.plan
-    if any(was.get(name) != value for name, value in json.loads(json.dumps(record)).items()):
-        recorded = PlanConfig.from_mapping(was["config"], "plan.json")
-        changes = differences(config.stating(plan).flat(), recorded.flat())
-        raise ValueError(
-            f"{cannot} with another plan: its plan.json or mechanism.npz differs{changes and ': '}"
-            f"{changes}; start a new folder for that"
-        )
     seed = _stored_seed(folder.path / "private" / "noise_seed")
+    identity = folder.identity()
+    # The recorded plan goes on, whatever this machine would calibrate today: the noise stays.
+    recorded = recorded_plan(run)
+    if plan is not None and (changes := plan_differences(plan, recorded)):
+        raise ValueError(
+            f"{cannot} with another plan: {changes}{_begun_with(run)}; leave the plan out, for "
+            "the run keeps its own, or start a new folder for that"
+        )
     setup = RunSetup(
         task=task,
         config=config,
-        plan=plan,
+        plan=recorded,
         noise_seed=seed,
         folder=folder,
-        plan_given=plan_given,
-        identity=folder.identity(),
+        plan_given=bool(run.plan.get("given")),
+        identity=identity,
     )
     _check_task(setup, model)
     return setup
@@ -355,15 +352,9 @@ def _check_task(setup: RunSetup, model: Mapping[str, str]) -> None:
         del now["initial_weights"]  # the checkpoint has those of its round
     reason = difference(setup.identity, now, first_clients(task, setup.controller()))
     if reason is not None:
-        versions = Run.load(folder.path).plan["versions"]
-        software = (
-            ""
-            if versions == installed_versions()
-            else f" (it was begun with {versions}, which may differ)"
-        )
         raise ValueError(
             f"cannot resume {folder.path} {reason}; take the run's "
-            f"own{software}, or start a new folder"
+            f"own{_begun_with(Run.load(folder.path))}, or start a new folder"
         )
     if not task.data_version:
         warnings.warn(
@@ -372,6 +363,14 @@ def _check_task(setup: RunSetup, model: Mapping[str, str]) -> None:
             "Task.data_version to a text that changes with the data",
             stacklevel=4,
         )
+
+
+def _begun_with(run: Run) -> str:
+    """Returns the versions of the run's software that differ from those here, in brackets; empty
+    where none does.
+    """
+    changes = version_changes(run.plan.get("versions", {}))
+    return f" (it was begun with {changes}, which may differ)" if changes else ""
 
 
 def _stored_seed(path: pathlib.Path) -> int:

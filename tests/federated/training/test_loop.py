@@ -13,10 +13,14 @@ import warnings
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import fedmf
 from fedmf import federated
+from fedmf.federated.training import run_setup
 from fedmf.mechanisms import BandedMechanism
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.statement import installed_versions
 from fedmf.runs.folder import RunFolder
 from tests.federated.small_runs import assert_same_run, broken_off, config, small_task, train
 from tests.refusals import refusal
@@ -126,6 +130,38 @@ def test_a_crash_loses_only_the_rounds_since_the_last_checkpoint(whole, tmp_path
         executed = []
         assert_same_run(whole, train(folder, settings, resume=True, on_round=executed.append))
         assert executed == [*range(kept, 6)]
+
+
+def test_a_run_goes_on_where_other_software_computes_its_plan_up_to_rounding(whole, tmp_path):
+    """Begun where epsilon has another 16th digit, and gone on with a plan that was calibrated anew:
+    the noise is that of the run.
+    """
+    software = {"python": "3.9.0", "scipy": "1.9.3"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_setup, "installed_versions", lambda: software)
+        patch.setattr(Plan, "epsilon", property(lambda plan: 7.9999994480834))
+        broken_off(tmp_path, 3)
+    rounded = dataclasses.replace(config().plan(), noise_multiplier=0.3 * (1 + 1e-13))
+    resumed = train(tmp_path, resume=True, plan=rounded)
+    assert_same_run(whole, resumed)
+    assert resumed.plan["epsilon"] == 7.9999994480834
+    assert resumed.plan["versions"] == software
+
+
+def test_what_another_version_computes_otherwise_is_named_with_the_versions(tmp_path):
+    software = installed_versions() | {"scipy": "0.9"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_setup, "installed_versions", lambda: software)
+        broken_off(tmp_path, 1)
+    other = dataclasses.replace(config().plan(), noise_multiplier=0.3001)
+    with refusal("noise_multiplier=0.3001 .was 0.3. .it was begun with scipy 0.9 .here is"):
+        train(tmp_path, resume=True, plan=other)
+    with refusal("another model or loss.* begun with scipy 0.9 .here is"):
+        train(
+            tmp_path,
+            task=small_task(loss=tf.keras.losses.SparseCategoricalCrossentropy()),
+            resume=True,
+        )
 
 
 def snapshot(folder):
