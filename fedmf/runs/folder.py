@@ -197,9 +197,9 @@ class RunFolder:
         try:
             content = read_object(self.path / IDENTITY)
             recorded, run = content["files"], content["run"]
-            if sorted(recorded) != sorted(_BOUND) or not isinstance(run, dict):
+            if not set(_BOUND) <= recorded.keys() or not isinstance(run, dict):
                 raise TypeError("not as it was written")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"cannot resume {self.path}: {IDENTITY} is missing or damaged, so that nothing "
                 "says what the run was begun with: put back its own, or start a new folder"
