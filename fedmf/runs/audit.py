@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from fedmf.audits.canaries import CanaryAudit, CanaryEvidence, audit_canaries
 from fedmf.audits.guarantee import Audit, audit_ledger, named
-from fedmf.files import expanded, write_atomically
+from fedmf.files import expanded, shell_path, write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.config import PlanConfig
@@ -241,11 +240,11 @@ def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
     """
     folder = run.path.resolve().name
     commands = [
-        f"fedmf audit {shlex.quote(folder)}",
+        f"fedmf audit run {shell_path(folder)}",
         calibrate_command(audit.planned, f"{folder}/mechanism.npz"),
     ]
     if run.config.canaries:
-        commands.append(f"fedmf audit canaries {shlex.quote(folder)}")
+        commands.append(f"fedmf audit canaries {shell_path(folder)}")
     finished = {} if run.result is None else run.result
     values = audit.statement_values(
         subject=dataclasses.replace(

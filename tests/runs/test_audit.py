@@ -205,7 +205,7 @@ class TestFilesThatChanged:
 
 
 class TestTheFinalStatement:
-    def test_of_a_run(self, finished, tmp_path):
+    def test_of_a_run(self, finished, tmp_path, monkeypatch):
         write_final_statement(finished, audit_run(finished))
         values = json.loads((finished / "final_statement.json").read_text())
         assert values["system"] == "run"
@@ -218,7 +218,7 @@ class TestTheFinalStatement:
         assert values["observed"].items() >= observed.items()
         assert values["contradictions"] == []
         assert values["versions"] == VERSIONS
-        assert values["commands"][0] == "fedmf audit run"
+        assert values["commands"][0] == "fedmf audit run run"
         assert values["commands"][1].startswith("fedmf calibrate run/mechanism.npz --rounds 12 ")
         assert values["pretraining"].startswith("none")
         assert (finished / "final_statement.md").read_text() == as_text(values, ".md")
@@ -227,6 +227,11 @@ class TestTheFinalStatement:
         assert printed_by(f"audit {finished} --statement {out}")["contradictions"] == []
         assert out.read_text() == as_text(values, ".md")
         refused(f"audit {finished} --statement {finished}/statement.md", "elsewhere")
+        # Its commands check this folder.
+        monkeypatch.chdir(tmp_path)
+        audit, calibrate = values["commands"]
+        assert printed_by(audit)["contradictions"] == []
+        assert printed_by(calibrate)["epsilon"] == PLAN.epsilon
         for name in ("participation.csv", "result.json"):
             (finished / name).unlink()
         refused(f"audit {finished}", "has no participation.csv yet", status=1)

@@ -129,7 +129,7 @@ class RunSetup:
                     population=len(self.task.client_ids) + self.config.canaries,
                     pretraining=pretraining(self.config),
                     canaries=self.config.canaries,
-                    commands=["fedmf audit .", calibrate_command(plan)],
+                    commands=["fedmf audit run .", calibrate_command(plan)],
                     subject=subject_of_run(self.config, record),
                 )
                 | scaling_values(self.config)
