@@ -178,7 +178,7 @@ class RunFolder:
         text = config.to_json()
         files = {
             name: sha256((self.path / name).read_bytes())
-            for name in (*_BOUND, "statement.md")
+            for name in _BOUND
             if name != "config.json"
         }
         files["config.json"] = sha256(text.encode())
