@@ -39,12 +39,12 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def whole(default: int | None, help: str, *, low: int = 1) -> Any:
-    """Returns a field for a count of at least `low`, 0 or 1, that fits into 64 bits."""
+def whole(default: int | None, help: str, *, low: int = 1, high: int | None = None) -> Any:
+    """Returns a field for a count in low..high, with `low` 0 or 1, that fits into 64 bits."""
     hint = f"use a {'positive' if low else 'non-negative'} whole number"
 
     def check(name: str, value: Any) -> int:
-        number = checks.integer(name, value, low=low, hint=hint)
+        number = checks.integer(name, value, low=low, high=high, hint=hint)
         if number > MAX_COUNT:
             raise ValueError(
                 f"{name}={number} does not fit into 64 bits: use a whole number of at most 18 "

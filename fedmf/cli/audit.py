@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from fedmf.cli.errors import Group, arguments_checked, in_option_names
 from fedmf.cli.options import in_one, json_option, plan_config, plan_options, quiet_option, show
@@ -31,6 +32,12 @@ class _RunByDefault(Group):
         if not named and not ctx.resilient_parsing:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Returns the commands that begin with `incomplete`, and has a shell complete folders where
+        there are none.
+        """
+        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="dir")]
 
 
 @click.group(cls=_RunByDefault)

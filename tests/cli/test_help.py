@@ -58,6 +58,7 @@ COMPLETED = {
     "train --data corp": ["file"],
     "plan bands --out ": ["file"],
     "audit canaries runs/": ["dir"],
+    "audit runs/": ["dir"],
 }
 
 

@@ -19,6 +19,9 @@ from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.server.rows import HostNoise
 
+# More than any machine has: beyond, libraries overflow or run out of memory.
+_MAX_THREADS = 4096
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(fields.Checked):
@@ -43,7 +46,7 @@ class RunOptions(fields.Checked):
 
     noise_strategy: str | None = None
     noise_memory: int | None = fields.whole(None, "")
-    threads: int | None = fields.whole(None, "")
+    threads: int | None = fields.whole(None, "", high=_MAX_THREADS)
     cluster: str | None = None
     worker_task: Callable[[], Task] | None = None
     test: bool = True
