@@ -144,7 +144,8 @@ def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
     made: dict[Any, Any] = {}
 
     def of(task: Any, config: Any, *more: Any) -> Any:
-        key = (id(task), *(getattr(config, name) for name in fields))
+        bounds = [value for value in more if isinstance(value, float)]  # of clients' steps
+        key = (id(task), *(getattr(config, name) for name in fields), *bounds)
         if key not in made:
             made[key] = make(task, config, *more), task  # kept, so that its id is no other's
         return made[key][0]

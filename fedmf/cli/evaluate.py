@@ -1,20 +1,46 @@
 """fedmf evaluate and export: what people do with a run's model."""
 
 import dataclasses
+import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import BadArgument, arguments_checked
+from fedmf.cli.errors import BadArgument, arguments_checked, warnings_in_a_line
 from fedmf.cli.options import TaskCommand, in_one, json_option, quiet_option, run_task_options, show
-from fedmf.cli.values import COUNT, EXISTING, PATH, RUN, OutputFile
+from fedmf.cli.values import COUNT, EXISTING, PATH, RUN, OutputFile, Parsed
 
 if TYPE_CHECKING:
     from fedmf.federated import TrainedRun
 
 _SPLITS = ("validation", "test")
+
+
+class _Rates(Parsed):
+    """A rate, several with commas between them, or "search"."""
+
+    name = "rates"
+
+    def suggestions(self, ctx: click.Context) -> Iterable[str]:
+        """Returns the one word."""
+        return ("search",)
+
+    def parsed(self, text: str) -> str | list[float]:
+        """Returns the rates, or "search"."""
+        if text == "search":
+            return text
+        try:
+            rates = [float(rate) for rate in text.split(",")]
+        except ValueError:
+            rates = [math.nan]
+        if not all(0 < rate < math.inf for rate in rates):
+            raise ValueError(f"{text!r} must be positive numbers, such as 0.1,0.3, or search")
+        return rates
+
+
+_RATES = _Rates()
 
 
 @click.command(cls=TaskCommand)
@@ -41,8 +67,16 @@ _SPLITS = ("validation", "test")
         type=COUNT,
         metavar="EPOCHS",
         help="Also metrics by client before and after so many epochs on half of its own examples, "
-        "on the other half or on --split. Nothing of it is clipped or noised. On the run's data "
-        "they are kept in RUN, for its report.",
+        "on the other half or on --split. Its steps are clipped, and nothing is noised. On the "
+        "run's data they are kept in RUN, for its report.",
+    ),
+    click.option(
+        "--learning-rate",
+        type=_RATES,
+        metavar="RATE[,RATE...]|search",
+        help="With --fine-tune: its rate, or several, of which a part of the half that is trained "
+        "on chooses; search: 0.1, 0.3, 1 and 3 times the default.  [default: a tenth of the run's "
+        "client rate]",
     ),
     click.option(
         "--clients",
@@ -79,6 +113,7 @@ def evaluate(
       fedmf evaluate runs/first
       fedmf evaluate runs/first --split validation --by-client --json
       fedmf evaluate runs/first --fine-tune 1 --clients 200 --out fine_tuned.png
+      fedmf evaluate runs/first --fine-tune 1 --learning-rate search
       fedmf evaluate runs/first --data other.sqlite
       fedmf evaluate runs/python --task my_module:digits -o filters=4
     """
@@ -88,7 +123,9 @@ def evaluate(
     by_client, picture = each_client.pop("by_client"), each_client.pop("out")
     chosen = {name: value for name, value in each_client.items() if value is not None}
     if "epochs" not in chosen and (chosen or picture):
-        raise BadArgument("`clients`, `proximal_strength` and `out` need --fine-tune EPOCHS")
+        raise BadArgument(
+            "`learning_rate`, `clients`, `proximal_strength` and `out` need --fine-tune EPOCHS"
+        )
     trained = _trained(run, None if data is None else str(data), asked, quiet=quiet)
     made, recorded = trained.task, trained.plan["task"]
     values, same = _what(trained), data is None
@@ -111,7 +148,8 @@ def evaluate(
             f"client {metric}, deciles": found["deciles"],
         }
     if chosen:
-        found = trained.evaluate_fine_tuned(**chosen, split=split, progress=not quiet)
+        with warnings_in_a_line():
+            found = trained.evaluate_fine_tuned(**chosen, split=split, progress=not quiet)
         if kept:
             RunFolder(trained.path).write_json("fine_tuned", found)
         values["fine_tuned"] = found

@@ -41,7 +41,7 @@ from fedmf.reports.groups import (
     unfinished,
     validation_curve,
 )
-from fedmf.reports.text import is_share, metric_name, metric_value, significant
+from fedmf.reports.text import is_share, metric_name, metric_value, plain, significant
 from fedmf.runs.folder import Run
 
 _MAX_NAMED_LINES = 24  # of more the legend has the mechanisms alone
@@ -305,9 +305,12 @@ def fine_tuned_plot(groups: Sequence[Group]) -> Plot | None:
                 named.setdefault(f"{start}{name} fine-tuning", line)
             _draw_deciles(changes, group, metric, of["change"]["deciles"])
             means = " to ".join(metric_value(metric, of[n]["mean"]) for n in ("before", "after"))
+            rate = ""
+            if "learning_rate" in found:
+                rate = f" --learning-rate {plain(found['learning_rate'])}"
             left_out = of["clients_undefined"] + sum(found["left_out"].values())
             said.append(
-                f"{group.label}, seed {run.config.seed}, --fine-tune {found['epochs']}, "
+                f"{group.label}, seed {run.config.seed}, --fine-tune {found['epochs']}{rate}, "
                 f"on {found['measured_on']}: {means} "
                 f"over {of['clients']:,} clients, {left_out:,} left out"
             )

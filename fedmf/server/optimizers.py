@@ -75,7 +75,7 @@ class Optimizer:
         has_velocity = self.rule != "adagrad" if adaptive else self.momentum > 0
         velocity = [xp.zeros_like(w) for w in weights] if has_velocity else []
         first = _FIRST_MOMENT.get(self.rule, 0.0)
-        moment = [xp.ones_like(w) * self._like(first, w) for w in weights] if adaptive else []
+        moment = [xp.ones_like(w) * self.scalar_like(first, w) for w in weights] if adaptive else []
         start = list(weights) if self.proximal else []
         return OptimizerState(xp.zeros((), np.float32), velocity, moment, start)
 
@@ -94,43 +94,45 @@ class Optimizer:
         gradients, velocity, moment = list(gradients), state.velocity, state.moment
         if self.proximal:
             gradients = [
-                g + self._like(self.proximal, w) * (w - s)
+                g + self.scalar_like(self.proximal, w) * (w - s)
                 for g, w, s in zip(gradients, weights, state.start, strict=True)
             ]
         directions = gradients
         if self.rule == "sgd" and velocity:
             velocity = directions = [
-                self._like(self.momentum, v) * v + g
+                self.scalar_like(self.momentum, v) * v + g
                 for v, g in zip(velocity, gradients, strict=True)
             ]
         elif self.rule == "adagrad":
             moment = [m + xp.square(g) for m, g in zip(moment, gradients, strict=True)]
             directions = [
-                g / xp.sqrt(m + self._like(self.epsilon, m))
+                g / xp.sqrt(m + self.scalar_like(self.epsilon, m))
                 for g, m in zip(gradients, moment, strict=True)
             ]
         elif self.rule in ("adam", "yogi"):
             velocity = [
-                v + (g - v) * self._like(1 - self.momentum, v)
+                v + (g - v) * self.scalar_like(1 - self.momentum, v)
                 for v, g in zip(velocity, gradients, strict=True)
             ]
             moment = [self._moved(m, xp.square(g)) for m, g in zip(moment, gradients, strict=True)]
             rate = rate * xp.sqrt(1 - _BETA_2**step) / (1 - self.momentum**step)
             directions = [
-                v / (xp.sqrt(m) + self._like(self.epsilon, m))
+                v / (xp.sqrt(m) + self.scalar_like(self.epsilon, m))
                 for v, m in zip(velocity, moment, strict=True)
             ]
-        after = [w - self._like(rate, w) * d for w, d in zip(weights, directions, strict=True)]
+        after = [
+            w - self.scalar_like(rate, w) * d for w, d in zip(weights, directions, strict=True)
+        ]
         return OptimizerState(step, velocity, moment, state.start), after
 
     def _moved(self, m: Any, square: Any) -> Any:
-        part = self._like(1 - _BETA_2, m)
+        part = self.scalar_like(1 - _BETA_2, m)
         if self.rule == "adam":
             return m + (square - m) * part
         return m + part * self.xp.sign(square - m) * square
 
-    def _like(self, value: Any, array: Any) -> Any:
-        """A number in the array's dtype, or the clients' numbers along its first axis."""
+    def scalar_like(self, value: Any, array: Any) -> Any:
+        """Returns a number in the array's dtype, or the clients' numbers along its first axis."""
         if self.xp is np:
             return np.asarray(value, array.dtype)
         value = self.xp.cast(value, array.dtype)

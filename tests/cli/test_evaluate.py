@@ -26,18 +26,24 @@ def test_evaluate(run, tmp_path):
 @pytest.mark.slow
 def test_clients_are_fine_tuned(run, tmp_path):
     picture = tmp_path / "picture.png"
-    done = fedmf(f"evaluate {run} --fine-tune 1 --clients 5 --out {picture} --quiet")
+    options = f"--clients 5 --learning-rate 0.01,0.1 --out {picture}"
+    done = fedmf(f"evaluate {run} --fine-tune 1 {options} --quiet")
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     tuned = Run.load(run).fine_tuned
     assert (tuned["clients"], tuned["measured_on"]) == (5, "the other half")
     mean = tuned["metrics"]["loss"]["after"]["mean"]
     assert float(lines["fine_tuned.metrics.loss.after.mean"]) == pytest.approx(mean, rel=1e-4)
+    assert tuned["learning_rate"] == float(lines["fine_tuned.learning_rate"])
+    assert list(tuned["searched"]) == ["0.01", "0.1"]
     assert lines["picture"] == str(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     for path in (picture, run / "fine_tuned.json"):
         assert path.stat().st_mode & 0o777 == 0o600
-    for option in ("--clients 3", "--proximal-strength 1", f"--out {picture}"):
+    alone = ("--clients 3", "--proximal-strength 1", "--learning-rate 1", f"--out {picture}")
+    for option in alone:
         refused(f"evaluate {run} {option}", option.split()[0], "need --fine-tune EPOCHS")
+    for rate in ("0", "-1", "nan", "1e309", "abc", "0.1,"):
+        refused(f"evaluate {run} --fine-tune 1 --learning-rate {rate}", "--learning-rate", rate)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ It holds no noise, no seed of it, and no examples.
 
 import dataclasses
 import functools
+import math
 
 from fedmf.federated.execution.client_work import ClientWork, cores
 from fedmf.federated.execution.in_threads import ClientsInThreads, CompiledClient, KerasClient
@@ -31,17 +32,21 @@ class ClientSetup:
       task: of the run; its examples are not looked at.
       config: of the run.
       kind: "compiled" or "autodiff".
+      largest_step: bound on the norm of a client's step; infinity in a run, which clips updates.
     """
 
     task: Task
     config: TrainConfig
     kind: str
+    largest_step: float = math.inf
 
     @classmethod
-    def here(cls, task: Task, config: TrainConfig) -> "ClientSetup":
-        """The setup with the kind of client work that runs on this machine."""
-        compiled = compiled_epoch(task, config) is not None
-        return cls(task=task, config=config, kind="compiled" if compiled else "autodiff")
+    def here(
+        cls, task: Task, config: TrainConfig, *, largest_step: float = math.inf
+    ) -> "ClientSetup":
+        """Returns the setup with the kind of client work that runs on this machine."""
+        kind = "autodiff" if compiled_epoch(task, config) is None else "compiled"
+        return cls(task=task, config=config, kind=kind, largest_step=largest_step)
 
     @property
     def slow(self) -> str:
@@ -61,13 +66,22 @@ class ClientSetup:
             ClientsInThreads, records=records, threads=cores() if threads is None else threads
         )
         if self.kind == "autodiff":
-            one = functools.partial(KerasClient, self.task, self.config, records)
+            one = functools.partial(KerasClient, self.task, self.config, records, self.largest_step)
             others = functools.partial(in_threads, one)
-            return side_by_side(self.task, self.config, records, others)
+            return side_by_side(self.task, self.config, records, others, self.largest_step)
         epoch = compiled_epoch(self.task, self.config)
         if epoch is None:
             raise ValueError(_NOT_COMPILED.format(self.task.name))
-        return in_threads(functools.partial(CompiledClient, epoch, self.config, records))
+        return in_threads(
+            functools.partial(
+                CompiledClient,
+                epoch,
+                self.config,
+                records,
+                self.task.batch_size,
+                self.largest_step,
+            )
+        )
 
 
 def compiled_epoch(task: Task, config: TrainConfig) -> CompiledEpoch | None:

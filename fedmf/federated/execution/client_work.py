@@ -3,6 +3,8 @@ summed group by group.
 """
 
 import abc
+import dataclasses
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from fedmf.federated.examples import Epochs, count
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.records import QuerySample, Records, SampleParams
 from fedmf.runs.config import TrainConfig
-from fedmf.server.optimizers import Optimizer
+from fedmf.server.optimizers import Optimizer, OptimizerState
 
 
 class Broadcast(NamedTuple):
@@ -73,19 +75,73 @@ def group_sum(group: Sequence[Epochs], total: QuerySample, loss: float) -> Group
     return GroupSum(total, loss, examples, zeroed)
 
 
-def client_optimizer(config: TrainConfig) -> Optimizer:
-    """The clients' optimizer, on tensors; it begins anew with every client and round.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundedSteps:
+    """An optimizer that shortens each step to a bound in L2 norm, over all arrays of a client.
 
-    The adaptive ones have TFF's defaults.
+    Attributes:
+      optimizer: on tensors. Its momentum and moments are those of the whole gradients.
+      largest_step: the bound, positive.
+
+    >>> bounded = BoundedSteps(optimizer=Optimizer(xp=tf), largest_step=1.0)
+    >>> weights = [tf.constant([0.0, 0.0])]
+    >>> _, after = bounded.next(bounded.initial(weights), weights, [tf.constant([30.0, 40.0])], 0.1)
+    >>> after[0].numpy().round(3)
+    array([-0.6, -0.8], dtype=float32)
+    """
+
+    optimizer: Optimizer
+    largest_step: float
+
+    def initial(self, weights: Sequence[Any]) -> OptimizerState:
+        """See `Optimizer.initial`."""
+        return self.optimizer.initial(weights)
+
+    def next(
+        self, state: OptimizerState, weights: Sequence[Any], gradients: Sequence[Any], rate: Any
+    ) -> tuple[OptimizerState, list[Any]]:
+        """See `Optimizer.next`."""
+        state, after = self.optimizer.next(state, weights, gradients, rate)
+        steps = [w - before for w, before in zip(after, weights, strict=True)]
+        # Of clients side by side the first axis counts clients.
+        first_axis = state.step.shape.rank
+        norm = tf.sqrt(
+            tf.add_n(
+                [
+                    tf.reduce_sum(
+                        tf.square(tf.cast(step, tf.float64)),
+                        axis=list(range(first_axis, step.shape.rank)),
+                    )
+                    for step in steps
+                ]
+            )
+        )
+        factor = tf.minimum(tf.constant(1.0, tf.float64), self.largest_step / norm)
+        bounded = [
+            before + self.optimizer.scalar_like(factor, step) * step
+            for before, step in zip(weights, steps, strict=True)
+        ]
+        return state, bounded
+
+
+def client_optimizer(
+    config: TrainConfig, largest_step: float = math.inf
+) -> Optimizer | BoundedSteps:
+    """Returns the clients' optimizer, on tensors; it begins anew with every client and round.
+
+    The adaptive ones have TFF's defaults. With a finite `largest_step` its steps are bounded.
     """
     rule = config.client_optimizer
-    return Optimizer(
+    optimizer = Optimizer(
         rule=rule,
         momentum=config.client_momentum if rule == "sgd" else 0.9,
         epsilon=1e-3 if rule == "yogi" else 1e-7,
         proximal=config.proximal_strength,
         xp=tf,
     )
+    if math.isinf(largest_step):
+        return optimizer
+    return BoundedSteps(optimizer=optimizer, largest_step=largest_step)
 
 
 def broadcast_spec(records: Records, config: TrainConfig) -> Broadcast:

@@ -5,6 +5,7 @@ those of a task's compiled epoch.
 import collections
 import concurrent.futures
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -83,9 +84,12 @@ class ClientsInThreads(ClientWork):
 class KerasClient:
     """`OneClient` of any model, which is its own, in a traced function of its own."""
 
-    def __init__(self, task: Task, config: TrainConfig, records: Records) -> None:
+    def __init__(
+        self, task: Task, config: TrainConfig, records: Records, largest_step: float
+    ) -> None:
         self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
-        self._optimizer, self._rate = client_optimizer(config), config.client_learning_rate
+        self._optimizer = client_optimizer(config, largest_step)
+        self._rate = config.client_learning_rate
         self._model, self._structure = task.build_model(config.seed), task.spec
         sent, ends = broadcast_spec(records, config), tf.TensorSpec([None], tf.int32)
         self._trained = tf.function(self._train, input_signature=[sent, *task.spec, ends])
@@ -125,10 +129,27 @@ class KerasClient:
 
 
 class CompiledClient:
-    """`OneClient` of a task's compiled epoch."""
+    """`OneClient` of a task's compiled epoch.
 
-    def __init__(self, epoch: CompiledEpoch, config: TrainConfig, records: Records) -> None:
+    Args:
+      epoch: of the task.
+      config: of the run.
+      records: of the updates.
+      batch_size: of the task.
+      largest_step: bound on the norm of a step, or infinity. With a bound each batch is an epoch.
+    """
+
+    def __init__(
+        self,
+        epoch: CompiledEpoch,
+        config: TrainConfig,
+        records: Records,
+        batch_size: int,
+        largest_step: float,
+    ) -> None:
         self._epoch, self._rate, specs = epoch, config.client_learning_rate, records.flat_specs
+        self._batch_size = batch_size
+        self._largest_step = largest_step
         # The update as arrays to be written, and the same memory as tensors: TensorFlow shares what
         # begins on a cache line.
         self._arrays = [
@@ -145,8 +166,28 @@ class CompiledClient:
         """See `OneClient`."""
         weights = [np.ascontiguousarray(weight) for weight in sent.weights]
         x, y = (np.ascontiguousarray(part) for part in epochs[0])
-        loss = self._epoch(weights, x, y, self._rate, self._arrays)
+        if math.isinf(self._largest_step):
+            loss = self._epoch(weights, x, y, self._rate, self._arrays)
+        else:
+            loss = self._in_bounded_steps(weights, x, y)
         return self._clipped(sent.params, self._tensors), loss
+
+    def _in_bounded_steps(self, weights: Sequence[np.ndarray], x: Any, y: Any) -> float:
+        """Trains on batch after batch, and writes the update as an epoch does."""
+        loss = 0.0
+        current = [weight.copy() for weight in weights]
+        for start in range(0, len(y), self._batch_size):
+            rows = slice(start, start + self._batch_size)
+            loss += self._epoch(current, x[rows], y[rows], self._rate, self._arrays)
+            squared = sum(float(np.vdot(step, step)) for step in self._arrays)
+            factor = np.float32(1.0)
+            if squared > self._largest_step**2:
+                factor = np.float32(self._largest_step / math.sqrt(squared))
+            for weight, step in zip(current, self._arrays, strict=True):
+                weight -= factor * step
+        for update, before, after in zip(self._arrays, weights, current, strict=True):
+            np.subtract(before, after, out=update)
+        return loss
 
 
 def aligned_buffer(floats: int) -> np.ndarray:

@@ -45,6 +45,7 @@ class ClientsSideBySide(ClientWork):
       task, config: of the run.
       records: of the updates.
       others: makes the client work of groups that are not for this one.
+      largest_step: bound on the norm of a client's step, or infinity.
 
     Raises:
       Exception: a model that cannot be built in a graph, or whose operations have no vectorised
@@ -52,10 +53,16 @@ class ClientsSideBySide(ClientWork):
     """
 
     def __init__(
-        self, task: Task, config: TrainConfig, records: Records, others: Callable[[], ClientWork]
+        self,
+        task: Task,
+        config: TrainConfig,
+        records: Records,
+        others: Callable[[], ClientWork],
+        largest_step: float,
     ) -> None:
         self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
-        self._optimizer, self._rate = client_optimizer(config), config.client_learning_rate
+        self._optimizer = client_optimizer(config, largest_step)
+        self._rate = config.client_learning_rate
         sent, self._structure = broadcast_spec(records, config), task.spec
         self._small, self._others = is_small(records), functools.cache(others)
         self._stateless = stateless_model(task, config.seed)
@@ -278,10 +285,14 @@ def is_small(records: Records) -> bool:
 
 
 def side_by_side(
-    task: Task, config: TrainConfig, records: Records, others: Callable[[], ClientWork]
+    task: Task,
+    config: TrainConfig,
+    records: Records,
+    others: Callable[[], ClientWork],
+    largest_step: float,
 ) -> ClientWork:
     """`ClientsSideBySide` where it is for the task and takes its model; else the others."""
     if is_small(records) or task.batch_size == 1:
         with contextlib.suppress(Exception), _quiet_tensorflow():
-            return ClientsSideBySide(task, config, records, others)
+            return ClientsSideBySide(task, config, records, others, largest_step)
     return others()

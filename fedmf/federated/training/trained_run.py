@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedmf.federated.examples import NotFinite, count
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
-from fedmf.federated.training.fine_tuning import fine_tuned_metrics
+from fedmf.federated.training.fine_tuning import fine_tuned_metrics, learning_rates
 from fedmf.files import expanded
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.export import check_export_path
@@ -169,6 +170,7 @@ class TrainedRun(Run):
         *,
         clients: int = 1000,
         split: str | None = None,
+        learning_rate: float | Sequence[float] | str | None = None,
         proximal_strength: float | None = None,
         progress: bool = False,
     ) -> dict[str, Any]:
@@ -176,14 +178,21 @@ class TrainedRun(Run):
         (Wang et al. 2019, Federated Evaluation of On-device Personalization).
 
         Each client's examples are divided at random, by the run's seed and the client's id. A copy
-        of the model is trained on one half, with the client optimizer, learning rate and batch size
-        of the run, and is measured on the other half. Nothing is clipped, and no noise is added.
+        of the model is trained on one half, with the client optimizer and batch size of the run,
+        and is measured on the other half. A step changes the model by at most the run's
+        `clip_norm`, in L2; no update is clipped, and no noise is added. Warns (UserWarning) where
+        the mean loss rose, or the loss of most clients.
 
         Args:
           epochs: over the half that is trained on, at least 1.
           clients: most training clients that are fine-tuned, drawn by the run's seed.
           split: "validation" or "test" to measure each client's model on that; None for the other
             half of the client's examples, a part of what the run's model was trained on.
+          learning_rate: of the fine-tuning; None for a tenth of the run's client rate. Of several
+            the one with the lowest mean loss is taken, for all clients: "search" tries 0.1, 0.3, 1
+            and 3 times the default. For that choice a client trains on half of the half that it is
+            trained on, and is measured on the rest of that half. The examples that the results
+            are of, the other half or the split, have no part in it.
           proximal_strength: in place of the run's. The objective with a strength s > 0, s / 2 times
             the squared distance to the run's model beside the loss, is Ditto's for personal
             models (Li et al. 2021, Ditto, Algorithm 1, where s is lambda).
@@ -191,6 +200,7 @@ class TrainedRun(Run):
 
         Returns:
           {"epochs": int, "proximal_strength": float, "measured_on": split or "the other half",
+          "learning_rate": float, "searched": {rate: mean loss}, empty where there was no choice,
           "clients": that were measured, "population": of training clients, "left_out": {reason:
           clients}, "metrics": {name: {"clients": that it is over, "clients_undefined": the others,
           where it is not defined or not finite before or after, "before", "after", "change":
@@ -204,6 +214,7 @@ class TrainedRun(Run):
         clients = checks.integer("clients", clients, low=1, hint="1000 is the default")
         if split is not None:
             checks.one_of("split", split, ("validation", "test"))
+        rates = learning_rates(learning_rate, self.config)
         config = dataclasses.replace(self.config, client_epochs=epochs, client_batches=None)
         if proximal_strength is not None:
             config = dataclasses.replace(config, proximal_strength=proximal_strength)
@@ -212,7 +223,13 @@ class TrainedRun(Run):
             "proximal_strength": config.proximal_strength,
             "measured_on": split or "the other half",
         } | fine_tuned_metrics(
-            self.task, config, self.weights, clients=clients, split=split, progress=progress
+            self.task,
+            config,
+            self.weights,
+            rates=rates,
+            clients=clients,
+            split=split,
+            progress=progress,
         )
 
     def export(self, path: str | os.PathLike[str]) -> Any:

@@ -5,6 +5,8 @@ The training is that of clients in a round, which tests/federated/execution comp
 
 import dataclasses
 import math
+import types
+import warnings
 
 import numpy as np
 import pytest
@@ -13,17 +15,20 @@ import tensorflow as tf
 from fedmf.federated.examples import NotFinite, count
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import broadcast
-from fedmf.federated.training.fine_tuning import halves, sample
+from fedmf.federated.training import fine_tuning
+from fedmf.federated.training.fine_tuning import halves, learning_rates, quarters, sample
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
 
 CLIENTS, WIDTH = 9, 4
-# Every update would be clipped, and scaled.
+# Every update would be clipped, and scaled; of fine-tuning each step is, and
+# two of them go farther than the norm.
 SETTINGS = {
-    "rounds": 2, "clip_norm": 1e-3, "client_learning_rate": 0.3, "client_batches": 1,
+    "rounds": 2, "clip_norm": 0.15, "client_learning_rate": 30.0, "client_batches": 1,
     "server_optimizer": "scaled-adam",
 }  # fmt: skip
+RATE = 3.0  # the default, a tenth
 
 
 def classes_of_clients():
@@ -62,8 +67,11 @@ def tuned(run, **changes):
 
 
 def losses_by_hand(run, config, split=None):
-    """Mean losses of each client before and after training that is neither clipped nor scaled."""
-    work = ClientSetup.here(run.task, config).work(1)
+    """Mean losses of each client before and after training whose updates are neither clipped nor
+    scaled.
+    """
+    config = dataclasses.replace(config, client_learning_rate=RATE)
+    work = ClientSetup.here(run.task, config, largest_step=config.clip_norm).work(1)
     scales = map(np.ones_like, run.weights)
     sent, model, found = broadcast(run.weights, math.inf, math.inf, scales), run.model(), []
     for epochs, other in divided(run, config):
@@ -81,7 +89,7 @@ def test_losses_before_and_after_training(run):
     found = run.evaluate_fine_tuned(2, proximal_strength=2.0)["metrics"]["loss"]
     expected = losses_by_hand(run, tuned(run, client_epochs=2, proximal_strength=2.0))
     before, after = expected.T
-    assert np.abs(after - before).mean() > 0.02
+    assert np.abs(after - before).mean() > 0.01
     for name, values in {"before": before, "after": after, "change": after - before}.items():
         assert found[name]["mean"] == pytest.approx(values.mean(), rel=1e-4)
         deciles = np.quantile(values, np.arange(1, 10) / 10)
@@ -172,10 +180,101 @@ def test_a_sample_of_clients(run):
     assert sample(run.task, 1000, seed=0) == list(run.task.client_ids)
 
 
+def test_a_rate_is_chosen_by_examples_that_no_result_is_of(run):
+    task, settings = run.task, tuned(run, client_epochs=2)
+
+    def rows(*arrays):
+        return sorted(map(tuple, np.concatenate(arrays)))
+
+    for client_id in task.client_ids:
+        [(first, _), _], (other, _) = halves(task, settings, client_id)
+        [(trained_on, _), (again, _)], (validated_on, _) = quarters(task, settings, client_id)
+        assert rows(trained_on) == rows(again)
+        assert rows(trained_on, validated_on) == rows(first)
+        assert rows(first, other) == rows(task.examples_of(client_id)[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, [0.3]),
+        (2, [2.0]),
+        ("search", [0.03, 0.09, 0.3, 0.9]),
+        ([1.0, 0.5, 1.0], [0.5, 1.0]),
+    ],
+)
+def test_the_default_is_a_tenth_of_the_run_s_rate(value, expected):
+    assert learning_rates(value, config(client_learning_rate=3.0)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, [], [0.1, 0], "0.1", "found"])
+def test_what_is_no_rate_is_refused(value):
+    with refusal("learning_rate=", (TypeError, ValueError)):
+        learning_rates(value, config())
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ({0.1: 3.0, 1.0: 2.0, 10.0: 4.0}, 1.0),
+        ({0.1: 3.0, 1.0: math.nan, 10.0: 4.0}, 0.1),
+        ({0.1: math.nan, 1.0: math.inf}, 0.1),
+    ],
+)
+def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, chosen):
+    """Of clients that have enough examples, before training with a finite loss: here 7 of 9."""
+    measured = []
+
+    def loss(self, weights, examples):
+        if isinstance(weights, list):  # those of the run
+            return math.nan if len(measured) == 0 and not measured.append(None) else 1.0
+        measured.append(weights)
+        return losses[weights] * len(examples[1])
+
+    monkeypatch.setattr(fine_tuning._Tuning, "_work", lambda self, rate: rate)
+    monkeypatch.setattr(fine_tuning._Tuning, "_loss", loss)
+    monkeypatch.setattr(
+        fine_tuning._Tuning, "_trained", lambda self, rate, pairs: [rate] * len(pairs)
+    )
+    bar = types.SimpleNamespace(update=lambda clients: None)
+    tuning = fine_tuning._Tuning(run.task, tuned(run), run.weights, None, bar)
+    rate, searched = tuning.choose_rate(list(losses), run.task.client_ids)
+    assert rate == chosen
+    sizes = [count(quarters(run.task, tuned(run), each)[1]) for each in run.task.client_ids]
+    mean = np.mean([size for size in sizes if size][1:])
+    expected = {f"{rate:g}": loss * mean for rate, loss in losses.items()}
+    assert searched == pytest.approx(expected, nan_ok=True)
+    assert measured[1:] == [rate for rate in losses for _ in range(CLIENTS - 2)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "not_finite", "worse"),
+    [
+        ([1, 1, 1], [0.5, 0.5, 3.0], 0, "1 of 3"),  # the mean
+        ([1, 1, 1], [1.1, 1.1, 0.1], 0, "2 of 3"),  # most
+        ([1, 1, 1], [0.5, 0.5, math.nan], 0, "1 of 3"),
+        ([1, 1, 1], [0.5, 0.5, 0.5], 4, "4 of 7"),
+        ([1, math.nan], [0.9, math.nan], 0, None),  # not defined on a client's examples
+        ([1, 1, 1], [1, 1, 1], 0, None),
+    ],
+)
+def test_worse_losses_are_told(before, after, not_finite, worse):
+    pairs = [({"loss": a}, {"loss": b}) for a, b in zip(before, after, strict=True)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fine_tuning._warn_of_worse_losses(pairs, not_finite, 0.4, "test")
+    assert [f"{worse} clients worse on test" in str(w.message) for w in caught] == [True] * (
+        worse is not None
+    )
+    for warning in caught:
+        assert "a smaller `learning_rate` than 0.4" in str(warning.message)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"epochs": 0}, "epochs=0"),
+        ({"epochs": 1, "learning_rate": 0}, "learning_rate=0"),
         ({"epochs": 1, "clients": 0}, "clients=0"),
         ({"epochs": 1, "split": "train"}, "split='train'"),
         ({"epochs": 1, "proximal_strength": -1.0}, "proximal_strength=-1"),
@@ -195,5 +294,6 @@ def test_a_compiled_epoch_is_taken_where_there_is_one(run):
 
     task = dataclasses.replace(run.task, compiled_epoch=lambda: epoch)
     loss = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
-    assert len(calls) == CLIENTS - 1
+    batches = [-(-count(epochs[0]) // 4) for epochs, _ in divided(run, tuned(run))]
+    assert len(calls) == sum(batches)  # each is an epoch, whose step is bounded
     assert loss["after"] == loss["before"]

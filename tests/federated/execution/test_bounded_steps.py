@@ -1,0 +1,74 @@
+"""Steps that are no longer than a bound, in every kind of client work, beside numpy."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf.federated.execution import side_by_side
+from fedmf.federated.execution.client_setup import ClientSetup
+from fedmf.federated.execution.client_work import broadcast
+from tests.federated.small_runs import config
+from tests.federated.small_task import task_of_arrays
+
+SIZES, WIDTH, BATCH, RATE = (9, 6), 3, 4, 0.1
+RNG = np.random.default_rng(2)
+X = RNG.normal(size=(sum(SIZES), WIDTH)).astype(np.float32)
+Y = RNG.normal(size=(sum(SIZES), 1)).astype(np.float32)
+OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
+START = np.ones((WIDTH, 1), np.float32)
+CLIENTS = list(zip(np.split(X, SIZES[:1]), np.split(Y, SIZES[:1]), strict=True))
+
+
+def gradient(weights, x, y):
+    return 2 * x.T @ (x @ weights - y) / len(y)
+
+
+def update_by_hand(x, y, bound, momentum):
+    """The update of a client, and how many of its steps were longer than the bound."""
+    weights, velocity, shortened = START, np.zeros_like(START), 0
+    for start in range(0, len(y), BATCH):
+        rows = slice(start, start + BATCH)
+        velocity = momentum * velocity + gradient(weights, x[rows], y[rows])
+        step = RATE * velocity
+        length = np.linalg.norm(step)
+        shortened += length > bound
+        weights = weights - step * min(1.0, bound / length)
+    return START - weights, shortened
+
+
+def compiled(weights, x, y, rate, update):
+    """An epoch of SGD in batches, as a task may compile it."""
+    current = weights[0]
+    for start in range(0, len(y), BATCH):
+        rows = slice(start, start + BATCH)
+        current = current - np.float32(rate) * gradient(current, x[rows], y[rows])
+    update[0][:] = weights[0] - current
+    return 0.0
+
+
+@pytest.mark.parametrize("bound", [0.15, 1e6, math.inf])
+@pytest.mark.parametrize(
+    ("kind", "momentum"),
+    [("in turn", 0.5), ("side by side", 0.5), ("compiled", 0.0)],
+)
+def test_no_step_is_longer_than_the_bound(monkeypatch, kind, momentum, bound):
+    monkeypatch.setattr(side_by_side, "SMALL_MODEL", 10_000 * (kind == "side by side"))
+    task = task_of_arrays(
+        X, Y, lambda: tf.keras.Sequential(
+            [tf.keras.Input((WIDTH,)), tf.keras.layers.Dense(1, use_bias=False)]
+        ),
+        client_ids=OWNERS, loss=tf.keras.losses.MeanSquaredError(), batch_size=BATCH,
+        metrics=lambda: [tf.keras.metrics.MeanSquaredError()],
+        compiled_epoch=(lambda: compiled) if kind == "compiled" else None,
+    )  # fmt: skip
+    settings = config(client_learning_rate=RATE, client_momentum=momentum, clip_norm=1.0)
+    work = ClientSetup.here(task, settings, largest_step=bound).work(1)
+    by_hand = [update_by_hand(x, y, bound, momentum) for x, y in CLIENTS]
+    shortened = sum(steps for _, steps in by_hand)
+    assert (0 < shortened < 5) == (bound == 0.15)  # of five steps some are short of it
+    sent = broadcast([START], math.inf, math.inf, ())
+    parts = work.sums(sent, [[[client]] for client in CLIENTS])
+    for part, (expected, _) in zip(parts, by_hand, strict=True):
+        np.testing.assert_allclose(np.asarray(part.total.record[0]), expected, rtol=1e-5)
