@@ -186,6 +186,7 @@ class RunFolder:
         write_atomically(self.path / IDENTITY, content, mode=0o600)
         write_atomically(self.path / "config.json", text)
         self._digest_by_name |= files
+        self._digest_by_name["statement.md"] = sha256((self.path / "statement.md").read_bytes())
 
     def identity(self) -> dict[str, Any]:
         """What `begin` was given.

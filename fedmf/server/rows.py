@@ -31,13 +31,14 @@ from fedmf.terminal import progress_bar
 # Each has working memory, of which the strategy's `memory` counts two.
 _THREADS = 2
 # A limit on products is the process's: of two that overlap, the last to end would leave its own.
-_ONE_LIMIT = threading.Lock()
+# Its own thread may take it again: a signal handler may ask other noise for a row.
+_ONE_LIMIT = threading.RLock()
 
 
 def _free_limit_in_child() -> None:
     """A forked process has no thread that would give the lock free."""
     global _ONE_LIMIT
-    _ONE_LIMIT = threading.Lock()
+    _ONE_LIMIT = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -105,7 +106,8 @@ class HostNoise:
         )
         self._mark = state_mark(plan_mark(plan), "precomputed", 1, size)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else _checked_key(key)
-        self._tiles, self._lock = _Tiles(self._key, size), threading.Lock()
+        self._tiles, self._lock = _Tiles(self._key, size), threading.RLock()
+        self._is_busy = False
 
         def make_array() -> np.ndarray:
             is_mapped = self.strategy.disk > 0
@@ -146,7 +148,7 @@ class HostNoise:
         except under "regenerated".
 
         Raises:
-          ValueError: t is not in 0 .. rounds - 1.
+          ValueError: t is not in 0 .. rounds - 1; or this is called within a call of it.
         """
         hint = (
             f"the noise was planned for rounds={self.rounds}: fit and calibrate a "
@@ -154,7 +156,16 @@ class HostNoise:
         )
         t = checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint)
         with self._lock:  # the source and the blocks are of one round at a time
-            return self._maker.row(t)
+            if self._is_busy:
+                raise ValueError(
+                    f"t={t}: the noise of another round is being made: do not ask for a row from "
+                    "within a call, as a signal handler does"
+                )
+            try:
+                self._is_busy = True
+                return self._maker.row(t)
+            finally:
+                self._is_busy = False
 
     def hand_in(self, state: Any) -> Any:
         """`state` with the row of its next round in it; the rest is as it was.

@@ -302,7 +302,15 @@ class TestLoad:
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "plan.json", "mechanism.npz", "participation.csv", "metrics.jsonl"]
+    "name",
+    [
+        "config.json",
+        "plan.json",
+        "mechanism.npz",
+        "participation.csv",
+        "metrics.jsonl",
+        "statement.md",
+    ],
 )
 def test_a_result_signs_no_file_that_was_edited_while_the_run_went_on(tmp_path, name):
     folder = new_run(tmp_path / "run")

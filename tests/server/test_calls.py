@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.server import calls
+from fedmf.server import calls, rows
 from fedmf.server.folder import ServerFolder
 from fedmf.server.rows import HostNoise
 from tests.refusals import assert_refused, refusal
 from tests.server.plans import server, update
-
-AT_WORK = "this server is at work"
 
 
 @pytest.fixture
@@ -59,6 +57,27 @@ def test_close_in_a_handler_closes_when_the_call_ends(tmp_path, in_a_call, owner
         assert again.round == 1
         for before, after in zip(release, again.last_release, strict=True):
             np.testing.assert_array_equal(before, after)
+
+
+def test_a_handler_may_use_another_server_and_is_refused_the_same_noise(monkeypatch):
+    """A lock that the thread holds already would be waited for for ever."""
+    expected = server().release()
+    keeper, other, refused = server(), server(noise_seed=6), []
+    bar = rows.progress_bar.bar
+
+    def interrupted(*args, **options):  # within the lock of all noise
+        if not refused:
+            with refusal("the noise of another round is being made") as caught:
+                keeper._noise.row(3)
+            refused.append(caught)
+            other.release()
+        return bar(*args, **options)
+
+    monkeypatch.setattr(rows.progress_bar, "bar", interrupted)
+    for array, same in zip(keeper.release(), expected, strict=True):
+        np.testing.assert_array_equal(array, same)
+    assert refused
+    assert other.round == 1
 
 
 def test_an_error_within_a_call_closes_what_a_handler_closed(tmp_path, in_a_call):
@@ -129,8 +148,6 @@ def test_a_refused_call_leaves_no_mark(monkeypatch):
 class TestForks:
     def test_a_child_may_make_a_server_of_its_own_while_noise_is_made(self, tmp_path):
         """A lock that a thread holds at the fork would be held for ever."""
-        from fedmf.server import rows
-
         with rows._ONE_LIMIT:
             child = os.fork()
             if child == 0:
