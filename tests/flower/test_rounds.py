@@ -319,3 +319,11 @@ def test_private_metrics_are_those_of_the_clients_with_noise():
         for name in ("clients", "accuracy", "loss"):
             assert said[name] == pytest.approx(found[name], rel=1e-5)
             assert said[f"{name}_stddev"] == pytest.approx(found["stddev"][name], rel=1e-5)
+
+
+def test_the_statement_is_of_a_flower_app():
+    strategy = wrapped()
+    strategy.start(Grid(NODES), initial(), 1)
+    text = " ".join(strategy.server.statement().split())
+    assert "A Flower app with `fedmf.flower.MatrixFactorizationDP`" in text
+    assert "a node id, which Flower gives to a registration" in text
