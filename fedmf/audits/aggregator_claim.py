@@ -1,4 +1,4 @@
-"""What an aggregator is said to do, how it is played with, and what was found.
+"""Claims about an aggregator of any origin, and the results of testing them.
 
 All is in one unit: the most that one client may move a release, clip_norm (of a sum) or
 clip_norm / clients (of a mean). There the noise of a claim has standard deviation noise_multiplier,
@@ -7,7 +7,6 @@ and one client moves the release by 1.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from fedmf import checks, fields
@@ -15,11 +14,15 @@ from fedmf.audits.noise import FALSE_POSITIVE_RATE
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.rounding import finite
 
-PLAYS = tuple(
-    "zeros noise arrays dependence start inside huge slightly-above mixed one order weights "
-    "integers half-precision not-finite dropout noise-with-data".split()
+# Tests of the noise, on updates of zeros.
+NOISE_TESTS = ("zeros", "noise", "rounds", "tails", "dependence", "start")
+# Tests of what clients move.
+MOVEMENT_TESTS = tuple(
+    "norms patterns types one order cohort weights sums dropout releases not-finite "
+    "noise-with-data".split()
 )
-# Chance, at most, to miss a departure that a play is said to see.
+TEST_NAMES = NOISE_TESTS + MOVEMENT_TESTS
+# Chance, at most, to miss a departure that a test is said to see.
 MISS_RATE = 1e-6
 _LEAST_ENTRIES = 256
 _MAX_CLIENTS = 1_000_000
@@ -38,14 +41,14 @@ def _clients(name: str, value: Any) -> int:
 
 
 def _left_out(name: str, value: Any) -> str:
-    for play in str(value).split(","):
-        checks.one_of(name, play, PLAYS[5:])
+    for test_name in str(value).split(","):
+        checks.one_of(name, test_name, MOVEMENT_TESTS)
     return str(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregatorClaim(fields.Checked):
-    """What an aggregator is said to do, and how it is played with.
+    """Claim about an aggregator, and settings of the tests.
 
     Attributes:
       noise_multiplier: standard deviation of a round's noise, in the most that a client may move
@@ -75,11 +78,11 @@ class AggregatorClaim(fields.Checked):
     )
     shapes: str = fields.option("100x100,50x100,1000,1", "Of an update's arrays.", _shapes)
     leave_out: str | None = fields.option(
-        None, "Plays that are not played, as one,weights.", _left_out
+        None, "Tests that are left out, as one,weights.", _left_out
     )
     seed: int = fields.seed(1, "Of the updates that are sent.")
     false_positive_rate: float = fields.real(
-        FALSE_POSITIVE_RATE, "Chance, at most, that an honest function fails any play.", below=1
+        FALSE_POSITIVE_RATE, "Chance, at most, that an honest function fails any test.", below=1
     )
     confidence: float = fields.real(0.99, "Of what is allowed at most.", below=1)
 
@@ -104,7 +107,7 @@ class AggregatorClaim(fields.Checked):
 
     @property
     def arrays(self) -> list[tuple[int, ...]]:
-        """Their shapes."""
+        """Shapes of an update's arrays."""
         return [tuple(map(int, part.split("x"))) for part in self.shapes.split(",")]
 
     @property
@@ -118,37 +121,37 @@ class AggregatorClaim(fields.Checked):
         return self.clip_norm / (self.clients if self.releases == "mean" else 1)
 
     def multiplier(self) -> float:
-        """The noise multiplier that is claimed."""
+        """Returns the noise multiplier that is claimed."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         times = 1 if self.correlated else self.rounds
         return gaussian_noise_multiplier(self.epsilon or 0, self.delta) * math.sqrt(times)
 
     def epsilons(self, multiplier: float) -> tuple[float, float]:
-        """Epsilon of one round and of all, each with every client; with correlated noise of a run,
-        twice.
+        """Computes epsilon of one round, and of all rounds with every client in each; with
+        correlated noise both are of a run.
         """
-        times = (1, 1 if self.correlated else self.rounds)
-        one, run = (
-            exact_gaussian_epsilon(multiplier / math.sqrt(n), self.delta)
-            if multiplier > 1e-9
-            else math.inf
-            for n in times
-        )
-        return one, run
+        num_releases = 1 if self.correlated else self.rounds
+        return self._epsilon(multiplier, 1), self._epsilon(multiplier, num_releases)
+
+    def _epsilon(self, multiplier: float, num_releases: int) -> float:
+        if multiplier <= 1e-9:
+            return math.inf
+        return exact_gaussian_epsilon(multiplier / math.sqrt(num_releases), self.delta)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Play:
-    """One play and its verdict.
+class Outcome:
+    """Outcome of one test.
 
     Attributes:
-      name: one of `PLAYS`.
-      passed: None where it was not played.
-      verdict: one sentence: what was done, seen and claimed, and the mistake that does this.
-      p_value: under the claim; None where it was not played.
-      sees: the least factor by which noise or a movement is off that is missed once in a million
-        times at most; None where that is no question of chance.
+      name: one of `TEST_NAMES`.
+      passed: None where the test was not made.
+      verdict: what was sent, seen and claimed; of a failure the mistake that does this, of a
+        passed test a remark on what costs only utility.
+      p_value: under the claim; None where the test was not made.
+      sees: the least factor by which noise or a movement is off that the test's sharpest input
+        misses once in a million times at most; None where that is no question of chance.
     """
 
     name: str
@@ -160,91 +163,110 @@ class Play:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregatorAudit:
-    """All plays, and what the function guarantees at most.
+    """All tests, and the empirical bound on the guarantee.
 
     Attributes:
-      plays: in the order of `PLAYS`.
+      tests: in the order of `TEST_NAMES`.
       noise_multiplier: claimed.
-      noise_multiplier_most: the largest that what was seen allows, at the claim's confidence; 0
-        for none at all.
+      noise_multiplier_most: the largest that the tests allow, at the claim's confidence; 0 for
+        none at all.
       epsilon_round, epsilon_run: of noise_multiplier_most, at least; infinite for 0.
+      rounds_seen: of a run, from its start; a claim of correlated noise over more rounds fails.
+      participations_seen: of one client in them, which the noise multiplier is about: 1 where
+        noise is independent.
       calls: of the function.
       confidence, false_positive_rate: of the claim.
     """
 
-    plays: tuple[Play, ...]
+    tests: tuple[Outcome, ...]
     noise_multiplier: float
     noise_multiplier_most: float
     epsilon_round: float
     epsilon_run: float
+    rounds_seen: int
+    participations_seen: int
     calls: int
     confidence: float
     false_positive_rate: float
 
     @property
     def passed(self) -> bool:
-        """Whether no play failed."""
-        return all(play.passed is not False for play in self.plays)
+        """Whether no test failed."""
+        return not self.failed
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of the plays that failed."""
-        return tuple(play.name for play in self.plays if play.passed is False)
+        """Names of the tests that failed."""
+        return tuple(test.name for test in self.tests if test.passed is False)
 
     def values(self) -> dict[str, Any]:
-        """All of it as JSON has it: an infinite epsilon is null."""
+        """Returns all of it as JSON has it: an infinite epsilon is null."""
         values = {"passed": self.passed} | dataclasses.asdict(self)
         return values | {name: finite(values[name]) for name in ("epsilon_round", "epsilon_run")}
 
 
-class Evidence:
-    """What plays found so far.
+class Outcomes:
+    """Outcomes of the tests so far.
 
     Attributes:
-      plays: name -> its verdict.
-      moves: lower bounds of what one client moves a release, in units.
-      most_noise: upper bound of the noise that a client can count on, in units.
-      broken: whether something came out that is no number.
-      threshold: the p-value below which a play fails: plays share the rate of false positives.
-      error: chance that one of the bounds is wrong.
+      by_name: name -> outcome.
+      threshold: the p-value below which a test fails: tests share the rate of false positives.
+      error: chance that the bounds of one test are wrong.
     """
 
     def __init__(self, claim: AggregatorClaim) -> None:
-        self.claim = claim
-        self.threshold = claim.false_positive_rate / len(PLAYS)
-        self.error = (1 - claim.confidence) / (2 * len(PLAYS))
-        self.plays: dict[str, Play] = {}
-        self.moves = [1e-9]
-        self.most_noise = math.inf
-        self.broken = False
+        self.by_name: dict[str, Outcome] = {}
+        self.threshold = claim.false_positive_rate / len(TEST_NAMES)
+        self.error = (1 - claim.confidence) / len(TEST_NAMES)
 
-    def say(
-        self, name: str, p: float, facts: tuple[str, str, str], mistake: str, sees: Any = None
+    def add(
+        self,
+        name: str,
+        p_value: float,
+        verdict: str,
+        *,
+        mistake: str = "",
+        remark: str = "",
+        sees: float | None = None,
     ) -> None:
-        """Keeps the verdict of a play; facts are what was done, seen and claimed."""
-        passed = bool(p >= self.threshold)
-        done, seen, claimed = facts
-        verdict = f"{done}: {seen}; claimed is {claimed}." + f" {mistake}" * (not passed)
-        self.plays[name] = Play(
-            name=name, passed=passed, verdict=verdict, p_value=min(float(p), 1.0), sees=sees
+        """Adds a test's outcome; the mistake is told where it fails, the remark where it passes."""
+        # A p-value that is not a number contradicts the claim.
+        passed = bool(p_value >= self.threshold)
+        addition = remark if passed else mistake
+        self.by_name[name] = Outcome(
+            name=name,
+            passed=passed,
+            verdict=f"{verdict} {addition}".strip(),
+            p_value=min(float(p_value), 1.0) if p_value >= 0 else 0.0,
+            sees=sees,
         )
 
-    def reach(self, count: int = 1) -> float:
-        """Standard deviations from the claim to what one of `count` tests misses at MISS_RATE."""
+    def skip(self, name: str, verdict: str) -> None:
+        """Adds a test that was not made."""
+        self.by_name[name] = Outcome(name=name, passed=None, verdict=verdict)
+
+    def failed(self, name: str) -> bool:
+        """Returns whether this test was made and failed."""
+        return name in self.by_name and self.by_name[name].passed is False
+
+    def deviations(self, num_tests: int = 1) -> float:
+        """Computes how many standard deviations beyond the claim one of so many measurements is
+        where it contradicts the claim.
+        """
         from scipy import stats
 
-        return float(stats.norm.isf(self.threshold / count / 2) + stats.norm.isf(MISS_RATE))
+        return float(stats.norm.isf(self.threshold / num_tests / 2))
 
-    def width(self, count: int = 1) -> float:
-        """Standard deviations that a bound on one of `count` measurements allows for."""
+    def reach(self, num_tests: int = 1) -> float:
+        """Computes how many standard deviations beyond the claim a departure is that one of so many
+        measurements misses at `MISS_RATE`.
+        """
         from scipy import stats
 
-        return float(stats.norm.isf(self.error / count))
+        return self.deviations(num_tests) + float(stats.norm.isf(MISS_RATE))
 
+    def width(self, num_tests: int = 1) -> float:
+        """Computes how many standard deviations a bound allows for, one of so many."""
+        from scipy import stats
 
-def nearest(ratio: float, error: float, mistakes: Mapping[Any, str]) -> str:
-    """The mistake that makes this ratio, within 5% and the error of it; an empty text for none."""
-    predicted = min(mistakes, key=lambda predicted: abs(ratio - predicted), default=None)
-    if predicted is None or abs(ratio - predicted) > 0.05 * predicted + error:
-        return ""
-    return mistakes[predicted]
+        return float(stats.norm.isf(self.error / num_tests / 2))

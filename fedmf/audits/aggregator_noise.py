@@ -1,206 +1,313 @@
-"""The noise of an aggregator, seen on updates of zeros: how large it is, whether every array has
-some, and whether entries, rounds and starts have their own.
+"""Noise of an aggregator, sampled on updates of zeros.
 
-`fedmf.audits.noise` tests it. With noise that may be correlated over rounds the covariance of the
-rounds is estimated from all entries, which are independent samples of it.
+`sample_noise` calls the function and `NoiseModel` holds the scale of the noise in every array and
+round, by which the other tests measure movements. With noise that may be correlated over rounds,
+the covariance of the rounds is estimated from all entries, which are independent samples of it:
+p-values are then exact to first order in 1 / entries.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from fedmf.audits.aggregator_claim import Evidence, nearest
-from fedmf.audits.noise import audit_noise
+from fedmf.audits import tails
+from fedmf.audits.aggregator_claim import TEST_NAMES, AggregatorClaim
+from fedmf.audits.aggregator_runs import AggregatorRuns, WrongResult
+from fedmf.audits.distinguishing import worst_contributions
 from fedmf.participation.schema import Participation
 
-# Entries of an array whose dependence is tested; all are tested for their size.
-_COMPARED = 50_000
-_MANY = 64
+# Noise that ends here must be seen, and so many tests share the rate of false positives for that.
+SEEN_CUT, _TAIL_TESTS = 4.0, 16
+# Rounds of a run in which correlated noise is whitened and movements are measured.
+MOST_BLOCK = 8
+# Entries that all clients together send for the noise, and rounds of a run, at most.
+_MOST_SENT, _MOST_ROUNDS = 1e9, 4096
+# Entries of noise that are held whole, and of the columns that are held of every round.
+_MOST_WHOLE, _MOST_IN_COLUMNS, _MOST_COLUMNS = 2**21, 2**23, 4096
+# Samples of the covariance of a whole run, beyond its rounds.
+_MORE_SAMPLES = 8192
+_LEAST_STD = 1e-9
+# Rounds whose noise differs with a smaller p-value are scaled one by one.
+_SAME_SCALE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Noise:
-    """What of the noise the other plays need, in units.
+class NoiseSample:
+    """Releases of updates of zeros, in units.
 
     Attributes:
-      by_round: variance in each round of a run, (rounds,).
-      sigma: standard deviation over all.
-      weights: (rounds,), sum 1, of the rounds' releases in the best mean of a run.
-      spread: standard deviation of that mean along a unit vector.
+      whole: one array a run, (rounds held whole, entries).
+      columns: places of the entries that are held of all rounds.
+      in_columns: one array a run, (rounds, columns).
+      squares: (all rounds of all runs, arrays), sums of squares.
+      round_of: (all rounds of all runs,), the round in its run.
+      entry_squares: (entries,), sums of squares over all rounds.
+      raised: an error on updates of zeros, or an empty text.
+      finite: whether all are numbers.
     """
 
-    by_round: np.ndarray
-    sigma: float
-    weights: np.ndarray
-    spread: float
+    whole: list[np.ndarray]
+    columns: np.ndarray
+    in_columns: list[np.ndarray]
+    squares: np.ndarray
+    round_of: np.ndarray
+    entry_squares: np.ndarray
+    raised: str
+    finite: bool
 
 
-def judge_noise(rows: np.ndarray, evidence: Evidence, raised: str) -> Noise | None:
-    """Judges the releases of updates of zeros, in units: float64 (2 runs, rounds, entries).
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseModel:
+    """Scale of the noise, in units.
 
-    None where they are no numbers: then nothing else can be judged. `raised` says what updates of
-    zeros did where the releases are of others, next to zero.
+    Attributes:
+      array_std: (arrays,), of noise whose rounds are white and of equal scale.
+      array_samples: (arrays,), entries from which that is estimated.
+      entry_std: (entries,), the same for each entry.
+      round_scale: (rounds of a run,), factor of the noise of a round; 1 where noise is correlated.
+      covariance: (block, block), of the rounds of a block of correlated noise, with mean variance
+        1; (1, 1) where noise is independent.
+      multiplier: noise multiplier of a run, of noise with standard deviation 1; 1 where noise is
+        independent.
+      multiplier_error: relative standard error of it.
+      required_std: of an entry of an array that one client moves by 1, as is claimed.
+      run_p_value: of the multiplier of the run, under the claim; 1 where noise is independent.
     """
-    claim = evidence.claim
-    _, length, d = rows.shape
-    done = f"{2 * length} rounds of {claim.clients} updates of zeros"
-    evidence.broken = not np.isfinite(rows).all()
-    seen = raised or ("not a number came out" if evidence.broken else "numbers came out")
-    mistake = "A clip factor clip_norm / norm, of norm 0, does this: use max(norm, 1e-12)."
-    evidence.say("zeros", float(not raised and not evidence.broken), (done, seen, "noise"), mistake)
-    if evidence.broken:
-        return None
-    _size(rows, done, evidence)
-    by_round = (rows**2).mean(axis=(0, 2))
-    if by_round.any():
-        _kind(rows, done, evidence)
-    sigma = max(math.sqrt(by_round.mean()), 1e-9)
-    weights = np.full(length, 1 / length)
-    spread = sigma / math.sqrt(length)
-    if claim.correlated:  # what best tells a movement that is the same in each round
-        G = sum(run @ run.T for run in rows) / (2 * d)
-        X = np.linalg.inv(G + 1e-12 * sigma**2 * np.eye(length))
-        weights = X.sum(axis=0) / X.sum()
-        spread = 1 / math.sqrt(X.sum())
-    return Noise(by_round=by_round, sigma=sigma, weights=weights, spread=spread)
+
+    array_std: np.ndarray
+    array_samples: np.ndarray
+    entry_std: np.ndarray
+    round_scale: np.ndarray
+    covariance: np.ndarray
+    multiplier: float = 1.0
+    multiplier_error: float = 0.0
+    required_std: float
+    run_p_value: float = 1.0
+
+    @property
+    def block(self) -> int:
+        """Rounds of a block."""
+        return len(self.covariance)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is noise at all."""
+        return bool((self.array_std > _LEAST_STD).any())
 
 
-def _size(rows: np.ndarray, done: str, evidence: Evidence) -> None:
-    from scipy import stats
+def block_length(claim: AggregatorClaim) -> int:
+    """Returns the rounds in which movements are measured together."""
+    return min(claim.rounds, MOST_BLOCK) if claim.correlated else 1
 
-    claim = evidence.claim
-    _, length, d = rows.shape
-    z = claim.multiplier()
-    rounds = rows.reshape(-1, d)
-    degrees = rows.size
-    ratio = math.sqrt((rows**2).mean()) / z
-    n = claim.clients
-    mistakes = {
-        math.sqrt(2): "Noise that is added twice does this: it guarantees more, and costs.",
-        n: "Noise of a sum on a mean does this: divide sum and noise together.",
-        1 / n: "Noise of a mean on a sum does this.",
-        math.sqrt(n): "Every client adding the whole noise does this.",
-        1 / math.sqrt(n): "Every client adding its share of the noise, and a mean that divides "
-        "it again, does this.",
-    }
-    U = _patterns(length, claim.min_sep or length)
-    given = _unexplained(rounds, U)
-    freedom = d - len(rounds) + 1
-    sees = 1 + math.sqrt(1 / (2 * degrees)) * evidence.reach()
+
+def rounds_seen(claim: AggregatorClaim) -> int:
+    """Returns how many rounds of a run are sampled."""
+    affordable = _MOST_SENT / (2 * claim.clients * sum(claim.sizes))
+    return int(min(claim.rounds, _MOST_ROUNDS, max(affordable, MOST_BLOCK)))
+
+
+def participations_seen(claim: AggregatorClaim) -> int:
+    """Returns how often one client takes part in the rounds that are sampled, as is claimed."""
+    if claim.min_sep is None:
+        return 1
+    return math.ceil(rounds_seen(claim) / claim.min_sep)
+
+
+def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
+    """Calls the function on updates of zeros, in at least two runs.
+
+    Raises:
+      WrongResult, ValueError: the function gives no aggregate of zeros, nor of small updates.
+    """
+    num_entries = sum(claim.sizes)
+    sent, raised = _probe(runs, claim, num_entries)
+    length = rounds_seen(claim)
+    threshold = claim.false_positive_rate / len(TEST_NAMES) / _TAIL_TESTS
+    num_rounds = math.ceil(tails.entries_to_see(SEEN_CUT, threshold=threshold) / num_entries)
+    num_columns = min(num_entries, _MOST_COLUMNS, max(256, _MOST_IN_COLUMNS // (2 * length)))
     if claim.correlated:
-        # 1 / u' G^-1 u is chi-squared about 1 / u' Sigma^-1 u (Muirhead 1982, Theorem 3.2.12).
-        p = len(U) * float(stats.chi2.cdf(given.min() / z**2, freedom))
-        worst = math.sqrt(given.min() / freedom)
-        seen = f"a noise multiplier of {worst:.4g} over {length} rounds"
-        claimed = f"{z:.4g} at least"
-        mistake = "Noise that is smaller, or that rounds share, does this."
+        block = block_length(claim)
+        num_columns = min(num_entries, max(num_columns, length))
+        num_whole_runs = max(2, math.ceil((2 * length + _MORE_SAMPLES) / num_columns))
+        lengths = [length] * num_whole_runs
+        lengths += [block] * (math.ceil(num_rounds / block) - num_whole_runs)
+        held_whole = block
     else:
-        squares = float((rows**2).sum()) / z**2
-        p = 2 * min(stats.chi2.cdf(squares, degrees), stats.chi2.sf(squares, degrees))
-        one = ratio * z * claim.unit
-        seen = f"noise of standard deviation {one:.4g}, a noise multiplier of "
-        seen += f"{ratio * z:.4g}"
-        claimed = f"{z * claim.unit:.4g}, of {z:.4g}"
-        mistake = nearest(ratio, 0.0, mistakes) or "The scale of the noise is another."
-    evidence.say("noise", p, (done, seen, claimed), mistake, sees)
-    evidence.most_noise = math.sqrt(
-        min(
-            given.min() / stats.chi2.ppf(evidence.error / len(U), freedom), *_bounds(rows, evidence)
-        )
+        lengths = [length] * max(2, math.ceil(num_rounds / length))
+        held_whole = max(4, _MOST_WHOLE // (len(lengths) * num_entries))
+    rng = np.random.default_rng(claim.seed)
+    columns = np.sort(rng.choice(num_entries, num_columns, replace=False))
+    starts = np.cumsum([0, *claim.sizes[:-1]])
+    whole, in_columns, squares, round_of = [], [], [], []
+    entry_squares = np.zeros(num_entries)
+    finite = True
+    for run_length in lengths:
+        runs.start()
+        held = np.empty((min(held_whole, run_length), num_entries))
+        rows = np.empty((run_length, num_columns))
+        for t in range(run_length):
+            row = runs.release(sent)
+            finite = finite and bool(np.isfinite(row).all())
+            rows[t] = row[columns]
+            if t < len(held):
+                held[t] = row
+            entry_squares += row**2
+            squares.append(np.add.reduceat(row**2, starts))
+            round_of.append(t)
+        whole.append(held)
+        in_columns.append(rows)
+        if not finite:
+            break
+    return NoiseSample(
+        whole=whole,
+        columns=columns,
+        in_columns=in_columns,
+        squares=np.array(squares),
+        round_of=np.array(round_of),
+        entry_squares=entry_squares,
+        raised=raised,
+        finite=finite,
     )
 
 
-def _bounds(rows: np.ndarray, evidence: Evidence) -> Iterator[float]:
-    """Upper bounds on the variance of the noise of an array, of an array where another is
-    known, and of a frequency over entries, which is 0 where entries share a draw.
-    """
-    import scipy.fft
+def _probe(
+    runs: AggregatorRuns, claim: AggregatorClaim, num_entries: int
+) -> tuple[list[np.ndarray], str]:
+    """Returns updates of zeros, or small ones if the function raises an error on zeros."""
+    zeros = np.zeros(num_entries, np.float32)
+    try:
+        runs.release([zeros] * claim.clients)
+    except WrongResult:
+        raise
+    except Exception as error:
+        runs.start()
+        small = zeros + np.float32(1e-6 * claim.clip_norm / math.sqrt(num_entries))
+        raised = f"raised {type(error).__name__}"
+        try:
+            runs.release([small] * claim.clients)
+        except WrongResult:
+            raise
+        except Exception as second:
+            raise ValueError(
+                f"the function raised {type(second).__name__} ({second}) on updates within the "
+                "clip norm: make it work on them first"
+            ) from second
+        return [small] * claim.clients, raised
+    return [zeros] * claim.clients, ""
+
+
+def fit_noise(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
+    """Estimates the scale of the noise from finite releases."""
+    sizes = np.array(claim.sizes)
+    if claim.correlated:
+        return _fit_correlated(sample, claim)
+    num_rows = len(sample.squares)
+    array_std = np.sqrt(sample.squares.sum(axis=0) / (sizes * num_rows))
+    array_std = np.maximum(array_std, _LEAST_STD)
+    return NoiseModel(
+        array_std=array_std,
+        array_samples=sizes * num_rows,
+        entry_std=np.repeat(array_std, sizes),
+        round_scale=_round_scales(sample, array_std, sizes),
+        covariance=np.eye(1),
+        required_std=claim.multiplier(),
+    )
+
+
+def _round_scales(
+    sample: NoiseSample, array_std: np.ndarray, sizes: np.ndarray
+) -> np.ndarray:
+    """Returns a factor for each round: 1 for all, unless their noise differs."""
     from scipy import stats
 
-    # Of correlated noise the first round of each run has independent entries.
-    claim = evidence.claim
-    d = rows.shape[2]
-    kept = rows[:, 0] if claim.correlated else rows.reshape(-1, d)
-    parts = np.split(kept, np.cumsum(claim.sizes)[:-1], axis=1)
-    for part in parts:
-        yield (part**2).sum() / stats.chi2.ppf(evidence.error / len(parts), part.size)
-    longest = [part for part in parts if part.shape[1] >= _MANY]
-    if len(longest) > 1:
-        common = min(part.shape[1] for part in longest)
-        samples = np.array([part[:, :common].ravel() for part in longest])
-        left = _unexplained(samples)
-        freedom = samples.shape[1] - len(samples) + 1
-        yield left.min() / stats.chi2.ppf(evidence.error / len(samples), freedom)
-    fast = 2 ** int(math.log2(d))
-    squares = (scipy.fft.dct(kept[:, :fast], axis=1, norm="ortho") ** 2).sum(axis=0)
-    yield squares.min() / stats.chi2.ppf(evidence.error / fast, len(kept))
+    length = int(sample.round_of.max()) + 1
+    by_row = (sample.squares / array_std**2).sum(axis=1)
+    sums = np.bincount(sample.round_of, by_row, minlength=length)
+    degrees = np.bincount(sample.round_of, minlength=length) * int(sizes.sum())
+    smaller = stats.chi2.cdf(sums, degrees)
+    larger = stats.chi2.sf(sums, degrees)
+    if 2 * length * min(smaller.min(), larger.min()) >= _SAME_SCALE:
+        return np.ones(length)
+    return np.maximum(np.sqrt(sums / degrees), _LEAST_STD)
 
 
-def _patterns(length: int, min_sep: int) -> np.ndarray:
-    """Contributions of a client to the rounds of both runs, one a row, up to their sign."""
-    schema = Participation(rounds=length, schema="min_sep", min_sep=min(min_sep, length))
-    rows = []
-    for pattern in schema.patterns():
-        for signs in itertools.product((1.0, -1.0), repeat=len(pattern) - 1):
-            u = np.zeros(length)
-            u[list(pattern)] = (1.0, *signs)
-            rows.append(u)
-    return np.kron(np.eye(2), np.array(rows))
+def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
+    from scipy import stats
+
+    sizes = np.array(claim.sizes)
+    blocks = np.concatenate(sample.whole, axis=1)
+    block, num_samples = blocks.shape
+    in_block = sample.round_of < block
+    num_rows = int(in_block.sum())
+    array_std = np.sqrt(sample.squares[in_block].sum(axis=0) / (sizes * num_rows))
+    array_std = np.maximum(array_std, _LEAST_STD)
+    entry_std = np.repeat(array_std, sizes)
+    blocks = blocks / np.tile(entry_std, len(sample.whole))
+    covariance = _nonsingular(blocks @ blocks.T / num_samples)
+    length = rounds_seen(claim)
+    whole_runs = [rows for rows in sample.in_columns if len(rows) == length]
+    rows = np.concatenate(whole_runs, axis=1) / np.tile(entry_std[sample.columns], len(whole_runs))
+    half = rows.shape[1] // 2
+    # The worst participation is chosen on one half of the samples and measured on the other.
+    participation = Participation(
+        rounds=length, schema="min_sep", min_sep=min(claim.min_sep or length, length)
+    )
+    worst = worst_contributions(_precision(rows[:, :half]), participation)
+    degrees = rows.shape[1] - half - length + 1
+    # 1 / u' G^-1 u is chi-squared about 1 / u' Sigma^-1 u (Muirhead 1982, Theorem 3.2.12).
+    unexplained = (rows.shape[1] - half) / float(
+        worst @ _precision(rows[:, half:]) @ worst
+    )
+    multiplier = math.sqrt(unexplained / degrees)
+    overall_std = math.sqrt(float((entry_std**2).mean()))
+    p_value = float(stats.chi2.cdf(unexplained * (overall_std / claim.multiplier()) ** 2, degrees))
+    return NoiseModel(
+        array_std=array_std,
+        array_samples=sizes * num_rows,
+        entry_std=entry_std,
+        round_scale=np.ones(block),
+        covariance=covariance,
+        multiplier=max(multiplier, _LEAST_STD),
+        multiplier_error=math.sqrt(1 / (2 * degrees)),
+        required_std=claim.multiplier() / max(multiplier, _LEAST_STD),
+        run_p_value=p_value,
+    )
 
 
-def _kind(rows: np.ndarray, done: str, evidence: Evidence) -> None:
-    # Divided by its own size, so that a wrong size is one failure and not four. Of correlated
-    # noise the first round has independent entries.
-    claim = evidence.claim
-    rng = np.random.default_rng(evidence.claim.seed)
-    ends = np.cumsum(claim.sizes)
-    sizes = [min(size, _COMPARED) for size in claim.sizes]
-    columns = [
-        end - size + np.sort(rng.choice(size, taken, replace=False))
-        for end, size, taken in zip(ends, claim.sizes, sizes, strict=True)
-    ]
-    kept = (rows[:, :1] if claim.correlated else rows)[:, :, np.concatenate(columns)]
-    unit = [run / math.sqrt((run**2).mean()) for run in kept]
-    groups: dict[str, list[Any]] = {"arrays": [], "dependence": [], "start": []}
-    with np.errstate(invalid="ignore"):  # a round without noise has no correlation
-        findings = audit_noise(unit, leaves=sizes).findings
-    for finding in findings:
-        of_leaf = "variance of a leaf" in finding.name
-        two = finding.name.startswith("runs")
-        groups["start" if two else "arrays" if of_leaf else "dependence"].append(finding)
-    claims = {
-        "arrays": ("the same noise in every array", "An array that gets no noise, or its own."),
-        "dependence": (
-            "independent normal noise in every entry" + " and round" * (not claim.correlated),
-            "One draw for several arrays or rounds, or a seed that is the same each round, "
-            "does this. For noise that is meant to be correlated over rounds say so: "
-            '`noise`="correlated".',
-        ),
-        "start": (
-            "other noise after each start",
-            "A seed that is a constant, or the number of the round, does this: whoever knows "
-            "it takes the noise away.",
-        ),
-    }
-    for name, (claimed, mistake) in claims.items():
-        found = groups[name]
-        if found:
-            # A p-value that is not a number contradicts the claim.
-            worst = min(found, key=lambda finding: np.nan_to_num(finding.p_value))
-            p = len(found) * float(np.nan_to_num(worst.p_value))
-            seen = f"{worst.name} is {worst.statistic:.4g}"
-            evidence.say(name, p, (done, seen, claimed), mistake)
+def _nonsingular(covariance: np.ndarray) -> np.ndarray:
+    return covariance + 1e-12 * (np.trace(covariance) / len(covariance) + 1e-12) * np.eye(
+        len(covariance)
+    )
 
 
-def _unexplained(rows: np.ndarray, contributions: np.ndarray | None = None) -> np.ndarray:
-    """1 / u' (Y Y')^-1 u for the rows of Y and each u, by default each row alone: what is left of
-    the sum of squares when the other rows are known.
+def _precision(rows: np.ndarray) -> np.ndarray:
+    return np.linalg.inv(_nonsingular(rows @ rows.T / rows.shape[1]))
+
+
+def white_rows(sample: NoiseSample, model: NoiseModel, *, whole: bool) -> list[np.ndarray]:
+    """Returns the noise of each run, scaled to standard deviation 1 and white over rounds.
+
+    Args:
+      whole: all entries of the rounds that are held whole, or the held columns of all rounds; of
+        correlated noise those of the first block.
     """
-    G = rows @ rows.T
-    X = np.linalg.inv(G + (1e-12 * np.trace(G) / len(G) + 1e-200) * np.eye(len(G)))
-    U = np.eye(len(G)) if contributions is None else contributions
-    return 1 / np.einsum("us,st,ut->u", U, X, U)
+    std = model.entry_std if whole else model.entry_std[sample.columns]
+    runs = sample.whole if whole else sample.in_columns
+    if model.block == 1:
+        return [rows / std / model.round_scale[: len(rows), None] for rows in runs]
+    factor = np.linalg.inv(np.linalg.cholesky(model.covariance))
+    return [factor @ (rows[: model.block] / std) for rows in runs]
+
+
+def unexplained_share(rows: np.ndarray, width: Any) -> float:
+    """Returns an upper bound on the share of a round's variance that the other rounds leave.
+
+    Args:
+      rows: (rounds, columns) of noise with standard deviation 1.
+      width: error probability of the bound -> chi-squared quantile of so many degrees.
+    """
+    gram = _nonsingular(rows @ rows.T)
+    left = 1 / np.diagonal(np.linalg.inv(gram))
+    return float(left.min()) / width(len(rows), rows.shape[1] - len(rows) + 1)
