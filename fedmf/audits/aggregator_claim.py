@@ -7,6 +7,7 @@ and one client moves the release by 1.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from fedmf import checks, fields
@@ -270,3 +271,11 @@ class Outcomes:
         from scipy import stats
 
         return float(stats.norm.isf(self.error / num_tests / 2))
+
+
+def nearest(ratio: float, error: float, mistakes: Mapping[Any, str]) -> str:
+    """Returns the mistake that makes this ratio, within 5% and the error; else an empty text."""
+    predicted = min(mistakes, key=lambda key: abs(ratio - key), default=None)
+    if predicted is None or abs(ratio - predicted) > 0.05 * predicted + error:
+        return ""
+    return mistakes[predicted]

@@ -8,7 +8,6 @@ p-values are then exact to first order in 1 / entries.
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
@@ -90,6 +89,18 @@ class NoiseModel:
     def block(self) -> int:
         """Rounds of a block."""
         return len(self.covariance)
+
+    @property
+    def overall_std(self) -> float:
+        """Root mean square of the standard deviations of all entries."""
+        return math.sqrt(float((self.entry_std**2).mean()))
+
+    @property
+    def movement_std(self) -> float:
+        """The standard deviation in which movements are measured: noise that is smaller than
+        claimed fails one test, and not those of movement as well.
+        """
+        return min(self.required_std, self.overall_std)
 
     @property
     def exists(self) -> bool:
@@ -216,9 +227,7 @@ def fit_noise(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     )
 
 
-def _round_scales(
-    sample: NoiseSample, array_std: np.ndarray, sizes: np.ndarray
-) -> np.ndarray:
+def _round_scales(sample: NoiseSample, array_std: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Returns a factor for each round: 1 for all, unless their noise differs."""
     from scipy import stats
 
@@ -257,12 +266,10 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     worst = worst_contributions(_precision(rows[:, :half]), participation)
     degrees = rows.shape[1] - half - length + 1
     # 1 / u' G^-1 u is chi-squared about 1 / u' Sigma^-1 u (Muirhead 1982, Theorem 3.2.12).
-    unexplained = (rows.shape[1] - half) / float(
-        worst @ _precision(rows[:, half:]) @ worst
-    )
+    unexplained = (rows.shape[1] - half) / float(worst @ _precision(rows[:, half:]) @ worst)
     multiplier = math.sqrt(unexplained / degrees)
-    overall_std = math.sqrt(float((entry_std**2).mean()))
-    p_value = float(stats.chi2.cdf(unexplained * (overall_std / claim.multiplier()) ** 2, degrees))
+    claimed_variance = claim.multiplier() ** 2 / float((entry_std**2).mean())
+    p_value = float(stats.chi2.cdf(unexplained / claimed_variance, degrees))
     return NoiseModel(
         array_std=array_std,
         array_samples=sizes * num_rows,
@@ -299,15 +306,3 @@ def white_rows(sample: NoiseSample, model: NoiseModel, *, whole: bool) -> list[n
         return [rows / std / model.round_scale[: len(rows), None] for rows in runs]
     factor = np.linalg.inv(np.linalg.cholesky(model.covariance))
     return [factor @ (rows[: model.block] / std) for rows in runs]
-
-
-def unexplained_share(rows: np.ndarray, width: Any) -> float:
-    """Returns an upper bound on the share of a round's variance that the other rounds leave.
-
-    Args:
-      rows: (rounds, columns) of noise with standard deviation 1.
-      width: error probability of the bound -> chi-squared quantile of so many degrees.
-    """
-    gram = _nonsingular(rows @ rows.T)
-    left = 1 / np.diagonal(np.linalg.inv(gram))
-    return float(left.min()) / width(len(rows), rows.shape[1] - len(rows) + 1)

@@ -78,16 +78,19 @@ class AggregatorRuns:
         self, arrays: list[list[np.ndarray]], examples: Sequence[int] | None = None
     ) -> np.ndarray:
         """Returns the function's result for lists of arrays as a vector in units."""
-        if not self.takes_examples:
-            result = self._function(arrays)
-        else:
-            counts = [NUM_EXAMPLES] * len(arrays) if examples is None else list(examples)
-            if self._by_place:
-                result = self._function(arrays, counts)
-            else:
-                result = self._function(arrays, examples=counts)
+        # Updates whose squares overflow are sent on purpose.
+        with np.errstate(all="ignore"):
+            result = self._result(arrays, examples)
         aggregate = self._checked(result)
         return np.concatenate([array.ravel() for array in aggregate]) / self._claim.unit
+
+    def _result(self, arrays: list[list[np.ndarray]], examples: Sequence[int] | None) -> Any:
+        if not self.takes_examples:
+            return self._function(arrays)
+        counts = [NUM_EXAMPLES] * len(arrays) if examples is None else list(examples)
+        if self._by_place:
+            return self._function(arrays, counts)
+        return self._function(arrays, examples=counts)
 
     def _checked(self, result: Any) -> list[np.ndarray]:
         advice = "it must return the aggregate itself, a list of arrays"

@@ -81,7 +81,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     elif plan.participation.schema == "budget":
         u = _worst_of(X, evenly_spaced(costs(plan.mechanism), plan.participation))
     else:
-        u = _worst_contributions(X, plan.participation)
+        u = worst_contributions(X, plan.participation)
     v = E @ u
     norm = float(np.linalg.norm(v))
     return WorstCase(
@@ -98,7 +98,10 @@ def _first_largest(values: Iterable[float]) -> int:
     return int(np.flatnonzero(array >= largest - _TIE * abs(largest))[0])
 
 
-def _worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
+def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
+    """Searches for u, entries -1, 0 and 1 in rounds that the participation allows, with the
+    largest u^T X u; see `worst_case`.
+    """
     patterns = list(itertools.islice(participation.patterns(), MAX_PATTERNS + 1))
     if len(patterns) > MAX_PATTERNS:
         n = participation.rounds

@@ -1,4 +1,4 @@
-"""fedmf audit aggregator: what a function of updates guarantees at most."""
+"""fedmf audit aggregator: tests of a function of updates."""
 
 import functools
 import importlib.util
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 @options_of("AggregatorClaim")
 @json_option
 def aggregator(function: str, promise: dict[str, Any], as_json: bool) -> None:
-    """Is my DP right? Plays with any function of updates.
+    """Is my DP right? Tests any function of updates, as a black box.
 
-    It says what the function guarantees at most.
+    It bounds from above the noise multiplier that the function guarantees.
 
     FUNCTION takes the updates of a round, a list of lists of numpy arrays, and gives their noisy
     aggregate, a list of arrays. If it has a parameter `examples`, it is told how many examples each
     client has. One without parameters is called at the start of each run, and gives such a
-    function. The module is imported anew for each run. Exit status 1 if a play fails.
+    function. The module is imported anew for each run. Exit status 1 if a test fails.
 
     \b
     Example:
@@ -53,7 +53,7 @@ def aggregator(function: str, promise: dict[str, Any], as_json: bool) -> None:
 
 
 def _maker(target: str) -> Callable[[], Callable[..., Any]]:
-    """What imports the module anew and gives its function."""
+    """Returns what imports the module anew and gives its function."""
     module, _, name = target.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -75,14 +75,24 @@ def _maker(target: str) -> Callable[[], Callable[..., Any]]:
 
 
 def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
+    """Returns the outcomes as lines for a terminal."""
     marks = {True: "ok", False: click.style("FAILED", fg="red"), None: "-"}
     lines = []
-    for play in result.plays:
-        sees = "" if play.sees is None else f" Sees a factor of {play.sees:.3g}."
-        verdict = in_option_names(play.verdict)
-        lines.append(f"{marks[play.passed]:<6}  {play.name}: {verdict}{sees}")
-    of_run = f", {result.epsilon_run:.4g} in {claim.rounds} rounds" * (not claim.correlated)
-    scope = "a run" if claim.correlated else "a round"
+    for test in result.tests:
+        verdict = in_option_names(test.verdict)
+        line = f"{marks[test.passed]:<6}  {test.name}: {verdict}"
+        if test.sees is not None:
+            line += f" Sees a factor of {test.sees:.3g}."
+        lines.append(line)
+    scope = "a round"
+    of_run = f", {result.epsilon_run:.4g} in {claim.rounds:,} rounds"
+    if claim.correlated:
+        scope = (
+            f"a run of {result.rounds_seen:,} rounds in which one client takes part "
+            f"{result.participations_seen:,} times"
+        )
+        of_run = ""
+    failed = ", ".join(result.failed) or "none"
     return "\n".join(
         [
             *lines,
@@ -91,7 +101,7 @@ def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
             f"{result.noise_multiplier_most:.4g} (confidence {result.confidence:g})",
             f"epsilon           at least {result.epsilon_round:.4g} {scope}{of_run} "
             f"(delta {claim.delta:g})",
-            f"plays failed      {', '.join(result.failed) or 'none'}; an honest function fails any "
-            f"with chance {result.false_positive_rate:g} at most ({result.calls:,} calls)",
+            f"tests failed      {failed}; an honest function fails any with chance "
+            f"{result.false_positive_rate:g} at most ({result.calls:,} calls)",
         ]
     )

@@ -1,21 +1,19 @@
-"""Aggregators for the referee: an honest one, and mistakes that each change one step of it."""
+"""Steps of aggregators for the auditor, and mistakes in them."""
 
-import dataclasses
+import collections
 import itertools
-from collections.abc import Callable
 
 import numpy as np
+import scipy.stats
 
 from fedmf.audits.aggregator import AggregatorClaim
 
-CLIENTS, MULTIPLIER = 20, 0.4
-SHAPES = "60x50,50x20,500,3"
-# For audits of many calls, whose mistake any number of entries shows.
-SMALL = {"shapes": "20x10,90,1", "rounds": 6}
+CLIENTS, MULTIPLIER = 8, 0.3
+SHAPES = "30x20,20x5,90,3"
 
 
 def claim(**changes):
-    values = {"clients": CLIENTS, "noise_multiplier": MULTIPLIER, "shapes": SHAPES, "rounds": 20}
+    values = {"clients": CLIENTS, "noise_multiplier": MULTIPLIER, "shapes": SHAPES, "rounds": 12}
     return AggregatorClaim(**values | changes)
 
 
@@ -180,10 +178,6 @@ def by_largest_entry(update):
     return divided(as_one(update) if not np.isfinite(largest) else update, max(1, largest))
 
 
-def above_a_threshold(update):
-    return as_one(update) if not norm_of(update) < 10 else update
-
-
 def but_for_the_last_array(update):
     return [*as_one(update)[:-1], np.nan_to_num(update[-1].astype(np.float64))]
 
@@ -225,88 +219,272 @@ def accumulating():
     return aggregate
 
 
-@dataclasses.dataclass(frozen=True)
-class Mistake:
-    """What makes it, a play that it fails, other settings of the claim, and the noise multiplier
-    that it comes to, where that is known.
+def adaptive(quantile, lag=1):
+    """Returns what makes an aggregator with a clip norm that is a quantile of an earlier round."""
+
+    def make():
+        rng = np.random.default_rng()
+        clip_norms = [1.0] * lag
+
+        def aggregate(updates):
+            norms = [norm_of(update) for update in updates]
+            norms = np.nan_to_num(norms, nan=1e9, posinf=1e9)
+            clip_norms.append(min(1.0, max(float(np.quantile(norms, quantile)), 1e-3)))
+            limit = clip_norms[-1 - lag]
+            clipped = [[limit * a for a in as_one(divided(update, limit))] for update in updates]
+            return mean(total(clipped, None), rng)
+
+        return aggregate
+
+    return make
+
+
+def geometric():
+    """Makes an aggregator whose clip norm slowly follows a quantile that is not noised."""
+    rng = np.random.default_rng()
+    limit = 1.0
+
+    def aggregate(updates):
+        nonlocal limit
+        clipped = [[limit * a for a in as_one(divided(update, limit))] for update in updates]
+        share = np.mean([norm_of(update) > limit for update in updates])
+        limit = min(1.0, limit * float(np.exp(0.6 * (share - 0.5))))
+        return mean(total(clipped, None), rng)
+
+    return aggregate
+
+
+def below(threshold):
+    """Returns a clip that begins at a threshold."""
+    return lambda update: update if norm_of(update) < threshold else as_one(update)
+
+
+def of_own_type(dtype):
+    """Returns a clip that squares arrays of this type in it."""
+
+    def clip(update):
+        squares = [
+            float((a * a if a.dtype == dtype else a.astype(np.float64) ** 2).sum()) for a in update
+        ]
+        norm = max(sum(squares), 0.0) ** 0.5
+        if not np.isfinite(norm):
+            return [np.zeros(array.shape) for array in update]
+        return [array.astype(np.float64) * min(1, 1 / max(norm, 1e-12)) for array in update]
+
+    return clip
+
+
+def unclipped_if(condition):
+    """Returns a clip that lets finite updates through under a condition."""
+    return lambda update: without_clip(update) if condition(update) else as_one(update)
+
+
+def finite_in(array):
+    """Returns a clip that looks for NaN in one array alone."""
+
+    def clip(update):
+        if not np.isfinite(update[array].astype(np.float64)).all():
+            return [np.zeros(one.shape) for one in update]
+        norm = norm_of(update)
+        return divided(update, 1.0 if np.isnan(norm) else max(norm, 1))
+
+    return clip
+
+
+def by_largest_count(updates, examples):
+    shares = np.array(examples) / max(*examples, 1)
+    return total([[s * a for a in u] for s, u in zip(shares, updates, strict=True)], examples)
+
+
+def by_norm(updates, examples):
+    norms = np.array([norm_of(update) for update in updates])
+    shares = CLIENTS * norms / max(norms.sum(), 1e-9)
+    return total([[s * a for a in u] for s, u in zip(shares, updates, strict=True)], examples)
+
+
+def flat(draw):
+    """Returns what makes an aggregator whose noise is drawn for all entries together.
+
+    Args:
+      draw: (entries, generator, state of the run) -> standard normal noise, as is claimed.
     """
 
-    make: Callable[[], Callable[..., list]]
-    play: str
-    changes: dict[str, object] = dataclasses.field(default_factory=dict)
-    multiplier: float | None = None
+    def make():
+        state = {}
+
+        def noise(arrays, scale, rng, updates):
+            sizes = [array.size for array in arrays]
+            parts = np.split(scale * draw(sum(sizes), rng, state), np.cumsum(sizes)[:-1])
+            return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
+
+        return aggregator(finish=noisy(noise))()
+
+    return make
 
 
-MISTAKES = {
-    "each array clipped by itself": Mistake(
-        aggregator(each_by_itself), "huge", multiplier=MULTIPLIER / 2
-    ),
-    "no clip": Mistake(aggregator(without_clip), "huge"),
-    "a sum's noise on the mean": Mistake(aggregator(finish=scaled(CLIENTS)), "noise", SMALL),
-    "a mean's noise on the sum": Mistake(
-        aggregator(
-            finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER / CLIENTS, rng))
-        ),
-        "noise",
-        {"releases": "sum"},
-        MULTIPLIER / CLIENTS,
-    ),
-    "a sum where a mean is claimed": Mistake(
-        aggregator(finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER, rng))),
-        "inside",
-        SMALL,
-    ),
-    "clipping after the mean": Mistake(
-        aggregator(without_clip, finish=clipped_mean), "one", multiplier=MULTIPLIER / CLIENTS
-    ),
-    "weights by examples": Mistake(
-        aggregator(add=by_examples),
-        "weights",
-        multiplier=MULTIPLIER / (CLIENTS * 10 / (CLIENTS + 9)),
-    ),
-    "noise twice": Mistake(
-        aggregator(finish=scaled(2**0.5)), "noise", multiplier=MULTIPLIER * 2**0.5
-    ),
-    "hardly any noise as epsilon 10": Mistake(
-        aggregator(finish=scaled(4.845e-5 / MULTIPLIER)),
-        "noise",
-        {"noise_multiplier": None, "epsilon": 10.0, "rounds": 1},
-        4.845e-5,
-    ),
-    "the divisor follows those who came": Mistake(
-        aggregator(finish=of_those_who_came), "dropout", multiplier=MULTIPLIER / 2
-    ),
-    "a seed that is a constant": Mistake(aggregator(seed=3), "start"),
-    "the round's number as seed": Mistake(seeded(itertools.count), "start"),
-    "the same noise each round": Mistake(
-        seeded(lambda: itertools.repeat(int(np.random.default_rng().integers(2**60)))), "dependence"
-    ),
-    "one draw for all arrays": Mistake(aggregator(finish=noisy(one_draw_for_arrays)), "dependence"),
-    "noise in every other round": Mistake(of_alternate_rounds, "dependence"),
-    "no noise in the last array": Mistake(aggregator(finish=noisy(none_in_the_last)), "arrays"),
-    "less noise beside data": Mistake(
-        aggregator(finish=noisy(less_beside_data)), "noise-with-data", multiplier=0.9 * MULTIPLIER
-    ),
-    "noise that is taken back": Mistake(taken_back, "dependence"),
-    "noise where nothing was sent": Mistake(
-        aggregator(finish=noisy(only_where_nothing_is)), "noise-with-data"
-    ),
-    "a clip by the spectral norm": Mistake(aggregator(by_spectral_norm), "huge", SMALL),
-    "Laplace noise": Mistake(aggregator(finish=noisy(laplace)), "dependence"),
-    "a clip by the largest entry": Mistake(aggregator(by_largest_entry), "huge"),
-    "a clip above a threshold": Mistake(aggregator(above_a_threshold), "slightly-above"),
-    "an array that is not clipped": Mistake(aggregator(but_for_the_last_array), "huge"),
-    "a NaN that passes": Mistake(aggregator(without_care_for_nan), "not-finite"),
-    "the first client counted twice": Mistake(aggregator(add=in_place), "order"),
-    "the last client not clipped": Mistake(last_as_it_comes, "order"),
-    "a clip at the median of the round": Mistake(aggregator(add=at_the_median), "mixed"),
-    "sums that go on": Mistake(accumulating, "inside"),
-    "sums in float16": Mistake(
-        aggregator(
-            add=in_float16,
-            finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER, rng)),
-        ),
-        "inside",
-        {"clients": 200, "shapes": "300", "releases": "sum"},
-    ),
-}
+def of_period(period):
+    """Returns what draws noise for so many rounds, and then again the same."""
+
+    def draw(size, rng, state):
+        number = state["round"] = state.get("round", -1) + 1
+        return state.setdefault(number % period, rng.normal(size=size))
+
+    # `state` holds the round beside the noise of each.
+    return draw
+
+
+def tiled(size, rng, state):
+    return np.tile(rng.normal(size=100), size // 100 + 1)[:size]
+
+
+def shuffled(size, rng, state):
+    half = rng.normal(size=size // 2 + 1)
+    return np.concatenate([half, rng.permutation(half)])[:size]
+
+
+def last_entries_again(size, rng, state):
+    noise = rng.normal(size=size)
+    noise[-20:] = noise[:20]
+    return noise
+
+
+def from_a_table(size, rng, state):
+    table = state.setdefault("table", rng.normal(size=20_000))
+    start = rng.integers(0, len(table) - size)
+    return table[start : start + size]
+
+
+def smoothed(size, rng, state):
+    noise = rng.normal(size=size + 1)
+    return (noise[1:] + 0.3 * noise[:-1]) / 1.09**0.5
+
+
+def ended(cut):
+    """Returns what draws noise again where it is beyond the cut."""
+
+    def draw(size, rng, state):
+        noise = rng.normal(size=size)
+        while (beyond := np.abs(noise) > cut).any():
+            noise[beyond] = rng.normal(size=beyond.sum())
+        return noise / noise_std(cut)
+
+    return draw
+
+
+def noise_std(cut):
+    """Returns the standard deviation of standard normal noise that ends at the cut."""
+    return scipy.stats.truncnorm(-cut, cut).std()
+
+
+def of_uniforms(number):
+    """Returns what draws sums of so many uniform numbers."""
+    return lambda size, rng, state: (
+        (rng.random((number, size)).sum(axis=0) - number / 2) * (12 / number) ** 0.5
+    )
+
+
+def none_in_some_entries(size, rng, state):
+    noise = rng.normal(size=size)
+    noise[5:9] = 0
+    return noise
+
+
+def with_data(arrays, scale, rng, updates):
+    norms = [min(norm_of(update), 1.0) for update in updates if np.isfinite(norm_of(update))]
+    return gaussian(arrays, scale * max(1.0, 1.2 * max([*norms, 0.0])), rng)
+
+
+def remembering(combine):
+    """Returns what makes an aggregator of this round's sum and an earlier result.
+
+    Args:
+      combine: (sum, what it gave before, or None) -> arrays.
+    """
+
+    def make():
+        rng = np.random.default_rng()
+        before = None
+
+        def aggregate(updates):
+            nonlocal before
+            before = combine(total([as_one(update) for update in updates], None), before)
+            return mean(before, rng)
+
+        return aggregate
+
+    return make
+
+
+def averaging(rounds):
+    """Returns what makes an aggregator of the average over so many rounds."""
+
+    def make():
+        rng = np.random.default_rng()
+        sums = collections.deque(maxlen=rounds)
+
+        def aggregate(updates):
+            sums.append(total([as_one(update) for update in updates], None))
+            return mean(divided(total(sums, None), len(sums)), rng)
+
+        return aggregate
+
+    return make
+
+
+def scaled_update(factor):
+    """Returns a clip that multiplies an update by factor(norm)."""
+
+    def clip(update):
+        norm = norm_of(update)
+        if not np.isfinite(norm) or norm < 1e-12:
+            return [np.zeros(array.shape) for array in update]
+        return [array.astype(np.float64) * factor(norm) for array in update]
+
+    return clip
+
+
+def noise_by_array():
+    """Makes an aggregator with a clip and noise for each array: (c / (2 z c))^2, four times."""
+    rng = np.random.default_rng()
+    shares = np.array([0.8, 0.5, 0.3, 0.14142])
+    shares /= np.linalg.norm(shares)
+
+    def aggregate(updates):
+        clipped = [
+            [c * as_one([a / c])[0] for a, c in zip(update, shares, strict=True)]
+            for update in updates
+        ]
+        noise = [
+            2 * MULTIPLIER * c * rng.normal(size=a.shape)
+            for a, c in zip(updates[0], shares, strict=True)
+        ]
+        return divided(plus(total(clipped, None), noise), CLIENTS)
+
+    return aggregate
+
+
+def decreasing():
+    """Makes an aggregator with more noise in its first rounds."""
+    rounds = itertools.count(1)
+    return aggregator(
+        finish=lambda arrays, rng, updates: scaled(1 + 2 / next(rounds))(arrays, rng, updates)
+    )()
+
+
+def by_name():
+    """Makes an aggregator that takes the examples by name alone."""
+    inner = aggregator()()
+    return lambda updates, *, examples: inner(updates, examples)
+
+
+def refusing():
+    """Makes an aggregator that refuses what it does not expect."""
+    inner = aggregator()()
+
+    def aggregate(updates):
+        arrays = [array for update in updates for array in update]
+        if not all(array.dtype == np.float32 and np.isfinite(array).all() for array in arrays):
+            raise TypeError("float32 alone")
+        return inner(updates, None)
+
+    return aggregate

@@ -1,5 +1,5 @@
-"""The referee of aggregators: honest ones pass, each known mistake fails the play that is there for
-it, and what a play says it sees, it sees.
+"""The auditor of aggregators: honest ones pass, each known mistake fails the test that is there for
+it, and what a test says it sees, it sees.
 """
 
 import itertools
@@ -9,82 +9,90 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.audits import aggregator_noise_tests as noise_tests
 from fedmf.audits.aggregator import audit_aggregator
-from fedmf.audits.aggregator_claim import PLAYS
+from fedmf.audits.aggregator_claim import MOVEMENT_TESTS, TEST_NAMES
 from tests.audits import aggregators
-from tests.audits.aggregators import CLIENTS, MISTAKES, MULTIPLIER, SMALL, aggregator, claim
+from tests.audits.aggregator_tables import HONEST, MISTAKES
+from tests.audits.aggregators import CLIENTS, MULTIPLIER, aggregator, claim
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_count, p_of_count
 from tests.refusals import refusal
 
 
+def alone(*names):
+    """Returns `leave_out` for these tests of movement alone."""
+    return ",".join(name for name in MOVEMENT_TESTS if name not in names)
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_caught_and_named(name):
-    """What is allowed at most is wrong once in a million."""
+    """The upper bound on the noise multiplier is wrong once in a million."""
     mistake = MISTAKES[name]
-    result = audit_aggregator(mistake.make, claim(confidence=1 - 1e-6, **mistake.changes))
-    assert mistake.play in result.failed
-    verdict = next(p.verdict for p in result.plays if p.name == mistake.play)
-    assert "claimed is" in verdict
+    settings = {"confidence": 1 - 1e-6, "leave_out": alone(mistake.test)} | mistake.changes
+    result = audit_aggregator(mistake.make, claim(**settings))
+    assert mistake.test in result.failed
+    verdict = next(test.verdict for test in result.tests if test.name == mistake.test)
+    assert "claimed" in verdict
     assert verdict.endswith(".")
     if mistake.multiplier is not None:
         assert mistake.multiplier <= result.noise_multiplier_most <= 1.25 * mistake.multiplier
 
 
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_one_passes(name):
+    """An honest one fails once in a million runs."""
+    result = audit_aggregator(HONEST[name], claim(confidence=1 - 1e-6))
+    assert result.failed == ()
+    assert result.noise_multiplier_most >= MULTIPLIER
+    assert {test.name for test in result.tests} == set(TEST_NAMES)
+
+
 def test_an_epsilon_is_that_of_the_accountant():
     declared = claim(noise_multiplier=None, epsilon=10.0, rounds=1)
-    one, run = declared.epsilons(4.845e-5)
-    assert one == run == pytest.approx(2.13e8, rel=1e-3)
+    epsilon_round, epsilon_run = declared.epsilons(4.845e-5)
+    assert epsilon_round == epsilon_run == pytest.approx(2.13e8, rel=1e-3)
     assert declared.multiplier() == pytest.approx(0.541, rel=1e-3)
     assert claim(rounds=4).epsilons(1.0)[1] == pytest.approx(claim().epsilons(0.5)[0])
     assert claim().epsilons(0.0) == (math.inf, math.inf)
 
 
-@pytest.fixture(scope="module")
-def honest():
-    """Many audits: a mean, with a clip at another norm than the others' 1."""
-    return [audit_aggregator(aggregator(), claim(**SMALL)) for _ in range(40)]
-
-
-@pytest.mark.slow
-def test_honest_ones_pass(honest):
-    assert [result.failed for result in honest if not result.passed] == []
-    assert {play.name for result in honest for play in result.plays if play.passed} == set(PLAYS)
-    right = sum(result.noise_multiplier_most >= MULTIPLIER for result in honest)
-    assert p_of_count(right, len(honest), 0.99) > FALSE_POSITIVE_RATE or right == len(honest)
-
-
-@pytest.mark.slow
-def test_p_values_are_no_smaller_than_they_should_be(honest):
-    """Of each play at most a tenth is below 0.1; four fifths would be seen.
-
-    So they are where p-values are an eighth of what they should be.
-    """
-    rate = FALSE_POSITIVE_RATE / len(PLAYS)
-    assert missed_by_count(len(honest), 0.1, 0.8, rate) <= MISS_RATE
-
-    def too_small(name, share=1.0):
-        values = [share * p.p_value for result in honest for p in result.plays if p.name == name]
-        below = sum(value < 0.1 for value in values)
-        return below > len(honest) / 10 and p_of_count(below, len(honest), 0.1) <= rate
-
-    assert [name for name in PLAYS if too_small(name)] == []
-    assert too_small("noise", share=1 / 8)  # the control
-
-
-def test_a_play_sees_what_it_says():
+def test_a_test_sees_what_it_says():
     """A miss is one in a million."""
-    honest = audit_aggregator(aggregator(), claim(**SMALL))
-    sees = {play.name: play.sees for play in honest.plays}
+    honest = audit_aggregator(aggregator(), claim(leave_out=alone("norms", "one")))
+    sees = {test.name: test.sees for test in honest.tests}
 
     def too_far(norm):
         return lambda update: [norm * array for array in aggregators.as_one(update)]
 
-    for name in ("huge", "one"):
-        wide = audit_aggregator(aggregator(too_far(sees[name])), claim(**SMALL))
-        assert name in wide.failed
-    for factor in (sees["noise"], 1 / sees["noise"]):
-        loud = audit_aggregator(aggregator(finish=aggregators.scaled(factor)), claim(**SMALL))
-        assert "noise" in loud.failed
+    for name in ("norms", "one"):
+        settings = claim(leave_out=alone(name))
+        assert name in audit_aggregator(aggregator(too_far(sees[name])), settings).failed
+    settings = claim(leave_out=alone())
+    quiet = audit_aggregator(aggregator(finish=aggregators.scaled(1 / sees["noise"])), settings)
+    assert quiet.failed == ("noise",)
+
+
+@pytest.mark.parametrize(
+    "statistic",
+    [
+        lambda runs: list(noise_tests._lags(runs)),
+        lambda runs: [noise_tests._equal_entries(runs)],
+        lambda runs: [noise_tests._equal_entries([rows.round(2) for rows in runs])],
+        lambda runs: list(noise_tests._repeated_rounds(runs)),
+        lambda runs: [noise_tests._repeated_starts(runs)],
+    ],
+)
+def test_p_values_of_dependence_are_no_smaller_than_they_should_be(statistic):
+    """Of 200 honest samples a tenth have a p-value below 0.1; two fifths, as where p-values are a
+    quarter of what they should be, would be seen.
+    """
+    assert missed_by_count(200, 0.1, 0.4) <= 2 * MISS_RATE
+    rng = np.random.default_rng(1)
+    below = 0
+    for _ in range(200):
+        findings = statistic(list(rng.normal(size=(2, 3, 400))))
+        below += len(findings) * min(finding.p_value for finding in findings) < 0.1
+    assert below <= 20 or p_of_count(below, 200, 0.1) > FALSE_POSITIVE_RATE
 
 
 def served_claim(**changes):
@@ -121,19 +129,21 @@ def planned(family, min_sep, multiplier):
     ],
 )
 def test_a_server_passes(family, min_sep, noise):
-    settings = served_claim(noise=noise, min_sep=min_sep if noise == "correlated" else None)
-    result = audit_aggregator(planned(family, min_sep, MULTIPLIER), settings)
+    settings = {"noise": noise, "min_sep": min_sep if noise == "correlated" else None}
+    result = audit_aggregator(planned(family, min_sep, MULTIPLIER), served_claim(**settings))
     assert result.failed == ()
     assert result.noise_multiplier_most >= MULTIPLIER
     # With less noise than is said the correlated kind fails as well.
-    assert "noise" in audit_aggregator(planned(family, min_sep, 0.8 * MULTIPLIER), settings).failed
+    quiet = planned(family, min_sep, 0.8 * MULTIPLIER)
+    settings["leave_out"] = alone()
+    assert audit_aggregator(quiet, served_claim(**settings)).failed == ("noise",)
 
 
-def test_a_play_may_be_left_out():
+def test_a_test_may_be_left_out():
     mistake = MISTAKES["a NaN that passes"]
-    result = audit_aggregator(mistake.make, claim(leave_out=mistake.play))
+    result = audit_aggregator(mistake.make, claim(leave_out=mistake.test))
     assert result.passed
-    assert next(p for p in result.plays if p.name == mistake.play).passed is None
+    assert next(test for test in result.tests if test.name == mistake.test).passed is None
 
 
 def test_updates_of_zeros_that_become_nan():
@@ -157,7 +167,7 @@ def test_updates_of_zeros_that_become_nan():
         ({"epsilon": 8.0}, "noise_multiplier=0.4"),
         ({"shapes": "3,b"}, "shapes='3,b'"),
         ({"shapes": "5x5"}, "25 entries"),
-        ({"leave_out": "noise"}, "leave_out='noise'"),
+        ({"leave_out": "start"}, "leave_out='start'"),
         ({"min_sep": 3}, "min_sep=3"),
         ({"clients": 1}, "clients=1"),
     ],

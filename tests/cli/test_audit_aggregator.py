@@ -38,13 +38,13 @@ def _module(tmp_path, monkeypatch):
 
 def test_an_honest_function():
     text = fedmf(f"audit aggregator my_aggregator:start {SETTINGS}").stdout
-    assert "plays failed      none" in text
+    assert "tests failed      none" in text
     result = printed_by(f"audit aggregator my_aggregator:start {SETTINGS}")
     assert result["passed"] is True
     assert 0.3 < result["noise_multiplier_most"] < 0.4
 
 
-def test_a_play_that_fails_is_exit_status_1():
+def test_a_test_that_fails_is_exit_status_1():
     """The module is imported anew: a constant seed gives the same noise."""
     text = fedmf(f"audit aggregator my_aggregator:aggregate {SETTINGS}", status=1).stdout
     assert "FAILED  start" in text

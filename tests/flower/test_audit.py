@@ -1,4 +1,4 @@
-"""The referee on Flower's own wrapper with fixed clipping."""
+"""The auditor on Flower's own wrapper with fixed clipping."""
 
 import numpy as np
 from flwr.app import ConfigRecord

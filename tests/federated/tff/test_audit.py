@@ -108,7 +108,7 @@ def test_games_that_break_the_claim_are_caught(monkeypatch):
     assert game(claim, claim, case, 1.5, audits.Query).findings[0].p_value < FALSE_POSITIVE_RATE
 
 
-REFEREE = {"clients": 6, "rounds": 8, "noise_multiplier": 0.2, "shapes": "30x20,20"}
+AUDITED = {"clients": 6, "rounds": 8, "noise_multiplier": 0.2, "shapes": "30x20,20"}
 
 
 def summed(query):
@@ -130,8 +130,8 @@ def summed(query):
 
 
 @pytest.mark.slow
-def test_the_referee_passes_the_mean_of_dp_aggregator():
-    claim = AggregatorClaim(**REFEREE, noise="correlated", min_sep=3)
+def test_the_auditor_passes_the_mean_of_dp_aggregator():
+    claim = AggregatorClaim(**AUDITED, noise="correlated", min_sep=3)
     plan = plan_of(MECHANISMS["banded"](8), noise_multiplier=0.2, clip_norm=1.0, delta=1e-4)
     specs = [tf.TensorSpec(shape) for shape in claim.arrays]
     query = MatrixFactorizationQuery(plan, specs, divisor=claim.clients, noise_seed="os")
@@ -152,7 +152,7 @@ def test_the_referee_passes_the_mean_of_dp_aggregator():
     assert result.noise_multiplier_most >= 0.2
 
 
-def test_the_referee_passes_tf_privacys_sum_but_for_what_is_no_number():
+def test_the_auditor_passes_tf_privacys_sum_but_for_what_is_no_number():
     """`tf.clip_by_global_norm` makes an update of NaN of one whose norm is not finite: TFF zeroes
     such updates before.
     """
@@ -164,9 +164,9 @@ def test_the_referee_passes_tf_privacys_sum_but_for_what_is_no_number():
     def make():
         return lambda updates: next_round(query.initial_global_state(), updates)[0]
 
-    result = audit_aggregator(make, AggregatorClaim(**REFEREE, releases="sum"))
+    result = audit_aggregator(make, AggregatorClaim(**AUDITED, releases="sum"))
     assert result.failed == ("not-finite",)
-    claim = AggregatorClaim(**REFEREE, releases="sum", leave_out="not-finite")
+    claim = AggregatorClaim(**AUDITED, releases="sum", leave_out="not-finite")
     result = audit_aggregator(make, claim)
     assert result.failed == ()
     assert 0.2 <= result.noise_multiplier_most <= 0.22
