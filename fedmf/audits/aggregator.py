@@ -16,7 +16,7 @@ from fedmf.audits.aggregator_claim import (
     AggregatorClaim,
     Outcomes,
 )
-from fedmf.audits.aggregator_inputs import Inputs
+from fedmf.audits.aggregator_inputs import INSIDE, Inputs
 from fedmf.audits.aggregator_movement import Measurements, MovementTests, NotFinite
 from fedmf.audits.aggregator_noise import (
     NoiseSample,
@@ -25,7 +25,7 @@ from fedmf.audits.aggregator_noise import (
     rounds_seen,
     sample_noise,
 )
-from fedmf.audits.aggregator_runs import AggregatorRuns, Maker
+from fedmf.audits.aggregator_runs import AggregatorRuns, Maker, WrongResult
 
 __all__ = ["AggregatorClaim", "Maker", "audit_aggregator"]
 
@@ -91,13 +91,8 @@ def _tested(
     noise_tests.judge_dependence(sample, noise, claim, outcomes)
     inputs = Inputs(claim)
     tests = MovementTests(Measurements(runs, inputs, noise, outcomes), inputs)
-    try:
-        aggregator_special.find_smaller_arrays(tests)
-    except NotFinite as error:
-        raise ValueError(
-            "the function gives what is no number for updates within the clip norm: make it work "
-            "on them first"
-        ) from error
+    _check_inside(tests)
+    aggregator_special.find_smaller_arrays(tests)
     tests.make()
     noise_tests.judge_size(sample, noise, claim, outcomes, tests.smaller_arrays)
     if tests.broken:
@@ -105,3 +100,20 @@ def _tested(
     share = noise_tests.smallest_share(sample, noise, claim, outcomes)
     share *= noise.movement_std / noise.required_std
     return min(claim.multiplier() / tests.most_moved * share, _MOST_MULTIPLIER)
+
+
+def _check_inside(tests: MovementTests) -> None:
+    """Raises a ValueError if the function does not work on updates within the clip norm."""
+    inputs = tests.inputs
+    update = inputs.sent(INSIDE, inputs.flat)
+    advice = "updates within the clip norm: make it work on them first"
+    try:
+        tests.measurements.release([update] * inputs.clients)
+    except NotFinite as error:
+        raise ValueError(f"the function gave what is no number for {advice}") from error
+    except WrongResult:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the function raised {type(error).__name__} ({error}) on {advice}"
+        ) from error

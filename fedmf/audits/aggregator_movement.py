@@ -247,7 +247,8 @@ class MovementTests:
     """All tests of movement, and the bounds that follow from them.
 
     Attributes:
-      most_moved: lower bound on what one client moves, in parts of what is allowed.
+      most_moved: lower bound on what one client moves, in parts of what is allowed; 1, as is
+        claimed, until a movement is measured.
       broken: whether some release was no number.
       smaller_arrays: arrays that one client moves by less than the claim allows.
     """
@@ -257,7 +258,8 @@ class MovementTests:
         self.inputs = inputs
         self.claim = measurements.claim
         self.outcomes = measurements.outcomes
-        self.most_moved = 1e-9
+        self.most_moved = 1.0
+        self._is_measured = False
         self.broken = False
         self.smaller_arrays: list[int] = []
         self._left_out = (self.claim.leave_out or "").split(",")
@@ -271,8 +273,12 @@ class MovementTests:
             if test not in self._left_out:
                 self._test(test, [row for row in rows if row.test == test])
         for name, special in aggregator_special.TESTS.items():
-            if name not in self._left_out:
+            if name in self._left_out:
+                continue
+            try:
                 special(self)
+            except NotFinite:
+                self.not_finite(name, "Updates of numbers")
         for name in MOVEMENT_TESTS:
             if name not in self.outcomes.by_name:
                 self.outcomes.skip(name, "Not made.")
@@ -318,6 +324,9 @@ class MovementTests:
             words = f"The function refused all updates ({', '.join(sorted(set(refused)))})."
             self.outcomes.add(name, 1.0, words)
             return
+        if not self._is_measured:
+            self._is_measured = True
+            self.most_moved = 1e-9
         width = self.outcomes.width(len(movements))
         for movement in movements:
             least = movement.size - width * movement.spread_here

@@ -16,6 +16,8 @@ from fedmf.audits.aggregator_runs import WrongResult
 
 # Arrays whose entries that are no numbers are tried at three places each; of more, in the middle.
 _FEW_ARRAYS, _MOST_ARRAYS = 8, 64
+# Inputs with entries that are no numbers; fewer are sent.
+_MOST_INPUTS = 200
 # Rounds of a run that a clip norm may follow slowly.
 _MOST_BEFORE = 24
 _RELEASE_ERROR = 0.05
@@ -277,7 +279,7 @@ def send_non_numbers(tests: MovementTests) -> None:
             measurements.runs.start()
             continue
         largest_chance = min(largest_chance, p_value)
-        if p_value * 1000 < tests.outcomes.threshold:
+        if p_value * _MOST_INPUTS < tests.outcomes.threshold:
             passed.append(words)
             measurements.runs.start()
             continue

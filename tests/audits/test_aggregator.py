@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.audits import aggregator_noise
 from fedmf.audits import aggregator_noise_tests as noise_tests
 from fedmf.audits.aggregator import audit_aggregator
 from fedmf.audits.aggregator_claim import MOVEMENT_TESTS, TEST_NAMES
@@ -151,20 +152,20 @@ def test_updates_of_zeros_that_become_nan():
         with np.errstate(all="ignore"):
             return [array / aggregators.norm_of(update) for array in update]
 
-    result = audit_aggregator(aggregator(divides), claim())
+    result = audit_aggregator(aggregator(divides), claim(leave_out=alone()))
     assert result.failed == ("zeros",)
     assert result.values()["epsilon_run"] is None
 
     def raises(update):
         return [array * min(1, 1 / aggregators.norm_of(update)) for array in update]
 
-    assert "zeros" in audit_aggregator(aggregator(raises), claim()).failed
+    assert "zeros" in audit_aggregator(aggregator(raises), claim(leave_out=alone())).failed
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"epsilon": 8.0}, "noise_multiplier=0.4"),
+        ({"epsilon": 8.0}, "noise_multiplier=0.3"),
         ({"shapes": "3,b"}, "shapes='3,b'"),
         ({"shapes": "5x5"}, "25 entries"),
         ({"leave_out": "start"}, "leave_out='start'"),
@@ -177,6 +178,92 @@ def test_refusals_name_the_argument(change, named):
         claim(**change)
 
 
-def test_a_result_of_other_shapes_is_refused():
-    with refusal("arrays of shapes"):
-        audit_aggregator(lambda: lambda updates: updates[0][:1], claim())
+async def later(updates):
+    return updates[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda updates: updates[0][:1], "gave arrays of shapes"),
+        (lambda updates: None, "gave None"),
+        (later, "gave a coroutine"),
+        (lambda updates: dict(enumerate(updates[0])), "gave a dict"),
+        (lambda updates: 3.0, "gave a float"),
+        (lambda updates: [array + 1j for array in updates[0]], "dtype complex"),
+    ],
+)
+def test_what_is_no_aggregate_is_refused(function, named):
+    with refusal(named):
+        audit_aggregator(lambda: function, claim())
+
+
+def test_a_function_that_works_on_zeros_alone_is_refused():
+    def aggregate(updates):
+        if any(array.any() for update in updates for array in update):
+            raise OverflowError("no")
+        return [array + rng.normal(size=array.shape) for array in updates[0]]
+
+    rng = np.random.default_rng()
+    with refusal("OverflowError"):
+        audit_aggregator(lambda: aggregate, claim(leave_out=alone()))
+
+
+ROUNDS, MIN_SEP = 32, 4
+
+
+def banded_noise(participations, rows):
+    """Returns what makes an aggregator of banded noise, scaled for so many participations of a
+    client; the rows of noise come again after so many.
+    """
+    column = np.array([1.0, 0.5, 0.375, 0.3125])
+    C = sum(c * np.eye(ROUNDS, k=-i) for i, c in enumerate(column / np.linalg.norm(column)))
+    N = np.linalg.inv(C)
+
+    def make():
+        rng = np.random.default_rng()
+        sources, calls = [], itertools.count()
+
+        def aggregate(updates):
+            t = next(calls)
+            arrays = aggregators.total(list(map(aggregators.as_one, updates)), None)
+            if t < rows:
+                sources.append(rng.normal(size=sum(array.size for array in arrays)))
+            row = N[t % rows, : len(sources)] @ np.array(sources)
+            scale = MULTIPLIER * participations**0.5
+            sizes = np.cumsum([array.size for array in arrays])[:-1]
+            noise = [
+                scale * part.reshape(array.shape)
+                for part, array in zip(np.split(row, sizes), arrays, strict=True)
+            ]
+            return aggregators.divided(aggregators.plus(arrays, noise), CLIENTS)
+
+        return aggregate
+
+    return make
+
+
+def test_correlated_noise_is_held_against_all_participations():
+    """Noise for one participation passes where a client takes part once, and no more often."""
+    settings = {"noise": "correlated", "rounds": ROUNDS, "shapes": "300"}
+    settings["leave_out"] = alone()
+    several = claim(**settings, min_sep=MIN_SEP)
+    result = audit_aggregator(banded_noise(ROUNDS // MIN_SEP, ROUNDS), several)
+    assert result.failed == ()
+    assert (result.rounds_seen, result.participations_seen) == (ROUNDS, ROUNDS // MIN_SEP)
+    once = banded_noise(1, ROUNDS)
+    assert audit_aggregator(once, claim(**settings)).failed == ()
+    assert audit_aggregator(once, several).failed == ("noise",)
+    again = audit_aggregator(banded_noise(ROUNDS // MIN_SEP, 8), several)
+    assert "noise" in again.failed
+    assert again.noise_multiplier_most < 1e-3
+
+
+def test_correlated_noise_of_more_rounds_than_were_run_fails(monkeypatch):
+    monkeypatch.setattr(aggregator_noise, "_MOST_ROUNDS", 16)
+    settings = claim(
+        noise="correlated", rounds=ROUNDS, min_sep=MIN_SEP, shapes="300", leave_out=alone()
+    )
+    result = audit_aggregator(banded_noise(8, ROUNDS), settings)
+    assert result.failed == ("rounds",)
+    assert "16 rounds" in next(test.verdict for test in result.tests if test.name == "rounds")
