@@ -89,11 +89,11 @@ def _tested(
     noise = fit_noise(sample, claim)
     noise_tests.judge_tails(sample, noise, outcomes)
     noise_tests.judge_dependence(sample, noise, claim, outcomes)
-    inputs = Inputs(claim)
+    inputs = Inputs(claim, sample.sent)
     tests = MovementTests(Measurements(runs, inputs, noise, outcomes), inputs)
     _check_inside(tests)
     aggregator_special.find_smaller_arrays(tests)
-    tests.make()
+    tests.make(aggregator_special.TESTS)
     noise_tests.judge_size(sample, noise, claim, outcomes, tests.smaller_arrays)
     if tests.broken:
         return 0.0

@@ -107,10 +107,12 @@ class Inputs:
     Attributes:
       signs: (entries,), 1 or -1 at random.
       array_of: (entries,), the number of the array.
+      zeros: an update of zeros, or a small one where the function raises an error on zeros.
     """
 
-    def __init__(self, claim: AggregatorClaim) -> None:
+    def __init__(self, claim: AggregatorClaim, zeros: np.ndarray) -> None:
         self.claim = claim
+        self.zeros = zeros
         self.clients = claim.clients
         sizes = np.array(claim.sizes)
         self.num_entries = int(sizes.sum())
@@ -120,7 +122,6 @@ class Inputs:
         self.array_of = np.repeat(np.arange(len(sizes)), sizes)
         self.starts = np.cumsum([0, *sizes[:-1]])
         self._everyone = np.zeros(self.num_entries, int)
-        self.zeros = np.zeros(self.num_entries, np.float32)
         self.flat = self.direction(self.signs)
         # Every other entry, and the rest.
         self.even = self.direction(self.signs * (np.arange(self.num_entries) % 2 == 0))

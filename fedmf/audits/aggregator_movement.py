@@ -8,7 +8,7 @@ one client may move: above 1 it contradicts the claim; below, it costs only util
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -264,15 +264,17 @@ class MovementTests:
         self.smaller_arrays: list[int] = []
         self._left_out = (self.claim.leave_out or "").split(",")
 
-    def make(self) -> None:
-        """Makes all tests that are not left out."""
-        from fedmf.audits import aggregator_special
+    def make(self, special_tests: "Mapping[str, SpecialTest]") -> None:
+        """Makes all tests that are not left out.
 
+        Args:
+          special_tests: those that are more than rows of the table.
+        """
         rows = list(self.inputs.scenarios())
         for test in dict.fromkeys(row.test for row in rows):
             if test not in self._left_out:
                 self._test(test, [row for row in rows if row.test == test])
-        for name, special in aggregator_special.TESTS.items():
+        for name, special in special_tests.items():
             if name in self._left_out:
                 continue
             try:
@@ -354,3 +356,6 @@ class MovementTests:
         scenario = movement.scenario
         known = nearest(movement.size, _NEAR * movement.spread, scenario.mistakes)
         return known or scenario.mistake
+
+
+SpecialTest = Callable[[MovementTests], None]

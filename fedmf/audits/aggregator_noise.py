@@ -43,6 +43,7 @@ class NoiseSample:
       squares: (all rounds of all runs, arrays), sums of squares.
       round_of: (all rounds of all runs,), the round in its run.
       entry_squares: (entries,), sums of squares over all rounds.
+      sent: the update, small where the function raises an error on zeros.
       raised: an error on updates of zeros, or an empty text.
       finite: whether all are numbers.
     """
@@ -53,6 +54,7 @@ class NoiseSample:
     squares: np.ndarray
     round_of: np.ndarray
     entry_squares: np.ndarray
+    sent: np.ndarray
     raised: str
     finite: bool
 
@@ -178,6 +180,7 @@ def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
         squares=np.array(squares),
         round_of=np.array(round_of),
         entry_squares=entry_squares,
+        sent=sent[0],
         raised=raised,
         finite=finite,
     )

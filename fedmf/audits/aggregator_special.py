@@ -6,12 +6,18 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from fedmf.audits.aggregator_inputs import HUGE, INSIDE, Scenario
-from fedmf.audits.aggregator_movement import Estimate, Movement, MovementTests, NotFinite
+from fedmf.audits.aggregator_movement import (
+    Estimate,
+    Movement,
+    MovementTests,
+    NotFinite,
+    SpecialTest,
+)
 from fedmf.audits.aggregator_runs import WrongResult
 
 # Arrays whose entries that are no numbers are tried at three places each; of more, in the middle.
@@ -237,12 +243,21 @@ def hide_noise(tests: MovementTests) -> None:
             excess=0.1,
             most_calls=max(16, math.ceil(_ENTRIES_BESIDE_DATA / inputs.num_entries)),
         )
-        estimate = measurements.measure(scenario, beside_noise=True)
+        try:
+            estimate = measurements.measure(scenario, beside_noise=True)
+        except (WrongResult, NotFinite):
+            raise
+        except Exception:  # refused
+            measurements.runs.start()
+            continue
         ratio = estimate.squares / estimate.degrees
         smaller = stats.f.cdf(ratio, estimate.degrees, base)
         larger = stats.f.sf(ratio, estimate.degrees, base)
         p_value = 2 * len(rows) * float(min(smaller, larger))
         results.append((p_value, sent, math.sqrt(ratio), estimate.degrees))
+    if not results:
+        tests.outcomes.add("noise-with-data", 1.0, "The function refused all updates.")
+        return
     p_value, sent, ratio, degrees = min(results)
     error = math.sqrt(1 / (2 * degrees) + 1 / (2 * base))
     if ratio < 1 and p_value < tests.outcomes.threshold:
@@ -401,7 +416,7 @@ def find_smaller_arrays(tests: MovementTests) -> None:
             tests.smaller_arrays.append(int(array))
 
 
-TESTS: dict[str, Callable[[MovementTests], None]] = {
+TESTS: dict[str, SpecialTest] = {
     "dropout": miss_clients,
     "releases": compare_releases,
     "noise-with-data": hide_noise,
