@@ -70,6 +70,9 @@ class Server(ExclusiveCalls):
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
 
+    Warns:
+      UserWarning: once, where another server of this process has the same noise seed.
+
     Example:
       >>> import fedmf
       >>> twice = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
