@@ -15,7 +15,7 @@ from fedmf.cli.calibrate import calibrate
 from fedmf.cli.completion import completion
 from fedmf.cli.data import data
 from fedmf.cli.errors import one_line
-from fedmf.cli.evaluate import evaluate, export
+from fedmf.cli.evaluate import evaluate, export, predict
 from fedmf.cli.fit import fit
 from fedmf.cli.help import SectionedGroup, colors, say
 from fedmf.cli.paper import paper
@@ -27,7 +27,7 @@ from fedmf.terminal import interrupts, output
 
 # What people do -> the commands for it.
 SECTIONS = {
-    "Run": (demo, data, train, evaluate, export, report),
+    "Run": (demo, data, train, evaluate, export, predict, report),
     "Plan": (plan, fit, calibrate),
     "Prove": (audit,),
     "Replicate": (paper, sweep),

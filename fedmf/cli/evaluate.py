@@ -173,8 +173,16 @@ def export(run: pathlib.Path, out: pathlib.Path, asked: dict[str, Any], as_json:
 
     \b
     Example:
-      fedmf export runs/first --out model.keras      # tf.keras.models.load_model("model.keras")
-      fedmf export runs/first --out saved_model      # tf.keras.models.load_model
+      fedmf export runs/first --out model.keras
+      fedmf export runs/first --out saved_model
+
+    FILE.keras opens with tf.keras.models.load_model under the same version of Keras 2: that of
+    TensorFlow 2.14, or tf-keras beside a later TensorFlow. The SavedModel opens with every
+    TensorFlow: tf.saved_model.load; in Keras 2 and tf-keras also load_model; in Keras 3 only
+    keras.layers.TFSMLayer(FOLDER, call_endpoint="serving_default").
+
+    The words of a next-word run are saved too: FILE.vocabulary.json, or vocabulary.json in the
+    folder. Words counted over the training clients are not covered by the guarantee.
     """
     from fedmf.runs.export import check_export_path
 
@@ -195,6 +203,32 @@ def export(run: pathlib.Path, out: pathlib.Path, asked: dict[str, Any], as_json:
         },
         as_json,
     )
+
+
+@click.command()
+@click.argument("run", type=RUN)
+@click.argument("text")
+@click.option("--count", type=COUNT, default=5, help="Words to show at most.")
+@json_option
+def predict(run: pathlib.Path, text: str, count: int, as_json: bool) -> None:
+    """Show the words that a next-word run expects after TEXT, with their probabilities.
+
+    It needs no data: the run folder has the model and its words. Words are separated by blanks.
+
+    \b
+    Example:
+      fedmf predict runs/first "how do i"
+    """
+    from fedmf.federated.tensorflow_import import import_tensorflow
+    from fedmf.runs.folder import Run
+
+    loaded = Run.load(run)
+    import_tensorflow()
+    from fedmf.tasks.stackoverflow.prediction import next_words
+
+    with arguments_checked():
+        values = next_words(loaded, text, count)
+    show(values, as_json)
 
 
 def _draw(run: "TrainedRun", path: pathlib.Path) -> str:

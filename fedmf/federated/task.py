@@ -16,6 +16,7 @@ from fedmf.federated.datasets import read_examples
 from fedmf.federated.examples import Examples, Weighted
 from fedmf.federated.tff_models import TffModel, loop_model
 from fedmf.identifiers import check_clients, client_array
+from fedmf.runs.vocabulary import RunVocabulary
 
 SPLITS = ("validation", "test")
 KERAS = ("keras.", "tf_keras.")  # modules of Keras 2, in TensorFlow 2.14 and beside newer ones
@@ -101,6 +102,7 @@ class Task:
         by automatic differentiation of `build_model`.
       export_model: a model of `build_model` -> one of the same weights and outputs that Keras loads
         without the task's code; None where `build_model` has layers of Keras's only.
+      vocabulary: the words that the model knows by number, which run folders and exports carry.
 
     Raises:
       TypeError, ValueError: naming the attribute, its value and what to do instead.
@@ -123,6 +125,7 @@ class Task:
     data_version: str = ""
     compiled_epoch: Callable[[], CompiledEpoch | None] | None = None
     export_model: Callable[[Any], Any] | None = None
+    vocabulary: RunVocabulary | None = None
 
     def __post_init__(self) -> None:
         if not len(self.client_ids):

@@ -22,6 +22,7 @@ RELEASED = (
     "final_statement.json",
     "model.npz",
     "initial_model.npz",
+    "vocabulary.json",
     "private_metrics.jsonl",
 )
 

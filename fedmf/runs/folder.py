@@ -67,8 +67,8 @@ _BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed")
 _WRITTEN = (
     "plan.json statement.md mechanism.npz metrics.jsonl private_metrics.jsonl metrics.csv "
     "timings.jsonl participation.csv selected.csv result.json model.npz initial_model.npz "
-    "clients.json fine_tuned.json tensorboard final_statement.md final_statement.json "
-    "stopped_by_data rounds_done"
+    "vocabulary.json clients.json fine_tuned.json tensorboard final_statement.md "
+    "final_statement.json stopped_by_data rounds_done"
 ).split()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmf.federated.examples import Examples
 from fedmf.federated.task import Task
+from fedmf.runs.vocabulary import RunVocabulary
 from fedmf.tasks.stackoverflow import data, model, vocabulary
 from fedmf.tasks.stackoverflow.compiled import compiled_epoch
 from fedmf.tasks.stackoverflow.lstm import with_keras_lstm
@@ -124,6 +125,12 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         metrics=functools.partial(model.make_metrics, o.loss, preprocessor.ids),
         batch_size=o.batch_size,
         export_model=with_keras_lstm,
+        vocabulary=RunVocabulary(
+            words=words.words,
+            vocabulary_size=o.vocabulary_size,
+            sequence_length=o.sequence_length,
+            source=words.source,
+        ),
         compiled_epoch=compiled_epoch(**sizes, form=o.model, loss=o.loss, batch_size=o.batch_size),
     )
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from fedmf.runs.folder import Run
@@ -80,6 +81,57 @@ def test_export(trained, tmp_path):
     assert printed["outputs"] == ["float32 (any, 4, 64)"]
     assert (tmp_path / "model.keras").stat().st_size > 4 * printed["parameters"]
     refused(f"export {folder} --out {folder}", "--out", "new or an empty folder")
+    words = json.loads((folder / "vocabulary.json").read_text())
+    assert json.loads((tmp_path / "model.vocabulary.json").read_text()) == words
+    assert words["special_ids"]["end"] == 63
+    assert "vocabulary.json" in json.loads((folder / "result.json").read_text())["sha256"]
+
+
+@pytest.mark.slow
+def test_exports_open_as_the_help_says(trained, tmp_path):
+    """In each environment: Keras 2 of TensorFlow 2.14, or tf-keras and Keras 3 beside a later."""
+    import keras
+    import tensorflow as tf
+
+    from fedmf import federated  # noqa: F401 (which chooses Keras 2)
+
+    folder, _ = trained
+    for out in ("model.keras", "saved"):
+        fedmf(f"export {folder} --out {tmp_path / out}")
+    words = np.array([[62, 1, 2, 3]], np.int32)
+    expected = tf.keras.models.load_model(tmp_path / "model.keras")(words).numpy()
+    for load in (tf.keras.models.load_model, tf.saved_model.load):
+        np.testing.assert_allclose(load(str(tmp_path / "saved"))(words), expected, rtol=1e-5)
+    if keras.__version__.startswith("3."):
+        layer = keras.layers.TFSMLayer(tmp_path / "saved", call_endpoint="serving_default")
+        np.testing.assert_allclose(layer(words)["logits"], expected, rtol=1e-5)
+        for out in ("model.keras", "saved"):
+            with pytest.raises((TypeError, ValueError)):
+                keras.models.load_model(tmp_path / out)
+
+
+def test_predict_shows_the_most_likely_words_without_data(trained, run, corpus):
+    words = json.loads((run / "vocabulary.json").read_text())["words"]
+    shown = printed_by(f"predict {run} {words[0]} --count 100")
+    assert shown["unknown"] == []
+    assert set(shown["words"]) == {*words, "(end of the sentence)"}
+    chances = list(shown["words"].values())
+    assert chances == sorted(chances, reverse=True)
+    assert 0 < sum(chances) < 1
+    # As the run's own model has it.
+    from fedmf import federated, tasks
+
+    task = tasks.task_of_run(Run.load(run))
+    begin = json.loads((run / "vocabulary.json").read_text())["special_ids"]["begin"]
+    logits = federated.TrainedRun.of(Run.load(run), task).model()(np.array([[begin, 1, 0, 0]]))
+    scores = np.exp(logits[0, 1]) / np.exp(logits[0, 1]).sum()
+    assert shown["words"][words[4]] == pytest.approx(float(scores[5]), rel=1e-4)
+    # Only the last words count, and one that is not known counts as unknown.
+    longer = printed_by(f"predict {run} '{'no-such-word ' * 9}' --count 3")
+    assert longer["unknown"] == ["no-such-word"] * 9
+    assert len(longer["words"]) == 3
+    (run / "vocabulary.json").unlink()
+    refused(f"predict {run} a", "vocabulary.json")
 
 
 def test_report_as_a_table(trained, tmp_path):

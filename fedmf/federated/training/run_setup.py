@@ -38,6 +38,7 @@ from fedmf.runs.audit import (
 )
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.server.drawing import cohort_seed
 from fedmf.server.source import check_noise_seed
 
@@ -111,6 +112,9 @@ class RunSetup:
             folder.write_weights(
                 "initial_model", self.task.build_model(self.config.seed).get_weights()
             )
+        if self.task.vocabulary is not None:
+            text = self.task.vocabulary.to_json()
+            write_atomically(folder.path / VOCABULARY, text, mode=0o600)
         record = plan_record(self.config, plan) | {
             "given": self.plan_given,
             "task": _task_summary(self.task),

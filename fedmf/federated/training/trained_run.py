@@ -21,10 +21,11 @@ from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.federated.training.fine_tuning import fine_tuned_metrics, learning_rates
-from fedmf.files import expanded
+from fedmf.files import expanded, write_atomically
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.export import check_export_path
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.terminal import progress_bar
 
 
@@ -235,6 +236,9 @@ class TrainedRun(Run):
     def export(self, path: str | os.PathLike[str]) -> Any:
         """Saves `model`, whole or not at all, and returns it.
 
+        The words of a task with a vocabulary are saved beside it: in FILE.vocabulary.json, or in
+        the folder as vocabulary.json.
+
         Args:
           path: FILE.keras, which is replaced; or a folder without a suffix, new or empty,
             for a SavedModel.
@@ -255,6 +259,9 @@ class TrainedRun(Run):
             finally:
                 logger.setLevel(level)
             os.replace(part, path)
+        if self.task.vocabulary is not None:
+            words = path.with_suffix(".vocabulary.json") if path.suffix else path / VOCABULARY
+            write_atomically(words, self.task.vocabulary.to_json(), mode=0o600)
         return model
 
 

@@ -1,0 +1,77 @@
+"""The next words that a run's model expects after a text."""
+
+from typing import Any
+
+import numpy as np
+
+from fedmf.runs.folder import Run
+from fedmf.runs.vocabulary import VOCABULARY, RunVocabulary
+from fedmf.tasks.stackoverflow import model
+from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
+
+END_OF_SENTENCE = "(end of the sentence)"
+
+
+def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
+    """Returns the most likely words after a text.
+
+    Needs no data: the run folder has the model and its words.
+
+    Args:
+      run: a finished next-word run.
+      text: words separated by blanks. A word that the model does not know counts as unknown; of a
+        long text the last words count.
+      count: so many words are returned at most.
+
+    Returns:
+      {"words": word -> probability, the most likely first, "unknown": words of the text that the
+      model does not know}.
+
+    Raises:
+      ValueError: another task's run, one without vocabulary.json, or one that is not finished.
+    """
+    path = run.path / VOCABULARY
+    if not path.exists():
+        raise ValueError(
+            f"{run.path} has no {VOCABULARY}: name a next-word run, trained by a fedmf that writes "
+            "the words into the run folder"
+        )
+    vocabulary = RunVocabulary.read(path)
+    preprocessor = Preprocessor(
+        vocabulary.words, vocabulary.vocabulary_size, vocabulary.sequence_length
+    )
+    words = text.split()
+    known = set(vocabulary.words)
+    # The beginning of the sentence takes one of the places that the model reads.
+    read_words = words[-(vocabulary.sequence_length - 1) :]
+    if vocabulary.sequence_length == 1:
+        read_words = []
+    x, _ = preprocessor.encode([" ".join(read_words)])
+    logits = _model_of(run, vocabulary)(x).numpy()[0, len(read_words)].astype(np.float64)
+    chances = np.exp(logits - logits.max())
+    chances /= chances.sum()
+    ids = preprocessor.ids
+    names = dict(enumerate(vocabulary.words, 1)) | {ids.end: END_OF_SENTENCE}
+    likely = [index for index in np.argsort(-chances, kind="stable").tolist() if index in names]
+    return {
+        "words": {names[index]: float(chances[index]) for index in likely[:count]},
+        "unknown": [word for word in words if word not in known],
+    }
+
+
+def _model_of(run: Run, vocabulary: RunVocabulary) -> Any:
+    """Builds the run's model by the shapes of its weights.
+
+    The two forms of the model differ in initialisers, and behind padding, which is never read here.
+    """
+    weights = run.weights
+    embedding, kernel = weights[0], weights[2]
+    built = model.build_model(
+        0,
+        vocabulary_size=vocabulary.vocabulary_size,
+        sequence_length=vocabulary.sequence_length,
+        embedding_size=embedding.shape[1],
+        lstm_size=kernel.shape[0],
+    )
+    built.set_weights(weights)
+    return built
