@@ -186,7 +186,9 @@ class RunFolder:
         write_atomically(self.path / IDENTITY, content, mode=0o600)
         write_atomically(self.path / "config.json", text)
         self._digest_by_name |= files
-        self._digest_by_name["statement.md"] = sha256((self.path / "statement.md").read_bytes())
+        for path in (self.path / "statement.md", self.path / "vocabulary.json"):
+            if path.exists():
+                self._digest_by_name[path.name] = sha256(path.read_bytes())
 
     def identity(self) -> dict[str, Any]:
         """What `begin` was given.
