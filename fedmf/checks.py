@@ -13,6 +13,10 @@ import numpy as np
 
 # The largest single dense array: of 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
+_OTHER_FAMILY = (
+    "for so many rounds use a family that never makes them (toeplitz or blt with any number of "
+    "rounds, banded with few bands)"
+)
 # The longest run: one vector over its rounds takes 0.8 GB.
 MAX_ROUNDS = 100_000_000
 
@@ -143,12 +147,18 @@ def banded_rows(name: str, value: Any) -> np.ndarray:
 
 
 def fits_in_memory(
-    what: str, shape: tuple[int, ...], *, copies: int = 1, otherwise: str = ""
+    what: str,
+    shape: tuple[int, ...],
+    *,
+    copies: int = 1,
+    otherwise: str = "",
+    hint: str = _OTHER_FAMILY,
 ) -> None:
     """Raises ValueError if a float64 array of `shape` is beyond what one dense array may take here.
 
     With `copies`, as many are needed at a time, and they must fit into this machine's memory.
-    Where a single array fits, the error names `otherwise` as the first way out.
+    Where a single array fits, the error names `otherwise` as the first way out; `hint` is the
+    last one.
     """
     size = 8 * math.prod(shape)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -162,10 +172,7 @@ def fits_in_memory(
         other_way = ""
         if otherwise and size <= min(MAX_BYTES, memory):
             other_way = f"{otherwise}, or "
-        raise ValueError(
-            f"{what} would take {arrays}: {other_way}for so many rounds use a family that never "
-            "makes them (toeplitz or blt with any number of rounds, banded with few bands)"
-        )
+        raise ValueError(f"{what} would take {arrays}: {other_way}{hint}")
 
 
 def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -139,6 +139,9 @@ def audit_mechanism(
         "false_positive_rate", false_positive_rate, "use a small number such as 1e-6", below=1
     )
     n = plan.mechanism.rounds
+    # N, its causal factor, the factor's inverse, and squares of the last two.
+    hint = "audit a plan of the same family with fewer rounds"
+    checks.fits_in_memory("the audit of all rounds", (n, n), copies=5, hint=hint)
     d = _default_coordinates(n, false_positive_rate) if coordinates is None else coordinates
     leaves = [math.prod(shape) for shape in model_of(d)]
     if trials != 0:

@@ -138,6 +138,11 @@ def test_a_simulated_cohort_has_the_noise_it_says(claim):
         audit_mechanism(plan, seed=1)
 
 
+def test_a_plan_of_too_many_rounds_is_refused_before_its_matrices_are_formed():
+    with refusal("fewer rounds"):
+        audit_mechanism(plan_of(MECHANISMS["identity"](50_000)), seed=1)
+
+
 @pytest.mark.parametrize("change", [{"plan": 3}, {"seed": -1}, {"coordinates": 3}, {"trials": 5}])
 def test_refusals_name_the_argument(claim, change):
     [(name, value)] = change.items()
