@@ -70,7 +70,7 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
         # pass ends the share or a label.
         while share:
             there = np.flatnonzero(left)
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", under="ignore"):
                 q = np.exp((log_q[there] - log_q[there].max()) / scale)
             drawn = np.minimum(rng.multinomial(share, q / q.sum()), left[there])
             dealt.append(np.repeat(there * shares.size + client, drawn))

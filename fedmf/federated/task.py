@@ -14,6 +14,7 @@ from fedmf import checks, fields
 from fedmf.federated import examples as of_examples
 from fedmf.federated.datasets import read_examples
 from fedmf.federated.examples import Examples, Weighted
+from fedmf.federated.tensorflow_import import keras3_note
 from fedmf.federated.tff_models import TffModel, loop_model
 from fedmf.identifiers import check_clients, client_array
 from fedmf.runs.vocabulary import RunVocabulary
@@ -143,6 +144,9 @@ class Task:
         hint = "use a positive whole number"
         batch_size = checks.integer("batch_size", self.batch_size, low=1, hint=hint)
         fields.set_fields(self, {"batch_size": batch_size})
+        for name in ("build_model", "loss", "metrics"):
+            if note := keras3_note(getattr(self, name)):
+                raise TypeError(f"{name} of task {self.name!r} is{note}")
         if not callable(self.build_model) or isinstance(self.build_model, tf.keras.layers.Layer):
             raise TypeError(
                 f"the model of task {self.name!r} is {self.build_model!r}: pass a "
@@ -196,6 +200,8 @@ class Task:
         if self.metrics is not None:
             metrics = self.metrics()
             for metric in metrics:
+                if note := keras3_note(metric):
+                    raise TypeError(f"metrics of task {self.name!r} gives a metric{note}")
                 if not isinstance(metric, tf.keras.metrics.Metric):
                     raise TypeError(
                         f"metrics of task {self.name!r} gives {metric!r}: give objects of "

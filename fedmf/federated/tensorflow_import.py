@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,6 +51,13 @@ def import_tensorflow() -> None:
 
         _ = tf.keras.Model  # Keras is imported when it is used; without tf-keras that fails
         tf.config.list_physical_devices()  # complains of a missing GPU; else training would
+    version = getattr(tf.keras, "__version__", "2")  # TensorFlow's own Keras 2 names none here
+    if version.startswith("3."):
+        raise ImportError(
+            f"tf.keras is Keras {version} here, and fedmf trains models of Keras 2 "
+            "(the package tf-keras): import fedmf.federated before tf.keras is used, or set the "
+            "environment variable TF_USE_LEGACY_KERAS=1 before Python starts"
+        )
     _leave_our_code_as_it_is()
 
 
@@ -62,6 +70,45 @@ def _leave_our_code_as_it_is() -> None:
         from tensorflow.python.autograph.core import config
 
         config.CONVERSION_RULES = (config.DoNotConvert("fedmf"), *config.CONVERSION_RULES)
+
+
+def keras3_note(thing: Any) -> str:
+    """Returns a clause for an error about an object or a class of Keras 3; empty for any other."""
+    keras = sys.modules.get("keras")
+    if keras is None or not getattr(keras, "__version__", "").startswith("3."):
+        return ""
+    kind = thing if isinstance(thing, type) else type(thing)
+    modules = [base.__module__ for base in kind.__mro__]
+    if isinstance(thing, types.FunctionType):
+        modules.append(thing.__module__)
+    if not any(module.split(".")[0] == "keras" for module in modules):
+        return ""
+    return (
+        " of Keras 3 (`import keras`), where fedmf takes those of Keras 2 (the package tf-keras): "
+        "make it with tf.keras, after `from fedmf import federated`"
+    )
+
+
+def check_eager() -> None:
+    """Refuses switches under which TensorFlow gives no values.
+
+    Raises:
+      RuntimeError: eager execution is off, a graph is the default, or the scope of a
+        tf.distribute.Strategy is open.
+    """
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "fedmf.federated needs eager execution, which is off here: leave out "
+            "tf.compat.v1.disable_eager_execution(), and call it outside of a default graph "
+            "(tf.Graph().as_default(), tf.function)"
+        )
+    if tf.distribute.has_strategy():
+        raise RuntimeError(
+            "fedmf.federated trains each client on one device: call it outside of the scope of a "
+            "tf.distribute.Strategy"
+        )
 
 
 def rewritten(function: Callable[..., Any]) -> Callable[..., Any]:

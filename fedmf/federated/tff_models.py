@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.examples import errors_of
-from fedmf.federated.tensorflow_import import rewritten
+from fedmf.federated.tensorflow_import import keras3_note, rewritten
 
 
 def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, seed: int) -> Any:
@@ -40,6 +40,8 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
             model = _OfFunctionalModel(model, tff.learning.models)
         elif isinstance(model, tff.learning.models.VariableModel):
             model = _OfVariableModel(model)
+    if note := keras3_note(model):
+        raise TypeError(f"build_model of task {name!r} gives a model{note}")
     if not isinstance(model, tf.keras.Model | TffModel):
         raise TypeError(
             f"build_model of task {name!r} gives a {type(model).__name__}: return a "

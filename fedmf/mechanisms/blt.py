@@ -149,8 +149,9 @@ def exponentials(scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
     """
     sequence = np.eye(1, n)[0]
     lags = np.arange(n - 1)
-    for scale, decay in zip(scales, decays, strict=True):
-        sequence[1:] += scale * decay**lags
+    with np.errstate(under="ignore"):  # a power that is lost is 0
+        for scale, decay in zip(scales, decays, strict=True):
+            sequence[1:] += scale * decay**lags
     return sequence
 
 

@@ -7,6 +7,8 @@ import math
 import reprlib
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.privacy.statement import mechanism_digest
 
@@ -132,6 +134,9 @@ def _marcum(a: float, b: float) -> float:
     def density(r: float) -> float:
         return float(r * math.exp(-((r - a) ** 2) / 2) * scipy.special.ive(0, a * r))
 
-    return float(
-        scipy.integrate.quad(density, b, max(a, b) + 40, points=[b + 1], epsabs=0, epsrel=1e-6)[0]
-    )
+    with np.errstate(under="ignore"):  # far out the density is 0
+        return float(
+            scipy.integrate.quad(density, b, max(a, b) + 40, points=[b + 1], epsabs=0, epsrel=1e-6)[
+                0
+            ]
+        )

@@ -16,6 +16,7 @@ from fedmf.federated.execution.client_work import cores
 from fedmf.federated.execution.records import specs_of
 from fedmf.federated.loss import batch_loss, is_mean, keras_mask
 from fedmf.federated.task import Task
+from fedmf.federated.tensorflow_import import check_eager
 from fedmf.federated.tff_models import Outputs, TffModel
 from fedmf.runs.config import TrainConfig
 
@@ -52,6 +53,7 @@ class Evaluator:
     """Metrics of weights on a split or on any examples: {name: float}."""
 
     def __init__(self, task: Task, config: TrainConfig) -> None:
+        check_eager()
         self._task, self._loss = task, batch_loss(task)
         self._model = task.build_model(config.seed)
         # With metrics of its own

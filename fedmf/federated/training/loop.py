@@ -17,6 +17,7 @@ from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.cluster import WorkersLost, check_address
 from fedmf.federated.execution.threads import an_operation_a_thread, limited_threads
 from fedmf.federated.task import Task
+from fedmf.federated.tensorflow_import import check_eager
 from fedmf.federated.training.callbacks import Bar, Callback, Checkpoints
 from fedmf.federated.training.divergence import DivergedRun, Divergence
 from fedmf.federated.training.faults import ZeroedClients, misfit
@@ -76,6 +77,7 @@ def train(
       DivergedRun: the run diverged, and `StopOnDivergence()` is among the callbacks; the run can
         be resumed without it.
     """
+    check_eager()
     machine = RunOptions(**options)
     check_address(machine.cluster, config.execution)
     if config.private_metrics and machine.worker_task is not None:

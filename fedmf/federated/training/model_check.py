@@ -126,7 +126,8 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
         _check_outside(task, model, traced.graph.variables)
     if config.execution != "fast" and task.loss is not None:
         _check_captures(task, model, loss)
-    fixed = [variable.name for variable in model.non_trainable_variables]
+    # The vocabulary of an adapted lookup layer has no name.
+    fixed = [getattr(weight, "name", "a vocabulary") for weight in model.non_trainable_variables]
     if fixed and config.execution != "fast":
         raise ValueError(
             f"build_model of task {task.name!r} gives a model with weights that are not trained "
@@ -231,8 +232,8 @@ def _check_outside(task: Task, model: Any, used: Any) -> None:
     would not know its value.
     """
     # By handle: mixed precision wraps each variable that the model lists, and the graph has the
-    # wrapped one.
-    weights = {id(variable.handle) for variable in model.variables}
+    # wrapped one. The vocabulary of an adapted lookup layer is listed, and is a table.
+    weights = {id(variable.handle) for variable in model.variables if hasattr(variable, "handle")}
     outside = [variable.name for variable in used if id(variable.handle) not in weights]
     if outside:
         raise ValueError(
