@@ -247,8 +247,8 @@ class MovementTests:
     """All tests of movement, and the bounds that follow from them.
 
     Attributes:
-      most_moved: lower bound on what one client moves, in parts of what is allowed; 1, as is
-        claimed, until a movement is measured.
+      most_moved: lower bound on what one client moves, in parts of what is allowed; as is claimed,
+        but for the error of the noise, until a movement is measured.
       broken: whether some release was no number.
       smaller_arrays: arrays that one client moves by less than the claim allows.
     """
@@ -258,7 +258,10 @@ class MovementTests:
         self.inputs = inputs
         self.claim = measurements.claim
         self.outcomes = measurements.outcomes
-        self.most_moved = 1.0
+        noise = measurements.noise
+        error = math.sqrt(1 / (2 * float(noise.array_samples.sum())))
+        error = math.hypot(error, noise.multiplier_error)
+        self.most_moved = 1 - self.outcomes.width() * error
         self._is_measured = False
         self.broken = False
         self.smaller_arrays: list[int] = []

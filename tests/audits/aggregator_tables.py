@@ -160,7 +160,7 @@ MISTAKES = {
             finish=lambda arrays, rng, _: plus(arrays, gaussian(arrays, MULTIPLIER, rng)),
         ),
         "sums",
-        {"clients": 200, "shapes": "300", "releases": "sum"},
+        {"clients": 200, "shapes": "1500", "releases": "sum"},
     ),
     "the divisor follows those who came": Mistake(
         aggregator(finish=of_those_who_came), "dropout", multiplier=MULTIPLIER / CLIENTS

@@ -122,15 +122,18 @@ def planned(family, min_sep, multiplier):
 
 
 @pytest.mark.parametrize(
-    ("family", "min_sep", "noise"),
+    ("family", "min_sep", "noise", "tests"),
     [
-        ("identity", 8, "independent"),
-        pytest.param("banded", 4, "correlated", marks=pytest.mark.slow),
-        pytest.param("tree", 2, "correlated", marks=pytest.mark.slow),
+        ("identity", 8, "independent", MOVEMENT_TESTS),
+        pytest.param("banded", 4, "correlated", MOVEMENT_TESTS, marks=pytest.mark.slow),
+        pytest.param("blt", 4, "correlated", ("norms",), marks=pytest.mark.slow),
+        pytest.param("dense", 4, "correlated", ("norms",), marks=pytest.mark.slow),
+        pytest.param("tree", 2, "correlated", ("norms",), marks=pytest.mark.slow),
     ],
 )
-def test_a_server_passes(family, min_sep, noise):
-    settings = {"noise": noise, "min_sep": min_sep if noise == "correlated" else None}
+def test_a_server_passes(family, min_sep, noise, tests):
+    settings = {"noise": noise, "leave_out": alone(*tests) or None}
+    settings["min_sep"] = min_sep if noise == "correlated" else None
     result = audit_aggregator(planned(family, min_sep, MULTIPLIER), served_claim(**settings))
     assert result.failed == ()
     assert result.noise_multiplier_most >= MULTIPLIER
