@@ -177,7 +177,6 @@ class Task:
                 "TFF model with its own"
             )
         _ = self._class_table  # refuses what are no weights
-        # Everything behind this line sees one kind of model.
         built = functools.partial(loop_model, self.name, self.build_model, self.loss is None)
         fields.set_fields(self, {"build_model": built})
 
