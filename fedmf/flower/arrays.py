@@ -1,19 +1,18 @@
 """A model's arrays in Flower's messages, and the file that keeps them between rounds."""
 
+import itertools
 import json
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
-from flwr.serverapp.strategy import Strategy
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from fedmf.files import check_archive, write_atomically
+from fedmf.flower.strategy_state import Packed, Path
 
 Model = Mapping[str, np.ndarray]
-# Kinds of entries that a file without pickles holds.
-_NUMBERS = "fiubc"
 
 
 def as_record(model: Model) -> ArrayRecord:
@@ -24,6 +23,23 @@ def as_record(model: Model) -> ArrayRecord:
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
     """Shape of each array, by name."""
     return {name: array.shape for name, array in model.items()}
+
+
+def in_order(model: Model, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the model with its arrays in the order of `names`; as it is where it has others."""
+    return {name: model[name] for name in (names if set(names) == set(model) else model)}
+
+
+def fitted(model: Model, shapes: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    """Returns the model with its arrays in an order of these shapes; as it is where none is."""
+    remaining = dict(model)
+    ordered: dict[str, np.ndarray] = {}
+    for shape in shapes:
+        for name, array in remaining.items():
+            if array.shape == tuple(shape):
+                ordered[name] = remaining.pop(name)
+                break
+    return dict(model) if remaining else ordered
 
 
 def floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
@@ -56,6 +72,15 @@ def metrics_of(content: RecordDict) -> dict[str, float] | None:
     return None
 
 
+def record_of(metrics: dict[str, Any] | None) -> MetricRecord | None:
+    """Returns private metrics as Flower has them: the deviation of "loss" is "loss_stddev"."""
+    if metrics is None:
+        return None
+    deviations = {f"{name}_stddev": value for name, value in metrics["stddev"].items()}
+    numbers = metrics | deviations
+    return MetricRecord({name: x for name, x in numbers.items() if isinstance(x, float)})
+
+
 def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:
     """Reply minus model, float64, in the model's order.
 
@@ -80,50 +105,37 @@ def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:
     return update
 
 
-# How an attribute of the wrapped strategy is made again from its arrays.
-_KINDS: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
-    "record": as_record,
-    "dict": dict,
-    "list": lambda entries: list(entries.values()),
-}
+class SavedRound(NamedTuple):
+    """What model.npz keeps of the round under way.
+
+    Attributes:
+      round: t.
+      model: arrays by name, before the round.
+      before: the wrapped strategy's state before it made the round's messages.
+      after: what making the messages changed in it.
+    """
+
+    round: int
+    model: dict[str, np.ndarray]
+    before: dict[Path, Packed]
+    after: dict[Path, Packed]
 
 
-def _arrays_of(strategy: Strategy) -> list[tuple[str, str, dict[str, np.ndarray]]]:
-    """The attributes of a strategy that are arrays by name or in a row, such as its momentum."""
-    found = []
-    for name, value in vars(strategy).items():
-        if isinstance(value, ArrayRecord):
-            kind, entries = "record", {key: array.numpy() for key, array in value.items()}
-        elif isinstance(value, dict):
-            kind, entries = "dict", value
-        elif isinstance(value, list):
-            kind, entries = "list", {str(i): array for i, array in enumerate(value)}
-        else:
-            continue
-        numbers = all(
-            isinstance(key, str)
-            and isinstance(array, np.ndarray | np.generic)
-            and array.dtype.kind in _NUMBERS
-            for key, array in entries.items()
-        )
-        if entries and numbers:
-            found.append((name, kind, entries))
-    return found
-
-
-def write_model(path: pathlib.Path, t: int, model: Model, strategy: Strategy) -> None:
-    """Keeps the model of round t, and the strategy's own arrays, in one step; mode 0600."""
-    flat, own = list(model.values()), []
-    for name, kind, entries in _arrays_of(strategy):
-        own.append([name, kind, list(entries)])
-        flat += entries.values()
-    header = json.dumps({"round": t, "names": list(model), "strategy": own})
-    content = {"header": np.array(header)} | {str(i): array for i, array in enumerate(flat)}
+def write_model(path: pathlib.Path, saved: SavedRound) -> None:
+    """Writes the model and the strategy's state in one step; mode 0600."""
+    arrays = list(saved.model.values())
+    states: dict[str, list[Any]] = {"before": [], "after": []}
+    for name, state in (("before", saved.before), ("after", saved.after)):
+        for attribute, packed in state.items():
+            states[name].append([attribute, packed.tree, len(packed.arrays)])
+            arrays += packed.arrays
+    header = json.dumps({"round": saved.round, "names": list(saved.model), **states})
+    content = {"header": np.array(header)} | {str(i): array for i, array in enumerate(arrays)}
     write_atomically(path, lambda out: np.savez(out, **content), mode=0o600)
 
 
-def read_model(path: pathlib.Path, strategy: Strategy) -> tuple[int, dict[str, np.ndarray]]:
-    """The round and the model of `write_model`; the strategy gets its own arrays back.
+def read_model(path: pathlib.Path) -> SavedRound:
+    """Returns what `write_model` wrote.
 
     Raises:
       ValueError: it is missing or damaged.
@@ -132,17 +144,17 @@ def read_model(path: pathlib.Path, strategy: Strategy) -> tuple[int, dict[str, n
         check_archive(path)
         with np.load(path, allow_pickle=False) as content:
             header = json.loads(content["header"].item())
-            flat = iter([content[str(i)] for i in range(len(content.files) - 1)])
-        model = {name: next(flat) for name in header["names"]}
-        own = {
-            name: _KINDS[kind]({key: next(flat) for key in keys})
-            for name, kind, keys in header["strategy"]
-        }
-        t = int(header["round"])
+            arrays = iter([content[str(i)] for i in range(len(content.files) - 1)])
+        model = {name: next(arrays) for name in header["names"]}
+        states: list[dict[Path, Packed]] = []
+        for name in ("before", "after"):
+            states.append({})
+            for attribute, tree, count in header[name]:
+                packed = Packed(tree, list(itertools.islice(arrays, count)))
+                states[-1][tuple(attribute)] = packed
+        return SavedRound(int(header["round"]), model, *states)
     except Exception as error:
         raise ValueError(
             f"{path} is missing or damaged ({error}): put back its own newest file, or train "
             "another model with a folder and a guarantee of its own"
         ) from error
-    vars(strategy).update(own)
-    return t, model

@@ -14,6 +14,7 @@ from fedmf.server.server import Server
 log = logging.getLogger("flwr")  # Flower's own, so that lines come in one order
 
 _PARTITION = "partition"
+_NO_PARTITION = "none tells a partition id: call fedmf.flower.tell_partition on the app"
 # How long nodes have for their partition id, and how often waiting looks again, in seconds.
 _ANSWER_SECONDS, _LOOK_SECONDS = 60.0, 1.0
 
@@ -83,23 +84,30 @@ class Nodes:
         self._partitions: dict[int, int | None] = {}  # of each connected node that answered
 
     def draw(self, grid: Grid, seconds: float) -> dict[int, int]:
-        """The nodes of this round, and the client that each is; waits until one of them is there.
+        """Draws the nodes of this round, and says which client each is.
 
-        Empty only where the plan's sampling draws nobody.
+        With node ids it waits until a node is connected that may take part. With a population it
+        waits only until a node tells a partition id: the server has drawn the round's clients, so
+        that a round none of whose clients is connected is empty, as one is for which the plan's
+        sampling draws nobody.
 
         Raises:
-          TimeoutError: none was there in so many seconds.
+          TimeoutError: it has waited for so many seconds.
         """
         deadline = time.monotonic() + seconds
         drawn = None if self._population is None else set(map(int, self._server.cohort()))
-        while drawn is None or drawn:
+        if drawn == set():
+            return {}
+        while True:
             nodes = sorted(grid.get_node_ids())
             if drawn is None:
                 asked, why = self._by_node_id(nodes)
+                is_ready = bool(asked)
             else:
                 self._ask_partitions(grid, nodes, seconds)
-                asked, why = self._by_partition(nodes, drawn)
-            if asked:
+                is_ready = any(partition is not None for partition in self._partitions.values())
+                asked, why = self._by_partition(nodes, drawn), _NO_PARTITION
+            if is_ready:
                 self._goes_on = False
                 return asked
             if time.monotonic() >= deadline:
@@ -109,7 +117,6 @@ class Nodes:
                 )
             log.info("fedmf: waiting for nodes: %d connected, and %s", len(nodes), why)
             time.sleep(_LOOK_SECONDS)
-        return {}
 
     def _by_node_id(self, nodes: Sequence[int]) -> tuple[dict[int, int], str]:
         if self._goes_on and not set(self._server.clients) & set(nodes):
@@ -120,15 +127,10 @@ class Nodes:
         drawn = {int(node): int(node) for node in self._server.cohort(available=nodes)}
         return drawn, "none of them may take part again yet"
 
-    def _by_partition(
-        self, nodes: Sequence[int], drawn: Collection[int]
-    ) -> tuple[dict[int, int], str]:
-        """Of nodes that tell the same partition, the one of the least id."""
+    def _by_partition(self, nodes: Sequence[int], drawn: Collection[int]) -> dict[int, int]:
+        """Returns the nodes of the drawn partitions; of several with one, the one of least id."""
         named = {self._partitions.get(node): node for node in reversed(nodes)}
-        if set(named) <= {None}:
-            return {}, "none tells a partition id: call fedmf.flower.tell_partition on the app"
-        asked = {named[client]: client for client in sorted(drawn) if client in named}
-        return asked, "none of them has a partition that was drawn for this round"
+        return {named[client]: client for client in sorted(drawn) if client in named}
 
     def _ask_partitions(self, grid: Grid, nodes: Sequence[int], seconds: float) -> None:
         """Asks the nodes that have not told their partition id."""

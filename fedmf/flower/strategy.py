@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
@@ -16,21 +16,28 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from fedmf import checks
 from fedmf.files import expanded
 from fedmf.flower.arrays import (
+    SavedRound,
     as_record,
+    fitted,
     floats,
+    in_order,
     metrics_of,
     read_model,
+    record_of,
     shapes_of,
     update_of,
     write_model,
 )
+from fedmf.flower.evaluation import evaluate, text_of
+from fedmf.flower.identity import check_same_run, epsilons
 from fedmf.flower.nodes import Nodes, PatientGrid, log
+from fedmf.flower.strategy_state import StrategyState, restore, round_state
+from fedmf.flower.trial import check_is_kept, next_model, refusal_of, shown, try_strategy
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.stopping import stopped_after
 from fedmf.server.folder import ServerConfig
 from fedmf.server.server import Server
 from fedmf.server.source import check_noise_seed
-from fedmf.server.state import check_plan, plan_mark
+from fedmf.server.state import check_plan
 
 _MODEL = "model.npz"
 
@@ -51,13 +58,18 @@ class MatrixFactorizationDP(Strategy):
     (`tell_partition`). Not covered: what clients send beside their arrays. Their metrics of
     training are dropped for that reason; those of evaluation are the wrapped strategy's to keep.
 
+    Before the first round a copy of the wrapped strategy gets a synthetic reply: one that does not
+    move the model by it is refused.
+
     With a folder the run survives a crash at any point: the same program, started again, goes on
     with the round after the newest release. The folder holds the server (see `fedmf.Server`) and
-    model.npz, the arrays and the wrapped strategy's own arrays (its momentum) of the round under
-    way, written before a message goes out. A release that nobody used is applied to them.
+    model.npz: the arrays, and the attributes of the wrapped strategy that rounds changed (its
+    momentum), written before a message goes out. A release that nobody used is applied to them.
+    A strategy with attributes that the file cannot hold is refused before the first round.
 
     Replies that failed, come twice, answer another round, are not of a drawn node or have other
-    arrays are dropped and counted. Fewer replies than clients_per_round do not change the divisor.
+    arrays are dropped and counted, and so are evaluations that the wrapped strategy cannot take.
+    Fewer replies than clients_per_round do not change the divisor.
 
     Args:
       strategy: what it wraps. How many nodes train is clients_per_round; its min_available_nodes
@@ -67,9 +79,9 @@ class MatrixFactorizationDP(Strategy):
       noise_seed: a non-negative int, secret and used for nothing else; "os" draws one. A folder
         that holds a server goes on with its own.
       folder: a new one, or that of this run; None keeps all in memory, and nothing survives.
-      population: clients are the partition ids 0 .. population - 1, of which the server draws;
-        None for node ids. Runs that are simulated need it to be gone on with: a simulation gives
-        its nodes new ids.
+      population: clients are the partition ids 0 .. population - 1, of which the server draws; a
+        round none of whose clients is connected is noise alone. None for node ids. Runs that are
+        simulated need it to be gone on with: a simulation gives its nodes new ids.
       zeroing_norm: an update with an entry above it counts as zero; None for no limit.
 
     Raises:
@@ -114,6 +126,8 @@ class MatrixFactorizationDP(Strategy):
         self._moved: ArrayRecord | None = None  # after the newest release
         self._asked: dict[int, int] | None = None  # node -> client
         self._patience = 3600.0
+        self._state = StrategyState(strategy)
+        self._is_tried = False
         self._said: set[str] = set()
 
     @property
@@ -210,10 +224,13 @@ class MatrixFactorizationDP(Strategy):
           TimeoutError: no node that may come was connected in time.
         """
         self._begin(arrays)
-        self._model = floats(arrays)
+        names = list(self._model)
+        self._model = in_order(floats(arrays), names)
+        if list(arrays) != names:
+            arrays = as_record(self._model)
         t = self.server.round
-        patient: Any = PatientGrid(grid, self._patience)
-        messages = list(self.strategy.configure_train(t + 1, arrays, config, patient))
+        before = self._state.changes(self.strategy).kept if self._folder else {}
+        messages = self._messages(t, arrays, config, grid)
         if not messages:
             raise ValueError(
                 f"strategy={type(self.strategy).__name__} sends no message for training: let it "
@@ -225,10 +242,17 @@ class MatrixFactorizationDP(Strategy):
                 f"strategy={type(self.strategy).__name__} sends nodes messages of their own, and "
                 "the nodes that train are drawn by the server: use one that sends all the same"
             )
+        self._try_once(t)
         assert self._nodes is not None
         self._asked = self._nodes.draw(grid, self._patience)
         if self._folder is not None:  # before anybody sees it
-            write_model(self._folder / _MODEL, t, self._model, self.strategy)
+            state, lost = round_state(self._state, self.strategy, before)
+            write_model(self._folder / _MODEL, SavedRound(t, self._model, before, state))
+            if lost:
+                self._say(
+                    f"the folder does not keep strategy.{shown(lost)}: a run that is started again "
+                    "goes on without"
+                )
         log.info(
             "fedmf: round %d of %d goes to %d nodes",
             t + 1,
@@ -300,14 +324,19 @@ class MatrixFactorizationDP(Strategy):
         self._asked = None
         self._log_round(t, came, dropped)
         self._moved = self._step(t, mean)
-        return self._moved, _record_of(server.metrics)
+        return self._moved, record_of(server.metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The wrapped strategy's messages, to nodes that it draws."""
         number = self._server.round if self._server else server_round
-        messages = list(self.strategy.configure_evaluate(number, arrays, config, grid))
+        patient: Any = PatientGrid(grid, self._patience)
+        try:
+            messages = list(self.strategy.configure_evaluate(number, arrays, config, patient))
+        except TimeoutError as error:
+            log.warning("fedmf: round %d is not evaluated on clients: %s", number, error)
+            return []
         if messages:
             self._say(
                 "metrics of evaluation on clients are exact functions of their data, which the "
@@ -319,9 +348,16 @@ class MatrixFactorizationDP(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The wrapped strategy's, without any noise: not covered by the guarantee."""
+        """The wrapped strategy's, without any noise: not covered by the guarantee.
+
+        Replies that it cannot take are dropped and counted.
+        """
         number = self._server.round if self._server else server_round
-        return self.strategy.aggregate_evaluate(number, replies)
+        metrics, dropped = evaluate(self.strategy, number, list(replies))
+        if dropped:
+            lost = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+            log.warning("fedmf: evaluation after round %d: dropped: %s", number, lost)
+        return metrics
 
     def summary(self) -> None:
         """Logs the plan, and what it guarantees so far and in all."""
@@ -335,31 +371,31 @@ class MatrixFactorizationDP(Strategy):
             self._settings["clients_per_round"],
         )
         log.info("\t│\t├── Who takes part: %s", plan.participation)
-        log.info("\t│\t└── %s", self._epsilons())
+        log.info("\t│\t└── %s", epsilons(self.plan, self._server.round if self._server else 0))
         self.strategy.summary()
 
     def _begin(self, arrays: ArrayRecord) -> None:
         """Makes the server or opens it, once."""
         model = floats(arrays)
         if self._server is not None:
-            if shapes_of(self._model) != shapes_of(model):
+            if shapes_of(self._model) != shapes_of(in_order(model, list(self._model))):
                 raise ValueError(
                     f"arrays have the names and shapes {shapes_of(model)}, and the run's are "
                     f"{shapes_of(self._model)}: give a model of the same"
                 )
             return
-        self._model, folder = model, self._folder
-        shapes = list(shapes_of(model).values())
+        self._state = StrategyState(self.strategy)
+        self._model = model
+        folder = self._folder
         if folder is None or not (folder / "server.json").exists():
+            shapes = list(shapes_of(model).values())
             server = Server(
                 self.plan, shapes=shapes, noise_seed=self._seed, folder=folder, **self._settings
             )
         else:
             server = Server.open(folder)
             try:
-                self._check_same(server.plan, folder, shapes)
-                if (folder / _MODEL).exists() or server.round:
-                    self._moved = self._recover(server, folder / _MODEL)
+                self._moved = self._recover(server, folder)
             except BaseException:
                 server.close()
                 raise
@@ -367,40 +403,69 @@ class MatrixFactorizationDP(Strategy):
         server.system = "flower"
         self._server, self._nodes = server, Nodes(server, self._settings["population"])
 
-    def _check_same(
-        self, plan: Plan, folder: pathlib.Path, shapes: Sequence[tuple[int, ...]]
-    ) -> None:
-        """Refuses to go on with another plan, model or divisor than the folder's."""
-        plans = (self.plan, plan)
-        if len({(plan_mark(p), p.participation, str(p.sampling), p.delta) for p in plans}) > 1:
-            raise ValueError(
-                f"folder={str(folder)!r} keeps another plan than the one given: give the plan "
-                "that it was begun with, or another folder"
-            )
+    def _recover(self, server: Server, folder: pathlib.Path) -> ArrayRecord:
+        """Checks that the folder is of this run, and returns the model after its newest release."""
         begun = json.loads((folder / "server.json").read_text())["server"]
-        for name, value in {"shapes": [list(shape) for shape in shapes], **self._settings}.items():
-            if begun[name] != value:
-                raise ValueError(
-                    f"folder={str(folder)!r} was begun with {name}={begun[name]} and not {value}: "
-                    "give the same, or another folder"
-                )
-
-    def _recover(self, server: Server, path: pathlib.Path) -> ArrayRecord:
-        """The model after the newest release, from that before it."""
-        at, model = read_model(path, self.strategy)
-        if list(model) != list(self._model) or at not in (server.round - 1, server.round):
+        path = folder / _MODEL
+        saved = read_model(path) if path.exists() or server.round else None
+        if saved is None:
+            self._model = fitted(self._model, begun["shapes"])
+        else:
+            self._model = in_order(self._model, list(saved.model))
+        shapes = [list(shape) for shape in shapes_of(self._model).values()]
+        settings = {"shapes": shapes, **self._settings}
+        check_same_run(folder, (server.plan, begun), (self.plan, settings))
+        if saved is None:
+            return as_record(self._model)
+        is_of_release = saved.round in (server.round - 1, server.round)
+        if list(saved.model) != list(self._model) or not is_of_release:
             raise ValueError(
-                f"{path} is of round {at + 1} with the arrays {shapes_of(model)}, and the server "
-                f"has released {server.round} rounds for {shapes_of(self._model)}: put back its "
-                "own newest file"
+                f"{path} is of round {saved.round + 1} with the arrays {shapes_of(saved.model)}, "
+                f"and the server has released {server.round} rounds for {shapes_of(self._model)}: "
+                "put back its own newest file"
             )
-        self._model = model
+        self._model = saved.model
+        restore(self.strategy, saved.before)
         mean = server.last_release
-        if at == server.round or mean is None:
-            return as_record(model)
-        arrays = self._step(at, mean)
+        if saved.round == server.round or mean is None:
+            return as_record(saved.model)
+        restore(self.strategy, saved.after)
+        arrays = self._step(saved.round, mean)
         self._model = floats(arrays)
         return arrays
+
+    def _messages(
+        self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Returns the wrapped strategy's messages of round t."""
+        patient: Any = PatientGrid(grid, self._patience)
+        try:
+            return list(self.strategy.configure_train(t + 1, arrays, config, patient))
+        except TimeoutError:
+            raise
+        except Exception as error:
+            if self._is_tried:
+                raise
+            raise ValueError(refusal_of(self.strategy, text_of(error))) from error
+
+    def _try_once(self, t: int) -> None:
+        """Refuses, before the first round of this program, a strategy that cannot train or be kept.
+
+        Raises:
+          ValueError: it does not move the model by one reply, or the folder does not keep its
+            state.
+        """
+        if self._is_tried:
+            return
+        lost = try_strategy(self.strategy, t, self._model)
+        if self._folder is not None:
+            check_is_kept(lost | self._state.changes(self.strategy).lost, self._folder)
+            if opaque := self._state.opaque:
+                self._say(
+                    f"the folder does not keep strategy.{shown(opaque)}: a run that is started "
+                    "again has those that its program makes"
+                )
+        self._is_tried = True
 
     def _step(self, t: int, mean: Sequence[np.ndarray]) -> ArrayRecord:
         """What the wrapped strategy makes of round t's release, as one reply of weight 1."""
@@ -408,26 +473,10 @@ class MatrixFactorizationDP(Strategy):
             name: (array + change).astype(array.dtype)
             for (name, array), change in zip(self._model.items(), mean, strict=True)
         }
-        weight = MetricRecord({getattr(self.strategy, "weighted_by_key", "num-examples"): 1.0})
-        key = getattr(self.strategy, "arrayrecord_key", "arrays")
-        reply = Message(
-            RecordDict({key: as_record(moved), "metrics": weight}), 0, MessageType.TRAIN
-        )
-        arrays, _ = self.strategy.aggregate_train(t + 1, [reply])
-        return as_record(self._model) if arrays is None else arrays
-
-    def _epsilons(self) -> str:
-        """Epsilon so far and of the whole plan, as a line of the log."""
-        plan, t = self.plan, self._server.round if self._server else 0
-        n = plan.participation.rounds
-        whole = f"epsilon {plan.epsilon:.4g} in all {n} rounds, delta {plan.delta:g}"
-        if not 0 < t < n:
-            return whole
-        try:
-            so_far = stopped_after(plan, t).epsilon
-        except ValueError:  # a plan whose first rounds have no guarantee of their own
-            return f"{whole}, stated for all rounds together"
-        return f"epsilon {so_far:.4g} after {t} rounds, if no output decides to end here; {whole}"
+        result = next_model(self.strategy, t, self._model, moved)
+        if result is None:
+            log.warning("fedmf: the strategy gives no model after round %d: it stays", t + 1)
+        return as_record(self._model if result is None else result)
 
     def _log_round(self, t: int, came: int, dropped: Mapping[str, int]) -> None:
         lost = ", ".join(f"{number} {why}" for why, number in dropped.items() if number)
@@ -437,7 +486,7 @@ class MatrixFactorizationDP(Strategy):
             self.plan.participation.rounds,
             came,
             f" (dropped: {lost})" if lost else "",
-            self._epsilons(),
+            epsilons(self.plan, self._server.round if self._server else 0),
         )
         if not came:
             log.warning("fedmf: no update came, so that round %d moves by noise alone", t + 1)
@@ -447,12 +496,3 @@ class MatrixFactorizationDP(Strategy):
         if text not in self._said:
             self._said.add(text)
             log.warning("fedmf: %s", text)
-
-
-def _record_of(metrics: dict[str, Any] | None) -> MetricRecord | None:
-    """Private metrics as Flower has them: numbers, the deviation of "loss" as "loss_stddev"."""
-    if metrics is None:
-        return None
-    deviations = {f"{name}_stddev": value for name, value in metrics["stddev"].items()}
-    said = metrics | deviations
-    return MetricRecord({name: said[name] for name in said if isinstance(said[name], float)})

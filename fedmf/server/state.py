@@ -2,6 +2,7 @@
 plans that a source cannot serve.
 """
 
+import dataclasses
 import hashlib
 import math
 import reprlib
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.privacy.statement import mechanism_digest
 
@@ -44,13 +46,37 @@ def mark_of(text: str) -> int:
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
 
 
+def plan_fields(plan: Plan) -> dict[str, str]:
+    """Returns a text for every field of a plan; two plans differ where their texts do.
+
+    Numbers count to six digits: another processor may calibrate the same plan to others beyond.
+    """
+    return {field.name: _text_of(getattr(plan, field.name)) for field in dataclasses.fields(plan)}
+
+
+def _text_of(value: Any) -> str:
+    """Returns a text of all that a field's value holds."""
+    if isinstance(value, Mechanism):
+        return mechanism_digest(value)
+    if isinstance(value, float):
+        return f"{value:.5e}"
+    if isinstance(value, np.ndarray):
+        return f"array({_text_of(value.tolist())})"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_text_of, value))})"
+    if dataclasses.is_dataclass(value):
+        texts = {
+            field.name: _text_of(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+        return f"{type(value).__name__}({texts})"
+    return repr(value)
+
+
 def plan_mark(plan: Plan) -> int:
-    """64 bits by which plans are told apart: by mechanism, standard deviation and clip norm, and
-    how it adapts.
+    """Returns 64 bits by which plans are told apart: by every field, and by the noise that follows.
 
     A round that is done again with another scale of the same noise, or with updates clipped to
-    another norm beside it, gives both away. The two numbers count to six digits: another processor
-    may calibrate the same plan to others beyond.
+    another norm beside it, gives both away; and one plan's noise does not give another's guarantee.
 
     >>> import fedmf
     >>> once = fedmf.Participation(rounds=4, schema="single")
@@ -60,10 +86,7 @@ def plan_mark(plan: Plan) -> int:
     >>> [plan_mark(plan) == plan_mark(plans[0]) for plan in plans]
     [True, True, False]
     """
-    text = f"{mechanism_digest(plan.mechanism)} {plan.stddev:.5e} {plan.clip_norm:.5e}"
-    if plan.quantile_clipping is not None:
-        text += f" {bit_stddev(plan):.5e} {plan.quantile_clipping}"
-    return mark_of(text)
+    return mark_of(f"{plan_fields(plan)} {plan.stddev:.5e} {bit_stddev(plan):.5e}")
 
 
 def state_mark(plan: int, strategy: str, state_rows: int, size: int) -> int:

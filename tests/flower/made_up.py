@@ -123,6 +123,18 @@ def wrapped(
     )
 
 
+class Odd(FedAvg):
+    """A strategy whose next model is `change` of the average."""
+
+    def __init__(self, change):
+        super().__init__(fraction_evaluate=0.0)
+        self.change = change
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return record(self.change({n: a.numpy() for n, a in arrays.items()})), metrics
+
+
 def flat(arrays):
     return np.concatenate([array.numpy().ravel() for array in arrays.values()])
 

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 
 import fedmf
@@ -13,6 +14,7 @@ from tests.flower.made_up import (
     MODEL,
     ROUNDS,
     Grid,
+    Odd,
     flat,
     initial,
     plan,
@@ -131,10 +133,38 @@ def test_other_settings_than_the_folders_are_refused(tmp_path):
     with refusal("is of round 2 with the arrays .*'bias'"):
         names = {"weights": np.ones((3, 2)), "other": np.ones(2)}
         wrapped(folder).start(Grid(NODES), record(names))
-    for other in (plan(noise_multiplier=0.8), plan(min_sep=2), plan(rounds=7)):
-        with refusal("keeps another plan"):
+    others = {
+        "noise_multiplier": plan(noise_multiplier=0.8),
+        "mechanism and participation": plan(min_sep=2),
+        "noise_multiplier and private_metrics": plan(
+            noise_multiplier=0.7 * 2**0.5, private_metrics=0.5
+        ),
+    }
+    for changed, other in others.items():
+        with refusal(rf"keeps another plan than the one given \({changed} changed\)"):
             wrapped(folder, given=other).start(Grid(NODES), initial())
     assert wrapped(folder).start(Grid(NODES), initial()).arrays
+
+
+def backwards(arrays):
+    return dict(reversed(list(arrays.items())))
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_another_order_of_the_arrays_names_changes_nothing(rounds, tmp_path):
+    """Of strategy and initial model, also at a restart: before the first round and later."""
+    whole = wrapped().start(Grid(NODES), initial())
+    other = ArrayRecord(backwards(initial()))
+    strategy = wrapped(tmp_path / "server", Odd(backwards))
+    if rounds:
+        strategy.start(Grid(NODES), initial(), rounds)
+    else:
+        strategy._begin(initial())
+    strategy.server.close()
+    strategy = wrapped(tmp_path / "server", Odd(backwards))
+    result = strategy.start(Grid(NODES), other)
+    assert list(result.arrays) == list(MODEL)
+    np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "old", "flipped"])
@@ -235,6 +265,18 @@ class TestPopulation:
         grid = Grid(NODES, partition_of=lambda node: told if node == 104 else node - 101)
         wrapped(population=15).start(grid, initial())
         assert 104 not in {node for nodes in grid.asked for node in nodes}
+
+    def test_a_round_whose_clients_are_not_connected_is_noise_alone(self, tmp_path, caplog):
+        """At once: those who left for good would be waited for at every restart."""
+        given = plan(rounds=12, min_sep=2)
+        grid = Grid(NODES[:4], partition_of=lambda node: node - 101)
+        strategy = wrapped(given=given, population=15, clients_per_round=2)
+        strategy.start(grid, initial(), timeout=0)
+        ledger = strategy.server.ledger
+        came = [ledger.cohort(t).tolist() for t in range(12)]
+        drawn = [ledger.selected(t) for t in range(12)]
+        assert came == [[c for c in sorted(clients) if c < 4] for clients in drawn]
+        assert caplog.text.count("moves by noise alone") == came.count([]) > 0
 
     def test_nodes_that_tell_nothing_are_said(self):
         with refusal("none tells a partition id: call fedmf.flower.tell_partition", TimeoutError):

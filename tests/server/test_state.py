@@ -1,12 +1,19 @@
-"""Plans that a source cannot serve."""
+"""Plans that a source cannot serve, and the marks by which plans are told apart."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 import scipy.stats
 
+from fedmf import CyclicPoisson, Participation, Plan
 from fedmf.mechanisms import IdentityMechanism
+from fedmf.privacy.plan import Simulation
+from fedmf.privacy.private_metrics import PrivateMetrics
+from fedmf.privacy.quantile_clipping import QuantileClipping
+from fedmf.privacy.sampling import BallsInBins, MinSepPoisson, Sampling
 from fedmf.server.source import LARGEST
-from fedmf.server.state import check_tail
+from fedmf.server.state import check_tail, plan_fields, plan_mark
 from tests.refusals import refusal
 from tests.server.plans import plan_of
 
@@ -50,3 +57,63 @@ def test_the_host_serves_every_plan_that_protects_anybody():
     for delta, noise_multiplier in ((1e-15, 0.3), (1e-10, 0.2), (1e-6, 0.16)):
         assert plan(noise_multiplier, delta).epsilon > 30
         check_tail(plan(noise_multiplier, delta), LARGEST, entries=10**12)
+
+
+FIELDS = {
+    "mechanism": lambda plan: IdentityMechanism(rounds=5),
+    "participation": lambda plan: Participation(rounds=4, schema="min_sep", min_sep=2),
+    "noise_multiplier": lambda plan: 0.8,
+    "clip_norm": lambda plan: 0.6,
+    "delta": lambda plan: 1e-5,
+    "sampling": lambda plan: CyclicPoisson(population=20, cohort_size=5),
+    "simulation": lambda plan: Simulation(simulated=2, claimed=8),
+    "quantile_clipping": lambda plan: QuantileClipping(),
+    "private_metrics": lambda plan: PrivateMetrics(share=0.02),
+    "longer": lambda plan: plan,
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Plan)])
+def test_a_change_of_any_field_of_a_plan_changes_its_mark(name):
+    before = plan(0.7, 1e-6)
+    changes = {name: FIELDS[name](before)}
+    if name == "mechanism":
+        changes["participation"] = Participation(rounds=5, schema="min_sep", min_sep=3)
+    if name == "sampling":
+        changes["participation"] = None
+    after = dataclasses.replace(before, **changes)
+    assert name in {n for n, text in plan_fields(after).items() if text != plan_fields(before)[n]}
+    assert plan_mark(after) != plan_mark(before)
+    assert plan_mark(dataclasses.replace(before)) == plan_mark(before)
+
+
+# A number or a name that each field inside of a plan's fields may have in place of its own.
+INSIDE = [
+    (Simulation(simulated=2, claimed=8), {"simulated": 3, "claimed": 9}),
+    (QuantileClipping(), {"quantile": 0.6, "share": 0.05, "every": 9, "learning_rate": 0.5}),
+    (PrivateMetrics(share=0.02), {"share": 0.03, "largest_loss": 9.0}),
+    (
+        CyclicPoisson(population=20, cohort_size=5, partitions=2),
+        {"population": 40, "cohort_size": 4, "partitions": 1},
+    ),
+    (BallsInBins(population=20, bins=2), {"population": 40, "bins": 4}),
+    (
+        MinSepPoisson(population=20, cohort_size=5, min_sep=2),
+        {"population": 40, "cohort_size": 4, "min_sep": 3},
+    ),
+]
+
+
+def plan_holding(value):
+    fields = [name for name, make in FIELDS.items() if isinstance(value, type(make(None)))]
+    if isinstance(value, Sampling):
+        return dataclasses.replace(plan(0.7, 1e-6), participation=None, sampling=value)
+    return dataclasses.replace(plan(0.7, 1e-6), **{fields[0]: value})
+
+
+@pytest.mark.parametrize(("value", "changes"), INSIDE, ids=lambda x: type(x).__name__)
+def test_a_change_of_what_a_field_holds_changes_the_mark(value, changes):
+    assert set(changes) == {field.name for field in dataclasses.fields(value)}
+    others = [dataclasses.replace(value, **{name: change}) for name, change in changes.items()]
+    marks = {plan_mark(plan_holding(held)) for held in (value, *others)}
+    assert len(marks) == 1 + len(changes)

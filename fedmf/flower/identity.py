@@ -1,0 +1,54 @@
+"""What makes a run the one that a folder keeps, and what its plan guarantees so far."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.stopping import stopped_after
+from fedmf.server.state import plan_fields
+
+
+def check_same_run(
+    folder: pathlib.Path,
+    begun: tuple[Plan, Mapping[str, Any]],
+    present: tuple[Plan, Mapping[str, Any]],
+) -> None:
+    """Refuses to go on with another plan, model or divisor than the folder's.
+
+    Args:
+      folder: of the run.
+      begun: plan and settings that the folder keeps.
+      present: plan and settings of the program.
+
+    Raises:
+      ValueError: naming what changed.
+    """
+    # The folder does not keep of which longer plan this one is a part: no guarantee rests on it.
+    texts = [plan_fields(dataclasses.replace(plan, longer=None)) for plan, _ in (begun, present)]
+    changed = [name for name, text in texts[0].items() if texts[1][name] != text]
+    if changed:
+        raise ValueError(
+            f"folder={str(folder)!r} keeps another plan than the one given ({' and '.join(changed)}"
+            " changed): give the plan that it was begun with, or another folder"
+        )
+    for name, value in present[1].items():
+        if begun[1][name] != value:
+            raise ValueError(
+                f"folder={str(folder)!r} was begun with {name}={begun[1][name]} and not {value}: "
+                "give the same, or another folder"
+            )
+
+
+def epsilons(plan: Plan, t: int) -> str:
+    """Returns epsilon after t rounds and of the whole plan, as a line of the log."""
+    n = plan.participation.rounds
+    whole = f"epsilon {plan.epsilon:.4g} in all {n} rounds, delta {plan.delta:g}"
+    if not 0 < t < n:
+        return whole
+    try:
+        so_far = stopped_after(plan, t).epsilon
+    except ValueError:  # a plan whose first rounds have no guarantee of their own
+        return f"{whole}, stated for all rounds together"
+    return f"epsilon {so_far:.4g} after {t} rounds, if no output decides to end here; {whole}"

@@ -1,0 +1,87 @@
+"""Evaluation on clients: what one node replies ends no run."""
+
+import logging
+
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from tests.flower.made_up import Grid, failing, honest, initial, wrapped
+
+NODES = list(range(101, 116))
+ROUNDS = 3
+GOOD = {"num-examples": 1, "loss": 2.0}
+ODD = {
+    "other names": [{"num-examples": 1, "accuracy": 1.0}],
+    "no weight": [{"loss": 1.0}],
+    "a list as weight": [{"num-examples": [1, 2], "loss": 1.0}],
+    "a list as loss": [{"num-examples": 1, "loss": [1.0, 2.0]}],
+    "two records": [GOOD, GOOD],
+    "no record": [],
+    "a weight that makes the sum 0": [{"num-examples": -14, "loss": 1.0}],
+}
+
+
+def replying(records):
+    """Returns a node's behaviour: these records for an evaluation, else honest training."""
+
+    def behave(message):
+        if message.metadata.message_type != "evaluate":
+            return honest(message)
+        content = {f"metrics{i}": MetricRecord(record) for i, record in enumerate(records)}
+        return [Message(RecordDict(content), reply_to=message)]
+
+    return behave
+
+
+def run(behaviours, caplog, **options):
+    """Returns the evaluations of a run, and its warnings."""
+    strategy = wrapped(strategy=FedAvg(**options))
+    with caplog.at_level(logging.WARNING, "flwr"):
+        result = strategy.start(Grid(NODES, behaviours), initial(), ROUNDS)
+    assert strategy.server.round == ROUNDS
+    return [dict(metrics) for metrics in result.evaluate_metrics_clientapp.values()]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_one_nodes_odd_evaluation_is_dropped_and_counted(name, caplog):
+    behaviours = dict.fromkeys(NODES, replying([GOOD])) | {NODES[0]: replying(ODD[name])}
+    assert run(behaviours, caplog) == [{"loss": pytest.approx(2.0)}] * ROUNDS
+    assert caplog.text.count("evaluation after round 2: dropped: 1 with") == 1
+
+
+def test_where_no_evaluation_counts_all_are_dropped(caplog):
+    empty = {"num-examples": 0, "loss": 1.0}
+    assert run(dict.fromkeys(NODES, replying([empty])), caplog) == []
+    words = f"dropped: {len(NODES)} that the strategy cannot aggregate (division by zero)"
+    assert caplog.text.count(words) == ROUNDS
+
+
+def test_evaluations_that_fit_are_the_strategys(caplog):
+    """Failures are no reason to drop the others, and nothing is said."""
+
+    def fails(message):
+        return (failing if message.metadata.message_type == "evaluate" else honest)(message)
+
+    behaviours = dict.fromkeys(NODES, replying([GOOD])) | {NODES[0]: fails}
+    assert run(behaviours, caplog) == [{"loss": pytest.approx(2.0)}] * ROUNDS
+    assert "evaluation after round" not in caplog.text
+
+
+def test_a_function_of_the_programs_own_that_fails_ends_no_run(caplog):
+    def fails(contents, key):
+        raise KeyError("accuracy")
+
+    behaviours = dict.fromkeys(NODES, replying([GOOD]))
+    assert run(behaviours, caplog, evaluate_metrics_aggr_fn=fails) == []
+    assert "cannot aggregate ('accuracy')" in caplog.text
+
+
+def test_an_evaluation_for_which_too_few_nodes_are_connected_is_left_out(caplog, monkeypatch):
+    """Where Flower's strategies wait without an end."""
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
+    strategy = wrapped(strategy=FedAvg(min_evaluate_nodes=99))
+    with caplog.at_level(logging.WARNING, "flwr"):
+        strategy.start(Grid(NODES), initial(), ROUNDS, timeout=0.05)
+    assert strategy.server.round == ROUNDS
+    assert caplog.text.count("is not evaluated on clients: 15 nodes were connected") == ROUNDS

@@ -1,0 +1,94 @@
+"""Which strategies can train with one reply a round: those that cannot are refused at once."""
+
+import flwr.serverapp.strategy
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAvg, FedAvgM, FedMedian, QFedAvg
+
+from tests.flower.made_up import COHORT, Grid, Odd, expected, flat, initial, plan, wrapped
+from tests.refusals import refusal
+
+NODES = list(range(101, 116))
+
+
+def of_flower():
+    """Returns a strategy of each class that Flower exports, with few options."""
+    for name in set(flwr.serverapp.strategy.__all__) - {"Result", "Strategy"}:
+        kind = getattr(flwr.serverapp.strategy, name)
+        if name.startswith("DifferentialPrivacy"):
+            options = {"noise_multiplier": 0.1, "num_sampled_clients": COHORT}
+            options |= {"clipping_norm": 1.0} if "Fixed" in name else {}
+            yield (
+                name,
+                lambda kind=kind, options=options: kind(FedAvg(fraction_evaluate=0.0), **options),
+            )
+        else:
+            options = {"client_learning_rate": 0.1} if kind is QFedAvg else {}
+            yield name, lambda kind=kind, options=options: kind(**options)
+
+
+OF_FLOWER = dict(sorted(of_flower()))
+THAT_CANNOT = {
+    "Bulyan",
+    "DifferentialPrivacyClientSideAdaptiveClipping",
+    "FedXgbBagging",
+    "QFedAvg",
+}
+
+
+def test_flowers_strategies_are_all_tried():
+    assert {"FedAvg", "FedAdam", "Krum", "FedXgbCyclic", *THAT_CANNOT} <= set(OF_FLOWER)
+
+
+@pytest.mark.parametrize("name", OF_FLOWER)
+def test_a_strategy_moves_the_model_in_each_round_or_is_refused_before_the_first(name):
+    grid = Grid(NODES)
+    strategy = wrapped(strategy=OF_FLOWER[name]())
+    if name in THAT_CANNOT:
+        with refusal(f"strategy={name} cannot train this model with one reply a round"):
+            strategy.start(grid, initial(), 3)
+        assert (strategy.server.round, grid.asked) == (0, [])
+    else:
+        strategy.configure_evaluate = lambda *args: []
+        result = strategy.start(grid, initial(), 3)
+        models = [np.concatenate([a.ravel() for a in sent.values()]) for sent in grid.sent]
+        models.append(flat(result.arrays))
+        assert all(np.any(models[t] != models[t + 1]) for t in range(3))
+
+
+ODD = {
+    "stays": (lambda model: {n: np.ones_like(a) for n, a in model.items()}, "model stays as it is"),
+    "NaN": (lambda model: {n: a * np.nan for n, a in model.items()}, "entries that are not finite"),
+    "less": (lambda model: {"bias": model["bias"]}, "gives arrays of the names and shapes"),
+    "flat": (lambda model: {n: a.ravel() for n, a in model.items()}, "gives arrays of the names"),
+    "integers": (lambda model: {n: a.astype(int) for n, a in model.items()}, "holds int64 entries"),
+    "fails": (lambda model: 1 / 0, "division by zero"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_strategy_of_ones_own_that_cannot_train_is_refused_before_the_first_round(name):
+    change, words = ODD[name]
+    strategy = wrapped(strategy=Odd(change))
+    with refusal(f"strategy=Odd cannot train this model with one reply .*{words}"):
+        strategy.start(Grid(NODES), initial())
+    assert strategy.server.round == 0
+
+
+def test_a_trial_leaves_the_strategy_as_it_was():
+    """Also one whose methods were replaced by functions that hold it."""
+
+    def patched(strategy):
+        aggregate = strategy.aggregate_train
+        strategy.aggregate_train = lambda *args: aggregate(*args)
+        return strategy
+
+    ends = []
+    for change in (lambda strategy: strategy, patched):
+        strategy = change(FedAvgM(fraction_evaluate=0.0, server_momentum=0.9))
+        ends.append(flat(wrapped(strategy=strategy).start(Grid(NODES), initial()).arrays))
+    np.testing.assert_array_equal(*ends)
+    grid = Grid(NODES)
+    wrapped(strategy=FedMedian(fraction_evaluate=0.0)).start(grid, initial(), 2)
+    after_one = expected(plan(), grid.asked)[0]
+    np.testing.assert_array_equal(grid.sent[1]["weights"], after_one["weights"])
