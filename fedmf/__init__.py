@@ -24,7 +24,7 @@ from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement
 from fedmf.privacy.learning_rate import effective_rmse, predicted_learning_rate
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, dp_event
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import (
@@ -73,6 +73,7 @@ __all__ = [
     "audit_run",
     "calibrate",
     "choose_bands",
+    "dp_event",
     "effective_rmse",
     "fit",
     "identity",

@@ -180,6 +180,43 @@ class Checked:
         set_fields(self, state)
 
 
+class ShortRepr:
+    """The base of dataclasses whose fields hold much: `repr` is one short line.
+
+    It leaves out fields at their default, and shows shapes for arrays and lengths for long lists.
+    """
+
+    # Properties that stand before the fields.
+    _shown_first: typing.ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__repr__" not in vars(cls):  # before @dataclass makes one
+            cls.__repr__ = ShortRepr.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        shown = {name: _short(getattr(self, name)) for name in self._shown_first}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            is_default = value is field.default or value is None or _is_empty(value)
+            if field.repr and not is_default:
+                shown[field.name] = _short(value)
+        return f"{type(self).__name__}({', '.join(f'{n}={text}' for n, text in shown.items())})"
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, str | list | tuple | Mapping) and not value
+
+
+def _short(value: Any) -> str:
+    """Returns a text of at most a line for a field's value."""
+    if isinstance(value, np.ndarray):
+        return f"<{value.dtype} {value.shape}>"
+    if isinstance(value, list | tuple | Mapping) and len(value) > 4:
+        return f"<{len(value)} entries>"
+    return repr(value)
+
+
 def flat(values: Mapping[str, Any], between: str = ".") -> dict[str, Any]:
     """The values with those inside of mappings beside the others, under the names of both.
 

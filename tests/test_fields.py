@@ -45,3 +45,26 @@ def test_arrays_are_copies_that_nobody_writes_to():
 def test_an_instance_names_its_class():
     with refusal(r"other=3 must be a .*test_fields\.Sizes", TypeError):
         fields.instance(Sizes)("other", 3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Much(fields.ShortRepr):
+    """Fields that a whole page would not hold."""
+
+    entries: np.ndarray
+    cohorts: tuple[int, ...] = ()
+    note: str = ""
+    secret: str = dataclasses.field(default="", repr=False)
+
+    _shown_first = ("rounds",)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.entries)
+
+
+def test_a_short_repr_shows_shapes_and_leaves_out_defaults():
+    assert repr(Much(entries=np.ones(3))) == "Much(rounds=3, entries=<float64 (3,)>)"
+    whole = Much(entries=np.ones(3), cohorts=tuple(range(9)), note="a", secret="b")
+    text = "Much(rounds=3, entries=<float64 (3,)>, cohorts=<9 entries>, note='a')"
+    assert repr(whole) == text

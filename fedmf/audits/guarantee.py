@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.audits.achieved import Achieved, Offender, Offenders, Tally
 from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
 from fedmf.mechanisms.sensitivity import sensitivity
@@ -36,7 +36,7 @@ from fedmf.privacy.systems import Subject
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Audit:
+class Audit(fields.ShortRepr):
     """The guarantee after the fact: planned and achieved, side by side.
 
     Attributes:
@@ -63,9 +63,10 @@ class Audit:
       system: the kind of system that was audited, a key of `fedmf.privacy.systems.SYSTEMS`.
     """
 
+    _shown_first = ("epsilon", "rho")
     planned: Plan
     observed: ParticipationStats
-    achieved: Achieved | None
+    achieved: Achieved | None = dataclasses.field(repr=False)
     contradictions: Sequence[str] = ()
     offenders: Offenders | None = None
     most_spent: float | None = None

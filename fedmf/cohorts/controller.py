@@ -330,7 +330,8 @@ class ParticipationController:
 
         Raises:
           TypeError: t is not an int.
-          ValueError: t is negative, beyond the next round, or beyond the last.
+          ValueError: t is negative, beyond the next round, or beyond the last, where the plan is
+            over.
 
         Warns:
           PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The divisor
@@ -340,12 +341,18 @@ class ParticipationController:
         t = checks.integer("t", t, low=0, hint="ask for a round of the run, from 0 on")
         if t < len(self.ledger):
             return self.ledger.cohort(t)
-        if t != len(self.ledger) or t >= self.participation.rounds:
+        if t >= self.participation.rounds:
+            raise ValueError(
+                f"round t={t} is beyond the last, {self.participation.rounds - 1}: the plan of "
+                f"rounds={self.participation.rounds} is over and has no more rounds; make a plan "
+                "for more, with a guarantee of its own"
+            )
+        if t != len(self.ledger):
             raise ValueError(
                 f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of "
                 f"{self.participation.rounds}; ask for rounds in order, each once they are due; to "
                 "go on with a run call controller.go_on_from(ledger=...) first, with the ledger of "
-                "the rounds before (ParticipationLedger.from_csv reads one)"
+                "the rounds before (ParticipationLedger.load reads one)"
             )
         self._catch_up()
         selected, cohort = self._drawn(t)

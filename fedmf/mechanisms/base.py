@@ -21,7 +21,7 @@ _NUMBERS = ("loss", "lower_bound", "iterations", "seconds")
 
 
 @dataclasses.dataclass(frozen=True)
-class Certificate:
+class Certificate(fields.ShortRepr):
     """How far a fitted mechanism can be from the best of its kind, by weak duality.
 
     Attributes:
@@ -42,10 +42,11 @@ class Certificate:
     0.01
     """
 
+    _shown_first = ("gap",)
     loss: float
     lower_bound: float
-    iterations: int
-    seconds: float
+    iterations: int = dataclasses.field(repr=False)
+    seconds: float = dataclasses.field(repr=False)
     participation: Participation | None = None
 
     def __post_init__(self) -> None:
@@ -114,7 +115,7 @@ FILE_FORMAT, FILE_VERSION = "fedmf mechanism", 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Mechanism(fields.Checked, abc.ABC):
+class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
     """A matrix-factorization mechanism: an encoder C (m, n) and a noising matrix N (n, m) with N C
     = I.
 
@@ -138,10 +139,11 @@ class Mechanism(fields.Checked, abc.ABC):
       TypeError, ValueError: fields of the wrong kind or shape, or of no mechanism.
     """
 
+    _shown_first = ("rounds",)
     family: ClassVar[str]
     uncertified: ClassVar[str] = "built from given numbers, not optimised"
     certificate: Certificate | None = None
-    certificate_reason: str = ""
+    certificate_reason: str = dataclasses.field(default="", repr=False)
 
     if TYPE_CHECKING:  # at run time a field of some families and a property of others
 

@@ -3,23 +3,34 @@ is computed from.
 """
 
 import io
+import json
 import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from fedmf import identifiers
-from fedmf.files import expanded
+from fedmf.files import expanded, write_atomically
 from fedmf.participation.clients import ClientRounds
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 
 _HEADER = "round,client\n"
+_FORMAT = "fedmf ledger 1"
 _DAMAGED = "the ledger is damaged"
 _NOBODY = np.zeros((0, 2), np.int64)  # pairs
+
+
+class _Saved(msgspec.Struct, forbid_unknown_fields=True):
+    """What a file holds; of each round the clients that took part, the selected, the deviating."""
+
+    format: str
+    cohort_size: int | None
+    rounds: list[tuple[list[int], list[int], list[int]]]
 
 
 class _Round(NamedTuple):
@@ -195,14 +206,73 @@ class ParticipationLedger:
             [entry.cohort for entry in self._rounds], short_rounds=short
         )
 
-    def to_csv(self) -> str:
-        """Text with the header round,client and one row a participation, in order of rounds."""
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes all that the ledger holds to a file, for `load`; mode 0600.
+
+        Raises:
+          TypeError: no path.
+          OSError: the file cannot be written.
+
+        >>> import tempfile
+        >>> ledger = ParticipationLedger(cohort_size=2, cohorts=[np.array([3, 1]), np.array([])])
+        >>> path = tempfile.mkdtemp() + "/ledger.json"
+        >>> ledger.save(path)
+        >>> again = ParticipationLedger.load(path)
+        >>> len(again), again.cohort_size, again.cohort(0)
+        (2, 2, array([3, 1]))
+        """
+        rounds = [[clients.tolist() for clients in entry] for entry in self._rounds]
+        content = {"format": _FORMAT, "cohort_size": self.cohort_size, "rounds": rounds}
+        write_atomically(_path(path), json.dumps(content) + "\n", mode=0o600)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "ParticipationLedger":
+        """Reads the ledger that `save` wrote.
+
+        Raises:
+          TypeError: no path.
+          ValueError: the file holds no ledger, or is damaged.
+          OSError: the file cannot be read.
+        """
+        file = _path(path)
+        content = file.read_bytes()
+        try:
+            values = msgspec.json.decode(content, type=_Saved, strict=True)
+            if values.format != _FORMAT:
+                raise ValueError(f"its format is {values.format!r}")
+            ledger = ParticipationLedger(cohort_size=values.cohort_size)
+            for cohort, selected, noncompliant in values.rounds:
+                ledger.append(
+                    np.array(cohort, np.int64),
+                    selected=np.array(selected, np.int64),
+                    noncompliant=np.array(noncompliant, np.int64),
+                )
+        except (ValueError, OverflowError) as error:
+            raise ValueError(
+                f"path={str(path)!r} holds no whole ledger ({error}): write it again with save; "
+                "from_csv reads the text of to_csv"
+            ) from error
+        return ledger
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Returns text with the header round,client and a row for each participation, in order of
+        rounds.
+
+        It does not say how many rounds there were, nor who was selected and contributed nothing:
+        `save` does.
+
+        Args:
+          path: a file that the text is written to as well; None for none.
+        """
         cohorts = (
             (t, map(str, e.cohort.tolist())) for t, e in enumerate(self._rounds) if len(e.cohort)
         )
         # Quick: checkpoints hold it all
         rows = (f"{t}," + f"\n{t},".join(clients) + "\n" for t, clients in cohorts)
-        return _HEADER + "".join(rows)
+        text = _HEADER + "".join(rows)
+        if path is not None:
+            write_atomically(_path(path), text, mode=0o600)
+        return text
 
     @staticmethod
     def from_csv(
@@ -256,6 +326,12 @@ class ParticipationLedger:
         ends = np.cumsum(np.bincount(pairs[:, 0], minlength=rounds))
         cohorts = np.split(pairs[:, 1], ends[:-1]) if rounds else []
         return ParticipationLedger(cohort_size=cohort_size, cohorts=cohorts)
+
+
+def _path(path: str | os.PathLike[str]) -> pathlib.Path:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise TypeError(f"path={path!r} must be the path of a file")
+    return pathlib.Path(path)
 
 
 def _fault(text: str, rounds: int) -> str | None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from fedmf import fields
 from fedmf.participation.clients import ClientRounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class ParticipationStats:
+class ParticipationStats(fields.ShortRepr):
     """Counts over all clients of a run.
 
     Attributes:

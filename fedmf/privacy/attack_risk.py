@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.privacy.plan import Plan, unit_noise
+from fedmf.privacy.plan import Plan, check_plan, unit_noise
 from fedmf.privacy.rounding import finite
 
 # Of a true-positive rate in float64, relative: 7e-11 at most, where a is near 1e-308.
@@ -192,8 +192,7 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     >>> round(risk.mu, 3), round(risk.advantage, 3), round(risk.true_positive_rate(0.01), 3)
     (1.532, 0.556, 0.213)
     """
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan={plan!r} must be a fedmf.Plan: make one with fedmf.calibrate")
+    check_plan(plan)
     g = checks.integer("devices", devices, low=1, hint="count the clients of one user")
     z = plan.noise_multiplier
     mu = g / z if z else math.inf

@@ -13,6 +13,7 @@ from fedmf.privacy.flat_config import OF_THE_FIT
 from fedmf.privacy.plan import (
     Plan,
     bit_stddev,
+    check_plan,
     cohort_scale,
     metric_stddev,
     noise_multiplier_without_metrics,
@@ -151,6 +152,7 @@ def statement(plan: Plan) -> str:
       Markdown.
 
     Raises:
+      TypeError: no plan.
       ValueError: float32 does not hold the noise's scale.
 
     >>> import fedmf
@@ -158,6 +160,7 @@ def statement(plan: Plan) -> str:
     >>> "epsilon" in fedmf.statement(config.plan())
     True
     """
+    check_plan(plan)
     return _statement.markdown(statement_values(plan))
 
 

@@ -10,7 +10,8 @@ epsilon (`fedmf.privacy.sampling`).
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
+import reprlib
+from typing import TYPE_CHECKING, Any
 
 from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
@@ -58,7 +59,7 @@ class Simulation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(fields.ShortRepr):
     """What will be run and what it guarantees.
 
     Frozen; every number the noise depends on is derived here and nowhere else.
@@ -108,7 +109,7 @@ class Plan:
     simulation: Simulation | None = None
     quantile_clipping: QuantileClipping | None = None
     private_metrics: PrivateMetrics | None = None
-    longer: "Plan | None" = None
+    longer: "Plan | None" = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         mechanism = self.mechanism
@@ -303,12 +304,29 @@ class Plan:
         return dataclasses.replace(self, simulation=simulation)
 
 
+def check_plan(plan: Any) -> None:
+    """Refuses what is no plan: TypeError."""
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
+        )
+
+
 def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
-    """The whole run as one event: that of the sampling scheme where dp_accounting has it, else the
-    unamplified Gaussian.
+    """Returns the whole run as one event of dp_accounting.
+
+    Args:
+      plan: of the run.
+
+    Returns:
+      The event of the sampling scheme where dp_accounting has it, else the unamplified Gaussian.
+
+    Raises:
+      TypeError: no plan.
     """
     import dp_accounting
 
+    check_plan(plan)
     if plan.noise_multiplier == 0:
         return dp_accounting.NonPrivateDpEvent()
     scheme = plan.sampling

@@ -5,13 +5,13 @@ plans that a source cannot serve.
 import dataclasses
 import hashlib
 import math
-import reprlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.plan import Plan, bit_stddev
+from fedmf.privacy.plan import check_plan as check_plan
 from fedmf.privacy.statement import mechanism_digest
 
 
@@ -31,14 +31,6 @@ class NoiseState(NamedTuple):
     made_for: Any
     mechanism: Any
     rows: Any
-
-
-def check_plan(plan: Any) -> None:
-    """Refuses what is no plan."""
-    if not isinstance(plan, Plan):
-        raise TypeError(
-            f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
-        )
 
 
 def mark_of(text: str) -> int:

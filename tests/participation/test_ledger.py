@@ -163,3 +163,56 @@ class TestPlannedAndAchieved:
         ledger = ledger_of([[1], []], None)
         ledger.append(np.array([1]), selected=np.array([1, 2]))
         assert ledger.observed().short_rounds == 1
+
+
+class TestSave:
+    """A file of all that a ledger holds."""
+
+    def test_load_gives_back_all_that_save_wrote(self, tmp_path):
+        ledger = ParticipationLedger(cohort_size=3)
+        ledger.append(np.array([4, 1]), selected=np.array([1, 4, 7]), noncompliant=np.array([4]))
+        ledger.append(np.array([], np.int64), selected=np.array([2**62]))
+        ledger.append(np.array([], np.int64))
+        path = tmp_path / "ledger.json"
+        ledger.save(path)
+        again = ParticipationLedger.load(str(path))
+        assert (len(again), again.cohort_size) == (3, 3)
+        for t in range(3):
+            np.testing.assert_array_equal(again.cohort(t), ledger.cohort(t))
+            np.testing.assert_array_equal(again.selected(t), ledger.selected(t))
+        np.testing.assert_array_equal(again.noncompliant(), [4])
+        assert again.observed().summary() == ledger.observed().summary()
+        assert path.stat().st_mode & 0o077 == 0
+        ParticipationLedger(cohort_size=None).save(path)
+        assert ParticipationLedger.load(path).cohort_size is None
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "",
+            "round,client\n0,1\n",
+            '{"format": "fedmf ledger 1", "cohort_size": 2, "rounds": [[[1], [1]]]}',
+            '{"format": "fedmf ledger 1", "cohort_size": 2, "rounds": [[[1], [2], []]]}',
+            '{"format": "fedmf ledger 1", "cohort_size": 2, "rounds": [[[-1], [-1], []]]}',
+            '{"format": "fedmf ledger 1", "cohort_size": 2, "rounds": [[[1e30], [1], []]]}',
+            '{"format": "fedmf ledger 1", "cohort_size": 2, "rounds": [[[9e18], [1], []]]',
+            '{"format": "fedmf ledger 9", "cohort_size": 2, "rounds": []}',
+        ],
+    )
+    def test_what_is_no_whole_ledger_is_refused(self, content, tmp_path):
+        path = tmp_path / "ledger.json"
+        path.write_text(content)
+        with refusal(f"path='{path}' holds no whole ledger"):
+            ParticipationLedger.load(path)
+
+    @pytest.mark.parametrize("path", [None, 3, ""])
+    def test_what_is_no_path_is_refused(self, path):
+        for call in (ParticipationLedger(cohort_size=1).save, ParticipationLedger.load):
+            with refusal(f"path={path!r} must be the path of a file", TypeError):
+                call(path)
+
+    def test_to_csv_writes_a_file_too(self, tmp_path):
+        ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([3])])
+        assert ledger.to_csv(tmp_path / "ledger.csv") == "round,client\n0,3\n"
+        again = ParticipationLedger.from_csv(tmp_path / "ledger.csv", rounds=1, cohort_size=1)
+        np.testing.assert_array_equal(again.cohort(0), [3])

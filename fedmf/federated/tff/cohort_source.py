@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
+from fedmf import checks
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.federated.tff import tff
 from fedmf.participation.ledger import ParticipationLedger
@@ -73,13 +74,32 @@ class CohortDataSource(tff.program.FederatedDataSource):
         return self._iterator_class()
 
     def training_selection_fn(self, round_num: int) -> list[tf.data.Dataset]:
-        """The datasets of the cohort of a round of `tff.simulation.run_training_process`, which
-        counts from 1.
+        """Returns the datasets of a round's cohort, for `tff.simulation.run_training_process`.
+
+        Args:
+          round_num: TFF's number of the round, from 1 on.
 
         Raises:
-          ValueError: rounds out of order; in a new process, before the controller has taken over
-            the ledger of the rounds before.
+          TypeError: round_num is not an int.
+          ValueError: a round before 1 or beyond the plan's last; rounds out of order; in a new
+            process, before the controller has taken over the ledger of the rounds before.
         """
+        hint = "TFF's first round is 1"
+        round_num = checks.integer("round_num", round_num, low=1, hint=hint)
+        rounds = self.controller.participation.rounds
+        num_drawn = len(self.controller.ledger)
+        if round_num > rounds:
+            raise ValueError(
+                f"round_num={round_num} is beyond the last, {rounds}: the plan of rounds={rounds} "
+                "is over and has no more rounds; make a plan for more, with a guarantee of its own"
+            )
+        if round_num > num_drawn + 1:
+            raise ValueError(
+                f"round_num={round_num} cannot be drawn (t={round_num - 1} of the controller, "
+                f"which counts from 0): the next is round_num={num_drawn + 1} of {rounds}; ask for "
+                "rounds in order, or call controller.go_on_from(ledger=...) first, with the ledger "
+                "of the rounds before (ParticipationLedger.load reads one)"
+            )
         return [self._client_data(int(client)) for client in self.controller.cohort(round_num - 1)]
 
 

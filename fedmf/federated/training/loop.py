@@ -3,7 +3,9 @@ from where it stopped.
 """
 
 import contextlib
+import os
 import pathlib
+import reprlib
 import sys
 import time
 from collections.abc import Sequence
@@ -34,6 +36,36 @@ from fedmf.terminal import interrupts
 
 class InterruptedRun(interrupts.Interrupted):
     """Ctrl-C: the run has been checkpointed and can be resumed."""
+
+
+def _check_arguments(task: Any, config: Any, folder: Any, resume: Any, callbacks: Any) -> None:
+    """Refuses arguments of the wrong kind: TypeError."""
+    if not isinstance(task, Task):
+        raise TypeError(
+            f"task={reprlib.repr(task)} must be a federated.Task: make one with Task.from_arrays, "
+            "or from a name in a config with "
+            "fedmf.tasks.task_from_config"
+        )
+    if not isinstance(config, TrainConfig):
+        raise TypeError(
+            f"config={reprlib.repr(config)} must be a fedmf.TrainConfig: make one with "
+            "fedmf.TrainConfig(rounds=..., cohort_size=..., ...)"
+        )
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+        raise TypeError(f"folder={folder!r} must be the path of the run's folder")
+    if not isinstance(resume, bool):
+        raise TypeError(f"resume={resume!r} must be True or False")
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
+        raise TypeError(
+            f"callbacks={reprlib.repr(callbacks)} must be a list of callbacks, such as "
+            "[federated.StopAfter(20)]"
+        )
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise TypeError(
+                f"callbacks holds {reprlib.repr(callback)}, which is no federated.Callback: make "
+                "an object of a class that inherits from it"
+            )
 
 
 def train(
@@ -78,6 +110,7 @@ def train(
         be resumed without it.
     """
     check_eager()
+    _check_arguments(task, config, folder, resume, callbacks)
     machine = RunOptions(**options)
     check_address(machine.cluster, config.execution)
     if config.private_metrics and machine.worker_task is not None:
