@@ -21,6 +21,12 @@ _OTHER_FAMILY = (
 MAX_ROUNDS = 100_000_000
 
 
+def _shown(value: Any) -> str:
+    """Returns a value as it stands in an error, in one line."""
+    text = repr(value)
+    return " ".join(text.split()) if "\n" in text else text
+
+
 def rounds(name: str, value: Any) -> int:
     """Returns `value` as a number of rounds."""
     return integer(
@@ -33,7 +39,7 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: s
     `hint` ends the error's sentence.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not an int: {hint}")
+        raise TypeError(f"{name}={_shown(value)} is a {type(value).__name__}, not an int: {hint}")
     number = int(value)
     if number < low or (high is not None and number > high):
         bounds = f"at least {low}" if high is None else f"in {low}..{high}"
@@ -44,7 +50,9 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: s
 def real(name: str, value: Any, *, hint: str) -> float:
     """`value` as a finite float, never -0.0; `hint` ends the error's sentence."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number: {hint}")
+        raise TypeError(
+            f"{name}={_shown(value)} is a {type(value).__name__}, not a real number: {hint}"
+        )
     try:
         number = float(value)
     except OverflowError:  # a whole number or a fraction beyond 1e308
@@ -60,11 +68,11 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Returns `value`, one of the strings `choices`."""
     if not isinstance(value, str):
         raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}, not a str: choose one "
+            f"{name}={_shown(value)} is a {type(value).__name__}, not a str: choose one "
             f"of {', '.join(choices)}"
         )
     if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
+        raise ValueError(f"{name}={_shown(value)} is unknown: choose one of {', '.join(choices)}")
     return value
 
 

@@ -167,6 +167,28 @@ def check_fields(options: Any) -> None:
             set_fields(options, {field.name: field.metadata["check"](field.name, value)})
 
 
+def check_names(call: str, options: type, values: Mapping[str, Any]) -> None:
+    """Refuses values whose names are not those of a dataclass of options, or that lack one.
+
+    Args:
+      call: the function that the values were given to.
+      options: the dataclass.
+      values: by name.
+
+    Raises:
+      TypeError: naming the option.
+    """
+    known = {field.name: field for field in dataclasses.fields(options)}
+    for name in values:
+        if name not in known:
+            raise TypeError(f"{call} has no {name}: {checks.meant(name, known, 'it takes')}")
+    for name, field in known.items():
+        defaults = (field.default, field.default_factory)
+        has_default = any(default is not dataclasses.MISSING for default in defaults)
+        if name not in values and not has_default:
+            raise TypeError(f"{call} needs `{name}`: give it by name")
+
+
 class Checked:
     """The base of frozen dataclasses whose fields are checked when they are made; see
     `check_fields`.

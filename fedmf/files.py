@@ -5,12 +5,13 @@ alone, locks, and the cache folder.
 import contextlib
 import os
 import pathlib
+import reprlib
 import secrets
 import shlex
 import weakref
 import zipfile
 from collections.abc import Callable
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -46,6 +47,17 @@ def shell_path(path: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(path)
     return shlex.quote(f"./{text}" if text.startswith(("-", "~")) else text)
+
+
+def checked_path(name: str, value: Any, *, hint: str = "name a file") -> pathlib.Path:
+    """Returns the expanded path that an argument names; `hint` ends the error's sentence.
+
+    Raises:
+      TypeError: no text and no path, or an empty one.
+    """
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise TypeError(f"{name}={reprlib.repr(value)} is no path: {hint}")
+    return expanded(value)
 
 
 def write_atomically(

@@ -146,9 +146,10 @@ def schedule_text(name: str, value: Any) -> str:
     >>> schedule_text("schedule", "2:5e-1, 3:.25")
     '2:0.5 3:0.25'
     """
+    is_flat = not isinstance(value, np.ndarray) or value.ndim == 1
     if isinstance(value, str | os.PathLike):
         text = os.fspath(value)
-    elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes):
+    elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes) and is_flat:
         text = " ".join(map(str, value))
     else:
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: {_HINT}")

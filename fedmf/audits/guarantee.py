@@ -9,6 +9,7 @@ what in the record speaks against its sampling scheme.
 import dataclasses
 import itertools
 import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.audits.achieved import Achieved, Offender, Offenders, Tally
 from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
+from fedmf.files import checked_path
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
@@ -28,11 +30,14 @@ from fedmf.privacy.describe import (
     guarantee_values,
     statement_values,
 )
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, check_plan
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.sampling.base import off_multiples
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import Subject
+
+# Bytes, of any machine.
+_MOST_MEMORY = 2**50
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,6 +114,10 @@ class Audit(fields.ShortRepr):
           system: the kind of system, a key of `fedmf.privacy.systems.SYSTEMS` such as "pipeline"
             for a TFF pipeline with `dp_aggregator`; None for that of the audit.
         """
+        for name, count in (("cohort_size", cohort_size), ("population", population)):
+            if count is not None:
+                hint = "use the number of clients, or None where it is not known"
+                checks.integer(name, count, low=1, hint=hint)
         subject = None if system is None else Subject(system=system)
         return markdown(
             self.statement_values(cohort_size=cohort_size, population=population, subject=subject)
@@ -268,6 +277,13 @@ def audit_ledger(
     Raises:
       ValueError: the ledger is longer than the plan, or unrecorded rounds are not after it.
     """
+    check_plan(plan)
+    if not isinstance(ledger, ParticipationLedger):
+        raise TypeError(
+            f"ledger={reprlib.repr(ledger)} must be a fedmf.ParticipationLedger: audit a file with "
+            "fedmf.audit_log"
+        )
+    unrecorded = _later_rounds(unrecorded)
     if len(ledger) > plan.participation.rounds:
         raise ValueError(
             f"ledger has {len(ledger)} rounds but the plan covers {plan.participation.rounds}: "
@@ -298,6 +314,15 @@ def audit_ledger(
         return everyone
     others = audited(ledger.well_behaved())
     return dataclasses.replace(others, everyone=everyone, offenders=everyone.offenders)
+
+
+def _later_rounds(unrecorded: Any) -> Sequence[int]:
+    hint = "give the numbers of rounds, in a list"
+    if isinstance(unrecorded, range):
+        return unrecorded
+    if not isinstance(unrecorded, Sequence | np.ndarray) or isinstance(unrecorded, str | bytes):
+        raise TypeError(f"unrecorded={reprlib.repr(unrecorded)} is no list of rounds: {hint}")
+    return [checks.integer("unrecorded", t, low=0, hint=hint) for t in np.asarray(unrecorded).flat]
 
 
 def audit_log(
@@ -339,6 +364,16 @@ def audit_log(
       >>> audit.observed.min_separation, audit.contradictions, audit.epsilon <= plan.epsilon
       (3, ('two rounds of one client are 3 apart where at least 4 were planned',), True)
     """
+    path = checked_path("path", path, hint="name a file of clients and rounds")
+    check_plan(plan)
+    if not isinstance(form, LogForm):
+        raise TypeError(f"form={reprlib.repr(form)} must be a fedmf.LogForm")
+    if folder is not None:
+        hint = "name a folder with room, or give None"
+        folder = checked_path("folder", folder, hint=hint)
+        if not folder.is_dir():
+            raise ValueError(f"folder={str(folder)!r} is no folder: {hint}")
+    memory = checks.integer("memory", memory, low=1, high=_MOST_MEMORY, hint="use bytes")
     rounds = plan.participation.rounds
     if rounds_run is not None:
         hint = "pass the number of rounds that were run"

@@ -5,6 +5,7 @@ rests on.
 import copy
 import dataclasses
 import math
+import reprlib
 import warnings
 from typing import Any
 
@@ -22,6 +23,10 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.draws import Draws, EpochOrder, draw_generator
+
+# The arrays of one byte or more a client, tens of gigabytes.
+_MOST_CLIENTS = 10**10
+_ROUND_HINT = "ask for a round of the run, from 0 on"
 
 
 class PoolRanDryWarning(UserWarning):
@@ -92,7 +97,7 @@ class ParticipationController:
             )
         self.participation = participation
         self.population = checks.integer(
-            "population", population, low=1, hint="use the number of clients"
+            "population", population, low=1, high=_MOST_CLIENTS, hint="use the number of clients"
         )
         self.cohort_size = checks.integer(
             "cohort_size", cohort_size, low=1, hint="use the number of clients a round"
@@ -228,9 +233,15 @@ class ParticipationController:
           ledger: of the run that goes on.
 
         Raises:
+          TypeError: no ledger.
           ValueError: rounds that this controller cannot have drawn, or it has drawn
             some of its own.
         """
+        if not isinstance(ledger, ParticipationLedger):
+            raise TypeError(
+                f"ledger={reprlib.repr(ledger)} must be a fedmf.ParticipationLedger: "
+                "ParticipationLedger.load reads one"
+            )
         if len(self.ledger):
             raise ValueError(
                 f"the controller has drawn {len(self.ledger)} rounds of its "
@@ -312,6 +323,7 @@ class ParticipationController:
         Args:
           t: a round, from 0 on.
         """
+        t = checks.integer("t", t, low=0, high=checks.MAX_ROUNDS, hint=_ROUND_HINT)
         self._catch_up()
         mask = np.zeros(self.population, bool)
         clients = np.flatnonzero(self._may_come(t, slice(0, self.population)))
@@ -338,7 +350,7 @@ class ParticipationController:
             of the mean stays the fixed cohort size, so the guarantee is untouched. Never with
             independent draws, whose cohorts vary in size.
         """
-        t = checks.integer("t", t, low=0, hint="ask for a round of the run, from 0 on")
+        t = checks.integer("t", t, low=0, hint=_ROUND_HINT)
         if t < len(self.ledger):
             return self.ledger.cohort(t)
         if t >= self.participation.rounds:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from fedmf.server.server import Server
 log = logging.getLogger("flwr")  # Flower's own, so that lines come in one order
 
 _PARTITION = "partition"
+# A round without clients waits for a node to answer so many queries, and no more.
+_MOST_QUERIES = 5
 _NO_PARTITION = "none tells a partition id: call fedmf.flower.tell_partition on the app"
 # How long nodes have for their partition id, and how often waiting looks again, in seconds.
 _ANSWER_SECONDS, _LOOK_SECONDS = 60.0, 1.0
@@ -82,14 +85,15 @@ class Nodes:
         # With node ids, a run that goes on must know some of them again.
         self._goes_on = server.round > 0
         self._partitions: dict[int, int | None] = {}  # of each connected node that answered
+        self._num_unanswered: Counter[int] = Counter()  # of each node, queries
 
     def draw(self, grid: Grid, seconds: float) -> dict[int, int]:
         """Draws the nodes of this round, and says which client each is.
 
         With node ids it waits until a node is connected that may take part. With a population it
-        waits only until a node tells a partition id: the server has drawn the round's clients, so
-        that a round none of whose clients is connected is empty, as one is for which the plan's
-        sampling draws nobody.
+        waits only until the connected nodes have told their partition ids: the server has drawn
+        the round's clients, so that a round none of whose clients is connected is empty, as one is
+        for which the plan's sampling draws nobody.
 
         Raises:
           TimeoutError: it has waited for so many seconds.
@@ -105,8 +109,8 @@ class Nodes:
                 is_ready = bool(asked)
             else:
                 self._ask_partitions(grid, nodes, seconds)
-                is_ready = any(partition is not None for partition in self._partitions.values())
                 asked, why = self._by_partition(nodes, drawn), _NO_PARTITION
+                is_ready = bool(asked) or self._have_told(nodes)
             if is_ready:
                 self._goes_on = False
                 return asked
@@ -132,6 +136,14 @@ class Nodes:
         named = {self._partitions.get(node): node for node in reversed(nodes)}
         return {named[client]: client for client in sorted(drawn) if client in named}
 
+    def _have_told(self, nodes: Sequence[int]) -> bool:
+        """Says whether a node has told its partition, and none of the others may do so yet."""
+        told = [partition for partition in self._partitions.values() if partition is not None]
+        return bool(told) and all(
+            node in self._partitions or self._num_unanswered[node] >= _MOST_QUERIES
+            for node in nodes
+        )
+
     def _ask_partitions(self, grid: Grid, nodes: Sequence[int], seconds: float) -> None:
         """Asks the nodes that have not told their partition id."""
         self._partitions = {n: p for n, p in self._partitions.items() if n in set(nodes)}
@@ -141,6 +153,7 @@ class Nodes:
         ]
         if not messages:
             return
+        self._num_unanswered.update(message.metadata.dst_node_id for message in messages)
         assert self._population is not None
         for reply in grid.send_and_receive(messages, timeout=min(_ANSWER_SECONDS, seconds)):
             if reply.has_content():

@@ -5,15 +5,17 @@ The classes that implement it are final: one family, one frozen dataclass.
 
 import abc
 import dataclasses
-import math
+import numbers
 import os
+import reprlib
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.files import expanded, write_atomically
+from fedmf.files import checked_path, write_atomically
 from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
 
@@ -50,11 +52,18 @@ class Certificate(fields.ShortRepr):
     participation: Participation | None = None
 
     def __post_init__(self) -> None:
-        finite = all(math.isfinite(getattr(self, name)) for name in _NUMBERS)
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(
+                    f"{name}={reprlib.repr(value)} is a {type(value).__name__}, not a number: "
+                    "fit the mechanism again"
+                )
+        finite = all(abs(getattr(self, name)) <= sys.float_info.max for name in _NUMBERS)
         if not finite or not 0.0 < self.lower_bound <= self.loss:
-            numbers = ", ".join(f"{name}={getattr(self, name)}" for name in _NUMBERS)
+            shown = ", ".join(f"{name}={getattr(self, name)}" for name in _NUMBERS)
             raise ValueError(
-                f"{numbers} are no certificate: all are finite, and the bound is positive and at "
+                f"{shown} are no certificate: all are finite, and the bound is positive and at "
                 "most the loss, so fit the mechanism again"
             )
         checks.integer("iterations", self.iterations, low=0, hint="it counts the steps of the fit")
@@ -255,10 +264,11 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
           path: of the file; its folder exists.
 
         Raises:
+          TypeError: no path.
           ValueError: the folder of path does not exist.
           OSError: the file cannot be written.
         """
-        target = expanded(path)
+        target = checked_path("path", path)
         if not target.parent.is_dir():
             raise ValueError(
                 f"path={str(target)!r} is in a folder that does not exist: create it, "

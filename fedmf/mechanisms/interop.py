@@ -7,13 +7,14 @@ import functools
 import math
 import os
 import pathlib
+import reprlib
 from typing import Any, ClassVar, final
 
 import numpy as np
 import scipy.linalg
 
 from fedmf import checks, fields
-from fedmf.files import expanded
+from fedmf.files import checked_path
 from fedmf.mechanisms.banded.fit import BandedMechanism, diagonals_of
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.dense.fit import DenseMechanism
@@ -67,6 +68,7 @@ def load_factorization(
       `ExplicitMechanism`.
 
     Raises:
+      TypeError: no path, or no workload.
       FileNotFoundError: there is no such file or folder.
       ValueError: the files are damaged or of another kind, or the matrices fail a check.
 
@@ -77,11 +79,12 @@ def load_factorization(
     ...     load_factorization(file.name).family
     'dense'
     """
-    source = expanded(path)
+    hint = "name an .npz or .npy file, or a folder of tensors"
+    source = checked_path("path", path, hint=hint)
+    if workload is not None and not isinstance(workload, Workload):
+        raise TypeError(f"workload={reprlib.repr(workload)} must be a fedmf.Workload, or None")
     if not source.exists():
-        raise FileNotFoundError(
-            f"path={str(source)!r} is not there: name an .npz or .npy file, or a folder of tensors"
-        )
+        raise FileNotFoundError(f"path={str(source)!r} is not there: {hint}")
     try:
         C, B = _read(source)
         return _mechanism(C, B, workload)

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.linalg
 
 from fedmf import checks
-from fedmf.files import check_archive, expanded
+from fedmf.files import check_archive, checked_path
 from fedmf.mechanisms.base import (
     FILE_FORMAT,
     FILE_VERSION,
@@ -54,11 +54,12 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
       The mechanism, of the class that wrote it.
 
     Raises:
+      TypeError: no path.
       FileNotFoundError: there is no such file.
       ValueError: the file is truncated, damaged, of another kind or of a later version, or holds no
         valid mechanism.
     """
-    target = expanded(path)
+    target = checked_path("path", path, hint="name a file that mechanism.save wrote")
     if not target.is_file():
         raise FileNotFoundError(
             f"path={str(target)!r} is not a file: name one that mechanism.save wrote"

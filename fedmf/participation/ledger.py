@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import reprlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from fedmf import identifiers
-from fedmf.files import expanded, write_atomically
+from fedmf import checks, identifiers
+from fedmf.files import checked_path, write_atomically
 from fedmf.participation.clients import ClientRounds
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
@@ -65,8 +66,12 @@ class ParticipationLedger:
     """
 
     def __init__(self, *, cohort_size: int | None, cohorts: Sequence[np.ndarray] = ()) -> None:
-        self.cohort_size = cohort_size
+        self.cohort_size = _cohort_size(cohort_size)
         self._rounds: list[_Round] = []
+        if isinstance(cohorts, str | bytes) or not np.iterable(cohorts):
+            raise TypeError(
+                f"cohorts={reprlib.repr(cohorts)} must be a list of cohorts, arrays of ints"
+            )
         for cohort in cohorts:
             self.append(cohort)
 
@@ -115,7 +120,7 @@ class ParticipationLedger:
         Args:
           t: a round of the ledger, from 0 on.
         """
-        return self._rounds[t].cohort
+        return self._entry(t).cohort
 
     def selected(self, t: int) -> np.ndarray:
         """The clients that were selected for round t, int64 (clients,), read-only: `cohort(t)` and
@@ -124,7 +129,11 @@ class ParticipationLedger:
         Args:
           t: a round of the ledger, from 0 on.
         """
-        return self._rounds[t].selected
+        return self._entry(t).selected
+
+    def _entry(self, t: int) -> _Round:
+        hint = f"ask for a round that is recorded, of {len(self)}"
+        return self._rounds[checks.integer("t", t, low=0, high=len(self) - 1, hint=hint)]
 
     def noncompliant(self, participation: Participation | None = None) -> np.ndarray:
         """The clients known to deviate, int64, sorted.
@@ -144,6 +153,11 @@ class ParticipationLedger:
         (array([], dtype=int64), array([7]))
         """
         known = [entry.noncompliant for entry in self._rounds]
+        if participation is not None and not isinstance(participation, Participation):
+            raise TypeError(
+                f"participation={reprlib.repr(participation)} must be a fedmf.Participation, or "
+                "None"
+            )
         if participation is not None:
             clients, rounds = self.clients()
             known.append(clients[~rounds.kept(participation)])
@@ -170,6 +184,7 @@ class ParticipationLedger:
         Args:
           rounds: how many.
         """
+        rounds = checks.integer("rounds", rounds, low=0, hint="use a number of rounds")
         result = self._changed(lambda entry: entry)
         del result._rounds[rounds:]
         return result
@@ -223,7 +238,7 @@ class ParticipationLedger:
         """
         rounds = [[clients.tolist() for clients in entry] for entry in self._rounds]
         content = {"format": _FORMAT, "cohort_size": self.cohort_size, "rounds": rounds}
-        write_atomically(_path(path), json.dumps(content) + "\n", mode=0o600)
+        write_atomically(checked_path("path", path), json.dumps(content) + "\n", mode=0o600)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "ParticipationLedger":
@@ -234,7 +249,7 @@ class ParticipationLedger:
           ValueError: the file holds no ledger, or is damaged.
           OSError: the file cannot be read.
         """
-        file = _path(path)
+        file = checked_path("path", path)
         content = file.read_bytes()
         try:
             values = msgspec.json.decode(content, type=_Saved, strict=True)
@@ -271,7 +286,7 @@ class ParticipationLedger:
         rows = (f"{t}," + f"\n{t},".join(clients) + "\n" for t, clients in cohorts)
         text = _HEADER + "".join(rows)
         if path is not None:
-            write_atomically(_path(path), text, mode=0o600)
+            write_atomically(checked_path("path", path), text, mode=0o600)
         return text
 
     @staticmethod
@@ -292,8 +307,14 @@ class ParticipationLedger:
             or a row twice.
           OSError: the file cannot be read.
         """
+        if not isinstance(text, str | os.PathLike):
+            raise TypeError(
+                f"text={reprlib.repr(text)} must be the text of to_csv, or the path of a file of it"
+            )
+        hint = "pass the number of rounds recorded"
+        rounds = checks.integer("rounds", rounds, low=0, high=checks.MAX_ROUNDS, hint=hint)
         if isinstance(text, os.PathLike) or (text and "\n" not in text and "\r" not in text):
-            text = expanded(text).read_text(encoding="utf-8-sig")
+            text = checked_path("text", text).read_text(encoding="utf-8-sig")
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not text.startswith(_HEADER):
             raise ValueError(
@@ -328,10 +349,11 @@ class ParticipationLedger:
         return ParticipationLedger(cohort_size=cohort_size, cohorts=cohorts)
 
 
-def _path(path: str | os.PathLike[str]) -> pathlib.Path:
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise TypeError(f"path={path!r} must be the path of a file")
-    return pathlib.Path(path)
+def _cohort_size(cohort_size: Any) -> int | None:
+    if cohort_size is None:
+        return None
+    hint = "use the number of clients a round, or None where cohorts vary"
+    return checks.integer("cohort_size", cohort_size, low=0, hint=hint)
 
 
 def _fault(text: str, rounds: int) -> str | None:

@@ -16,6 +16,7 @@ Every number is rounded up.
 import dataclasses
 import functools
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ _ROUNDING = 1e-9
 RATES = (0.001, 0.01, 0.1)
 # Beyond, the bound without sampling is taken: it costs nothing, and claims no more.
 _MOST_DEVICES = 1000
+_MU_HINT = "use 1 / `noise_multiplier`"
 _STEPS = 200
 
 
@@ -58,14 +60,24 @@ class AttackRisk:
     failure: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.mu >= 0 or math.isnan(self.mu):
-            raise ValueError(f"mu={self.mu!r} must not be negative: use 1 / `noise_multiplier`")
+        is_infinite = isinstance(self.mu, float) and self.mu == math.inf
+        mu = math.inf if is_infinite else checks.real("mu", self.mu, hint=_MU_HINT)
+        if mu < 0:
+            raise ValueError(f"mu={mu!r} must not be negative: {_MU_HINT}")
         hint = "count the clients of one user"
-        devices = checks.integer("devices", self.devices, low=1, hint=hint)
-        fields.set_fields(self, {"devices": devices})
-        for epsilon, delta in self.pairs:
+        devices = checks.integer("devices", self.devices, low=1, high=10**9, hint=hint)
+        fields.set_fields(self, {"mu": mu, "devices": devices})
+        hint = "give a list of (epsilon, delta), as proven"
+        if not isinstance(self.pairs, list | tuple):
+            raise TypeError(f"pairs={self.pairs!r} is a {type(self.pairs).__name__}: {hint}")
+        for pair in self.pairs:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise TypeError(f"pairs has {pair!r}: {hint}")
+            epsilon, delta = pair
+            if not all(isinstance(number, numbers.Real) for number in pair):
+                raise TypeError(f"pairs has {pair!r}: {hint}")
             if not (epsilon >= 0 and 0 <= delta <= 1):
-                raise ValueError(f"pairs has {(epsilon, delta)}: give (epsilon, delta), as proven")
+                raise ValueError(f"pairs has {(epsilon, delta)}: {hint}")
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
         """The most of the clients that are there that an attack finds.
@@ -193,7 +205,8 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     (1.532, 0.556, 0.213)
     """
     check_plan(plan)
-    g = checks.integer("devices", devices, low=1, hint="count the clients of one user")
+    hint = "count the clients of one user"
+    g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)
     z = plan.noise_multiplier
     mu = g / z if z else math.inf
     scheme = plan.sampling

@@ -284,6 +284,7 @@ def choose_bands(
     >>> [(row.bands, row.amplified, row.compositions) for row in choice.rows], choice.best.bands
     ([(1, True, 32), (4, True, 8), (16, False, 2)], 4)
     """
+    fields.check_names("choose_bands", BandSearch, {"workload": workload, **target})
     search = BandSearch(workload=workload, **target)
     if rounds is not None and rounds != workload.rounds:
         raise ValueError(

@@ -84,7 +84,7 @@ def rates_of(text: str) -> tuple[float, float]:
     """
     try:
         true, false = map(float, text.split("@"))
-    except (ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError):
         raise ValueError(
             f"true_positive_rate={text!r} is no rate at another: write 0.05@0.01, at most 5% hits "
             "where 1% are false alarms"

@@ -10,7 +10,7 @@ import math
 
 from fedmf import checks
 from fedmf.mechanisms.error import rmse
-from fedmf.privacy.plan import Plan, update_noise_multiplier
+from fedmf.privacy.plan import Plan, check_plan, update_noise_multiplier
 from fedmf.workloads import Workload
 
 # log(rate) = SLOPE log(L_e) + OFFSET. The logarithms are natural: with decimal ones the rates of
@@ -55,6 +55,7 @@ def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = 
     >>> round(effective_rmse(plan, fedmf.prefix_sum(3), cohort_size=10), 6)
     0.282843
     """
+    check_plan(plan)
     if cohort_size is None:
         cohort_size = (
             getattr(plan.sampling, "cohort_size", None)
@@ -62,7 +63,7 @@ def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = 
             else plan.simulation.claimed
         )
     hint = "pass the number of clients that a round's sum is divided by"
-    clients = checks.integer("cohort_size", cohort_size, low=1, hint=hint)
+    clients = checks.integer("cohort_size", cohort_size, low=1, high=10**12, hint=hint)
     return (
         update_noise_multiplier(plan) * rmse(plan.mechanism, workload, plan.participation) / clients
     )

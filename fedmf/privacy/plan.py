@@ -271,7 +271,8 @@ class Plan(fields.ShortRepr):
         Without sampling the sensitivity is `devices` times as large, exactly; with sampling the
         general bound is taken where it is less.
         """
-        g = checks.integer("devices", devices, low=1, hint="count the clients of one user")
+        hint = "count the clients of one user"
+        g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)
         together = gaussian_epsilon(self.noise_multiplier / g, self.delta)
         # A simulation for each delta of the search would take hours.
         if self.sampling is None or self.sampling.simulated or self.noise_multiplier == 0:

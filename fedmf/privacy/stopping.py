@@ -23,7 +23,7 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy.describe import guarantee_values
 from fedmf.privacy.gaussian import check_epsilon
-from fedmf.privacy.plan import Plan, unit_noise
+from fedmf.privacy.plan import Plan, check_plan, unit_noise
 
 _ROWS = 16
 
@@ -76,6 +76,7 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
     >>> abs(stopped.stddev / plan.stddev - 1) < 1e-12
     True
     """
+    check_plan(plan)
     p = plan.participation
     hint = (
         "a run can end before its plan and not after it: plan with the most "

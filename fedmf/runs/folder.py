@@ -45,7 +45,7 @@ import numpy as np
 from fedmf import strict_json
 from fedmf.files import (
     append_privately,
-    expanded,
+    checked_path,
     lock,
     make_folder,
     write_atomically,
@@ -80,7 +80,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | pathlib.Path) -> None:
-        self.path = expanded(path)
+        self.path = checked_path("folder", path, hint="name the folder of a run")
         self._digest_by_name: dict[str, str] = {}
 
     @staticmethod

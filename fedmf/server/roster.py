@@ -1,7 +1,6 @@
 """The clients of a server: what they are called, and in which rounds they took part."""
 
 import collections
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -73,7 +72,7 @@ class Roster:
     def by_look(self, name: str, clients: Any, *, twice: bool = True) -> dict[str, Client]:
         """Plain clients of an argument of this name, of which one may be there `twice` or not."""
         hint = "give a list of clients, ints or texts"
-        if isinstance(clients, str) or not isinstance(clients, Iterable):
+        if isinstance(clients, str) or not np.iterable(clients):
             raise TypeError(f"`{name}` is a {type(clients).__name__}: {hint}")
         plain = [self.plain(client) for client in clients]
         if len(set(map(type, plain))) > 1:

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Error, Message
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 
 import fedmf
@@ -277,6 +277,27 @@ class TestPopulation:
         drawn = [ledger.selected(t) for t in range(12)]
         assert came == [[c for c in sorted(clients) if c < 4] for clients in drawn]
         assert caplog.text.count("moves by noise alone") == came.count([]) > 0
+
+    @pytest.mark.parametrize("query", [3, None], ids=["late", "never"])
+    def test_a_node_that_is_slow_to_tell_is_waited_for_and_not_for_ever(self, query, monkeypatch):
+        """A round without clients would be lost to a node whose answer is under way."""
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+        queries = []
+
+        class Slow(Grid):
+            def _query(self, message):
+                queries.append(message.metadata.dst_node_id)
+                is_silent = query is None or queries.count(102) < query
+                if message.metadata.dst_node_id == 102 and is_silent:
+                    return Message(Error(1, "busy"), reply_to=message)
+                return super()._query(message)
+
+        # Client 0 is drawn in one of two rounds, and client 1 in the other.
+        strategy = wrapped(given=plan(rounds=2, min_sep=2), population=2, clients_per_round=1)
+        grid = Slow([101, 102], partition_of=lambda node: node - 101)
+        strategy.start(grid, initial())
+        came = [len(strategy.server.ledger.cohort(t)) for t in range(2)]
+        assert sorted(came) == [int(query is not None), 1]
 
     def test_nodes_that_tell_nothing_are_said(self):
         with refusal("none tells a partition id: call fedmf.flower.tell_partition", TimeoutError):

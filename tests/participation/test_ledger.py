@@ -208,7 +208,7 @@ class TestSave:
     @pytest.mark.parametrize("path", [None, 3, ""])
     def test_what_is_no_path_is_refused(self, path):
         for call in (ParticipationLedger(cohort_size=1).save, ParticipationLedger.load):
-            with refusal(f"path={path!r} must be the path of a file", TypeError):
+            with refusal(f"path={path!r} is no path: name a file", TypeError):
                 call(path)
 
     def test_to_csv_writes_a_file_too(self, tmp_path):

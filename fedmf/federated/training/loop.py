@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from fedmf import fields
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.client_setup import ClientSetup
@@ -111,6 +112,7 @@ def train(
     """
     check_eager()
     _check_arguments(task, config, folder, resume, callbacks)
+    fields.check_names("train", RunOptions, options)
     machine = RunOptions(**options)
     check_address(machine.cluster, config.execution)
     if config.private_metrics and machine.worker_task is not None:
