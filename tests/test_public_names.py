@@ -10,8 +10,8 @@ FIXED = {
     "fedmf": (
         "prefix_sum momentum_sgd Workload Participation fit stamp load_mechanism sensitivity loss "
         "rmse per_round_error calibrate CyclicPoisson CyclicShuffle choose_bands dp_event "
-        "statement Plan TrainConfig BallsInBins MinSepPoisson Server attack_risk partition PlanConfig "
-        "ParticipationController"
+        "statement Plan TrainConfig BallsInBins MinSepPoisson Server attack_risk partition "
+        "PlanConfig ParticipationController"
     ),
     "Mechanism": "encoder noising rounds bands certificate save",
     "Sensitivity": "value exact method",
