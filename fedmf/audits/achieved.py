@@ -10,11 +10,13 @@ rounds make them.
 
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedmf import checks
 from fedmf.mechanisms.budget import spending_histogram
 from fedmf.mechanisms.own_rounds import Largest, OwnRounds
 from fedmf.mechanisms.sensitivity import Sensitivity
@@ -214,3 +216,13 @@ class Tally:
         """
         named = [(row, t, self._own.of(t)) for _, row, t in self._named]
         return sorted(named, key=lambda client: -client[2].value)
+
+
+def later_rounds(unrecorded: Any) -> Sequence[int]:
+    """Returns the argument of this name, checked: numbers of rounds."""
+    hint = "give the numbers of rounds, in a list"
+    if isinstance(unrecorded, range):
+        return unrecorded
+    if not isinstance(unrecorded, Sequence | np.ndarray) or isinstance(unrecorded, str | bytes):
+        raise TypeError(f"unrecorded={reprlib.repr(unrecorded)} is no list of rounds: {hint}")
+    return [checks.integer("unrecorded", t, low=0, hint=hint) for t in np.asarray(unrecorded).flat]

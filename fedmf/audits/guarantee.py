@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.audits.achieved import Achieved, Offender, Offenders, Tally
+from fedmf.audits.achieved import Achieved, Offender, Offenders, Tally, later_rounds
 from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
 from fedmf.files import checked_path
 from fedmf.mechanisms.sensitivity import sensitivity
@@ -36,8 +36,7 @@ from fedmf.privacy.sampling.base import off_multiples
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import Subject
 
-# Bytes, of any machine.
-_MOST_MEMORY = 2**50
+_MOST_MEMORY = 2**50  # bytes, of any machine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,7 +282,7 @@ def audit_ledger(
             f"ledger={reprlib.repr(ledger)} must be a fedmf.ParticipationLedger: audit a file with "
             "fedmf.audit_log"
         )
-    unrecorded = _later_rounds(unrecorded)
+    unrecorded = later_rounds(unrecorded)
     if len(ledger) > plan.participation.rounds:
         raise ValueError(
             f"ledger has {len(ledger)} rounds but the plan covers {plan.participation.rounds}: "
@@ -314,15 +313,6 @@ def audit_ledger(
         return everyone
     others = audited(ledger.well_behaved())
     return dataclasses.replace(others, everyone=everyone, offenders=everyone.offenders)
-
-
-def _later_rounds(unrecorded: Any) -> Sequence[int]:
-    hint = "give the numbers of rounds, in a list"
-    if isinstance(unrecorded, range):
-        return unrecorded
-    if not isinstance(unrecorded, Sequence | np.ndarray) or isinstance(unrecorded, str | bytes):
-        raise TypeError(f"unrecorded={reprlib.repr(unrecorded)} is no list of rounds: {hint}")
-    return [checks.integer("unrecorded", t, low=0, hint=hint) for t in np.asarray(unrecorded).flat]
 
 
 def audit_log(
