@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fedmf.participation.schema import Participation
 
 _PARTICIPATION = ("rounds", "schema", "min_sep", "max_participations")
-MAX_PICTURED_ROUNDS = 8192  # pictures of larger matrices would take minutes and gigabytes
 
 
 @click.command(cls=FamilyCommand)
@@ -173,13 +172,12 @@ def _picture(
     from fedmf.files import write_atomically
     from fedmf.reports.pictures import mechanism_picture
 
-    small = mechanism.rounds <= MAX_PICTURED_ROUNDS
     path = out.with_suffix(".png")
     png = mechanism_picture(
         f"{mechanism.family}, {mechanism.rounds:,} "
         f"round{'s' * (mechanism.rounds != 1)}, {workload}",
-        encoder=mechanism.encoder() / sensitivity if small else None,
-        noising=mechanism.noising() * sensitivity if small else None,
+        mechanism=mechanism,
+        sensitivity=sensitivity,
         errors=errors,
     )
     write_atomically(path, png)

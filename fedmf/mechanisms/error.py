@@ -108,7 +108,7 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has "
             f"rounds={mechanism.rounds}: make both for the same number of rounds"
         )
-    squares = sensitivity(mechanism, participation).value ** 2 * _squared_rows(mechanism, workload)
+    squares = sensitivity(mechanism, participation).value ** 2 * squared_rows(mechanism, workload)
     if not np.isfinite(squares).all():
         raise ValueError(
             "mechanism has noise that grows beyond what float64 holds: N = C^-1 of this "
@@ -118,7 +118,7 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
     return squares
 
 
-def _squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
+def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
     """The squared norm of each row of A N, (rounds,); A need not be made where it
     is a structured one.
     """

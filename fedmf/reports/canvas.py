@@ -162,7 +162,7 @@ def legend_above(figure: Figure, lines: Sequence[Artist], labels: Sequence[str])
 
 
 _COLORS = "RdBu_r"  # diverging and safe for colour-blind readers; white is exactly 0
-_PIXELS = 560  # of a panel; larger matrices are pooled to this by us, not resampled by the renderer
+PIXELS = 560  # of a panel; larger matrices are pooled to this by us, not resampled by the renderer
 _MIN_DECADES, _MAX_DECADES = 2, 5  # of the logarithmic part of a colour scale
 
 
@@ -188,14 +188,22 @@ def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
     return SymLogNorm(linthresh=10.0**bottom, linscale=1.0, vmin=-largest, vmax=largest, base=10)
 
 
-def draw_heat_map(ax: Axes, matrix: np.ndarray, norm: SymLogNorm) -> None:
+def draw_heat_map(
+    ax: Axes, matrix: np.ndarray, norm: SymLogNorm, *, size: tuple[int, int] | None = None
+) -> None:
     """Draws `matrix`, one colour step for each of its entries or, where it is large,
     blocks of entries.
+
+    Args:
+      ax: to draw on.
+      matrix: the whole matrix, or rows and columns of it at equal distances.
+      norm: the colour scale.
+      size: shape of the whole matrix, if `matrix` is less.
     """
-    rows, columns = matrix.shape
-    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+    num_rows, num_columns = size or matrix.shape
+    extent = (-0.5, num_columns - 0.5, num_rows - 0.5, -0.5)
     ax.imshow(
-        pool(matrix, _PIXELS),
+        pool(matrix, PIXELS),
         norm=norm,
         cmap=_COLORS,
         aspect="auto",

@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 
+from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import FAMILIES
+from fedmf.mechanisms.noise_rows import NoiseRows
 from fedmf.mechanisms.stamped import StampedMechanism
 from fedmf.privacy.flat_config import families_taking
 from fedmf.privacy.private_metrics import mean_over
+from fedmf.privacy.statement import mechanism_digest
+from fedmf.reports.drawn_noise import MAX_DRAWN_ROUNDS
 from fedmf.reports.text import plain
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -54,9 +58,9 @@ class Group:
         return self.runs[0].plan
 
     @property
-    def noising(self) -> np.ndarray:
-        """N, float64 (rounds, m)."""
-        return self.runs[0].noising
+    def mechanism_of_noise(self) -> Mechanism:
+        """The mechanism of the first run; the others' is the same."""
+        return self.runs[0].mechanism
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -90,9 +94,19 @@ def _private_kinds(groups: Sequence[Group], scale: Callable[[Group], float]) -> 
     kinds: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
         if group.private:
-            N = group.noising
-            kinds.setdefault((scale(group), N.shape, N.tobytes()), []).append(group)
+            kinds.setdefault((scale(group), *_noise_identity(group)), []).append(group)
     return list(kinds.values())
+
+
+def _noise_identity(group: Group) -> tuple[Any, ...]:
+    """Returns what is the same for mechanisms of the same N: N itself of a short run, and of a
+    longer one the mechanism's own description.
+    """
+    mechanism = group.mechanism_of_noise
+    if mechanism.rounds <= MAX_DRAWN_ROUNDS:
+        N = mechanism.noising()
+        return (N.shape, N.tobytes())
+    return (mechanism_digest(mechanism),)
 
 
 def distinct_mechanisms(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
@@ -140,8 +154,8 @@ def noise_levels(group: Group) -> tuple[np.ndarray, np.ndarray]:
     simulated cohort therefore gives the noise on the claimed cohort's average.
     """
     scale = group.plan["stddev"] / group.config.cohort_size
-    on_round = scale * np.linalg.norm(group.noising, axis=1)
-    return on_round, scale * np.linalg.norm(np.cumsum(group.noising, axis=0), axis=1)
+    rows = NoiseRows(group.mechanism_of_noise)
+    return scale * rows.round_deviations(), scale * rows.sum_deviations()
 
 
 def mean_over_runs(group: Group, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -173,20 +187,31 @@ def private_curve(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     most = run.config.largest_loss
     half = most / 2 if name == "loss" else 0.5
     every = run.config.evaluate_every
+    starts = range(0, len(rows), every)
+    ends = [min(start + every, len(rows)) for start in starts]
+    deviations = _window_factors(run, rows, starts, ends)
     points = []
-    for start in range(0, len(rows), every):
-        window = range(start, min(start + every, len(rows)))
-        mean = mean_over(rows[window.start : window.stop], name, largest_loss=most)
-        one = rows[start]["stddev"]["clients"]
+    for start, end, factor in zip(starts, ends, deviations, strict=True):
+        mean = mean_over(rows[start:end], name, largest_loss=most)
+        of_one_round = rows[start]["stddev"]["clients"]
         spread = math.nan
-        if one is not None and not math.isnan(mean):  # N is written out
-            N = run.noising
-            clients = sum(rows[t]["clients"] for t in window)
-            spread = one * np.linalg.norm(N[window].sum(axis=0)) / np.linalg.norm(N[start])
-            spread *= half * math.hypot(1, mean / half - 1) / clients
-        points.append((window.stop, mean, spread))
+        if of_one_round is not None and not math.isnan(mean):
+            clients = sum(row["clients"] for row in rows[start:end])
+            spread = of_one_round * factor * half * math.hypot(1, mean / half - 1) / clients
+        points.append((end, mean, spread))
     rounds, means, spreads = zip(*points, strict=True) if points else ((), (), ())
     return np.array(rounds, np.int64), np.array(means), np.array(spreads)
+
+
+def _window_factors(
+    run: Run, rows: list[dict[str, Any]], starts: Sequence[int], ends: Sequence[int]
+) -> np.ndarray:
+    """Returns how many times the noise of its first round the noise of each window has."""
+    if not any(rows[start]["stddev"]["clients"] is not None for start in starts):
+        return np.full(len(starts), np.nan)
+    noise_rows = NoiseRows(run.mechanism)
+    of_first_rounds = noise_rows.round_deviations()[list(starts)]
+    return noise_rows.window_deviations(starts, ends) / of_first_rounds
 
 
 def mean_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, ScalarFormatter, StrMethodFormatter
 
+from fedmf.mechanisms.base import Mechanism
 from fedmf.reports.canvas import (
     BLUE,
     DASHED,
@@ -23,6 +24,7 @@ from fedmf.reports.canvas import (
     whole_steps,
     without_specks,
 )
+from fedmf.reports.drawn_noise import drawn_encoder, drawn_gram, drawn_noise, is_drawable
 from fedmf.reports.groups import family_color
 
 _MAX_SEPARATE_BARS = 24
@@ -130,30 +132,30 @@ def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
 
 
 def mechanism_picture(
-    title: str, *, encoder: np.ndarray | None, noising: np.ndarray | None, errors: np.ndarray
+    title: str, *, mechanism: Mechanism, sensitivity: float, errors: np.ndarray
 ) -> bytes:
     """A PNG with heat maps of C, N and X = C^T C, and the error of each round.
 
     Args:
       title: of the picture.
-      encoder: C, (m, n), scaled to sensitivity 1; None where it is too large to be made, then only
-        errors are drawn.
-      noising: N, (n, m), scaled by the sensitivity; None as encoder.
+      mechanism: scaled to sensitivity 1. Where its matrices would have to be formed and are too
+        large, only errors are drawn.
+      sensitivity: of the mechanism.
       errors: standard deviation of each round's error at noise multiplier 1 and clip norm 1, (n,).
     """
     panels = []
-    if encoder is not None and noising is not None:
+    if is_drawable(mechanism):
         panels = [
-            (encoder, "encoder C", "round", "released row"),
-            (noising, "noising N", "noise source", "round"),
-            (encoder.T @ encoder, "gram X = CᵀC", "round", "round"),
+            (drawn_encoder(mechanism, 1 / sensitivity), "encoder C", "round", "released row"),
+            (drawn_noise(mechanism, sensitivity)[0], "noising N", "noise source", "round"),
+            (drawn_gram(mechanism, 1 / sensitivity), "gram X = CᵀC", "round", "round"),
         ]
     with canvas(6.3 if panels else 3.2, "") as (figure, png):
         figure.suptitle(title, fontsize=10.5, fontweight="bold")
         *maps, ax = figure.subplots(2, 2).flat if panels else [figure.subplots()]
         for heat_map, (matrix, name, across, down) in zip(maps, panels, strict=True):
-            norm = shared_norm([matrix])
-            draw_heat_map(heat_map, without_specks(matrix), norm)
+            norm = shared_norm([matrix.entries])
+            draw_heat_map(heat_map, without_specks(matrix.entries), norm, size=matrix.size)
             heat_map.set(title=name, xlabel=across, ylabel=down)
             draw_color_bar(figure, [heat_map], norm)
         rmse = float(np.sqrt(np.mean(np.square(errors))))

@@ -26,8 +26,8 @@ from fedmf.reports.canvas import (
     marker,
     shared_norm,
     whole_steps,
-    without_specks,
 )
+from fedmf.reports.drawn_noise import MAX_DRAWN_ROUNDS, drawn_noise
 from fedmf.reports.groups import (
     Group,
     distinct_mechanisms,
@@ -444,17 +444,20 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
     note = simulation_note([run for _, kind in kinds for run in runs_of(kind)])
     # N is scaled by the sensitivity: C and c C are the same mechanism, and only this product does
     # not depend on c.
-    weights = [kind[0].plan["sensitivity"]["value"] * kind[0].noising for _, kind in kinds]
+    drawn = [
+        drawn_noise(kind[0].mechanism_of_noise, kind[0].plan["sensitivity"]["value"])
+        for _, kind in kinds
+    ]
     columns = (
-        ("sensitivity × N", "noise source", weights),
-        ("correlation", "round", list(map(correlation, weights))),
+        ("sensitivity × N", "noise source", [weights for weights, _ in drawn]),
+        ("correlation", "round", [correlation for _, correlation in drawn]),
     )
     with canvas(1.0 + 2.25 * len(kinds), note) as (figure, png):
         axes = figure.subplots(len(kinds), 2, squeeze=False)
         for (name, across, matrices), below in zip(columns, axes.T, strict=True):
-            norm = shared_norm(matrices)
+            norm = shared_norm([matrix.entries for matrix in matrices])
             for ax, matrix in zip(below, matrices, strict=True):
-                draw_heat_map(ax, matrix, norm)
+                draw_heat_map(ax, matrix.entries, norm, size=matrix.size)
             below[-1].set_xlabel(across)
             draw_color_bar(figure, list(below), norm, location="bottom", label=name)
         for row, (label, kind) in zip(axes, kinds, strict=True):
@@ -468,17 +471,11 @@ def matrices_plot(groups: Sequence[Group]) -> Plot | None:
         "diagonal, blue noise cancels over time and white noise is fresh in every round. All "
         "mechanisms share a colour scale, logarithmic in both directions away from white."
     )
+    if any(group.config.rounds > MAX_DRAWN_ROUNDS for _, kind in kinds for group in kind):
+        caption += f" Of longer runs {MAX_DRAWN_ROUNDS:,} rounds at equal distances are drawn."
     names = ", ".join(label for label, _ in kinds)
     alt = f"Heat maps of the noising matrix and of the correlation between rounds, for {names}."
     return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
-
-
-def correlation(noising: np.ndarray) -> np.ndarray:
-    """Correlation of the rows of N Z, (rounds, rounds); 0 for a round without noise."""
-    covariance = noising @ noising.T
-    deviation = np.sqrt(np.diag(covariance))
-    scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
-    return without_specks(covariance * scale[:, None] * scale[None, :])
 
 
 def levels_plot(groups: Sequence[Group]) -> Plot | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmf.mechanisms.noise_rows import NoiseRows
 from fedmf.privacy.plan import Plan, metric_stddev
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed, derived_seed
@@ -99,7 +100,7 @@ class MetricsStream:
 
         A mean is no bounded number: the noise may take it beyond its range. It is the middle of the
         range where less than one client is seen. Its deviation is that of the quotient to first
-        order. None stands where the rows of N are too many to be written out.
+        order. None stands where N would have to be formed, and does not fit into memory.
 
         Args:
           rounds: t, or some in a row: a difference of two running sums, for which N is good.
@@ -118,18 +119,24 @@ class MetricsStream:
         return values | {"stddev": deviations}
 
     @functools.cached_property
-    def _noising(self) -> np.ndarray | None:
+    def _noise_rows(self) -> NoiseRows:
+        return NoiseRows(self._mechanism)
+
+    @functools.cached_property
+    def _round_deviations(self) -> np.ndarray | None:
         try:
-            return self._mechanism.noising()
+            return self._noise_rows.round_deviations()
         except ValueError:
             return None
 
     def _spread(self, rounds: range) -> float | None:
         """Standard deviation of an entry of the sum over these rounds, in clients."""
-        if (N := self._noising) is None:
+        if self._round_deviations is None:
             return None
-        row = N[rounds.start : rounds.stop].sum(axis=0)
-        return float(self._stddev * np.linalg.norm(row) / self._weight)
+        deviation = self._round_deviations[rounds.start]
+        if len(rounds) > 1:
+            [deviation] = self._noise_rows.window_deviations([rounds.start], [rounds.stop])
+        return float(self._stddev * deviation / self._weight)
 
 
 def _number(name: str, value: Any) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.reports import drawn_noise
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by, refused
 
@@ -61,7 +62,7 @@ def test_show_draws_a_picture_beside_the_file(run, tmp_path, monkeypatch):
     assert run(f"{ROUNDS} --family tree --show")["picture"] == "m.png"
     maps = (tmp_path / "m.png").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.npz", "m.png"]
-    monkeypatch.setattr(sys.modules["fedmf.cli.fit"], "MAX_PICTURED_ROUNDS", 10)
+    monkeypatch.setattr(drawn_noise, "MAX_FORMED_ROUNDS", 10)
     run(f"{ROUNDS} --family tree --show")
     assert len(maps) > len((tmp_path / "m.png").read_bytes()) > 1000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fedmf.reports import canvas, groups, plots, tables, text
+from fedmf.reports import canvas, drawn_noise, groups, plots, tables, text
 
 
 def test_mean_curve_uses_rounds_that_all_seeds_have(make_run):
@@ -32,7 +32,7 @@ def test_noise_levels_are_those_of_the_noise_itself(make_run):
 def test_correlation_of_silent_rounds():
     N = np.array([[1.0, 0.0], [-1.0, 1.0], [0.0, 0.0]])
     expected = np.array([[1, -(0.5**0.5), 0], [-(0.5**0.5), 1, 0], [0, 0, 0]])
-    assert np.allclose(plots.correlation(N), expected)
+    assert np.allclose(drawn_noise.correlation(N), expected)
 
 
 def test_pooling_keeps_a_thin_diagonal():
