@@ -239,21 +239,6 @@ def adaptive(quantile, lag=1):
     return make
 
 
-def geometric():
-    """Makes an aggregator whose clip norm slowly follows a quantile that is not noised."""
-    rng = np.random.default_rng()
-    limit = 1.0
-
-    def aggregate(updates):
-        nonlocal limit
-        clipped = [[limit * a for a in as_one(divided(update, limit))] for update in updates]
-        share = np.mean([norm_of(update) > limit for update in updates])
-        limit = min(1.0, limit * float(np.exp(0.6 * (share - 0.5))))
-        return mean(total(clipped, None), rng)
-
-    return aggregate
-
-
 def below(threshold):
     """Returns a clip that begins at a threshold."""
     return lambda update: update if norm_of(update) < threshold else as_one(update)
