@@ -71,11 +71,15 @@ class Checkpoints(Callback):
 
 
 class Bar(Callback):
-    """The progress bar: rounds, clients/s, time left, the loss, the newest validation."""
+    """The progress bar: rounds, time left, the newest validation, the training loss, clients/s.
+
+    The validation loss stands first, so that a narrow terminal shows it: it falls from the first
+    rounds on, while an accuracy that leaves out frequent labels may stay 0 for many rounds.
+    """
 
     def on_start(self, training: Training) -> None:
         """See `Callback`."""
-        self._validation = ""
+        self._validation: dict[str, str] = {}
         self._bar: tqdm.tqdm[Any] = progress_bar.bar(
             total=training.config.rounds,
             initial=training.done,
@@ -85,18 +89,25 @@ class Bar(Callback):
 
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
-        headline = training.task.headline
         if "validation" in row:
-            self._validation = f"{row['validation'][headline]:.4f}"
-        latest = {
-            "clients/s": f"{row['clients'] / training.seconds:.1f}",
+            self._validation = _shown_validation(row["validation"], training.task.headline)
+        latest = self._validation | {
             "loss": f"{row['train_loss']:.3f}",
+            "clients/s": f"{row['clients'] / training.seconds:.1f}",
         }
-        if self._validation:
-            latest[headline] = self._validation
         self._bar.set_postfix(latest, refresh=False)
         self._bar.update()
 
     def on_end(self, training: Training) -> None:
         """See `Callback`."""
         self._bar.close()
+
+
+def _shown_validation(metrics: dict[str, float], headline: str) -> dict[str, str]:
+    """Returns the loss of a validation and its headline metric, as the bar shows them."""
+    shown: dict[str, str] = {}
+    if "loss" in metrics:
+        shown["validation loss"] = f"{metrics['loss']:.3f}"
+    if headline != "loss":
+        shown[headline] = f"{metrics[headline]:.4f}"
+    return shown

@@ -1,0 +1,63 @@
+"""The bar of a run: the newest validation, its loss first, and what the last round gave."""
+
+import re
+import types
+
+import pytest
+
+from fedmf.federated.training import callbacks
+
+
+def shown_after(rows, headline, monkeypatch):
+    """Returns what the bar shows beside its rounds after these rows."""
+    shown = []
+
+    class ShownBar:
+        def set_postfix(self, values, refresh):
+            shown.append(dict(values))
+
+        def update(self):
+            pass
+
+    monkeypatch.setattr(callbacks.progress_bar, "bar", lambda **options: ShownBar())
+    training = types.SimpleNamespace(
+        config=types.SimpleNamespace(rounds=9, family="banded"),
+        task=types.SimpleNamespace(headline=headline),
+        done=0,
+        seconds=2.0,
+    )
+    bar = callbacks.Bar()
+    bar.on_start(training)
+    for row in rows:
+        bar.on_round(training, {"clients": 5, "train_loss": 6.54321} | row)
+    return shown
+
+
+def test_a_run_that_learns_is_seen_while_its_accuracy_is_0(monkeypatch):
+    """A next-word model learns the end of sentences first, which its accuracy leaves out."""
+    rows = [
+        {},
+        {"validation": {"accuracy": 0.0, "accuracy_no_pad": 0.1, "loss": 6.9}},
+        {},
+        {"validation": {"accuracy": 0.0, "accuracy_no_pad": 0.1, "loss": 5.25}},
+    ]
+    shown = shown_after(rows, "accuracy", monkeypatch)
+    assert shown[0] == {"loss": "6.543", "clients/s": "2.5"}
+    assert [values.get("validation loss") for values in shown] == [None, "6.900", "6.900", "5.250"]
+    # A narrow terminal cuts what comes last.
+    assert [*shown[-1]] == ["validation loss", "accuracy", "loss", "clients/s"]
+    assert shown[-1]["accuracy"] == "0.0000"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "headline", "names"),
+    [
+        ({"loss": 1.5}, "loss", ["validation loss"]),
+        ({"accuracy": 0.5}, "accuracy", ["accuracy"]),
+        ({"auc": float("nan"), "loss": float("inf")}, "auc", ["validation loss", "auc"]),
+    ],
+)
+def test_each_metric_of_a_validation_is_shown_once(metrics, headline, names, monkeypatch):
+    [values] = shown_after([{"validation": metrics}], headline, monkeypatch)
+    assert [*values] == [*names, "loss", "clients/s"]
+    assert all(re.fullmatch(r"[\d.]+|nan|inf", value) for value in values.values())
