@@ -32,8 +32,11 @@ UNMARKED = (
         (0xE0000, 0xE0FFF),
     ),
 )
+# Controls that leave a blank as people see it: tabs, line ends and separators.
+BLANK_CONTROLS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
 # Letters of other scripts that look like an ASCII character (Unicode's confusables, UTS 39), and
 # marks that a text editor puts in its place. No two ASCII characters are taken for one another.
+# Behind them are digits and letters that Arabic and Persian keyboards write with other code points.
 _LOOK_ALIKES = {
     # Greek, Cyrillic, and then Armenian, Coptic, Cherokee, Lisu and rare Latin letters
     "A": "\u0391\u0410\u13aa\ua4ee",
@@ -93,16 +96,23 @@ _LOOK_ALIKES = {
     "/": "\u2044\u2215",
     ":": "\u0589\u2236",
     ".": "\u2024",
+    **{chr(0x660 + digit): chr(0x6F0 + digit) for digit in (0, 1, 2, 3, 7, 8, 9)},
+    "\u0643": "\u06a9",
+    "\u0649": "\u06cc",
 }
-# Where letters stand that are one of these with an accent, and where styled ones of any script do:
-# Greek, Cyrillic; letter-like symbols, Roman numerals, mathematical and full-width forms.
+# Where letters stand that are one of these with an accent: Greek, Cyrillic.
 _ACCENTED = (range(0x370, 0x530), range(0x1F00, 0x2000))
+# Where other forms of a text stand (letter-like symbols, Roman numerals, radicals, ligatures,
+# mathematical and full-width forms), and which of Unicode's compatibility forms look like it.
 _STYLED = (
-    range(0x2100, 0x2150),
-    range(0x2160, 0x2180),
-    range(0xFF01, 0xFF5F),
+    range(0x80, 0x3100),
+    range(0x3200, 0x3400),
+    range(0xF900, 0xFB50),
+    range(0xFE50, 0xFFA0),
     range(0x1D400, 0x1D800),
 )
+_STYLES = ("<compat>", "<font>", "<narrow>", "<noBreak>", "<small>", "<wide>")
+_LONG_S = "\u017f\ufb05"  # which looks like an f, and not like its compatibility form
 _DIGITS = 9  # of the largest round that is read
 _SHOWN_CHARACTERS, _SHOWN_ROUNDS = 80, 20
 
@@ -128,20 +138,21 @@ def seen(text: str) -> str:
 def _ascii_by_look_alike() -> dict[int, str]:
     """Code point -> what stands for it in a skeleton."""
     table = {ord(c): plain for plain, alike in _LOOK_ALIKES.items() for c in alike}
-    for code in itertools.chain(*_STYLED):
-        plain = unicodedata.normalize("NFKC", chr(code))
-        if len(plain) == 1 and plain != chr(code):
-            table[code] = plain.translate(table)
     for code in itertools.chain(*_ACCENTED):
         accented = unicodedata.normalize("NFD", chr(code))
         if len(accented) > 1 and ord(accented[0]) in table:
             table[code] = accented.translate(table)
-    return table
+    for code in itertools.chain(*_STYLED):
+        plain = unicodedata.normalize("NFKC", chr(code))
+        # With a blank are accents that stand alone, and no accent looks like a blank.
+        if unicodedata.decomposition(chr(code)).startswith(_STYLES) and " " not in plain:
+            table[code] = plain.translate(table)
+    return {code: plain for code, plain in table.items() if chr(code) not in _LONG_S}
 
 
 def skeleton(text: str) -> str:
     """Returns what a text shares with all that look like it: `seen`, with letters of other scripts
-    as the ASCII letters that they look like.
+    as the ASCII letters that they look like, and full-width forms and ligatures as their letters.
 
     Two ids of one skeleton count as one client. Different ASCII ids have different skeletons.
 
@@ -155,13 +166,14 @@ def skeleton(text: str) -> str:
 
 
 def _is_blank(character: str) -> bool:
-    return unicodedata.category(character)[0] == "Z"
+    return unicodedata.category(character)[0] == "Z" or character in BLANK_CONTROLS
 
 
 def _is_invisible(character: str) -> bool:
     code = ord(character)
-    return unicodedata.category(character) in ("Cc", "Cf") or any(
-        first <= code <= last for first, last in UNMARKED
+    return not _is_blank(character) and (
+        unicodedata.category(character) in ("Cc", "Cf")
+        or any(first <= code <= last for first, last in UNMARKED)
     )
 
 

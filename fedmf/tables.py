@@ -24,9 +24,12 @@ _LINE_BYTES = 16 << 20  # of CSV; the same is DuckDB's limit for an object of JS
 _KEY_ROWS = 1000  # in which every key of JSON lines must show
 _WHOLE_TYPE = re.compile(r"U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER")
 _IN_POINTER = {"'": "''", "~": "~0", "/": "~1"}
-# Characters that leave no mark: controls, formats and joiners (Cc, Cf), and `identifiers.UNMARKED`.
+# Characters that leave no mark: controls that are no blanks, formats and joiners (Cf), and
+# `identifiers.UNMARKED`.
 _UNMARKED = "".join(f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in UNMARKED)
-_INVISIBLE = rf"[\p{{Cc}}\p{{Cf}}{_UNMARKED}]+"
+_INVISIBLE = rf"[\x00-\x08\x0e-\x1b\x7f-\x{{84}}\x{{86}}-\x{{9f}}\p{{Cf}}{_UNMARKED}]+"
+# Blanks of all kinds, and `identifiers.BLANK_CONTROLS`.
+_BLANKS = r"[\p{Z}\x09-\x0d\x1c-\x1f\x{85}]+"
 
 
 @contextlib.contextmanager
@@ -90,7 +93,7 @@ def _composed(column: str) -> str:
     # What is invisible goes first: blanks on both sides of it are one.
     return (
         f"nfc_normalize(regexp_replace(regexp_replace({column}, '{_INVISIBLE}', '', 'g'), "
-        f"'\\p{{Z}}+', ' ', 'g'))"
+        f"'{_BLANKS}', ' ', 'g'))"
     )
 
 

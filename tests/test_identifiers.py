@@ -85,6 +85,12 @@ class TestSkeletons:
             ("O'Brien", "O\u2019Brien"),
             ("\u00cb\u00e8", "\u0401\u0450"),
             ("\u00c1", "\u0386"),
+            ("\u0661\u0667", "\u06f1\u06f7"),
+            ("\u0643\u0649", "\u06a9\u06cc"),
+            ("fiIJ...", "\ufb01\u0132\u2026"),
+            ("\u4e00\u30a2\u03bc", "\u2f00\uff71\u00b5"),
+            ("an n", "an\tn"),
+            ("an n", "an\r\n\u200bn"),
         ],
     )  # fmt: skip
     def test_are_one_of_letters_that_look_alike(self, text, alike):
@@ -108,7 +114,9 @@ class TestSkeletons:
             "\u03bf\u03bf\u03c6\u03af\u03b1",
             "\u03ac\u03bd\u03bd\u03b1",
         )
-        words = (*cyrillic, *greek)
+        arabic = ("\u0664", "\u06f4", "\u0628", "\u062a", "4")
+        other = ("\u017f", "s", "\u314e\u314f", "\ud558", "\u00b4", "\u00b8", "\u00bd")
+        words = (*cyrillic, *greek, *arabic, *other)
         assert len({skeleton(word) for word in words}) == len(words)
 
 
@@ -178,7 +186,8 @@ def test_others_are_what_they_are():
         ("9" * 30, "beyond"), ("-1", "negative"), ("3.5", "whole"),
         ("1e0", "whole"), ("+1", "whole"), (".5", "whole"), ("", "missing"), (None, "missing"),
         ("NaN", "missing"), (" 1", "blanks"),
-        ("1\u00a0", "blanks"), ("1\u200b", "invisible"), ("\t1", "invisible"),
+        ("1\u00a0", "blanks"), ("1\u200b", "invisible"), ("\t1", "blanks"),
+        ("\x001", "invisible"),
         ("x", "not a number"), ("\u0663", "not a number"),
         ("0x1", "not a number"),
     ],

@@ -235,7 +235,7 @@ REFUSED = {
     "(1, 0), (NULL, 3)": "row 2 of log .* client None and round '3'",
     "(1, 0.5)": "row 1 of log .* round '0.5'",
     "(1::DOUBLE, 0), ('nan'::DOUBLE, 1)": "row 2 of log .*: the client is missing",
-    "('ann\t', 0)": "row 1 of log .* the client has invisible .*U.0009",
+    "('ann\t', 0)": "row 1 of log .* the client has blanks .*U.0009",
 }
 
 
