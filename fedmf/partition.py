@@ -18,6 +18,7 @@ import numpy as np
 from fedmf import checks
 from fedmf.files import expanded, write_atomically
 from fedmf.identifiers import is_missing
+from fedmf.numpy_errors import with_numpy_defaults
 
 __all__ = ["deal", "dirichlet", "picture", "quantity_skew", "shards"]
 
@@ -26,6 +27,7 @@ _BARS = 100  # of a picture; of more clients it shows 1 in 2, in 3 and so on
 _NAMED_LABELS = 64  # with colours of their own in a picture; the others are grey
 
 
+@with_numpy_defaults
 def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
     """Clients with label distributions from a Dirichlet distribution, and equal shares.
 
@@ -79,6 +81,7 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
     return _given(_by_label(codes, rng), np.sort(np.concatenate(dealt)) % shares.size)
 
 
+@with_numpy_defaults
 def shards(labels: Any, clients: int, per_client: int, seed: int) -> np.ndarray:
     """Clients of few labels each.
 
@@ -114,6 +117,7 @@ def shards(labels: Any, clients: int, per_client: int, seed: int) -> np.ndarray:
     return _given(_by_label(codes, rng), np.repeat(holders, sizes))
 
 
+@with_numpy_defaults
 def quantity_skew(examples: int, clients: int, sigma: float, seed: int) -> np.ndarray:
     """Clients of log-normal sizes, whose examples are drawn from all.
 
@@ -178,6 +182,7 @@ def check_text(name: str, value: Any) -> str:
     return str(value)
 
 
+@with_numpy_defaults
 def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathlib.Path:
     """Draws who has what: a bar for each client, stacked of its examples of each label.
 

@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 
 from fedmf import checks
+from fedmf.numpy_errors import with_numpy_defaults
 
 NAMES = ("prefix_sum", "momentum_sgd", "identity")
 # Of momentum_sgd where no other is given.
@@ -187,6 +188,7 @@ def prefix_sum(n: int) -> Workload:
     return Workload.from_inverse("prefix_sum", _two_bands(np.ones(n), -np.ones(n)))
 
 
+@with_numpy_defaults
 def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
     """The iterates of SGD with a learning-rate schedule: A[t, j] = learning_rates[j], j <= t
     (Denisov et al. 2022, Prop. 4.2, M_eta).
@@ -248,6 +250,7 @@ def named(
     return identity(n)
 
 
+@with_numpy_defaults
 def momentum_buffer(n: int, momentum: float) -> Workload:
     """The momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j), j <= t (Denisov et al.
     2022, Prop. 4.2, M_beta).
@@ -272,6 +275,7 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
     return Workload.from_inverse("momentum_buffer", _two_bands(np.ones(n), np.full(n, -momentum)))
 
 
+@with_numpy_defaults
 def momentum_sgd(
     n: int, momentum: float = 0.95, learning_rates: Sequence[float] | np.ndarray | None = None
 ) -> Workload:

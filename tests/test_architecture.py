@@ -12,7 +12,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Floors from the ground up: a part imports itself and lower floors. What stands on one floor does
 # not know the other parts of it.
 FLOORS = [
-    {"checks", "files", "identifiers", "matplotlib_import", "strict_json", "terminal"},
+    {
+        "checks",
+        "files",
+        "identifiers",
+        "matplotlib_import",
+        "numpy_errors",
+        "strict_json",
+        "terminal",
+    },
     {"fields", "tables", "disk_cache"},
     {"workloads", "schedule", "participation", "noise"},
     {"mechanisms"},

@@ -26,6 +26,7 @@ from fedmf.audits.aggregator_noise import (
     sample_noise,
 )
 from fedmf.audits.aggregator_runs import AggregatorRuns, Maker, WrongResult
+from fedmf.numpy_errors import with_numpy_defaults
 
 __all__ = ["AggregatorClaim", "Maker", "audit_aggregator"]
 
@@ -33,6 +34,7 @@ __all__ = ["AggregatorClaim", "Maker", "audit_aggregator"]
 _MOST_MULTIPLIER = 1e12
 
 
+@with_numpy_defaults
 def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
     """Tests a function of updates against a claim, and bounds its noise multiplier from above.
 

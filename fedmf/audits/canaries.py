@@ -21,6 +21,7 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.audits.noise import causal_factor
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import Plan, unamplified_epsilon
 
@@ -280,6 +281,7 @@ class CanaryEvidence:
             )
 
 
+@with_numpy_defaults
 def audit_canaries(
     plan: Plan, evidence: CanaryEvidence, *, confidence: float = 0.95
 ) -> CanaryAudit:

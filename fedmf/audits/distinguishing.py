@@ -23,6 +23,7 @@ from fedmf import checks
 from fedmf.audits.finding import Finding
 from fedmf.audits.noise import causal_factor
 from fedmf.mechanisms.budget import block_sums, costs
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan, cohort_scale
 
@@ -212,6 +213,7 @@ class Distinguishing:
     findings: tuple[Finding, ...]
 
 
+@with_numpy_defaults
 def audit_distinguishing(
     plan: Plan,
     case: WorstCase,

@@ -20,6 +20,7 @@ from fedmf.audits.achieved import Achieved, Offender, Offenders, Tally, later_ro
 from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
 from fedmf.files import checked_path
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
@@ -252,6 +253,7 @@ class Audit(fields.ShortRepr):
         }
 
 
+@with_numpy_defaults
 def audit_ledger(
     ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequence[int] = (), hint: str = ""
 ) -> Audit:
@@ -315,6 +317,7 @@ def audit_ledger(
     return dataclasses.replace(others, everyone=everyone, offenders=everyone.offenders)
 
 
+@with_numpy_defaults
 def audit_log(
     path: str | os.PathLike[str],
     plan: Plan,

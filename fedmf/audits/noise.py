@@ -21,6 +21,7 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.audits import tails
 from fedmf.audits.finding import Finding
+from fedmf.numpy_errors import with_numpy_defaults
 
 FALSE_POSITIVE_RATE = 1e-6
 # Lags at which rounds are compared all together. The lengths of the blocks in which rows of noise
@@ -126,6 +127,7 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
     return scipy.linalg.solve_triangular(factor, Y / scale, lower=True, check_finite=False)
 
 
+@with_numpy_defaults
 def audit_noise(
     whitened: Sequence[np.ndarray],
     *,

@@ -24,6 +24,7 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.audits.finding import Finding
+from fedmf.numpy_errors import with_numpy_defaults
 
 # Entries beyond each of these are counted.
 DISTANCES = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5)
@@ -102,6 +103,7 @@ def moment_p_value(mean: float, entries: int) -> float:
     return min(1.0, 2 * math.exp(-exponent))
 
 
+@with_numpy_defaults
 def power(cut: float, entries: int, *, threshold: float) -> float:
     """Returns a lower bound on the chance to see noise that ends.
 

@@ -1,13 +1,12 @@
 """What makes a run the one that a folder keeps, and what its plan guarantees so far."""
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.same_plan import plan_differences
 from fedmf.privacy.stopping import stopped_after
-from fedmf.server.state import plan_fields
 
 
 def check_same_run(
@@ -25,13 +24,10 @@ def check_same_run(
     Raises:
       ValueError: naming what changed.
     """
-    # The folder does not keep of which longer plan this one is a part: no guarantee rests on it.
-    texts = [plan_fields(dataclasses.replace(plan, longer=None)) for plan, _ in (begun, present)]
-    changed = [name for name, text in texts[0].items() if texts[1][name] != text]
-    if changed:
+    if changes := plan_differences(present[0], begun[0]):
         raise ValueError(
-            f"folder={str(folder)!r} keeps another plan than the one given ({' and '.join(changed)}"
-            " changed): give the plan that it was begun with, or another folder"
+            f"folder={str(folder)!r} keeps another plan than the one given ({changes}): give the "
+            "plan that it was begun with, or another folder"
         )
     for name, value in present[1].items():
         if begun[1][name] != value:

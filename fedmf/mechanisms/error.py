@@ -16,12 +16,14 @@ from fedmf.mechanisms.banded.recursion import (
 from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.noise.stream import NoiseStream
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, check_workload
 
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
 
+@with_numpy_defaults
 def loss(mechanism: Any, workload: Workload, participation: Participation) -> float:
     """Total expected squared error, sensitivity^2 * ||A N||_F^2 (Denisov et al. 2022, Eq. 2;
     multi-epoch paper, Eq. 4).
@@ -48,6 +50,7 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
     return float(np.sum(_scaled_rows(mechanism, workload, participation)))
 
 
+@with_numpy_defaults
 def rmse(mechanism: Any, workload: Workload, participation: Participation) -> float:
     """Root of the mean squared error over the rounds.
 
@@ -63,6 +66,7 @@ def rmse(mechanism: Any, workload: Workload, participation: Participation) -> fl
     return float(np.sqrt(loss(mechanism, workload, participation) / workload.rounds))
 
 
+@with_numpy_defaults
 def per_round_error(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
     """Standard deviation of the error of each round's query, at noise multiplier 1 and clip norm 1.
 
@@ -84,6 +88,7 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
     return np.sqrt(_scaled_rows(mechanism, workload, participation))
 
 
+@with_numpy_defaults
 def max_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
     """The error of the worst round.
 

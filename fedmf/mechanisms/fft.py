@@ -14,6 +14,7 @@ from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream, lower_inverse
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -169,6 +170,7 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.lru_cache(maxsize=1)
+@with_numpy_defaults
 def _feedback(n: int) -> Buffers:
     """The rows of N = C^-1, C lower-triangular with C^T C = X, from 2 q + 1 sums of earlier rows.
 

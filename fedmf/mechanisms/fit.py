@@ -9,6 +9,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import fitted_families
 from fedmf.mechanisms.fitting import cache as fits
 from fedmf.mechanisms.fitting.progress import Progress, Stopping, stopped_short
+from fedmf.numpy_errors import numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, check_workload
 
@@ -113,21 +114,22 @@ def fit(
         max_iterations=record.max_iterations if max_iterations is None else max_iterations,
         progress=progress,
     )
-    folder = fits.folder(cache)
-    # The hash covers the code of fedmf only
-    if folder is None or not record.fit.__module__.startswith("fedmf."):
-        return record.fit(workload, participation, stopping, **options)
-    decides = {
-        **options,
-        "tolerance": stopping.tolerance,
-        "max_iterations": stopping.max_iterations,
-    }
-    path = fits.cached_path(folder, workload, participation, family, decides)
-    mechanism = fits.read(path, family=family, rounds=participation.rounds)
-    if mechanism is None:
-        stopped_short.set(False)
-        began = time.perf_counter()
-        mechanism = record.fit(workload, participation, stopping, **options)
-        if time.perf_counter() - began > fits.MIN_SECONDS and not stopped_short.get():
-            disk_cache.keep(path, mechanism.save, "the fit")
-    return mechanism
+    with numpy_defaults():
+        folder = fits.folder(cache)
+        # The hash covers the code of fedmf only
+        if folder is None or not record.fit.__module__.startswith("fedmf."):
+            return record.fit(workload, participation, stopping, **options)
+        decides = {
+            **options,
+            "tolerance": stopping.tolerance,
+            "max_iterations": stopping.max_iterations,
+        }
+        path = fits.cached_path(folder, workload, participation, family, decides)
+        mechanism = fits.read(path, family=family, rounds=participation.rounds)
+        if mechanism is None:
+            stopped_short.set(False)
+            began = time.perf_counter()
+            mechanism = record.fit(workload, participation, stopping, **options)
+            if time.perf_counter() - began > fits.MIN_SECONDS and not stopped_short.get():
+                disk_cache.keep(path, mechanism.save, "the fit")
+        return mechanism

@@ -20,6 +20,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.dense.fit import DenseMechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.storage import READ_ERRORS
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.workloads import Workload
 
 # What others call the matrices in an .npz archive; the papers' public code says W and H
@@ -46,6 +47,7 @@ message_type { name: "Tensor"
 """
 
 
+@with_numpy_defaults
 def load_factorization(
     path: str | os.PathLike[str], *, workload: Workload | None = None
 ) -> Mechanism:

@@ -26,6 +26,7 @@ from fedmf import checks
 from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import BUDGET_ROUNDING, Participation
 
 Name = TypeVar("Name")
@@ -71,6 +72,7 @@ class Sensitivity:
     method: str
 
 
+@with_numpy_defaults
 def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sensitivity:
     """The L2 sensitivity of an encoder under a participation; exact, or the smallest upper bound
     known here.

@@ -12,10 +12,12 @@ from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.storage import mechanism_of
 from fedmf.noise.stream import check_left_inverse
+from fedmf.numpy_errors import with_numpy_defaults
 
 DECODERS = ("optimal", "restarted")
 
 
+@with_numpy_defaults
 def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "StampedMechanism":
     """`mechanism` repeated `times` times, for times * mechanism.rounds rounds; see
     `StampedMechanism`.

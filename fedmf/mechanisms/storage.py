@@ -20,6 +20,7 @@ from fedmf.mechanisms.base import (
     check_certificate,
 )
 from fedmf.mechanisms.family import FAMILIES
+from fedmf.numpy_errors import with_numpy_defaults
 
 # Rounds of a Toeplitz mechanism that are checked when it is read.
 _MAX_PROBED_ROUNDS = 4096
@@ -40,6 +41,7 @@ READ_ERRORS = (
 )
 
 
+@with_numpy_defaults
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
     """Reads a mechanism written by `Mechanism.save`, and checks that it is one: its shape, its
     numbers and N C = I.

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks, fields
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, check_plan, unit_noise
 from fedmf.privacy.rounding import finite
 
@@ -79,6 +80,7 @@ class AttackRisk:
             if not (epsilon >= 0 and 0 <= delta <= 1):
                 raise ValueError(f"pairs has {(epsilon, delta)}: {hint}")
 
+    @with_numpy_defaults
     def true_positive_rate(self, false_positive_rate: float) -> float:
         """The most of the clients that are there that an attack finds.
 
@@ -97,6 +99,7 @@ class AttackRisk:
         return min(plainly, rate)
 
     @property
+    @with_numpy_defaults
     def advantage(self) -> float:
         """The largest difference of the two rates; 1/2 + advantage / 2 of all guesses are right
         where a fair coin decides whether the client is there.
@@ -104,6 +107,7 @@ class AttackRisk:
         plainly = min(1.0, math.erf(self.mu / math.sqrt(8)) * (1 + _ROUNDING))
         return min(plainly, self._most(1.0)) if self.pairs else plainly
 
+    @with_numpy_defaults
     def success(self, prior: float) -> float:
         """The most guesses that are right, as a share, where a client is there with this chance."""
         prior = checks.probability("prior", prior)
@@ -123,6 +127,7 @@ class AttackRisk:
         found, right = (_phi(self.mu / 2 + x) for x in (-shift, shift))
         return min(1.0, (rare * found + common * right) * (1 + _ROUNDING))
 
+    @with_numpy_defaults
     def values(self) -> dict[str, Any]:
         """In plain JSON types; an infinite mu is null."""
         rates = {f"true_positive_rate_at_{a}": self.true_positive_rate(a) for a in RATES}
@@ -183,6 +188,7 @@ def _gaussian(mu: float, rate: float) -> float:
     return min(1.0, found * (1 + _ROUNDING) + 5e-324)
 
 
+@with_numpy_defaults
 def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     """What an attacker can learn at most of one client from all that the run releases.
 

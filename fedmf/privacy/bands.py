@@ -18,6 +18,7 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits
 from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.privacy.attack_risk import AttackRisk, attack_risk
 from fedmf.privacy.calibrate import calibrate
@@ -237,6 +238,7 @@ class BandChoice:
         }
 
 
+@with_numpy_defaults
 def choose_bands(
     workload: Workload,
     *,

@@ -9,6 +9,7 @@ from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.budget import check_pays_for_each_round
 from fedmf.mechanisms.leading import column_norm
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import least_noise_multiplier
 from fedmf.privacy.attack_risk import AttackRisk, risk_by_curve
@@ -150,6 +151,7 @@ def _with_enough(
     return _Limit(name=name, limit=limit, enough=z, reached=reached)
 
 
+@with_numpy_defaults
 def calibrate(
     mechanism: Mechanism,
     participation: Participation | None,

@@ -17,6 +17,7 @@ from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 from fedmf.mechanisms.leading import column_norm
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.calibrate import Target, calibrate, enough_noise, rates_of, rates_text
 from fedmf.privacy.flat_config import (
@@ -362,6 +363,7 @@ class PlanConfig:
                 "rounds of the run"
             )
 
+    @with_numpy_defaults
     def plan(self, mechanism: Mechanism | None = None) -> Plan:
         """The plan of `mechanism`, by default the fitted one, with the least noise for the target.
 

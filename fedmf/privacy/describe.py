@@ -6,6 +6,7 @@ from typing import Any
 
 from fedmf.files import shell_path
 from fedmf.mechanisms.budget import most_rounds
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy import statement as _statement
 from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, picture
 from fedmf.privacy.config import PlanConfig
@@ -142,6 +143,7 @@ def group_values(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
+@with_numpy_defaults
 def statement(plan: Plan) -> str:
     """The privacy statement of a plan, in the structure of the banded paper's App. K.1.
 

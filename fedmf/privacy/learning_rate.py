@@ -10,6 +10,7 @@ import math
 
 from fedmf import checks
 from fedmf.mechanisms.error import rmse
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, check_plan, update_noise_multiplier
 from fedmf.workloads import Workload
 
@@ -26,6 +27,7 @@ TASK = "StackOverflow next-word prediction"
 GRID = 1.7
 
 
+@with_numpy_defaults
 def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = None) -> float:
     """Noise per round in the mean update's running query, in units of the clip norm: sqrt(loss /
     rounds) * sigma / B.
@@ -69,6 +71,7 @@ def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = 
     )
 
 
+@with_numpy_defaults
 def predicted_learning_rate(
     effective_rmse: float, *, clip_norm: float = 1.0, grid: float | None = GRID
 ) -> float:

@@ -17,6 +17,7 @@ from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.privacy.amplification import group_epsilon
 from fedmf.privacy.amplification import rdp_epsilon as _rdp_epsilon
@@ -111,6 +112,7 @@ class Plan(fields.ShortRepr):
     private_metrics: PrivateMetrics | None = None
     longer: "Plan | None" = dataclasses.field(default=None, repr=False)
 
+    @with_numpy_defaults
     def __post_init__(self) -> None:
         mechanism = self.mechanism
         scheme = self.sampling
@@ -216,6 +218,7 @@ class Plan(fields.ShortRepr):
             )
 
     @functools.cached_property
+    @with_numpy_defaults
     def sensitivity(self) -> Sensitivity:
         """Sensitivity of the encoder under the participation, for unit clip norm: exact or a proven
         upper bound.
@@ -223,6 +226,7 @@ class Plan(fields.ShortRepr):
         return sensitivity(self.mechanism, self.participation)
 
     @property
+    @with_numpy_defaults
     def stddev(self) -> float:
         """Standard deviation of every entry of Z, in the units of a client's update: the noise
         added to a SUM is N Z.
@@ -253,6 +257,7 @@ class Plan(fields.ShortRepr):
         return math.prod(scales)
 
     @property
+    @with_numpy_defaults
     def epsilon(self) -> float:
         """Under the zero-out relation; an upper value.
 
@@ -265,6 +270,7 @@ class Plan(fields.ShortRepr):
             self.sampling.epsilon(self.mechanism, unit_noise(self), self.delta),
         )
 
+    @with_numpy_defaults
     def group_epsilon(self, devices: int) -> float:
         """Epsilon at the plan's delta for a user with several devices, each a client of its own.
 
@@ -281,6 +287,7 @@ class Plan(fields.ShortRepr):
         return min(together, group_epsilon(one, self.delta, g, least=self.sampling.min_delta))
 
     @property
+    @with_numpy_defaults
     def rho(self) -> float:
         """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6;
         Denisov et al. 2022, Thm. 3.1 and Def. J.2).
@@ -292,6 +299,7 @@ class Plan(fields.ShortRepr):
         inverse = 1 / self.noise_multiplier
         return inverse * inverse / 2
 
+    @with_numpy_defaults
     def simulating(self, *, simulated: int, claimed: int) -> "Plan":
         """A plan that trains `simulated` clients a round to estimate the utility of `claimed`
         clients a round.
@@ -313,6 +321,7 @@ def check_plan(plan: Any) -> None:
         )
 
 
+@with_numpy_defaults
 def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
     """Returns the whole run as one event of dp_accounting.
 

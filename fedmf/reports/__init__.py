@@ -14,6 +14,7 @@ import jinja2
 
 from fedmf import matplotlib_import  # noqa: F401
 from fedmf.files import expanded, make_folder, shell_path, write_atomically
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.rounding import up
 from fedmf.reports import plots, tables
 from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
@@ -34,6 +35,7 @@ __all__ = ["write_report"]
 _MAX_CARDS = 8
 
 
+@with_numpy_defaults
 def write_report(
     runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str
 ) -> pathlib.Path:

@@ -13,6 +13,7 @@ from fedmf.audits.canaries import CanaryAudit, CanaryEvidence, audit_canaries
 from fedmf.audits.guarantee import Audit, audit_ledger, named
 from fedmf.files import expanded, shell_path, write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import calibrate_command, summary
@@ -27,6 +28,7 @@ from fedmf.runs.folder import CANARIES, IDENTITY, Run, RunFolder
 FINAL_STATEMENT = "final_statement"
 
 
+@with_numpy_defaults
 def audit_run(folder: str | pathlib.Path | Run) -> Audit:
     """Audits the rounds of a run that are on disk, finished or not, with the plan it ran with.
 
@@ -151,6 +153,7 @@ def _record(run: Run) -> ParticipationLedger:
     return ledger.first(rounds)
 
 
+@with_numpy_defaults
 def audit_run_canaries(
     folder: str | pathlib.Path | Run, *, confidence: float = 0.95
 ) -> CanaryAudit:

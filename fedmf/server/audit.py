@@ -17,6 +17,7 @@ from fedmf import checks
 from fedmf.audits import tails
 from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_distinguishing, worst_case
 from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
 from fedmf.server.means import MeansState, NoisyMeans, in_shapes
 from fedmf.server.rows import HostNoise
@@ -85,6 +86,7 @@ class MechanismAudit:
         return tails.smallest_unseen_cut(self.entries, threshold=self.verdict.threshold)
 
 
+@with_numpy_defaults
 def audit_mechanism(
     plan: Plan,
     *,

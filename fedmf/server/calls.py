@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from fedmf.numpy_errors import numpy_defaults
 from fedmf.server.folder import ServerFolder
 
 _SERVERS: "weakref.WeakSet[ExclusiveCalls]" = weakref.WeakSet()
@@ -78,7 +79,8 @@ def exclusive(
             try:
                 self._is_busy = True
                 self._check_open()
-                return method(self, *args, **options)
+                with numpy_defaults():
+                    return method(self, *args, **options)
             finally:
                 self._is_busy = False
                 if not self._is_open:  # a handler has closed it meanwhile

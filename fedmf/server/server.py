@@ -16,6 +16,7 @@ from fedmf import checks, identifiers
 from fedmf.audits.guarantee import Audit, audit_ledger
 from fedmf.cohorts.controller import PoolRanDryWarning
 from fedmf.files import shell_path
+from fedmf.numpy_errors import numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import ALWAYS_SAID, calibrate_command
@@ -107,7 +108,7 @@ class Server(ExclusiveCalls):
         )
         seed = check_noise_seed(noise_seed)
         files = None if folder is None else ServerFolder(folder)
-        with contextlib.ExitStack() as failed:
+        with contextlib.ExitStack() as failed, numpy_defaults():
             if files is not None:
                 failed.callback(files.close)
             self._begin(config, plan, seed, files)
@@ -126,7 +127,7 @@ class Server(ExclusiveCalls):
           ValueError: there is none, it is in use, or a file is damaged or of another server.
         """
         files = ServerFolder(folder, make=False)
-        with contextlib.ExitStack() as failed:
+        with contextlib.ExitStack() as failed, numpy_defaults():
             failed.callback(files.close)
             config, plan, seed, released = files.read()
             server = cls.__new__(cls)

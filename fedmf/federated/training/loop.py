@@ -29,6 +29,7 @@ from fedmf.federated.training.result import write_result
 from fedmf.federated.training.run_setup import new_run, reopen_run
 from fedmf.federated.training.trained_run import TrainedRun, starting_task
 from fedmf.federated.training.under_way import Training
+from fedmf.numpy_errors import numpy_defaults
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
@@ -123,7 +124,7 @@ def train(
     in_threads = config.execution == "fast" and task.batch_size > 1
     if in_threads and ClientSetup.here(task, config).kind == "autodiff":
         an_operation_a_thread()
-    with limited_threads(machine.threads):
+    with limited_threads(machine.threads), numpy_defaults():
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
         model = check_model(task, config)
         setup = None if resume else new_run(task, config, folder, noise_seed, plan, model, machine)

@@ -22,6 +22,7 @@ from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.federated.training.fine_tuning import fine_tuned_metrics, learning_rates
 from fedmf.files import expanded, write_atomically
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.export import check_export_path
 from fedmf.runs.folder import Run, RunFolder
@@ -117,10 +118,12 @@ class TrainedRun(Run):
             variable.assign(weight)
         return model
 
+    @with_numpy_defaults
     def evaluate(self, split: str) -> dict[str, float]:
         """The task's metrics on "validation" or "test"."""
         return Evaluator(self.task, self.config)(self.weights, split)
 
+    @with_numpy_defaults
     def evaluate_clients(self, *, progress: bool = False) -> dict[str, Any]:
         """The headline metric on the training examples of each client by itself.
 
@@ -165,6 +168,7 @@ class TrainedRun(Run):
             **mean_and_deciles(values),
         }
 
+    @with_numpy_defaults
     def evaluate_fine_tuned(
         self,
         epochs: int,

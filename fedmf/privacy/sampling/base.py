@@ -15,6 +15,7 @@ import numpy as np
 
 from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
+from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.amplification import MIN_COMPOSED_DELTA, rdp_epsilon
@@ -42,6 +43,10 @@ check_cohort_size = functools.partial(
 check_bands = functools.partial(
     checks.integer, low=1, hint="use the number of bands, or leave it out"
 )
+
+
+# Methods whose sums lose terms to underflow, in every scheme.
+_COMPUTED = {"contradictions", "curve", "epsilon", "evidence", "expected_epsilon", "rdp_epsilon"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,8 @@ class Sampling(fields.Checked, abc.ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        for name in _COMPUTED.intersection(vars(cls)):
+            setattr(cls, name, with_numpy_defaults(vars(cls)[name]))
         if cls.name:
             SCHEMES[cls.name] = cls
 
