@@ -38,6 +38,7 @@ def home(tmp_path, monkeypatch):
     np.save(home / "matrix.npy", np.eye(12))
     server(home / "server", noise_seed="os").close()
     new_run(home / "run").write_record(fedmf.ParticipationLedger(cohort_size=None))
+    fedmf.ParticipationLedger(cohort_size=1).save(home / "ledger.npz")
     (home / "log.csv").write_text("round,client\n0,1\n")
     (home / "texts.csv").write_text("user,text\n" + "".join(f"{i},words\n" for i in range(40)))
     (home / "schedule").write_text("1 " * 12)
@@ -77,6 +78,13 @@ CALLS = {
     "ParticipationLedger.from_csv text": (
         lambda: fedmf.ParticipationLedger.from_csv("~/log.csv", rounds=1, cohort_size=1), ""
     ),
+    "ParticipationLedger.to_csv path": (
+        lambda: fedmf.ParticipationLedger(cohort_size=1).to_csv("~/written.csv"), "written.csv"
+    ),
+    "ParticipationLedger.save path": (
+        lambda: fedmf.ParticipationLedger(cohort_size=1).save("~/saved.npz"), "saved.npz"
+    ),
+    "ParticipationLedger.load path": (lambda: fedmf.ParticipationLedger.load("~/ledger.npz"), ""),
     "partition.picture path": (
         lambda: fedmf.partition.picture(np.arange(4) % 2, np.arange(4) % 2, "~/who.png"), "who.png"
     ),

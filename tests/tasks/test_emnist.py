@@ -145,7 +145,7 @@ def test_the_task(digits_file):
     options = EmnistOptions(data=str(digits_file), model="small", max_clients=10, max_examples=30)
     task = emnist(options)
     assert len(task.client_ids) == 10
-    assert "stand-in" in task.description
+    assert "synthetic" in task.description
     assert len(task.examples_of(task.client_ids[0])[0]) == 30
     halves = [task.split(name)[0] for name in ("validation", "test")]
     everything, _ = pooled(digits_file, "digits_only_test")
