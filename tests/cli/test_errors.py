@@ -29,6 +29,7 @@ COMPARE = "plan compare --rounds 12 --population 40 --cohort-size 10 --epsilon 1
 WRONG_CALLS = {
     "tarin": "Did you mean 'train'?",
     "completion csh": "csh",
+    "predict absent words": "absent",
     f"{FIT} --out x.npz --family tree --bands 2": "--bands 2",
     f"{FIT} --out x.npz --matrices . --bands 2": "--matrices",
     f"{FIT} --out absent/x.npz": "absent/x.npz",
