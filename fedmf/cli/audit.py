@@ -250,9 +250,11 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
 
     \b
     Example:
-      fedmf train --data corpus.sqlite --out runs/audited --rounds 100 --cohort-size 20 \\
-        --min-sep 20 --epsilon 8 \\
-        --canaries 100 --noise-seed os
+      fedmf data synth --clients 1000 --out corpus.sqlite
+      fedmf train --data corpus.sqlite --out runs/audited --canaries 100 --rounds 60 \\
+        --cohort-size 50 --min-sep 20 --client-learning-rate 4 --server-learning-rate 0.5 \\
+        --server-momentum 0.9 -o loss=masked -o vocabulary-size=500 -o lstm-size=32 \\
+        -o embedding-size=32 -o max-sentences=16 --epsilon 8 --noise-seed os
       fedmf audit canaries runs/audited
     """
     from fedmf.runs.audit import audit_run_canaries

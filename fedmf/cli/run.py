@@ -103,15 +103,16 @@ def train(
     \b
     Example:
       fedmf data synth --clients 1000 --out corpus.sqlite
-      fedmf train --data corpus.sqlite --out runs/first --rounds 100 --cohort-size 50 \\
-        --min-sep 20 --client-learning-rate 4 --server-learning-rate 0.4 \\
-        --server-momentum 0.9 -o loss=masked -o vocabulary-size=1000 -o lstm-size=64 \\
-        --epsilon 8 --noise-seed os
+      fedmf train --data corpus.sqlite --out runs/first --rounds 60 --cohort-size 50 \\
+        --min-sep 20 --client-learning-rate 4 --server-learning-rate 0.5 \\
+        --server-momentum 0.9 -o loss=masked -o vocabulary-size=500 -o lstm-size=32 \\
+        -o embedding-size=32 -o max-sentences=16 --epsilon 8 --noise-seed os
       fedmf train --out runs/first --resume --tensorboard
       fedmf train --data mine.sqlite --out runs/tuned --initial-model runs/first \\
-        -o vocabulary-data=corpus.sqlite -o vocabulary-size=1000 -o lstm-size=64 \\
-        -o loss=masked --rounds 50 --cohort-size 50 --min-sep 20 --client-learning-rate 4 \\
-        --server-learning-rate 0.2 --server-momentum 0.9 --epsilon 4 --noise-seed os
+        --rounds 40 --cohort-size 50 --min-sep 20 --client-learning-rate 4 \\
+        --server-learning-rate 0.2 --server-momentum 0.9 -o vocabulary-data=corpus.sqlite \\
+        -o loss=masked -o vocabulary-size=500 -o lstm-size=32 -o embedding-size=32 \\
+        -o max-sentences=16 --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
     from fedmf.runs.config import TrainConfig, read_config_file

@@ -104,10 +104,11 @@ def sweep(
 
     \b
     Example:
-      fedmf data synth --clients 400 --out corpus.sqlite
-      fedmf sweep --data corpus.sqlite --out sweeps/first --vary family=none,banded,identity \\
-        --vary server-learning-rate=0.5,1,2 --epsilon 8 --rounds 20 --cohort-size 20 \\
-        --min-sep 10 -o loss=masked -o vocabulary-size=500 -o lstm-size=32 -o max-sentences=16 \\
+      fedmf data synth --clients 1000 --out corpus.sqlite
+      fedmf sweep --data corpus.sqlite --out sweeps/first --vary family=banded,identity \\
+        --vary server-learning-rate=0.2,0.5 --epsilon 8 --rounds 60 --cohort-size 50 \\
+        --min-sep 20 --client-learning-rate 4 --server-momentum 0.9 -o loss=masked \\
+        -o vocabulary-size=500 -o lstm-size=32 -o embedding-size=32 -o max-sentences=16 \\
         --noise-seed os --jobs 2
     """
     from fedmf.privacy.flat_config import TARGETS, flat
