@@ -5,14 +5,17 @@ wrong value.
 import difflib
 import math
 import numbers
-import os
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from fedmf.memory import available_memory
+
 # The largest single dense array: of 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
+# Arrays that are made in less time than it takes to ask what is free.
+_SMALL_BYTES = 2**22
 _OTHER_FAMILY = (
     "for so many rounds use a family that never makes them (toeplitz or blt with any number of "
     "rounds, banded with few bands)"
@@ -162,25 +165,28 @@ def fits_in_memory(
     otherwise: str = "",
     hint: str = _OTHER_FAMILY,
 ) -> None:
-    """Raises ValueError if a float64 array of `shape` is beyond what one dense array may take here.
+    """Raises ValueError if float64 arrays of `shape` are beyond what dense arrays may take here.
 
-    With `copies`, as many are needed at a time, and they must fit into this machine's memory.
-    Where a single array fits, the error names `otherwise` as the first way out; `hint` is the
-    last one.
+    A single one may be as large as `MAX_BYTES`, and `copies` of them, which are needed at a time,
+    must fit into the memory that is free. Where a single array fits, the error names `otherwise` as
+    the first way out; `hint` is the last one.
     """
     size = 8 * math.prod(shape)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > MAX_BYTES or (copies > 1 and copies * size > memory):
-        arrays = f"a dense {' x '.join(map(str, shape))} array of {size / 2**30:.3g} GiB"
-        if copies > 1:
-            arrays = (
-                f"{copies} dense {' x '.join(map(str, shape))} arrays, "
-                f"{copies * size / 2**30:.3g} GiB in all"
-            )
-        other_way = ""
-        if otherwise and size <= min(MAX_BYTES, memory):
-            other_way = f"{otherwise}, or "
-        raise ValueError(f"{what} would take {arrays}: {other_way}{hint}")
+    if copies * size <= _SMALL_BYTES:
+        return
+    free = available_memory()
+    if size <= MAX_BYTES and copies * size <= free:
+        return
+    dimensions = " x ".join(map(str, shape))
+    arrays = f"a dense {dimensions} array of {size / 2**30:.3g} GiB"
+    if copies > 1:
+        arrays = f"{copies} dense {dimensions} arrays, {copies * size / 2**30:.3g} GiB in all"
+    if size <= MAX_BYTES:
+        arrays += f", where {free / 2**30:.3g} GiB are free"
+    other_way = ""
+    if otherwise and size <= min(MAX_BYTES, free):
+        other_way = f"{otherwise}, or "
+    raise ValueError(f"{what} would take {arrays}: {other_way}{hint}")
 
 
 def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Floors from the ground up: a part imports itself and lower floors. What stands on one floor does
 # not know the other parts of it.
 FLOORS = [
+    {"memory"},
     {
         "checks",
         "files",

@@ -21,9 +21,13 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.audits.noise import causal_factor
+from fedmf.mechanisms.base import Mechanism
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import Plan, unamplified_epsilon
+
+# Entries of columns that are filtered at a time.
+_FILTERED_ENTRIES = 2**20
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -171,10 +175,10 @@ def _largest(refuted: Callable[[float], bool]) -> float:
 
 
 def release_scores(
-    noising: np.ndarray, rounds: np.ndarray, projections: np.ndarray, clip_norm: float
+    mechanism: Mechanism, rounds: np.ndarray, projections: np.ndarray, clip_norm: float
 ) -> np.ndarray:
-    """How much likelier the releases are with each canary than without, up to a positive factor: a
-    matched filter.
+    """Returns how much likelier the releases are with each canary than without, up to a positive
+    factor: a matched filter.
 
     In coordinates in which the noise of the rounds is white by the mechanism, N N^T = L L^T, canary
     j is in with mean a_j = L^-1 x_j, and <a_j, S^-1 (L^-1 y_j - a_j / 2)> is its log-likelihood
@@ -183,23 +187,65 @@ def release_scores(
     does not vary as claimed helps to tell.
 
     Args:
-      noising: N of the mechanism, (n, m).
+      mechanism: with N, (n, m).
       rounds: bool (n, canaries), who took part in which round.
       projections: float64 (n, canaries): the released sum of round t along
         the direction of canary j.
       clip_norm: length of a canary's update.
+
+    Raises:
+      ValueError: N would have to be formed, and does not fit into memory.
+    """
+    white = _whitener(mechanism)
+    a = clip_norm * white(rounds.astype(np.float64))
+    y = white(projections)
+    return (a * _over_covariance(y, y - a / 2)).sum(axis=0)
+
+
+def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function that multiplies columns by L^-1: by C where that is square, lower
+    triangular and given by few numbers, as L is then N up to the signs of its columns.
+    """
+    import scipy.linalg
+    import scipy.signal
+
+    n = mechanism.rounds
+    coefficients = mechanism.toeplitz_coefficients()
+    rows = mechanism.banded_rows()
+    if coefficients is not None:
+
+        def filtered(columns: np.ndarray) -> np.ndarray:
+            # Some columns at a time: the transforms of all would take several times their memory.
+            width = max(1, _FILTERED_ENTRIES // n)
+            products = [
+                scipy.signal.oaconvolve(coefficients[:, None], columns[:, i : i + width], axes=0)
+                for i in range(0, columns.shape[1], width)
+            ]
+            return np.hstack([product[:n] for product in products])
+
+        return filtered
+    if rows is not None:
+        return lambda columns: checks.banded_times(rows, columns)
+    # N with twice as many sources as rounds, its QR factors, and L.
+    hint = "audit the canaries of a run with fewer rounds"
+    checks.fits_in_memory("the audit of these canaries", (n, n), copies=6, hint=hint)
+    L = causal_factor(mechanism.noising())
+    return lambda columns: scipy.linalg.solve_triangular(L, columns, lower=True, check_finite=False)
+
+
+def _over_covariance(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Returns S^-1 times the columns, S = y y^T / m + c I of m columns y, c their mean square over
+    m: what is inverted is as large as y is narrow or short, whichever is less.
     """
     import scipy.linalg
 
-    def white(columns: np.ndarray) -> np.ndarray:
-        return scipy.linalg.solve_triangular(L, columns, lower=True, check_finite=False)
-
-    L = causal_factor(noising)
-    a = clip_norm * white(rounds.astype(np.float64))
-    y = white(projections)
-    S = y @ y.T / y.shape[1]
-    S += (np.trace(S) / y.shape[1] or 1.0) * np.eye(len(S))
-    return (a * scipy.linalg.solve(S, y - a / 2, assume_a="pos")).sum(axis=0)
+    n, m = y.shape
+    shrinkage = float(np.square(y).sum()) / m**2 or 1.0
+    if n <= m:
+        S = y @ y.T / m + shrinkage * np.eye(n)
+        return scipy.linalg.solve(S, columns, assume_a="pos")
+    inner = y.T @ y + m * shrinkage * np.eye(m)
+    return (columns - y @ scipy.linalg.solve(inner, y.T @ columns, assume_a="pos")) / shrinkage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -313,7 +359,7 @@ def audit_canaries(
     kept = took_part if plan.sampling is None else np.ones_like(took_part)
     scores = {
         "all releases": release_scores(
-            plan.mechanism.noising(), evidence.rounds, evidence.releases, plan.clip_norm
+            plan.mechanism, evidence.rounds, evidence.releases, plan.clip_norm
         ),
         "final model": evidence.model,
     }

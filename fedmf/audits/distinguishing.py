@@ -65,7 +65,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
       rounds: the client's rounds in place of the worst ones, also more than the plan allows.
 
     Raises:
-      ValueError: the plan has no noise, or simulates.
+      ValueError: the plan has no noise, or simulates, or has too many rounds for memory.
     """
     import scipy.linalg
 
@@ -74,6 +74,10 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
             f"noise_multiplier={plan.noise_multiplier} and simulation={plan.simulation}: a plan "
             "without noise, or that simulates a larger cohort, guarantees nothing of what runs"
         )
+    n = plan.mechanism.rounds
+    # L, its inverse E, X, and what is multiplied to make them.
+    hint = "take a plan of the same family with fewer rounds"
+    checks.fits_in_memory("the search of all rounds", (n, n), copies=4, hint=hint)
     L = causal_factor(plan.mechanism.noising())
     E = scipy.linalg.solve_triangular(L, np.eye(len(L)), lower=True, check_finite=False)
     X = E.T @ E

@@ -72,8 +72,8 @@ class TreeMechanism(Mechanism):
 
     def encoder(self) -> np.ndarray:
         """C, float64 (m, rounds) of zeros and ones; m is 2 * rounds - 1 for a power of two."""
+        _check_memory(self.rounds, self.completion)
         nodes = _nodes(self.rounds, self.completion)
-        checks.fits_in_memory("the encoder of this tree", (len(nodes), self.rounds))
         C = np.zeros((len(nodes), self.rounds))
         for row, node in enumerate(nodes):
             C[row, node.first : node.last + 1] = 1.0
@@ -113,7 +113,7 @@ def fit_tree(
 
     Raises:
       TypeError, ValueError: an option of the wrong kind or out of range; restarts that do not
-        divide the rounds.
+        divide the rounds; more rounds than matrices in memory can have.
     """
     n = workload.rounds
     restarts = checks.integer(
@@ -131,6 +131,8 @@ def fit_tree(
         completions = ["none"]  # a power of two has nothing to complete
     else:  # with "full", "optimal" is "virtual"
         completions = list(COMPLETIONS) if decoder == "online" else ["none", "virtual"]
+    for name in completions:
+        _check_memory(per_part, name, decoder)
     trees: list[Mechanism] = [
         TreeMechanism(rounds=per_part, decoder=decoder, completion=name) for name in completions
     ]
@@ -171,12 +173,37 @@ def _nodes(rounds: int, completion: str) -> list[_Node]:
     return nodes
 
 
+def _num_nodes(rounds: int, completion: str) -> int:
+    """Returns the number of nodes of `_nodes`, without making them.
+
+    >>> [_num_nodes(5, completion) for completion in ("none", "virtual")]
+    [8, 11]
+    """
+    levels = range((rounds - 1).bit_length() + 1)
+    if completion == "none":
+        return sum(rounds >> level for level in levels)
+    return sum(-(-rounds >> level) for level in levels)
+
+
+def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> None:
+    """Refuses a tree whose encoder, or whose N with this decoder, does not fit into memory; its
+    nodes are not made.
+    """
+    shape = (_num_nodes(rounds, completion), rounds)
+    if decoder == "full":
+        otherwise = "take decoder='online', which needs half of it and makes more noise"
+        what = "the full decoder of this tree"
+        checks.fits_in_memory(what, shape[::-1], copies=2, otherwise=otherwise)
+    elif decoder == "online":
+        checks.fits_in_memory("the online decoder of this tree", shape[::-1])
+    else:
+        checks.fits_in_memory("the encoder of this tree", shape)
+
+
 def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
     """pinv(C) = (C^T C)^-1 C^T, (rounds, m): the column of a node is the sum of its children's."""
+    _check_memory(rounds, completion, "full")
     nodes = _nodes(rounds, completion)
-    shape = (rounds, len(nodes))
-    otherwise = "take decoder='online', which needs half of it and makes more noise"
-    checks.fits_in_memory("the full decoder of this tree", shape, copies=2, otherwise=otherwise)
     X = np.zeros((rounds, rounds))
     for node in nodes:
         X[node.first : node.last + 1, node.first : node.last + 1] += 1.0
@@ -201,6 +228,7 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
     roots' estimates is best. Nodes that reach into virtual rounds, where they are kept, are
     finished with the last round.
     """
+    _check_memory(rounds, completion, "online")
     nodes = _nodes(rounds, completion)
     variances = np.ones(len(nodes))
     # A subtree's nodes are consecutive and end with its root: each estimate holds the weights of
@@ -217,7 +245,6 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
             variances[place] = from_children / (1.0 + from_children)
         below = [(1.0 - variances[place]) * estimates[child] for child in children]
         estimates.append(np.concatenate([*below, variances[place : place + 1]]))
-    checks.fits_in_memory("the online decoder of this tree", (rounds, len(nodes)))
     B = np.zeros((rounds, len(nodes)))
     largest: dict[
         int, int

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import scipy.stats
+from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.audits import canaries
@@ -23,6 +24,7 @@ from fedmf.audits.canaries import (
 from fedmf.audits.noise import causal_factor
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.privacy.plan import unamplified_epsilon
+from tests.mechanisms.registry import MECHANISMS
 from tests.mechanisms.schemas import epochs, fitted, separated
 from tests.power import FALSE_POSITIVE_RATE, counted, missed_by_count, trials_that_see
 from tests.refusals import refusal
@@ -207,9 +209,7 @@ def test_scores_of_honest_releases_are_as_far_apart_as_the_plan_says(family):
     plan, count = plan_of(family), 40_000
     X = np.linalg.inv(plan.mechanism.noising() @ plan.mechanism.noising().T)
     evidence = Departure().evidence(plan, count, np.random.default_rng(2))
-    scores = release_scores(
-        plan.mechanism.noising(), evidence.rounds, evidence.releases, plan.clip_norm
-    )
+    scores = release_scores(plan.mechanism, evidence.rounds, evidence.releases, plan.clip_norm)
     for pattern in patterns().T:
         expected = plan.clip_norm * np.sqrt(pattern @ X @ pattern) / plan.stddev
         of = (evidence.rounds == pattern[:, None]).all(axis=0)
@@ -220,6 +220,34 @@ def test_scores_of_honest_releases_are_as_far_apart_as_the_plan_says(family):
         )
         assert 0.95 * expected - error < measured < expected + error
         assert error < 0.1 * expected
+
+
+@pytest.mark.parametrize("name", ["identity", "banded", "toeplitz", "blt", "dense", "tree full"])
+@pytest.mark.parametrize("canaries", [5, 70])
+def test_scores_without_matrices_are_those_of_the_matrices(name, canaries):
+    n = 60
+    mechanism = MECHANISMS[name](n)
+    rng = np.random.default_rng(1)
+    rounds = rng.random((n, canaries)) < 0.1
+    releases = rng.standard_normal((n, canaries))
+    L = causal_factor(mechanism.noising())
+    a = 2.0 * np.linalg.solve(L, rounds.astype(float))
+    y = np.linalg.solve(L, releases)
+    S = y @ y.T / canaries
+    S += np.trace(S) / canaries * np.eye(n)
+    expected = (a * np.linalg.solve(S, y - a / 2)).sum(axis=0)
+    assert_allclose(release_scores(mechanism, rounds, releases, 2.0), expected, rtol=1e-9)
+
+
+def test_canaries_of_very_many_rounds_form_no_matrix(monkeypatch):
+    monkeypatch.setattr(canaries, "causal_factor", lambda _: pytest.fail("formed"))
+    rounds = np.zeros((30_000, 3), bool)
+    rounds[[0, 7, 9], [0, 1, 2]] = True
+    releases = np.random.default_rng(1).standard_normal(rounds.shape)
+    mechanism = MECHANISMS["blt"](len(rounds))
+    assert np.isfinite(release_scores(mechanism, rounds, releases, 1.0)).all()
+    with refusal("the audit of these canaries would take .*GiB.*fewer rounds"):
+        release_scores(fedmf.mechanisms.TreeMechanism(rounds=30_000), rounds, releases, 1.0)
 
 
 RUNS = trials_that_see(lambda runs: missed_by_count(runs, SIGNIFICANCE, 0.25), start=200)

@@ -14,7 +14,7 @@ from fedmf.audits.distinguishing import (
     audit_distinguishing,
     worst_case,
 )
-from fedmf.mechanisms import DenseMechanism
+from fedmf.mechanisms import DenseMechanism, IdentityMechanism
 from tests.audits.controls import too_many_rounds
 from tests.mechanisms.registry import every_mechanism
 from tests.mechanisms.schemas import epochs, every_round, fitted, separated, single
@@ -25,6 +25,7 @@ from tests.power import (
     missed_by_game,
     trials_that_see,
 )
+from tests.refusals import refusal
 
 
 def play(plan, case, trials, seed=3, noise=1.0):
@@ -46,6 +47,14 @@ def small_plan(epsilon=2.0, rounds=24, family="banded"):
     participation = separated(rounds, 6)
     mechanism = fitted(participation, family)
     return fedmf.calibrate(mechanism, participation, epsilon=epsilon, delta=1e-6)
+
+
+def test_a_plan_of_too_many_rounds_is_refused_before_its_matrices_are_formed():
+    plan = fedmf.calibrate(
+        IdentityMechanism(rounds=50_000), single(50_000), epsilon=2.0, delta=1e-6
+    )
+    with refusal("search of all rounds would take 4 dense .* GiB in all: .*fewer rounds"):
+        worst_case(plan)
 
 
 def test_worst_case_of_a_budget_is_within_it_and_reaches_what_it_is_of():

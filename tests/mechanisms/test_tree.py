@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import numpy as np
@@ -175,12 +176,22 @@ def test_the_full_decoder_is_the_default():
 def test_a_full_decoder_beyond_the_memory_names_the_online_one(monkeypatch):
     full = TreeMechanism(rounds=64)
     size = 8 * full.encoder().size
-    pages = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": size}
-    monkeypatch.setattr(checks.os, "sysconf", pages.get)
+    free = [size]
+    monkeypatch.setattr(checks, "available_memory", lambda: free[0])
+    monkeypatch.setattr(checks, "_SMALL_BYTES", 0)
     words = "full decoder of this tree would take 2 dense .*: take decoder='online'.*, or for so"
     with refusal(words):
         full.noising()
     assert TreeMechanism(rounds=64, decoder="online").noising().shape == (64, 127)
-    pages["SC_PHYS_PAGES"] = size - 1  # where the online decoder does not fit, it is no way out
-    with refusal("would take 2 dense .*: for so many rounds"):
+    free[0] = size - 1  # where the online decoder does not fit, it is no way out
+    with refusal("would take 2 dense .* are free: for so many rounds"):
         full.noising()
+
+
+@pytest.mark.parametrize("decoder", ["full", "online"])
+def test_a_tree_of_very_many_rounds_is_refused_before_its_nodes_are_made(decoder):
+    tree = TreeMechanism(rounds=50_000_000, decoder=decoder)
+    fit = functools.partial(fitted, separated(tree.rounds, 1000), "tree", decoder=decoder)
+    for matrix in (tree.encoder, tree.noising, fit):
+        with refusal("of this tree would take .* GiB.*: for so many rounds use .*toeplitz or blt"):
+            matrix()
