@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fedmf.checks import meant
+from fedmf.participation.separation import check_separation
 
 if TYPE_CHECKING:
     from fedmf.federated.task import Task
@@ -102,6 +103,38 @@ def completed(config: "TrainConfig") -> "TrainConfig":
     options = dataclasses.asdict(given[0]) if given else {}
     options.pop("data", None)
     return dataclasses.replace(config, task=name, task_options=options)
+
+
+def check_separation_is_given(values: Mapping[str, Any]) -> None:
+    """Raises where the fields of a run lack the separation that their schema needs.
+
+    The error says what the clients of the data allow; data that cannot be read leave it to
+    `TrainConfig`.
+
+    Args:
+      values: field of `TrainConfig` -> value.
+
+    Raises:
+      ValueError: with the largest separation.
+    """
+    schema = values.get("schema") or "min_sep"
+    is_given = values.get("min_sep") is not None or values.get("sampling") is not None
+    if is_given or schema not in ("min_sep", "fixed_epoch"):
+        return
+    from fedmf.runs.config import TrainConfig
+
+    try:
+        config = completed(TrainConfig.from_mapping({**values, "min_sep": 1}, "the run"))
+        num_clients = len(task_from_config(config, progress=False).client_ids)
+    except Exception:  # which is told where it is the first thing that is wrong
+        return
+    check_separation(
+        None,
+        population=num_clients + config.canaries,
+        cohort_size=config.cohort_size,
+        rounds=config.rounds,
+        schema=schema,
+    )
 
 
 def _options(name: str, config: "TrainConfig") -> list[Any]:

@@ -46,6 +46,7 @@ def calibrate(
     from fedmf.mechanisms.error import rmse
     from fedmf.privacy import describe
     from fedmf.privacy.plan import rdp_epsilon, update_noise_multiplier
+    from fedmf.privacy.source_tail import tail_remark
     from fedmf.privacy.statement import markdown
     from fedmf.privacy.stopping import first_rounds, stopped_after, stopping_table
 
@@ -73,6 +74,9 @@ def calibrate(
     else:
         clients = config.claimed_cohort or config.cohort_size
         summary = describe.summary(plan) | {"rmse": error, "effective_rmse": error / clients}
+        remark = tail_remark(plan)
+        if remark is not None:
+            summary["noise_source"] = remark
         if rdp:
             renyi = rdp_epsilon(plan)
             summary["rdp_epsilon"] = renyi if math.isfinite(renyi) else None

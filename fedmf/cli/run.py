@@ -129,6 +129,7 @@ def train(
         values = read_config_file(stored) if stored else {}
         values = over(over(values, config_values(config_file)), chosen_options(promise))
         origin = config_file or stored
+        tasks.check_separation_is_given(values)
         config = tasks.completed(
             TrainConfig.from_mapping(values, str(origin)) if origin else TrainConfig(**values)
         )

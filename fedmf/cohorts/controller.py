@@ -20,6 +20,7 @@ from fedmf.cohorts.spending import Spending
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
+from fedmf.participation.separation import check_separation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.draws import Draws, EpochOrder, draw_generator
@@ -197,20 +198,14 @@ class ParticipationController:
         p = self.participation
         size = self.cohort_size
         b = self.participation.min_sep
-        if size > self.population:
-            raise ValueError(
-                f"cohort_size={size} is larger than population={self.population}: lower "
-                f"`cohort_size` to at most {self.population}"
-            )
-        if size * b > self.population:
+        check_separation(
+            b,
+            population=self.population,
+            cohort_size=size,
+            rounds=p.rounds,
             # Schema single has no min_sep of its own to change: there it is the number of rounds.
-            name = "rounds" if p.schema == "single" else "min_sep"
-            raise ValueError(
-                f"cohort_size={size} * {name}={b} = {size * b} exceeds "
-                f"population={self.population}: "
-                f"{_lower_cohort_size(self.population // b)}lower `{name}` to at most "
-                f"{self.population // size}, or raise the population to {size * b}"
-            )
+            name="rounds" if p.schema == "single" else "min_sep",
+        )
         epochs = math.ceil(p.rounds / b)
         if p.schema == "fixed_epoch" and p.max_participations < epochs:
             raise ValueError(

@@ -87,7 +87,10 @@ class Participation(fields.Checked):
                         'leave it out, or choose schema="min_sep"'
                     )
         elif self.min_sep is None:
-            raise ValueError(f"min_sep=None does not suit schema={schema!r}: {hint}")
+            raise ValueError(
+                f"`min_sep` is required with schema={schema!r}: {hint}; clients in full cohorts "
+                "allow at most the population divided by the clients a round"
+            )
         else:
             min_sep = checks.integer("min_sep", self.min_sep, low=1, high=rounds, hint=hint)
             most = -(-rounds // min_sep)

@@ -17,6 +17,7 @@ from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
 from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
+from fedmf.privacy.source_tail import HOST_END, check_tail
 
 
 class Target(TypedDict, total=False):
@@ -207,7 +208,7 @@ def calibrate(
     if plan.participation.schema == "budget":
         check_pays_for_each_round(plan.participation, column_norm(mechanism))
     if scheme is None:
-        return plan
+        return _checked(plan)
     enough = unit_noise(plan)
     sensitivity = plan.sensitivity.value
 
@@ -227,8 +228,14 @@ def calibrate(
     # fail is that of all attempts together.
     for _ in range(MAX_ATTEMPTS - 1):
         if limit.of(calibrated) <= limit.limit:
-            return calibrated
+            return _checked(calibrated)
         multiplier = min(calibrated.noise_multiplier * (1 + step), limit.enough)
         calibrated = dataclasses.replace(calibrated, noise_multiplier=multiplier)
         step *= 2
+    return _checked(plan)
+
+
+def _checked(plan: Plan) -> Plan:
+    """Returns the plan; refuses one whose noise no source of fedmf draws far enough out."""
+    check_tail(plan, HOST_END)
     return plan

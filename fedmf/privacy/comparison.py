@@ -12,6 +12,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.mechanisms.family import FAMILIES
 from fedmf.noise.strategies import host_strategies
+from fedmf.participation.separation import check_separation
 from fedmf.privacy.attack_risk import attack_risk
 from fedmf.privacy.bands import BandSearch
 from fedmf.privacy.config import PlanConfig
@@ -100,12 +101,25 @@ class Comparison:
             checks.one_of("sampling", name, tuple(SCHEMES))
         bands = promise.get("bands")
         without = {name: value for name, value in promise.items() if name != "bands"}
+        schema = promise.get("schema") or "min_sep"
+        needs_separation = schema in ("min_sep", "fixed_epoch") and not promise.get("sampling")
+        is_missing = needs_separation and promise.get("min_sep") is None
+        if is_missing:
+            without["min_sep"] = 1
         for epsilon in epsilons:
             config = PlanConfig(family="identity", epsilon=epsilon, **without)
         if bands is not None:
             config = dataclasses.replace(config, family="banded", bands=bands)
         hint = f"a round takes cohort_size={config.cohort_size} of them"
         checks.integer("population", population, low=config.cohort_size, hint=hint)
+        if needs_separation:
+            check_separation(
+                None if is_missing else config.min_sep,
+                population=population,
+                cohort_size=config.cohort_size,
+                rounds=config.rounds,
+                schema=schema,
+            )
         return cls(
             config=config,
             population=population,

@@ -25,6 +25,7 @@ from fedmf.privacy.plan import (
     update_noise_multiplier,
 )
 from fedmf.privacy.rounding import finite
+from fedmf.privacy.source_tail import tail_remark
 from fedmf.privacy.systems import Subject, system_of
 
 # Options of a printed command, also where they are at their default: the guarantee rests on them.
@@ -224,6 +225,7 @@ def statement_values(
         "sampling": _sampling_facts(plan, sentences),
         "clip_norm": plan.clip_norm,
         "stddev": plan.stddev,
+        "noise_source": tail_remark(plan) if subject.system == "plan" else None,
         "guarantee": guarantee,
         "attack": attack_values(plan),
         "group_privacy": group_values(plan),

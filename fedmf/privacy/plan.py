@@ -25,6 +25,7 @@ from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_ep
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
 from fedmf.privacy.sampling import Sampling
+from fedmf.privacy.source_tail import HOST_END, check_tail
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -235,8 +236,9 @@ class Plan(fields.ShortRepr):
 
         Raises:
           ValueError: float32, in which noise is made and the release handed out, would make either
-            0 or infinite.
+            0 or infinite; no source draws far enough out for this delta.
         """
+        check_tail(self, HOST_END)
         scales = (
             update_noise_multiplier(self),
             self.sensitivity.value,

@@ -24,8 +24,9 @@ from fedmf.files import expanded
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
 from fedmf.privacy.plan import Plan, noise_size
-from fedmf.server.source import LARGEST, GaussianSource, check_noise_seed, noise_key
-from fedmf.server.state import NoiseState, check_plan, check_tail, plan_mark, state_mark
+from fedmf.privacy.source_tail import HOST_END, check_tail
+from fedmf.server.source import GaussianSource, check_noise_seed, noise_key
+from fedmf.server.state import NoiseState, check_plan, plan_mark, state_mark
 from fedmf.terminal import progress_bar
 
 # Each has working memory, of which the strategy's `memory` counts two.
@@ -100,7 +101,7 @@ class HostNoise:
         size = checks.integer("size", size, low=0, hint="it is the number of model parameters")
         self.size = size = noise_size(plan, size)
         self.rounds = stream.rounds
-        check_tail(plan, LARGEST, entries=self.rounds * size)
+        check_tail(plan, HOST_END, entries=self.rounds * size)
         self.strategy: NoiseStrategy = choose_host_strategy(
             stream, size, memory_bytes=memory_bytes, folder=folder, name=strategy
         )

@@ -5,7 +5,6 @@ the last bit.
 """
 
 import hashlib
-import math
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +29,6 @@ _NEAR_THE_END = 2**20
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
 _SEED_LIMIT = 10**4000  # what Python writes in digits, and to spare
-LARGEST = (2 * 105 * math.log(2)) ** 0.5  # of all draws
 
 
 def check_noise_seed(noise_seed: Any) -> int:

@@ -1,10 +1,7 @@
-"""The noise's state between rounds, the marks by which a state of another plan is told, and the
-plans that a source cannot serve.
-"""
+"""The noise's state between rounds, and the marks by which a state of another plan is told."""
 
 import dataclasses
 import hashlib
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,61 +94,3 @@ def state_mark(plan: int, strategy: str, state_rows: int, size: int) -> int:
     False
     """
     return mark_of(f"{plan} {strategy} {state_rows} {size}")
-
-
-# Below this noise multiplier epsilon is above 50 for every delta that anybody states: such noise is
-# for tests.
-_NO_PROTECTION = 0.15
-
-
-def check_tail(plan: Plan, end: float, *, entries: int) -> None:
-    """Refuses a plan whose delta is so small that the end of the source's tail counts.
-
-    No pair of draws has a radius above `end`, so a release that is further out than the noise
-    without the client proves that the client is there. Let the client's shift have length a = 1 /
-    noise_multiplier and part a_p in pair p. The chance in one pair is at most f(a_p), with f(a) <=
-    Q_1(a, end), Marcum's function, and f(a) <= end a exp(-(end - a)^2 / 2) / pi, the largest
-    density times the area of the crescent that two discs leave. As a function of a^2, f is concave
-    and then convex, so that the sum over P pairs is at most that of a shift in one of them and of
-    one that is spread over all: f(a) + P f(a / sqrt(P)).
-
-    Args:
-      plan: of the run.
-      end: the largest radius, in standard deviations.
-      entries: draws of the run.
-
-    Raises:
-      ValueError: that chance is above a tenth of delta.
-    """
-    z = plan.noise_multiplier
-    if z < _NO_PROTECTION:
-        return
-    a, pairs = 1 / z, max(1.0, entries / 2)
-    spread = a / math.sqrt(pairs)
-    crescent = end * spread * math.exp(-((end - spread) ** 2) / 2) / math.pi
-    chance = _marcum(a, end) + pairs * min(_marcum(spread, end), crescent)
-    if chance > plan.delta / 10:
-        raise ValueError(
-            f"delta={plan.delta:g}: no draw passes {end:.2f} standard deviations, and the chance "
-            f"to see that is {chance:.1g} at "
-            f"noise_multiplier={z:g}, above a tenth of delta; use a larger delta or more noise, "
-            "and in a TFF pipeline "
-            'noise_strategy="precomputed", whose draws go further out'
-        )
-
-
-def _marcum(a: float, b: float) -> float:
-    """Q_1(a, b), the chance that a pair of normals with a mean of length a is further
-    than b from 0.
-    """
-    import scipy.integrate  # a tenth of a second, which `fedmf --help` need not wait for
-
-    def density(r: float) -> float:
-        return float(r * math.exp(-((r - a) ** 2) / 2) * scipy.special.ive(0, a * r))
-
-    with np.errstate(under="ignore"):  # far out the density is 0
-        return float(
-            scipy.integrate.quad(density, b, max(a, b) + 40, points=[b + 1], epsabs=0, epsrel=1e-6)[
-                0
-            ]
-        )

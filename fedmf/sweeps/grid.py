@@ -203,6 +203,7 @@ def sweep_config(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[s
     here = applying(fixed, chosen)
     name = run_name({k: v for k, v in chosen.items() if k in here})
     try:
+        tasks.check_separation_is_given(here)
         return name, tasks.completed(TrainConfig.from_mapping(here, "the sweep"))
     except (ValueError, TypeError) as error:
         raise ValueError(f"run {name or here.get('family')}: {error}") from error

@@ -101,7 +101,7 @@ class TestWithoutSampling:
         assert audit.offenders.others.epsilon == audit.epsilon
         assert audit.values()["epsilon_achieved_of_all_clients"] == audit.everyone.epsilon
         text = audit.statement()
-        assert "known to have disobeyed" in " ".join(text.split())
+        assert "known to have broken the plan" in " ".join(text.split())
         assert "Not as planned" not in text
 
 

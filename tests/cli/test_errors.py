@@ -35,7 +35,7 @@ WRONG_CALLS = {
     f"{FIT} --out absent/x.npz": "absent/x.npz",
     f"{FIT} --show --out x.png": "does not end in .npz",
     f"{FIT}": "--out",
-    "fit --rounds 8 --out x.npz": "--min-sep (not given)",
+    "fit --rounds 8 --out x.npz": "--min-sep is required with --schema min_sep",
     f"calibrate {PLAN}": "--epsilon (not given) and --noise-multiplier (not given)",
     f"{CALIBRATE} --sampling poisson": "needs --population",
     f"{CALIBRATE} --sampling balls-in-bins --population 10 --cohort-size 4": "--cohort-size 4",
@@ -47,6 +47,11 @@ WRONG_CALLS = {
     f"{COMPARE} --availability often": "--availability often says no check-ins",
     f"{COMPARE} --availability every:day --min-sep 9": "--min-sep 9 is more than the 4",
     f"{COMPARE} --family many": "--family many",
+    COMPARE: "40 clients in cohorts of 10 allow --min-sep up to 4; pass a number in 1..4",
+    f"{COMPARE} --min-sep 5": (
+        "--min-sep 5 is too large: 40 clients in cohorts of 10 allow --min-sep up to 4; lower "
+        "--min-sep to at most 4, lower --cohort-size to at most 8"
+    ),
     f"plan learning-rate {PLAN} --noise-multiplier -0 --cohort-size 9": "--noise-multiplier 0",
     "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": "'x'",
     f"{POOL} --no-search": "--min-sep",

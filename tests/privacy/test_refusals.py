@@ -153,7 +153,7 @@ NAMED = [
     *named(ValueError, choose_bands, rounds=[65], population=[10], epsilon=[0.0]),
     *named(ValueError, log, rounds=[0], first_round=[-1], duplicates=["sum"], memory=[1000]),
     *named(TypeError, controller, participation=[5], seed=[1.5], availability=[0.5, Always]),
-    *named(ValueError, controller, population=[0], cohort_size=[0, 7, 31], seed=[-1]),
+    *named(ValueError, controller, population=[0], cohort_size=[0, 31], seed=[-1]),
     *named(TypeError, DeviceBehavior, dropout=["0.1"], timer_jitter=[0.5]),
     *named(ValueError, DeviceBehavior, dropout=[1.5], noncompliant_fraction=[NAN]),
     *named(ValueError, DeviceBehavior, timer_jitter=[-1], seed=[-1]),
@@ -197,7 +197,7 @@ MISMATCHES = [
     (lambda: BINS.for_mechanism(NEGATIVE), "negative entry, -0.5"),
     (
         lambda: fedmf.MinSepPoisson(population=100, cohort_size=30, min_sep=4),
-        "cohort_size=30.*at most 25",
+        "cohorts of 30.*at most 25",
     ),
     (
         lambda: fedmf.MinSepPoisson(population=90, cohort_size=3, min_sep=2).for_mechanism(
@@ -240,6 +240,7 @@ MISMATCHES = [
     (lambda: gone_on_from([30]), "round 0 names client 30, outside 0..29.*another run"),
     (lambda: gone_on_from([0, 1, 2, 3, 4]), "round 0 has 5 clients, cohort_size=4.*another run"),
     (lambda: gone_on_from(*[[]] * 21), "round 20 is beyond rounds=20.*another run"),
+    (lambda: controller(cohort_size=7), "cohorts of 7 allow `min_sep` up to 4"),
     (lambda: drawn_by(UNPARTED, EVERY), "partitions=None"),
     (lambda: drawn_by(participation=EVERY), r"min_sep=5"),
     (lambda: drawn_by(**device(noncompliant_fraction=0.1)), "leaves no choice"),
@@ -254,7 +255,7 @@ MISMATCHES = [
     # In the numbers that were asked about, and not in the simulated ones.
     (
         lambda: forecast(single(4000), Size(population=10**7, cohort_size=6500)),
-        r"cohort_size=6500 \* rounds=4000 = 26000000 exceeds population=10000000",
+        "rounds=4000 is too large: 10000000 clients in cohorts of 6500 allow `rounds` up to 1538",
     ),
     (lambda: Diurnal(time_zones=((1, 0.5),)), "do not add up to 1"),
     (lambda: Diurnal(time_zones=((30, 1),)), "from -24 to 24 hours from UTC"),

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedmf import CyclicPoisson, Participation, Plan
+import fedmf
+from fedmf import CyclicPoisson, Participation, Plan, calibrate
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.privacy.plan import Simulation
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import BallsInBins, MinSepPoisson, Sampling
-from fedmf.server.source import LARGEST
-from fedmf.server.state import check_tail, plan_fields, plan_mark
+from fedmf.privacy.source_tail import GRAPH_END, HOST_END, check_tail, tail_remark
+from fedmf.server.state import plan_fields, plan_mark
 from tests.refusals import refusal
 from tests.server.plans import plan_of
 
@@ -56,7 +57,30 @@ def test_a_shift_that_is_spread_over_many_draws_counts():
 def test_the_host_serves_every_plan_that_protects_anybody():
     for delta, noise_multiplier in ((1e-15, 0.3), (1e-10, 0.2), (1e-6, 0.16)):
         assert plan(noise_multiplier, delta).epsilon > 30
-        check_tail(plan(noise_multiplier, delta), LARGEST, entries=10**12)
+        check_tail(plan(noise_multiplier, delta), HOST_END, entries=10**12)
+
+
+def test_a_plan_says_which_source_can_draw_its_noise():
+    assert tail_remark(plan(1.0, 1e-6)) is None
+    near = plan(0.23, 1e-6)
+    with refusal("no draw passes 9.49"):
+        check_tail(near, GRAPH_END, entries=2)
+    check_tail(near, HOST_END, entries=10**9)
+    assert 'noise_strategy="precomputed", elsewhere fedmf.Server' in tail_remark(near)
+    words = " ".join(fedmf.statement(near).split())
+    assert 'use noise_strategy="precomputed", elsewhere fedmf.Server.' in words
+    assert "noise_strategy" not in fedmf.statement(plan(1.0, 1e-6))
+
+
+def test_noise_that_no_source_draws_is_refused_when_it_is_planned():
+    impossible = plan(0.16, 1e-12)
+    for call in (lambda: impossible.stddev, lambda: fedmf.statement(impossible)):
+        with refusal("no draw passes 12.06 .*use a larger delta or more noise$"):
+            call()
+    with refusal("no draw passes 12.06"):
+        calibrate(
+            impossible.mechanism, impossible.participation, epsilon=impossible.epsilon, delta=1e-12
+        )
 
 
 FIELDS = {

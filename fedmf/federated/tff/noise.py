@@ -33,7 +33,6 @@ Draw = Callable[[Any], Any]
 _PHILOX = 1  # TensorFlow's number of the algorithm
 # Of graphs with a seed of one's own; they go when the program ends.
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
-LARGEST = (2 * 65 * math.log(2)) ** 0.5  # of all draws
 
 
 def source_of_key(key: Any, size: int) -> Draw:

@@ -12,11 +12,12 @@ from fedmf import checks
 from fedmf.federated.execution.records import QuerySample, Records, SampleParams
 from fedmf.federated.tff import marks, tfp
 from fedmf.federated.tff.following import clip_after, initial_clip, initial_scaling, scaling_after
-from fedmf.federated.tff.noise import LARGEST, NoiseRows, RunSeeds
+from fedmf.federated.tff.noise import NoiseRows, RunSeeds
 from fedmf.privacy.plan import Plan, bit_stddev, noise_size
+from fedmf.privacy.source_tail import GRAPH_END, check_tail
 from fedmf.server.following import Scaling
 from fedmf.server.means import check_clip_norm, check_simulated, check_zeroing_norm
-from fedmf.server.state import NoiseState, check_plan, check_tail, mark_of, plan_mark
+from fedmf.server.state import NoiseState, check_plan, mark_of, plan_mark
 
 
 class QueryState(NamedTuple):
@@ -134,7 +135,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._entry_rounding = 0.0
         size = noise_size(plan, self._records.size)
         if noise_strategy != "precomputed":
-            check_tail(plan, LARGEST, entries=plan.mechanism.rounds * size)
+            check_tail(plan, GRAPH_END, entries=plan.mechanism.rounds * size)
         self._noise = NoiseRows(
             stream=plan.mechanism.stream(),
             size=size,

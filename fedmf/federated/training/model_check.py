@@ -22,8 +22,9 @@ _FORBIDDEN = (
     (
         r"Assign|Resource(Scatter|StridedSliceAssign|Apply)|Scatter(Nd)?(Add|Sub|Update)$|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",
         "writes a variable or a table",
-        "leave out layers that keep something from batch to batch "
-        "(BatchNormalization, stateful=True)",
+        "its layer changes a variable in the forward pass, outside the clipped and noised update, "
+        "and so carries what it has seen of one client to the next; leave out layers that keep "
+        "something from batch to batch (BatchNormalization, SpectralNormalization, stateful=True)",
     ),
     # Draws from a generator that goes on from call to call; tf.random.stateless_... is not among
     # them. TensorFlow does not count pooling and glimpses among the operations with a state.

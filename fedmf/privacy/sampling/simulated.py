@@ -16,6 +16,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
+from fedmf.participation.separation import check_separation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.curves import epsilons_of_curve, simulated_curve
 from fedmf.privacy.gaussian import (
@@ -341,12 +342,7 @@ class MinSepPoisson(Simulated):
         m = self.population
         B = self.cohort_size
         b = self.min_sep
-        if B * (b or 1) > m:
-            raise ValueError(
-                f"cohort_size={B} * min_sep={b or 1} exceeds population={m}, and clients that rest "
-                f"cannot come: lower `cohort_size` to at most {m // (b or 1)}, "
-                f"`min_sep` to at most {m // B}, or raise the population to {B * (b or 1)}"
-            )
+        check_separation(b or 1, population=m, cohort_size=B)
 
     @property
     def separation(self) -> int:

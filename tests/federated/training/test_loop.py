@@ -212,7 +212,7 @@ CLAIMED, LONG = config(claimed_cohort=40, cohort_size=5), config(rounds=40, min_
 @pytest.mark.parametrize(
     ("settings", "options", "said"),
     [
-        (config(cohort_size=7), {}, "cohort_size=7"),
+        (config(cohort_size=7), {}, "cohorts of 7"),
         (config(schema="single", min_sep=None), {}, "population"),
         (config(), {"noise_seed": None}, "noise_seed=None"),
         (config(), {"plan": config(min_sep=3).plan()}, "plan has min_sep=3"),

@@ -89,6 +89,9 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
     with refusal("plan has .*sampling=None"):
         train(tmp_path / "run", sampled(), plan=plan)
     assert not (tmp_path / "run").exists()
-    for changes, words in (({"bands": None}, "needs bands"), ({"cohort_size": 13}, "exceeds")):
+    for changes, words in (
+        ({"bands": None}, "needs bands"),
+        ({"cohort_size": 13}, "min_sep up to"),
+    ):
         with refusal(words):
             sampled(**changes)
