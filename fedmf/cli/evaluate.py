@@ -136,7 +136,8 @@ def evaluate(
     values |= {f"{on} {name}": value for name, value in trained.evaluate(on).items()}
     kept = same and made.description == recorded["description"] and trained.result is not None
     if by_client:
-        found = trained.evaluate_clients(progress=not quiet)
+        with warnings_in_a_line():
+            found = trained.evaluate_clients(progress=not quiet)
         if kept:
             RunFolder(trained.path).write_json("clients", found)
         metric = made.headline
@@ -144,6 +145,7 @@ def evaluate(
             "clients": found["clients"],
             "clients without examples": found["clients_without_examples"],
             f"clients on whose examples {metric} is not defined": found["clients_undefined"],
+            f"clients on whose examples {metric} is not finite": found["clients_not_finite"],
             f"client {metric}, mean": found["mean"],
             f"client {metric}, deciles": found["deciles"],
         }

@@ -262,8 +262,10 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
             said.append(
                 f"{group.label}, seed {run.config.seed}: {ends} over {clients['clients']:,} clients"
             )
-            if undefined := clients.get("clients_undefined", 0):
-                left_out.append(f"{undefined:,} of {group.label}, seed {run.config.seed}")
+            for reason in ("undefined", "not_finite"):  # an earlier release counts one of them
+                if num_clients := clients.get(f"clients_{reason}", 0):
+                    which = f"{reason.replace('_', ' ')} on {num_clients:,}"
+                    left_out.append(f"{which} of {group.label}, seed {run.config.seed}")
         ax.set_title(f"{metric_name(metric).capitalize()} over training clients")
         legend_above(figure, list(named.values()), list(named))
     caption = (
@@ -272,7 +274,8 @@ def clients_plot(groups: Sequence[Group]) -> Plot | None:
     )
     if left_out:
         caption += (
-            f" Clients on whose examples it is not defined are left out: {'; '.join(left_out)}."
+            " Clients on whose examples it is undefined or not finite are left out: "
+            f"{'; '.join(left_out)}."
         )
     alt = f"Line plot. From the first to the ninth decile: {'; '.join(said)}."
     return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
@@ -308,11 +311,13 @@ def fine_tuned_plot(groups: Sequence[Group]) -> Plot | None:
             rate = ""
             if "learning_rate" in found:
                 rate = f" --learning-rate {plain(found['learning_rate'])}"
-            left_out = of["clients_undefined"] + sum(found["left_out"].values())
+            num_not_finite = of.get("clients_not_finite", 0)
+            left_out = of["clients_undefined"] + num_not_finite + sum(found["left_out"].values())
             said.append(
                 f"{group.label}, seed {run.config.seed}, --fine-tune {found['epochs']}{rate}, "
                 f"on {found['measured_on']}: {means} "
-                f"over {of['clients']:,} clients, {left_out:,} left out"
+                f"over {of['clients']:,} clients, {left_out:,} left out, "
+                f"{num_not_finite:,} of these for values that are not finite"
             )
         values.set_title(metric_name(metric).capitalize())
         changes.set_title("Each client's change")

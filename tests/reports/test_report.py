@@ -306,7 +306,7 @@ def test_training_and_clients_are_drawn_where_they_were_measured(
         "epochs": 2,
         "measured_on": "validation",
         "left_out": {"too_few_examples": 3},
-        "metrics": {"accuracy": {"clients": 50, "clients_undefined": 5}},
+        "metrics": {"accuracy": {"clients": 50, "clients_undefined": 5, "clients_not_finite": 2}},
     }
     for name, mean in (("before", 0.2), ("after", 0.25), ("change", 0.05)):
         tuned["metrics"]["accuracy"][name] = {"mean": mean, "deciles": deciles}
@@ -318,7 +318,8 @@ def test_training_and_clients_are_drawn_where_they_were_measured(
     for words in (
         "seed 0: 10.00% to 26.00% over 58 clients",
         "Banded (8 bands) updates clipped 0.54",
-        "--fine-tune 2, on validation: 20.00% to 25.00% over 50 clients, 8 left out",
+        "--fine-tune 2, on validation: 20.00% to 25.00% over 50 clients, 10 left out, "
+        "2 of these for values that are not finite",
     ):
         assert words in alts
     names = ("round", "clients", "examples")

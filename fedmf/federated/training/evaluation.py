@@ -6,6 +6,7 @@ class, and for a mean of nothing.
 
 import collections
 import concurrent.futures
+import math
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,8 @@ class Evaluator:
 
     def __init__(self, task: Task, config: TrainConfig) -> None:
         check_eager()
-        self._task, self._loss = task, batch_loss(task)
+        self._task, self._config = task, config
+        self._loss = batch_loss(task)
         self._model = task.build_model(config.seed)
         # With metrics of its own
         self._own = self._model if isinstance(self._model, TffModel) else None
@@ -74,6 +76,7 @@ class Evaluator:
         self._ahead = cores()
         self._pool = concurrent.futures.ThreadPoolExecutor(self._ahead, "evaluation")
         self._batch_size = 0
+        self._untrained_weights: list[np.ndarray] = []
 
     def _of_batch(self, x: Any) -> tuple[Any, dict[str, dict[int, Any]]]:
         """The outputs of a Keras model, and what they come with: of `_LEFT`, and inputs of
@@ -135,6 +138,26 @@ class Evaluator:
         Of a TFF model's own nothing is known.
         """
         return all(is_defined(metric) for metric in self._metrics if metric.name == name)
+
+    def told_apart(self, weights: list[Any], examples: Examples) -> dict[str, float]:
+        """Evaluates on these examples: NaN for a metric that they do not define, infinity for one
+        that they define, and that is not finite because of the weights.
+
+        The examples define a metric that is finite with the weights of the untrained model.
+        """
+        values = self.on(weights, examples)
+        not_finite = [name for name, value in values.items() if not math.isfinite(value)]
+        values |= {name: math.nan for name in values if not self.is_defined(name)}
+        if not not_finite:
+            return values
+        if not self._untrained_weights:
+            untrained = self._task.build_model(self._config.seed)
+            self._untrained_weights = [w.numpy() for w in untrained.trainable_variables]
+        with_untrained_weights = self.on(self._untrained_weights, examples)
+        for name in not_finite:
+            is_finite = math.isfinite(with_untrained_weights[name])
+            values[name] = math.inf if is_finite and self.is_defined(name) else math.nan
+        return values
 
     def on(self, weights: list[Any], examples: Examples) -> dict[str, float]:
         """Evaluates on these examples, at least one."""

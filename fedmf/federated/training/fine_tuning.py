@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -172,11 +172,11 @@ class _Tuning:
             pairs = [
                 (epochs, rest)
                 for epochs, rest in self._examples(group, quarters)
-                if count(rest) and math.isfinite(self._loss(self._weights, rest))
+                if count(rest) and not math.isnan(self._loss(self._weights, rest))
             ]
             for rate, work in work_by_rate.items():
                 for weights, (_, rest) in zip(self._trained(work, pairs), pairs, strict=True):
-                    loss = math.nan if weights is None else self._loss(weights, rest)
+                    loss = math.inf if weights is None else self._loss(weights, rest)
                     losses_by_rate[rate].append(loss)
                 self._bar.update(len(group))
         means = {
@@ -195,7 +195,7 @@ class _Tuning:
         """
         task, weights, evaluator = self._task, self._weights, self._evaluator
         measured = None if split is None else task.split(split)
-        everywhere = None if measured is None else _values(evaluator, weights, measured)
+        everywhere = None if measured is None else evaluator.told_apart(weights, measured)
         work = self._work(rate)
         left_out = collections.Counter(
             too_few_examples=0, examples_not_finite=0, training_not_finite=0
@@ -213,8 +213,8 @@ class _Tuning:
                     left_out["training_not_finite"] += 1
                     continue
                 examples = other if measured is None else measured
-                before = everywhere or _values(evaluator, weights, examples)
-                pairs.append((before, _values(evaluator, after, examples)))
+                before = everywhere or evaluator.told_apart(weights, examples)
+                pairs.append((before, evaluator.told_apart(after, examples)))
         if not pairs:
             raise ValueError(
                 f"none of clients={len(client_ids)} of task {task.name!r} has two examples, all "
@@ -222,14 +222,16 @@ class _Tuning:
                 "smaller rate"
             )
         _warn_of_worse_losses(pairs, left_out["training_not_finite"], rate, split)
+        summary_by_metric = {
+            name: _summary(*np.array([[values[name] for values in pair] for pair in pairs]).T)
+            for name in pairs[0][0]
+        }
+        _warn_of_values_not_finite(summary_by_metric)
         return {
             "clients": len(pairs),
             "population": len(task.client_ids),
             "left_out": dict(left_out),
-            "metrics": {
-                name: _summary(*np.array([[values[name] for values in pair] for pair in pairs]).T)
-                for name in pairs[0][0]
-            },
+            "metrics": summary_by_metric,
         }
 
     def _work(self, rate: float) -> ClientWork:
@@ -251,8 +253,10 @@ class _Tuning:
         return divided
 
     def _loss(self, weights: list[np.ndarray], examples: Examples) -> float:
-        """Returns the mean loss on examples; NaN where it is not defined."""
-        return _values(self._evaluator, weights, examples)["loss"]
+        """Returns the mean loss on examples; NaN where it is not defined, infinity where it is
+        defined and not finite.
+        """
+        return self._evaluator.told_apart(weights, examples)["loss"]
 
     def _trained(
         self, work: ClientWork, pairs: Sequence[tuple[Epochs, Examples]]
@@ -277,8 +281,8 @@ def _warn_of_worse_losses(
       split: that they are measured on; None for examples of their own.
     """
     losses = np.array([[values["loss"] for values in pair] for pair in pairs])
-    # Before training, a loss that is not finite is not defined on these examples.
-    before, after = losses[np.isfinite(losses[:, 0])].T
+    # NaN is a loss that a client's examples do not define; infinity one that is not finite.
+    before, after = losses[~np.isnan(losses).any(axis=1)].T
     clients = len(before) + not_finite
     worse = int(np.sum(~(after <= before))) + not_finite
     if not len(before) or (2 * worse <= clients and after.mean() <= before.mean()):
@@ -308,22 +312,37 @@ def sample(task: Task, clients: int, seed: int) -> list[str]:
     return [task.client_ids[i] for i in np.sort(chosen)]
 
 
-def _values(
-    evaluator: Evaluator, weights: list[np.ndarray], examples: Examples
-) -> dict[str, float]:
-    """The metrics; NaN for one that is not defined on these examples."""
-    return {
-        name: value if evaluator.is_defined(name) else math.nan
-        for name, value in evaluator.on(weights, examples).items()
-    }
-
-
 def _summary(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
-    """Of a metric, float64 (clients,) each. Clients without a finite value in both are left out."""
-    kept = np.isfinite(before) & np.isfinite(after)
-    before, after = before[kept], after[kept]
-    counts = {"clients": int(kept.sum()), "clients_undefined": int((~kept).sum())}
+    """Returns counts, means and deciles of a metric over clients, float64 (clients,) each.
+
+    Two kinds of clients are left out and counted apart: those on whose examples the metric is not
+    defined (NaN), and those for whom it is defined and not finite (infinity).
+    """
+    undefined = np.isnan(before) | np.isnan(after)
+    not_finite = ~undefined & (np.isinf(before) | np.isinf(after))
+    measured = ~undefined & ~not_finite
+    before, after = before[measured], after[measured]
+    counts = {
+        "clients": int(measured.sum()),
+        "clients_undefined": int(undefined.sum()),
+        "clients_not_finite": int(not_finite.sum()),
+    }
     columns = {"before": before, "after": after, "change": after - before}
     return counts | (
         {name: mean_and_deciles(values) for name, values in columns.items()} if len(before) else {}
     )
+
+
+def _warn_of_values_not_finite(summary_by_metric: Mapping[str, Mapping[str, Any]]) -> None:
+    """Warns of metrics whose means leave clients out because the model's values are not finite."""
+    counts = [
+        f"{name} of {summary['clients_not_finite']} clients"
+        for name, summary in summary_by_metric.items()
+        if summary["clients_not_finite"]
+    ]
+    if counts:
+        warnings.warn(
+            f"not finite before or after fine-tuning: {', '.join(counts)}; the means and deciles "
+            "leave these clients out, and look better than the models are",
+            stacklevel=4,
+        )

@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import tempfile
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,19 +128,24 @@ class TrainedRun(Run):
     def evaluate_clients(self, *, progress: bool = False) -> dict[str, Any]:
         """The headline metric on the training examples of each client by itself.
 
-        Clients on whose examples it is not defined are left out: where these or it are NaN, an AUC
-        where all are of one class, an accuracy that leaves out all labels.
+        Clients on whose examples it is not defined are left out: where these are NaN, an AUC where
+        all are of one class, an accuracy that leaves out all labels. So are clients on whose
+        examples it is defined and the model's value is not finite, as the loss of a model that
+        diverged; these are counted apart, with a warning (UserWarning).
 
         Returns:
-          {"clients": that the metric is over, "clients_without_examples": int, "clients_undefined":
-          int, those left out as above, "mean": float, "deciles": the 10%, 20% ... 90% quantiles}.
+          {"clients": that the metric is over, "clients_without_examples": int, "clients_undefined",
+          "clients_not_finite": int, those left out as above, "mean": float, "deciles": the 10%, 20%
+          ... 90% quantiles}.
 
         Raises:
-          ValueError: it is defined on no client's examples.
+          ValueError: it is defined and finite on no client's examples.
         """
         evaluator, weights = Evaluator(self.task, self.config), self.weights
         headline, clients = self.task.headline, self.task.client_ids
-        values, undefined = [], 0
+        values: list[float] = []
+        undefined = 0
+        not_finite = 0
         with progress_bar.bar(
             total=len(clients), unit="client", desc="evaluating", disable=not progress
         ) as bar:
@@ -151,20 +157,37 @@ class TrainedRun(Run):
                     undefined += 1
                     continue
                 if count(examples):
-                    value = evaluator.on(weights, examples)[headline]
-                    if math.isnan(value) or not evaluator.is_defined(headline):
+                    value = evaluator.told_apart(weights, examples)[headline]
+                    if math.isnan(value):
                         undefined += 1
+                    elif math.isinf(value):
+                        not_finite += 1
                     else:
                         values.append(value)
+        if not values and not_finite:
+            raise ValueError(
+                f"{headline} of task {self.task.name!r} is not finite on the examples of "
+                f"{not_finite} of {len(clients)} clients, and finite on nobody's: the run "
+                "diverged, train again with a smaller `server_learning_rate`"
+            )
         if not values:
             raise ValueError(
                 f"{headline} of task {self.task.name!r} is not defined on any client's examples "
                 f"({undefined} of {len(clients)} clients have some): choose another headline_metric"
             )
+        if not_finite:
+            warnings.warn(
+                f"{headline} is not finite on the examples of {not_finite} of {len(clients)} "
+                "clients: the mean and deciles leave these clients out, and look better than the "
+                "model is",
+                stacklevel=2,
+            )
+        num_left_out = undefined + not_finite
         return {
             "clients": len(values),
-            "clients_without_examples": len(clients) - len(values) - undefined,
+            "clients_without_examples": len(clients) - len(values) - num_left_out,
             "clients_undefined": undefined,
+            "clients_not_finite": not_finite,
             **mean_and_deciles(values),
         }
 
@@ -207,10 +230,11 @@ class TrainedRun(Run):
           {"epochs": int, "proximal_strength": float, "measured_on": split or "the other half",
           "learning_rate": float, "searched": {rate: mean loss}, empty where there was no choice,
           "clients": that were measured, "population": of training clients, "left_out": {reason:
-          clients}, "metrics": {name: {"clients": that it is over, "clients_undefined": the others,
-          where it is not defined or not finite before or after, "before", "after", "change":
-          {"mean": float, "deciles": the 10%, 20% ... 90% quantiles}; without these three where it
-          is over no client}}}.
+          clients}, "metrics": {name: {"clients": that it is over, "clients_undefined": where it
+          is not defined before or after, "clients_not_finite": where it is defined and not finite
+          before or after, which is warned of, "before", "after", "change": {"mean": float,
+          "deciles": the 10%, 20% ... 90% quantiles}; without these three where it is over no
+          client}}}.
 
         Raises:
           TypeError, ValueError: an argument that cannot work; or no client has two examples.

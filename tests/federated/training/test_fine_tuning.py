@@ -133,7 +133,7 @@ def test_metrics_that_are_undefined_are_left_out_and_counted(run):
     ids = run.task.client_ids[:2]
     alone = dataclasses.replace(run, task=dataclasses.replace(run.task, client_ids=ids))
     found = alone.evaluate_fine_tuned(1)["metrics"]["auc"]
-    assert found == {"clients": 0, "clients_undefined": 2}
+    assert found == {"clients": 0, "clients_undefined": 2, "clients_not_finite": 0}
 
 
 def test_clients_that_are_not_finite_are_left_out_and_counted(run):
@@ -159,6 +159,41 @@ def test_clients_that_are_not_finite_are_left_out_and_counted(run):
     with refusal("clients=1"):
         alone = dataclasses.replace(task, client_ids=ids[:1])
         dataclasses.replace(run, task=alone).evaluate_fine_tuned(1)
+
+
+def test_losses_of_a_diverged_model_are_told_apart_from_undefined_ones(run):
+    """Of the client with a label 2 the examples define no loss. Of another one the personal model
+    has an output of 0 for its label, an infinite loss.
+    """
+    ids = run.task.client_ids
+
+    def examples(client_id):
+        x, y = run.task.client_examples(client_id)
+        return x, np.full_like(y, 2) if client_id == ids[1] else y
+
+    def loss(labels, outputs, weights):
+        """NaN where there is a label 2, infinite where a weight is, by its output."""
+        undefined = tf.where(tf.reduce_any(labels == 2), math.nan, 1.0)
+        return undefined * tf.reduce_mean(tf.where(tf.reduce_any(outputs > 0), 1.0, math.inf))
+
+    def diverged_after(self, work, pairs):
+        """The weights of one client in two are such that its outputs are 0."""
+        for number, _ in enumerate(pairs):
+            yield [w * 0 - (1e6 * (w.ndim == 1)) if number % 2 else w for w in run.weights]
+
+    task = dataclasses.replace(run.task, client_examples=examples, loss=loss, metrics=lambda: [])
+    clients = len(divided(run, tuned(run)))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        patch.setattr(fine_tuning._Tuning, "_trained", diverged_after)
+        found = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
+    assert found["clients"] + found["clients_undefined"] + found["clients_not_finite"] == clients
+    assert found["clients_undefined"] == 1
+    assert found["clients_not_finite"] in (clients // 2, clients // 2 - 1)
+    assert math.isfinite(found["after"]["mean"])
+    words = " ".join(str(warning.message) for warning in caught)
+    assert f"loss of {found['clients_not_finite']} clients" in words
+    assert "its mean went from 1 to inf" in words
 
 
 def test_on_a_split_every_client_begins_with_the_run_s_metric(run):
@@ -219,6 +254,7 @@ def test_what_is_no_rate_is_refused(value):
         ({0.1: 3.0, 1.0: 2.0, 10.0: 4.0}, 1.0),
         ({0.1: 3.0, 1.0: math.nan, 10.0: 4.0}, 0.1),
         ({0.1: math.nan, 1.0: math.inf}, 0.1),
+        ({0.1: math.inf, 1.0: 9.0}, 1.0),
     ],
 )
 def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, chosen):
@@ -252,7 +288,7 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, ch
     [
         ([1, 1, 1], [0.5, 0.5, 3.0], 0, "1 of 3"),  # the mean
         ([1, 1, 1], [1.1, 1.1, 0.1], 0, "2 of 3"),  # most
-        ([1, 1, 1], [0.5, 0.5, math.nan], 0, "1 of 3"),
+        ([1, 1, 1], [0.5, 0.5, math.inf], 0, "1 of 3"),
         ([1, 1, 1], [0.5, 0.5, 0.5], 4, "4 of 7"),
         ([1, math.nan], [0.9, math.nan], 0, None),  # not defined on a client's examples
         ([1, 1, 1], [1, 1, 1], 0, None),

@@ -1,6 +1,7 @@
 """What a run gives back: weights, a model, metrics, files for Keras."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -46,6 +47,35 @@ def test_clients_one_by_one(whole):
     assert found["mean"] == pytest.approx(np.mean(accuracies))
     assert found["deciles"][4] == pytest.approx(np.median(accuracies))
     assert len(found["deciles"]) == 9
+
+
+def test_clients_with_values_not_finite_are_counted_apart(whole, monkeypatch):
+    """The loss is not defined on one client's examples. With large weights it is not finite on
+    those of the others.
+    """
+
+    def examples(client_id):
+        x, y = small_task().client_examples(client_id)
+        return x, np.full_like(y, 1 if client_id == "client 3" else 0)
+
+    def loss(labels, outputs, weights):
+        is_undefined = tf.reduce_all(labels == 1)
+        is_large = tf.reduce_max(tf.abs(outputs)) > 1e6
+        large = tf.where(is_large, tf.constant(math.inf), 1.0)
+        return tf.where(is_undefined, tf.constant(math.nan), large)
+
+    task = small_task(client_examples=examples, loss=loss, headline_metric="loss")
+    run = read(whole.path, task)
+
+    def evaluated(factor):
+        weights = [weight * factor for weight in whole.weights]
+        monkeypatch.setattr(federated.TrainedRun, "weights", weights)
+        return run.evaluate_clients()
+
+    sound = evaluated(1.0)
+    assert (sound["clients_undefined"], sound["clients_not_finite"]) == (1, 0)
+    with refusal(f"not finite on the examples of {sound['clients']} of 12 clients"):
+        evaluated(1e12)
 
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
