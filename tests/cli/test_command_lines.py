@@ -137,7 +137,8 @@ def helps(group=cli):
 def examples():
     """Yields the words of each example, without `fedmf`."""
     for text in map(inspect.cleandoc, helps()):
-        block = text.replace("\\\n", "").partition("\b\nExample:\n")[2]
+        in_lines = re.sub(r"\s*\\\n\s*", " ", text)  # an example may go on in the next line
+        block = in_lines.partition("\b\nExample:\n")[2]
         for line in re.findall(r"^  fedmf (.*)$", block, re.M):
             words = shlex.split(line.partition(">")[0].partition("   ")[0], comments=True)
             if "..." not in words and "--help" not in words:
