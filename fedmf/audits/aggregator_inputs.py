@@ -5,6 +5,7 @@ catch, add the row: ten lines.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -36,10 +37,12 @@ _NORMS = (
     3e3,
     3e4,
     1e5,
-    1e6,
 )
+_LARGEST = 1e6
 # Arrays and places that are tried one by one, at most.
 _MOST_ARRAYS, _MOST_PLACES = 16, 64
+# Of so few arrays all subsets are sent.
+_MOST_SUBSETS = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class Scenario:
       clients: that send along each of its vectors: each may move the release by 1.
       excess: relative excess of a movement that there are enough calls for.
       beside: a scenario whose release is subtracted: then `clients` may differ.
+      late: whether the movement in the last rounds of a run is held against the claim, too.
       before: makes the updates of so many rounds before each measured one.
       rounds_before: their number.
       examples: of each client, where a test sends other numbers.
@@ -90,6 +94,7 @@ class Scenario:
     clients: float = 1.0
     excess: float = 0.5
     beside: "Scenario | None" = None
+    late: bool = False
     before: Updates | None = None
     rounds_before: int = 0
     examples: Sequence[int] | None = None
@@ -182,6 +187,7 @@ class Inputs:
             (HUGE, precise),
             (_BARELY_ABOVE, (_BARELY_ABOVE - 1) * 0.95),
             *((norm, min(0.5, 0.9 * (norm - 1))) for norm in _NORMS),
+            (_LARGEST, precise),
         ):
             yield Scenario(
                 test="norms",
@@ -190,6 +196,7 @@ class Inputs:
                 direction=self.flat,
                 clients=self.clients,
                 excess=excess,
+                late=norm == HUGE,
                 mistakes=self.unclipped(norm) if norm > 1 else {},
                 mistake="A clip at a larger norm does this, one that begins above the clip norm, "
                 "an update that counts again in later rounds, or less noise than claimed.",
@@ -206,25 +213,40 @@ class Inputs:
             "of positive entries": np.abs(self.signs),
             "of negative entries": -np.abs(self.signs),
         }
+        one_array = set()
         if self.num_arrays > 1:
             for array in arrays:
                 inside = self.array_of == array
                 patterns[f"whose array {array + 1} alone is not zero"] = self.signs * inside
+                one_array.add(f"whose array {array + 1} alone is not zero")
                 patterns[f"whose array {array + 1} is zero"] = self.signs * ~inside
+        if self.num_arrays <= _MOST_SUBSETS:
+            for number in range(2, self.num_arrays - 1):
+                for subset in itertools.combinations(range(self.num_arrays), number):
+                    names = " and ".join(str(array + 1) for array in subset)
+                    inside = np.isin(self.array_of, subset)
+                    patterns[f"whose arrays {names} alone are not zero"] = self.signs * inside
         for place in np.unique([0, self.num_entries // 2, self.num_entries - 1]):
             entry = np.arange(self.num_entries) == place
             patterns[f"whose entry {place + 1} alone is not zero"] = self.signs * entry
         for words, vector in patterns.items():
             direction = self.direction(vector)
             for norm in (1.5, HUGE):
+                # A factor on one array moves all other directions by less.
+                precise = norm == HUGE and words in one_array
+                excess = 0.25
+                most_calls = 60
+                if precise:
+                    excess = (1 - INSIDE) + 0.05
+                    most_calls = 500
                 yield Scenario(
                     test="patterns",
                     sent=f"{self.clients} equal updates of {norm:.4g} clip norms, {words}",
                     updates=self.everyone(self.sent(norm, direction)),
                     direction=direction,
                     clients=self.clients,
-                    excess=0.25,
-                    most_calls=60,
+                    excess=excess,
+                    most_calls=most_calls,
                     mistakes=self.unclipped(norm),
                 )
 
@@ -250,6 +272,8 @@ class Inputs:
         """Yields updates of other types; integers whose squares, or sums of them, wrap to 0."""
         for norm in (1.5, HUGE):
             yield "of float64", self.sent(norm, self.flat, np.float64)
+            yield "of long double", self.sent(norm, self.flat, np.longdouble)
+        yield "of bool", np.ones(self.num_entries, bool)
         root = math.sqrt(self.num_entries)
         for entry in (2 * self.claim.clip_norm / root, 1.0, 300.0, 6e4):
             if 6e-8 < entry <= 6.5e4:
@@ -363,6 +387,20 @@ class Inputs:
                     self.clients * share: "Weights by examples with noise for equal weights do "
                     f"this: a client of share {share:.3g} moves a mean by {share:.3g} clip norms."
                 },
+                mistake=fallback,
+            )
+        # Many clients together show a weight that is barely above 1.
+        half = self.clients // 2
+        for number in (1, 10 * NUM_EXAMPLES, 10**6):
+            yield Scenario(
+                test="weights",
+                sent=f"updates of {half} clients with {number:,} examples, zeros of others with 1",
+                updates=self.of_first(half, self.sent(HUGE, self.flat), self.zeros),
+                direction=self.flat,
+                clients=half,
+                excess=0.1,
+                examples=[number] * half + [1] * (self.clients - half),
+                most_calls=200,
                 mistake=fallback,
             )
 

@@ -38,6 +38,9 @@ class Estimate:
       spread: standard deviation of each.
       relative: relative standard error of the standard deviation of the noise, (owners,).
       gains: (owners,), of a movement by 1 unit in `white`.
+      late: (groups, owners), the same as white of the last half and the last quarter of the rounds
+        of a run, where that was measured.
+      late_spreads: (groups,), standard deviation of each.
       squares, degrees: of the noise that is left beside the movement, scaled to 1, and its degrees
         of freedom; 0 where that was not measured.
     """
@@ -46,6 +49,8 @@ class Estimate:
     spread: float
     relative: np.ndarray
     gains: np.ndarray
+    late: np.ndarray
+    late_spreads: np.ndarray
     squares: float = 0.0
     degrees: int = 0
 
@@ -109,6 +114,8 @@ class Measurements:
         target = scenario.excess * self.allowed(scenario.clients) / self.outcomes.reach(8)
         if scenario.beside is not None:
             target /= math.sqrt(2)
+        if scenario.late:
+            target /= math.sqrt(2)
         cycle = 1 + scenario.rounds_before
         block = max(self.noise.block, cycle)
         affordable = _MOST_SENT / (self.claim.clients * len(self.array_of) * block)
@@ -141,6 +148,9 @@ class Measurements:
         updates_by_step = {step: step() for step in dict.fromkeys(steps)}
         sent = [updates_by_step[step] for step in steps]
         total = np.zeros(direction.count)
+        starts_late = [self.runs.length // 2, 3 * self.runs.length // 4]
+        late = np.zeros((len(starts_late), direction.count))
+        num_late = np.zeros(len(starts_late))
         squares = 0.0
         for _ in range(num_blocks):
             if self.noise.block > 1:
@@ -150,12 +160,16 @@ class Measurements:
                 row = self.release(sent[t % len(sent)], scenario.examples)
                 along = np.bincount(owner, (row * projection)[used], minlength=direction.count)
                 total += weights[t] * along / gains
+                is_late = np.array([self.runs.round > start for start in starts_late])
+                late += is_late[:, None] * along / gains
+                num_late += is_late
                 if beside_noise:
                     rows.append(row / self.noise.entry_std)
             if beside_noise:
                 squares += self._left(np.array(rows))
         degrees = num_blocks * len(weights) * (len(self.array_of) - self.claim_arrays)
         white = total / num_blocks
+        has_late = (num_late > 0) & scenario.late & (self.noise.block == 1)
         share = np.zeros((direction.count, self.claim_arrays))
         np.add.at(share, (owner, self.array_of[used]), white_vector[used] ** 2)
         share /= gains[:, None] ** 2
@@ -165,6 +179,8 @@ class Measurements:
             spread=math.sqrt(variance / num_blocks),
             relative=np.hypot(relative, self.noise.multiplier_error),
             gains=gains,
+            late=late[has_late] / num_late[has_late, None],
+            late_spreads=1 / np.sqrt(num_late[has_late]),
             squares=squares,
             degrees=degrees if beside_noise else 0,
         )
@@ -216,10 +232,20 @@ class Measurements:
                 beside[key] = self.measure(scenario.beside)
             white = white - beside[key].white
             spread = math.hypot(spread, beside[key].spread)
-        for value, relative in zip(np.abs(white), estimate.relative, strict=True):
-            yield self.against_claim(
-                scenario, float(value), spread, float(relative), num_tests * len(white)
-            )
+        groups = [(scenario, white, spread)]
+        for values, late_spread in zip(estimate.late, estimate.late_spreads, strict=True):
+            words = f"{scenario.sent}, in late rounds"
+            late = dataclasses.replace(scenario, sent=words)
+            groups.append((late, values, float(late_spread)))
+        for group, values, group_spread in groups:
+            for value, relative in zip(np.abs(values), estimate.relative, strict=True):
+                yield self.against_claim(
+                    group,
+                    float(value),
+                    group_spread,
+                    float(relative),
+                    num_tests * len(white) * len(groups),
+                )
 
     def against_claim(
         self, scenario: Scenario, white: float, spread: float, relative: float, num_tests: int

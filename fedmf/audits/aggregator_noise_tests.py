@@ -3,6 +3,7 @@ and start.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -138,9 +139,11 @@ def judge_dependence(
     for finding in _audited(in_columns, sample.columns[columns], claim):
         findings["start" if finding.name.startswith("runs") else "dependence"].append(finding)
     findings["dependence"] += _repeated_rounds(in_columns)
+    findings["dependence"].append(_predictable_round(in_columns))
     findings["start"].append(_repeated_starts(in_columns))
     whole = [rows[:, tested] for rows in white_rows(sample, model, whole=True)]
     findings["dependence"] += _lags(whole)
+    findings["dependence"].append(_reflections(whole))
     findings["dependence"].append(_equal_entries([rows[:, tested] for rows in sample.whole]))
     num_rounds = sum(map(len, sample.in_columns))
     for test in (DEPENDENCE, START):
@@ -218,14 +221,8 @@ def smallest_share(
     shares = [1.0]
     for sums, degrees in _relative_squares(sample, model, claim):
         shares.append(float(sums.min()) / stats.chi2.ppf(outcomes.error / len(sums), degrees))
-    runs = [rows for rows in white_rows(sample, model, whole=False)[:2]]
-    num_rows = min(len(runs[0]), runs[0].shape[1] // 8)
-    rows = np.concatenate([run[:num_rows] for run in runs])
-    gram = rows @ rows.T
-    gram += 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram))
-    unexplained = float((1 / np.diagonal(np.linalg.inv(gram))).min())
-    degrees = rows.shape[1] - len(rows) + 1
-    shares.append(unexplained / stats.chi2.ppf(outcomes.error / len(rows), degrees))
+    unexplained, num_rounds, degrees = _unexplained(white_rows(sample, model, whole=False))
+    shares.append(unexplained / stats.chi2.ppf(outcomes.error / num_rounds, degrees))
     return math.sqrt(max(min(shares), 0.0))
 
 
@@ -338,6 +335,30 @@ def _repeated_rounds(runs: list[np.ndarray]) -> Iterator[Finding]:
             yield _largest(name, correlations, count, rows.shape[1])
 
 
+def _predictable_round(runs: list[np.ndarray]) -> Finding:
+    """Returns the noise of the round that all other rounds of two runs predict best."""
+    from scipy import stats
+
+    unexplained, num_rounds, degrees = _unexplained(runs)
+    return Finding(
+        name="the least variance of a round that the other rounds leave unexplained",
+        statistic=unexplained / degrees,
+        p_value=min(1.0, num_rounds * float(stats.chi2.cdf(unexplained, degrees))),
+    )
+
+
+def _unexplained(runs: list[np.ndarray]) -> tuple[float, int, int]:
+    """Returns the least sum of squares of a round that the others of two runs leave unexplained,
+    the number of rounds, and its degrees of freedom: it is chi-squared.
+    """
+    num_rows = max(1, min(len(runs[0]), runs[0].shape[1] // 8))
+    rows = np.concatenate([run[:num_rows] for run in runs[:2]])
+    gram = rows @ rows.T
+    gram += 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram))
+    unexplained = float((1 / np.diagonal(np.linalg.inv(gram))).min())
+    return unexplained, len(rows), rows.shape[1] - len(rows) + 1
+
+
 def _repeated_starts(runs: list[np.ndarray]) -> Finding:
     """Returns the largest correlation of a round of one run with a round of another."""
     most = max(1, _MOST_ROWS // len(runs))
@@ -402,6 +423,32 @@ def _largest_lag(sequence: np.ndarray, name: str, num_lags: int) -> Finding:
     p_value = min(1.0, 2 * num_lags * math.exp(-(float(root[lag]) ** 2)))
     words = f"the largest correlation of entries of {name}, {lag + 1:,} apart,"
     return Finding(name=words, statistic=float(products[lag] / pairs[lag]), p_value=p_value)
+
+
+def _reflections(runs: list[np.ndarray]) -> Finding:
+    """Returns the most extreme sum of products of a round's entries beside those in reverse order.
+
+    The entries of a pair add up to one number. The bound is that of `_lags`.
+    """
+    import scipy.fft
+
+    worst = Finding(name="no reflection", statistic=0.0, p_value=1.0)
+    num_sums = sum(2 * rows.size for rows in runs)
+    for sequence in itertools.chain.from_iterable(runs):
+        size = len(sequence)
+        padded = scipy.fft.next_fast_len(2 * size, real=True)
+        sums = scipy.fft.irfft(scipy.fft.rfft(sequence, padded) ** 2, padded)[: 2 * size - 1]
+        sums[::2] -= sequence**2
+        pairs = (size - np.abs(np.arange(2 * size - 1) - (size - 1))) // 2
+        products = np.abs(sums) / 2 * (pairs >= _LEAST_PAIRS)
+        root = (np.sqrt(pairs / 2 + 2 * products) - np.sqrt(pairs / 2)) / 2
+        place = int(root.argmax())
+        p_value = min(1.0, 2 * num_sums * math.exp(-(float(root[place]) ** 2)))
+        if p_value < worst.p_value:
+            name = f"the correlation of entries of a round whose numbers add up to {place:,}"
+            statistic = float(products[place] / max(pairs[place], 1))
+            worst = Finding(name=name, statistic=statistic, p_value=p_value)
+    return worst
 
 
 def _equal_entries(runs: list[np.ndarray]) -> Finding:

@@ -6,6 +6,21 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.audits.aggregator_draws import (
+    ended,
+    flat,
+    from_a_table,
+    last_entries_again,
+    none_in_some_draws,
+    none_in_some_entries,
+    of_period,
+    of_uniforms,
+    predicted_by,
+    reversed_in_part,
+    shuffled,
+    smoothed,
+    tiled,
+)
 from tests.audits.aggregators import (
     CLIENTS,
     MULTIPLIER,
@@ -17,6 +32,7 @@ from tests.audits.aggregators import (
     averaging,
     below,
     but_for_the_last_array,
+    by_capped_count,
     by_examples,
     by_largest_count,
     by_largest_entry,
@@ -27,26 +43,20 @@ from tests.audits.aggregators import (
     decreasing,
     divided,
     each_by_itself,
-    ended,
     finite_in,
-    flat,
-    from_a_table,
     gaussian,
     in_float16,
     in_place,
     laplace,
+    larger_in_late_rounds,
     last_as_it_comes,
-    last_entries_again,
     less_beside_data,
     noise_by_array,
     noisy,
-    none_in_some_entries,
     none_in_the_last,
     of_alternate_rounds,
     of_own_type,
-    of_period,
     of_those_who_came,
-    of_uniforms,
     one_draw_for_arrays,
     only_where_nothing_is,
     plus,
@@ -55,10 +65,7 @@ from tests.audits.aggregators import (
     scaled,
     scaled_update,
     seeded,
-    shuffled,
-    smoothed,
     taken_back,
-    tiled,
     unclipped_if,
     with_data,
     without_care_for_nan,
@@ -102,6 +109,10 @@ MISTAKES = {
     "a clip at 1.05 times the norm": Mistake(
         aggregator(lambda update: [1.05 * array for array in as_one(update)]), "norms"
     ),
+    "a clip at 1.06 times the norm in late rounds": Mistake(larger_in_late_rounds, "norms"),
+    "one array 1.06 times": Mistake(
+        aggregator(lambda update: [1.06 * as_one(update)[0], *as_one(update)[1:]]), "patterns"
+    ),
     "a clip that begins at 1.05": Mistake(aggregator(below(1.05)), "norms"),
     "a clip that begins at 1.4": Mistake(aggregator(below(1.4)), "norms"),
     "a clip that begins at 10": Mistake(aggregator(below(10)), "norms"),
@@ -115,6 +126,10 @@ MISTAKES = {
     "unclipped where the last array is zero": Mistake(
         aggregator(unclipped_if(lambda update: not update[-1].any())), "patterns"
     ),
+    "unclipped where two arrays are zero": Mistake(
+        aggregator(unclipped_if(lambda update: sum(not array.any() for array in update) == 2)),
+        "patterns",
+    ),
     "unclipped where no entry is positive": Mistake(
         aggregator(unclipped_if(lambda update: max(array.max() for array in update) <= 0)),
         "patterns",
@@ -124,6 +139,9 @@ MISTAKES = {
     ),
     "float16 that is not clipped": Mistake(
         aggregator(unclipped_if(lambda update: update[0].dtype == np.float16)), "types"
+    ),
+    "bool that is not clipped": Mistake(
+        aggregator(unclipped_if(lambda update: update[0].dtype == bool)), "types"
     ),
     **{
         f"squares in {dtype}": Mistake(aggregator(of_own_type(dtype)), "types")
@@ -139,6 +157,7 @@ MISTAKES = {
         aggregator(add=by_examples), "weights", multiplier=MULTIPLIER / CLIENTS
     ),
     "weights by the largest client": Mistake(aggregator(add=by_largest_count), "weights"),
+    "weights up to 1.15": Mistake(aggregator(add=by_capped_count), "weights"),
     "weights by norms": Mistake(aggregator(add=by_norm), "cohort"),
     "a clip at the median of the round": Mistake(aggregator(add=at_the_median), "cohort"),
     "a clip at a quantile of the last round": Mistake(adaptive(0.9), "cohort"),
@@ -208,7 +227,12 @@ MISTAKES = {
     "the same draws in another order": Mistake(flat(shuffled), "dependence"),
     "far entries with the draws of the first": Mistake(flat(last_entries_again), "dependence"),
     "noise from a table": Mistake(flat(from_a_table), "dependence"),
+    "noise that entries share in part in reverse": Mistake(flat(reversed_in_part), "dependence"),
     "noise that entries share in part": Mistake(flat(smoothed), "dependence"),
+    "a last round that follows from the others": Mistake(
+        flat(predicted_by(64)), "dependence", {"rounds": 64}
+    ),
+    "no noise in one entry of a hundred": Mistake(flat(none_in_some_draws), "tails"),
     "Laplace noise": Mistake(aggregator(finish=noisy(laplace)), "tails"),
     "noise that ends at 2.5": Mistake(flat(ended(2.5)), "tails"),
     "noise that ends at 4": Mistake(flat(ended(4.0)), "tails"),

@@ -4,7 +4,6 @@ import collections
 import itertools
 
 import numpy as np
-import scipy.stats
 
 from fedmf.audits.aggregator import AggregatorClaim
 
@@ -71,6 +70,11 @@ def aggregator(clip=as_one, add=total, finish=mean, seed=None):
 def by_examples(updates, examples):
     shares = CLIENTS * np.array(examples) / sum(examples)
     return total([[s * a for a in u] for s, u in zip(shares, updates, strict=True)], examples)
+
+
+def by_capped_count(updates, examples):
+    factors = np.minimum(np.array(examples) / 10, 1.15)
+    return total([[f * a for a in u] for f, u in zip(factors, updates, strict=True)], examples)
 
 
 def in_float16(updates, examples):
@@ -201,6 +205,17 @@ def last_as_it_comes():
     return aggregate
 
 
+def larger_in_late_rounds():
+    """Makes an aggregator that clips at 1.06 from the seventh round on."""
+    rng, rounds = np.random.default_rng(), itertools.count()
+
+    def aggregate(updates):
+        factor = 1.06 if next(rounds) >= 6 else 1.0
+        return mean(divided(total(list(map(as_one, updates)), None), 1 / factor), rng)
+
+    return aggregate
+
+
 def at_the_median(updates, examples):
     """Clipped once more, at the median norm of the round."""
     limit = max(float(np.median([norm_of(update) for update in updates])), 1e-9)
@@ -285,93 +300,6 @@ def by_norm(updates, examples):
     norms = np.array([norm_of(update) for update in updates])
     shares = CLIENTS * norms / max(norms.sum(), 1e-9)
     return total([[s * a for a in u] for s, u in zip(shares, updates, strict=True)], examples)
-
-
-def flat(draw):
-    """Returns what makes an aggregator whose noise is drawn for all entries together.
-
-    Args:
-      draw: (entries, generator, state of the run) -> standard normal noise, as is claimed.
-    """
-
-    def make():
-        state = {}
-
-        def noise(arrays, scale, rng, updates):
-            sizes = [array.size for array in arrays]
-            parts = np.split(scale * draw(sum(sizes), rng, state), np.cumsum(sizes)[:-1])
-            return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
-
-        return aggregator(finish=noisy(noise))()
-
-    return make
-
-
-def of_period(period):
-    """Returns what draws noise for so many rounds, and then again the same."""
-
-    def draw(size, rng, state):
-        number = state["round"] = state.get("round", -1) + 1
-        return state.setdefault(number % period, rng.normal(size=size))
-
-    # `state` holds the round beside the noise of each.
-    return draw
-
-
-def tiled(size, rng, state):
-    return np.tile(rng.normal(size=100), size // 100 + 1)[:size]
-
-
-def shuffled(size, rng, state):
-    half = rng.normal(size=size // 2 + 1)
-    return np.concatenate([half, rng.permutation(half)])[:size]
-
-
-def last_entries_again(size, rng, state):
-    noise = rng.normal(size=size)
-    noise[-20:] = noise[:20]
-    return noise
-
-
-def from_a_table(size, rng, state):
-    table = state.setdefault("table", rng.normal(size=20_000))
-    start = rng.integers(0, len(table) - size)
-    return table[start : start + size]
-
-
-def smoothed(size, rng, state):
-    noise = rng.normal(size=size + 1)
-    return (noise[1:] + 0.3 * noise[:-1]) / 1.09**0.5
-
-
-def ended(cut):
-    """Returns what draws noise again where it is beyond the cut."""
-
-    def draw(size, rng, state):
-        noise = rng.normal(size=size)
-        while (beyond := np.abs(noise) > cut).any():
-            noise[beyond] = rng.normal(size=beyond.sum())
-        return noise / noise_std(cut)
-
-    return draw
-
-
-def noise_std(cut):
-    """Returns the standard deviation of standard normal noise that ends at the cut."""
-    return scipy.stats.truncnorm(-cut, cut).std()
-
-
-def of_uniforms(number):
-    """Returns what draws sums of so many uniform numbers."""
-    return lambda size, rng, state: (
-        (rng.random((number, size)).sum(axis=0) - number / 2) * (12 / number) ** 0.5
-    )
-
-
-def none_in_some_entries(size, rng, state):
-    noise = rng.normal(size=size)
-    noise[5:9] = 0
-    return noise
 
 
 def with_data(arrays, scale, rng, updates):

@@ -80,6 +80,8 @@ def test_a_test_sees_what_it_says():
         lambda runs: [noise_tests._equal_entries(runs)],
         lambda runs: [noise_tests._equal_entries([rows.round(2) for rows in runs])],
         lambda runs: list(noise_tests._repeated_rounds(runs)),
+        lambda runs: [noise_tests._predictable_round(runs)],
+        lambda runs: [noise_tests._reflections(runs)],
         lambda runs: [noise_tests._repeated_starts(runs)],
     ],
 )
