@@ -5,11 +5,13 @@ And the weights that a run starts from: of a Keras file, of another run, or draw
 """
 
 import dataclasses
+import json
 import math
 import os
 import pathlib
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -327,6 +329,13 @@ def _weights(task: Task, path: pathlib.Path) -> list[np.ndarray]:
     if path.is_dir():
         weights = TrainedRun.of(Run.load(path), task).starting_weights()
     else:
+        version = _keras_version(path)
+        if version.startswith("3."):
+            raise ValueError(
+                f"Keras {version} has written it, and fedmf takes models of Keras 2 (the package "
+                "tf-keras): build the model with tf.keras after `from fedmf import federated`, "
+                "give it the weights and save it there"
+            )
         try:
             weights = tf.keras.models.load_model(path, compile=False).get_weights()
         except Exception as error:  # Keras raises errors of many kinds
@@ -334,6 +343,17 @@ def _weights(task: Task, path: pathlib.Path) -> list[np.ndarray]:
             raise ValueError(
                 f"Keras cannot load it ({reason[0]}); name a FILE.keras or the folder of a run"
             ) from error
-    if not all(np.isfinite(weight).all() for weight in weights):
+    numbers = [weight for weight in weights if np.issubdtype(weight.dtype, np.number)]
+    if not all(np.isfinite(weight).all() for weight in numbers):
         raise ValueError("its weights are not all finite; take an earlier model")
     return weights
+
+
+def _keras_version(path: pathlib.Path) -> str:
+    """Returns the version of Keras that has written a .keras file; empty where it names none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            metadata = json.loads(archive.read("metadata.json"))
+        return str(metadata["keras_version"])
+    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
+        return ""

@@ -1,5 +1,7 @@
 """Warm starts: where the weights come from, what a resume needs, and what the statement says."""
 
+import zipfile
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -89,12 +91,15 @@ def test_what_does_not_fit_is_refused(whole, tmp_path):
     other = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
     other.save(tmp_path / "other.keras")
     (tmp_path / "text.keras").write_text("no model")
+    with zipfile.ZipFile(tmp_path / "keras3.keras", "w") as archive:
+        archive.writestr("metadata.json", '{"keras_version": "3.5.0"}')
     infinite = whole.model()
     infinite.set_weights([weight * np.inf for weight in infinite.get_weights()])
     infinite.save(tmp_path / "infinite.keras")
     for name, words in {
         "other.keras": r"the shapes \[\(3, 2\), \(2,\)\]",
         "text.keras": "Keras cannot load it",
+        "keras3.keras": "Keras 3.5.0 has written it.*Keras 2",
         "infinite.keras": "not all finite",
         ".": "holds no run",
         "missing.keras": "does not exist",
