@@ -1,0 +1,92 @@
+"""Each training example of the help texts, from a quarter of its clients and rounds, learns.
+
+Clients, rounds and the rounds between two turns of a client shrink together: cohorts and noise stay
+what they are. `fedmf demo` is left out, which takes minutes: tests/experiments has its settings.
+"""
+
+import itertools
+import json
+import math
+import shutil
+
+import pytest
+
+from tests.cli.program import fedmf
+from tests.cli.test_command_lines import examples
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+
+QUARTERED = ("--clients", "--rounds", "--min-sep", "--canaries")
+AFFORDABLE = [
+    *("--evaluate-every", "5", "--quiet"),
+    *("-o", "validation-sentences=500", "-o", "test-sentences=500"),
+]
+
+
+def quartered(words):
+    """Returns an example for a quarter of the clients and rounds."""
+    pairs = zip(["", *words], words, strict=False)
+    return [str(int(word) // 4) if before in QUARTERED else word for before, word in pairs]
+
+
+def runs_of_sweep(words):
+    """Yields a command line of `fedmf train` for each setting of a sweep."""
+    fixed = ["train"]
+    values_by_flag = {}
+    for flag, value in zip(words[1::2], words[2::2], strict=True):
+        if flag == "--vary":
+            name, _, values = value.partition("=")
+            values_by_flag[f"--{name}"] = values.split(",")
+        elif flag == "--out":
+            folder = value
+        elif flag != "--jobs":
+            fixed += [flag, value]
+    for values in itertools.product(*values_by_flag.values()):
+        options = itertools.chain(*zip(values_by_flag, values, strict=True))
+        yield [*fixed, *options, "--out", f"{folder}/{'-'.join(values)}"]
+
+
+def training_examples():
+    """Yields the words of each command that trains, in the order of the help texts."""
+    for words in examples():
+        if words[0] == "sweep":
+            yield from runs_of_sweep(words)
+        elif words[0] == "train":
+            yield words
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the files of text that the examples name."""
+    path = tmp_path_factory.mktemp("examples")
+    fedmf("data synth --clients 250 --quiet --out", path / "corpus.sqlite")
+    shutil.copy(path / "corpus.sqlite", path / "mine.sqlite")
+    return path
+
+
+def validation_losses(run):
+    """Returns the losses of a run's validations."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row["validation"]["loss"] for row in rows if "validation" in row]
+
+
+def test_every_training_example_learns(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    commands = [*training_examples()]
+    assert sum("--resume" in words for words in commands) == 1
+    assert len(commands) == 2 + 1 + 4 + 1
+    for words in commands:
+        is_resumed = "--resume" in words
+        done = fedmf(*map(str, quartered(words)), *(["--quiet"] if is_resumed else AFFORDABLE))
+        assert "warning" not in done.stderr, (words, done.stderr)
+        losses = validation_losses(folder / words[words.index("--out") + 1])
+        assert len(losses) >= 2, words
+        assert all(math.isfinite(loss) for loss in losses), (words, losses)
+        assert losses[-1] < losses[0], (words, losses)
+    # The examples of `fedmf evaluate` fine-tune that run, at their own rates.
+    tuned = [words for words in examples() if words[0] == "evaluate" and "--fine-tune" in words]
+    assert len(tuned) == 2
+    for words in tuned:
+        sample = [] if "--clients" in words else ["--clients", "50"]
+        done = fedmf(*quartered(words), *sample, "--quiet")
+        assert "warning" not in done.stderr, (words, done.stderr)
