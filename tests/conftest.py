@@ -68,6 +68,7 @@ LONG = (
     "test_readme.py",
     "tasks/test_tasks_doc.py",
     "experiments/test_items.py",
+    "cli/test_training_examples.py",
     "benchmarks/test_training.py",
     "tasks/test_data_doc.py",
     "experiments/test_study_check.py",
