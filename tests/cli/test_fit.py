@@ -115,8 +115,9 @@ def test_a_full_disk_names_the_file_and_nothing_else(tmp_path):
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)); from fedmf.cli "
         f"import main; main({words})"
     )
+    # -B: Python would keep bytecode that the limit cut, and every later import would fail.
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
