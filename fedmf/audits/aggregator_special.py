@@ -261,7 +261,10 @@ def hide_noise(tests: MovementTests) -> None:
     p_value, sent, ratio, degrees = min(results)
     error = math.sqrt(1 / (2 * degrees) + 1 / (2 * base))
     if ratio < 1 and p_value < tests.outcomes.threshold:
-        tests.most_moved = max(tests.most_moved, 1 / max(ratio, 1e-9))
+        # The estimate is F-distributed about the true ratio: this is an upper bound on it.
+        lowest = float(stats.f.ppf(tests.outcomes.error / len(rows), degrees, base))
+        largest_ratio = ratio / math.sqrt(lowest)
+        tests.most_moved = max(tests.most_moved, 1 / max(largest_ratio, 1e-9))
     tests.outcomes.add(
         "noise-with-data",
         p_value,
