@@ -117,7 +117,8 @@ def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkey
     (tmp_path / "c.toml").write_text("zeroing_norm = 50.0\nepsilon = 2.0\n")
     (tmp_path / "c.yaml").write_text("rounds: 4")
     vary = "--vary seed=1,2" if command == "sweep" else ""
-    words = f"{command} --out {tmp_path}/out --config {tmp_path}/c.toml --noise-seed 1 {vary}"
+    words = f"{command} --out {tmp_path}/out --config {tmp_path}/c.toml --min-sep 2 {vary}"
+    words += " --noise-seed 1"
     refused(f"{words} --config {tmp_path}/c.yaml", ".toml nor .json")
     refused(words, "enough")
     refused(f"{words} --zeroing-norm none", "enough")
@@ -132,7 +133,7 @@ def test_a_run_that_cannot_begin_is_one_sentence_and_leaves_nothing(corpus, tmp_
     train = f"train --out {tmp_path}/run {TRAIN} --data"
     refused(f"{train} {tmp_path}/text", "text is not a SQLite file")
     refused(f"{train} {tmp_path}/absent", "absent", "data synth")
-    refused(f"{train} {corpus} --cohort-size 7", "--cohort-size 7")
+    refused(f"{train} {corpus} --cohort-size 7", "cohorts of 7", "lower --cohort-size")
     refused(f"train --out {tmp_path} --resume", "holds no run")
     assert os.listdir(tmp_path) == ["text"]
 
