@@ -91,7 +91,7 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
     for changes, words in (
         ({"bands": None}, "needs bands"),
-        ({"cohort_size": 13}, "min_sep up to"),
+        ({"cohort_size": 13}, "cohort_size=13 exceeds"),
     ):
         with refusal(words):
             sampled(**changes)
