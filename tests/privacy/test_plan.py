@@ -30,7 +30,6 @@ NAN, INF = float("nan"), float("inf")
 TARGETS = [
     *itertools.product((0.01, 0.3, 1.0, 8.0), (1e-12, 1e-6, 0.1)),
     (1e-5, 1e-6),
-    (50.0, 1e-10),
     (300.0, 1e-12),
     (300.0, 0.1),
     (4900.0, 1e-6),
@@ -101,6 +100,10 @@ class TestCalibration:
         assert float(sigma / least - 1) < (1e-4 if 0.01 <= epsilon <= 300 else 1e-3)
         # And back: the epsilon that this noise gives is the epsilon asked for.
         assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
+
+    def test_noise_that_no_source_can_draw_is_refused(self):
+        with refusal("no draw passes 12.06 standard deviations"):
+            fedmf.calibrate(ONE, TWICE, epsilon=50.0, delta=1e-10)
 
 
 class TestEpsilon:
