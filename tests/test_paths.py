@@ -164,6 +164,7 @@ def test_commands_take_a_tilde_in_every_path(home):
 # Where a Path is made of a text that nobody outside gives, or that was expanded.
 INSIDE = {
     "fedmf.files": 2,
+    "fedmf.memory": 3,
     "fedmf.tables": 1,
     "fedmf.audits.guarantee": 1,
     "fedmf.noise.strategies": 1,

@@ -71,7 +71,7 @@ def stream(sources=2, **factors):
 
 NAMED = [
     *named(ValueError, participate, rounds=[0], schema=["cyclic"], budget=[2.0]),
-    *named(ValueError, participate, min_sep=[None, 13], max_participations=[4]),
+    *named(ValueError, participate, min_sep=[13], max_participations=[4]),
     *named(ValueError, budget, pace=[0]),
     *named(TypeError, prefix_sum, n=[True]),
     *named(ValueError, momentum, momentum=[1.0]),
@@ -102,6 +102,7 @@ TYPES = [
     (lambda: loss(ONE, np.eye(4), SINGLE), "workload.* ndarray"),
 ]
 VALUES = [
+    (lambda: participate(min_sep=None), "`min_sep` is required with schema='min_sep'"),
     (lambda: matrix([[NAN]]), r"matrix\[0, 0\]=nan"),
     (lambda: matrix(np.ones((0, 0))), r"matrix.*\(0, 0\)"),
     (lambda: matrix(np.ones((2, 3))), r"matrix.*\(2, 3\)"),

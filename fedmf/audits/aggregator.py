@@ -48,6 +48,7 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
       ValueError: the function does not work on updates within the clip norm, or gives no aggregate.
 
     Example:
+      >>> import numpy as np
       >>> def aggregate(updates, rng=np.random.default_rng()):
       ...     total = [np.zeros(array.shape) for array in updates[0]]
       ...     for update in updates:
