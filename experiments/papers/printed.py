@@ -68,9 +68,9 @@ NUS = (0.0, 0.01, 0.1)
 
 
 class StampedRow(NamedTuple):
-    """Multi-epoch, App.
+    """A row of the multi-epoch paper's Table 1, App. D.5: the loss of a stamped mechanism.
 
-    D.5, Table 1: loss of prefix sums, n = 2000, (k, b) = (20, 100), of stamped mechanisms.
+    The workload is prefix sums, with n = 2000 and (k, b) = (20, 100).
 
     Attributes:
       name: as the table writes it.

@@ -67,8 +67,8 @@ class Achieved:
         return self.plan.rho
 
     def values(self) -> dict[str, Any]:
-        """The guarantee in plain JSON types, as `Plan.guarantee_values`;
-        an infinite epsilon is null.
+        """Returns the guarantee in plain JSON types, as `guarantee_values` of
+        `fedmf.privacy.describe` does; an infinite epsilon is null.
         """
         return guarantee_values(self.plan) | {
             "sensitivity": self.sensitivity.value,

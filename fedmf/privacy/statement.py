@@ -3,8 +3,9 @@ every plan of a kind of system.
 
 Its points are those of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3),
 what was observed where a run is finished, what is not covered, and how to check it.
-`Plan.statement_values` and `Audit.statement_values` hand out the values, in plain JSON types and at
-full precision; the template `statement.md.jinja` turns them, and nothing else, into Markdown.
+`describe.statement_values` and `Audit.statement_values` hand out the values, in plain JSON types
+and at full precision; the template `statement.md.jinja` turns them, and nothing else, into
+Markdown.
 """
 
 import datetime
@@ -153,7 +154,7 @@ def _template() -> Any:
 
 
 def markdown(values: dict[str, Any]) -> str:
-    """The statement as Markdown; see `Plan.statement_values` for the values."""
+    """Returns the statement as Markdown, of the values of `describe.statement_values`."""
     facts = dict.fromkeys(_OPTIONAL) | values
     text = _template().render(facts | {"kind": system_of(values["system"])})
     references = [f"- {reference}." for reference in references_of(text)]

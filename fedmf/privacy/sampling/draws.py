@@ -33,10 +33,9 @@ class Draws(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionDraws(Draws):
-    """Draws from the partition D_0 ..
+    """Draws from a partition of the clients, the sets D_j of banded Alg. 6.
 
-    D_(partitions - 1) of banded Alg. 6: client c is in part c mod partitions, round t has part t
-    mod it.
+    Client c is in part c mod partitions, and round t has part t mod partitions.
 
     Attributes:
       population: clients 0 .. population - 1.
