@@ -163,6 +163,18 @@ def _key_once(key: Any) -> Any:
     return tf.where(alone, key, _key_of_this_call(key))
 
 
+def _with_unknown_shape(state_rows: Any) -> Any:
+    """Returns the same rows, with a shape that the graph being built does not know.
+
+    TFF takes the type of its state from this tensor. If that type had the shape of this plan's
+    rows, TFF would refuse another plan's rows by "Failed to serialize", before `NoiseRows.next`
+    compares the plans.
+    """
+    if tf.executing_eagerly():
+        return state_rows
+    return tf.compat.v1.placeholder_with_default(state_rows, [None, None])
+
+
 def _drawn() -> Any:
     limit = tf.constant(2**62, tf.int64)
     return tf.raw_ops.RandomUniformInt(shape=[1], minval=-limit, maxval=limit, seed=0, seed2=0)[0]
@@ -206,7 +218,7 @@ class NoiseRows:
             next_round=tf.constant(0, tf.int32),
             made_for=tf.constant(-1, tf.int32),
             mechanism=self._mark_of_state(),
-            rows=tf.zeros([self.state_rows, self.size], tf.float32),
+            rows=_with_unknown_shape(tf.zeros([self.state_rows, self.size], tf.float32)),
         )
 
     def next(self, state: NoiseState) -> tuple[Any, NoiseState]:
@@ -218,33 +230,66 @@ class NoiseRows:
             with a state of another plan or strategy; or with no row handed in, or one of another
             round. In round 0 that makes the row NaN. XLA drops these checks (jit_compile=True):
             there the row is NaN.
+          ValueError: inside a tf.function, with a state whose rows have the shape of another plan.
         """
         in_time = state.next_round < self.stream.rounds
         ours = tf.equal(state.mechanism, self._mark_of_state())
         handed_in = tf.equal(state.made_for, state.next_round) | (self.strategy != "precomputed")
+        # The plans are compared first: in a state of another plan that is what is wrong.
         # TFF asks for a result of the initial state when it initialises, to learn its type: that
         # one is NaN, no error.
-        messages = {
-            f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a "
-            "longer mechanism to train on": in_time,
-            "the state's noise is that of another mechanism, noise scale, clip norm, model size or "
-            "`noise_strategy`, with which noise "
-            "could come again that was seen: make the aggregator as it was when the state was made "
-            f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)": ours,
-            "no noise was handed in for this round: call "
-            "process.next(noise.hand_in(state), ...) with a HostNoise": handed_in
-            | tf.equal(state.next_round, 0),
-        }
-        asserts = [
-            tf.debugging.assert_equal(holds, True, message=text) for text, holds in messages.items()
+        checks = [
+            (self._other_plan(), ours),
+            (
+                f"the noise was planned for rounds={self.stream.rounds}: fit and calibrate a "
+                "longer mechanism to train on",
+                in_time,
+            ),
+            (
+                "no noise was handed in for this round: call "
+                "process.next(noise.hand_in(state), ...) with a HostNoise",
+                handed_in | tf.equal(state.next_round, 0),
+            ),
         ]
-        with tf.control_dependencies([check for check in asserts if check is not None]):
+        asserted: list[Any] = []
+        for message, holds in checks:
+            with tf.control_dependencies(asserted):
+                assertion = tf.debugging.assert_equal(holds, True, message=message)
+            if assertion is not None:
+                asserted.append(assertion)
+        with tf.control_dependencies(asserted):
             t = tf.identity(state.next_round)
+            state = state._replace(rows=self._with_shape_of_plan(state.rows))
         row, rows = (
             (state.rows[0], state.rows) if self._form is None else self._recur(self._form, state, t)
         )
         row = tf.where(in_time & ours & handed_in, row, float("nan"))
         return row, state._replace(next_round=t + 1, made_for=tf.constant(-1, tf.int32), rows=rows)
+
+    def _other_plan(self) -> str:
+        """Returns the words with which the state of another plan is refused."""
+        return (
+            "the state's noise is that of another mechanism, noise scale, clip norm, model size or "
+            "`noise_strategy`, with which noise "
+            "could come again that was seen: make the aggregator as it was when the state was made "
+            f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)"
+        )
+
+    def _with_shape_of_plan(self, state_rows: Any) -> Any:
+        """Returns the rows with the shape that this plan's have, for the graph being built.
+
+        Without rows in the state nothing follows from their shape.
+
+        Raises:
+          ValueError: the graph knows another shape.
+        """
+        state_rows = tf.identity(state_rows)
+        if self.state_rows == 0:
+            return state_rows
+        shape_of_plan = [self.state_rows, self.size]
+        if not state_rows.shape.is_compatible_with(shape_of_plan):
+            raise ValueError(self._other_plan())
+        return tf.ensure_shape(state_rows, shape_of_plan)
 
     def _mark_of_state(self) -> Any:
         return tf.constant(

@@ -85,6 +85,35 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
     np.testing.assert_array_equal(later, again)
 
 
+@pytest.fixture(scope="module")
+def processes_and_states():
+    """Processes of several plans, and the state of each after one round."""
+    plans = {
+        "tree": plan_of(MECHANISMS["tree online"](4)),
+        "banded": plan_of(MECHANISMS["banded"](4)),
+        "banded, other noise": plan_of(MECHANISMS["banded"](4), noise_multiplier=3.0),
+    }
+    processes = {name: process_of(plan) for name, plan in plans.items()}
+    return {name: (process, run(process, 1)[1]) for name, process in processes.items()}
+
+
+@pytest.mark.parametrize(
+    ("plan_name", "state_name"),
+    [("banded", "tree"), ("tree", "banded"), ("banded", "banded, other noise")],
+)
+def test_a_state_of_another_family_or_noise_is_refused(processes_and_states, plan_name, state_name):
+    """The plan is compared before TFF compares the shapes of the noise's rows."""
+    process, own_state = processes_and_states[plan_name]
+    _, other_state = processes_and_states[state_name]
+    shapes = [np.shape(state[0].noise.rows) for state in (own_state, other_state)]
+    assert (shapes[0] == shapes[1]) == (state_name == "banded, other noise")
+    with pytest.raises(Exception, match="noise is that of another mechanism") as caught:
+        process.next(other_state, [ZERO])
+    assert "Failed to serialize" not in str(caught.value)
+    # Negative control: the process goes on from its own state.
+    assert np.isfinite(run(process, 1, state=own_state)[0]).all()
+
+
 def test_refusals_name_the_argument():
     with refusal("clients_per_round=3 .*4"):
         process_of(PLAN.simulating(simulated=4, claimed=40), clients_per_round=3)

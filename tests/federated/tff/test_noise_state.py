@@ -71,6 +71,16 @@ def test_the_noise_of_another_does_not_go_on(change):
     refused(other, state, "of another mechanism, noise scale, clip norm, model")
 
 
+def test_noise_of_another_shape_does_not_go_on_in_any_graph():
+    """A tf.function knows the shape of its state when it is traced, and compares no plans then."""
+    state, other = after_one_round(query_of()), query_of(banded(bands=4))
+    refused(other, state, "of another mechanism")
+    for options in ({}, {"jit_compile": True}):
+        # AutoGraph wraps the sentence in words of its own.
+        with pytest.raises(ValueError, match="of another mechanism, noise scale, clip norm"):
+            step_of(other, **options)(state)
+
+
 def test_with_a_mark_of_its_own_noise_that_will_be_released_would_go_on():
     """Negative control of the test above."""
     began, other = query_of(), query_of(noise_multiplier=3.0)
