@@ -11,10 +11,15 @@ import shutil
 
 import pytest
 
+from fedmf import tasks
 from tests.cli.program import fedmf
 from tests.cli.test_command_lines import examples
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("clients_in_turn", "tasks_made_once"),
+]
 
 QUARTERED = ("--clients", "--rounds", "--min-sep", "--canaries")
 AFFORDABLE = [
@@ -53,6 +58,23 @@ def training_examples():
             yield from runs_of_sweep(words)
         elif words[0] == "train":
             yield words
+
+
+@pytest.fixture(scope="module")
+def tasks_made_once():
+    """Runs of the same task and options train the same object, which is then traced once."""
+    tasks_by_options = {}
+    make_task = tasks.task_from_config
+
+    def task_from_config(config, **options):
+        key = (config.task, config.data, *sorted(config.task_options.items()))
+        if key not in tasks_by_options:
+            tasks_by_options[key] = make_task(config, **options)
+        return tasks_by_options[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "task_from_config", task_from_config)
+        yield
 
 
 @pytest.fixture(scope="module")
