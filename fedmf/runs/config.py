@@ -5,18 +5,30 @@ import json
 import pathlib
 import tomllib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from fedmf import checks, fields
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.files import expanded
 from fedmf.privacy.config import PlanConfig, named_options
 from fedmf.schedule import GivenSchedule, WarmupCooldown
+from fedmf.server.following import RULES as SCALED_RULES
 from fedmf.server.following import Scaling
-from fedmf.server.optimizers import RULES, Optimizer
+from fedmf.server.optimizers import (
+    ServerOptimizer,
+    server_optimizer_named,
+    server_optimizer_names,
+)
+from fedmf.server.update_rules import RULES
 
 _SCALED = "scaled-"
-SERVER_OPTIMIZERS = (*RULES, "scaled-adam", "scaled-adagrad")
+# Fields that server optimizers have in common, which are `server_momentum` and `server_epsilon`.
+_SHARED = ("momentum", "epsilon")
+
+
+def _server_optimizers() -> tuple[str, ...]:
+    """Returns what `server_optimizer` may be."""
+    return (*server_optimizer_names(), *(_SCALED + rule for rule in SCALED_RULES))
 
 
 def _task_options(name: str, value: Any) -> dict[str, Any]:
@@ -104,9 +116,9 @@ class TrainConfig(PlanConfig):
     )
     server_optimizer: str = fields.choice(
         "sgd",
-        f"On the server: {', '.join(SERVER_OPTIMIZERS)}. Each follows the schedule. "
+        f"On the server: {', '.join(_server_optimizers())}. Each follows the schedule. "
         "docs/adaptive.md: scaled.",
-        lambda: SERVER_OPTIMIZERS,
+        _server_optimizers,
     )
     scale_every: int = fields.whole(
         1, "With a scaled server optimizer: rounds between changes of the scales."
@@ -167,6 +179,12 @@ class TrainConfig(PlanConfig):
                 f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.canaries}, "
                 "which audit all rounds of a plan: leave one of them out"
             )
+        if self.execution == "tff" and self.server_rule not in RULES:
+            choices = ", ".join(RULES)
+            raise ValueError(
+                f"execution=tff has no server_optimizer={server}: choose one of {choices}, or use "
+                "execution=fast"
+            )
         availability_from_text(self.availability)
         for name in ("warmup", "cooldown"):
             there = self.learning_rate_schedule is None or not getattr(self, name)
@@ -187,11 +205,26 @@ class TrainConfig(PlanConfig):
         rule = self.server_rule
         return Scaling(rule=rule, epsilon=self.server_epsilon, every=self.scale_every)
 
-    def server_steps(self) -> Optimizer:
-        """The server's optimizer, on arrays; its rate in round t is that of `server_schedule`."""
-        return Optimizer(
-            rule=self.server_rule, momentum=self.server_momentum, epsilon=self.server_epsilon
+    def server_steps(self) -> ServerOptimizer:
+        """Returns the server's optimizer; its rate in round t is that of `server_schedule`."""
+        return server_optimizer_named(
+            self.server_rule, momentum=self.server_momentum, epsilon=self.server_epsilon
         )
+
+    def with_server_optimizer(self, optimizer: ServerOptimizer) -> Self:
+        """Returns the config of a run with this server optimizer.
+
+        Raises:
+          ValueError: the config names another one, or its class is not registered.
+        """
+        if self.server_optimizer not in ("sgd", optimizer.name):
+            raise ValueError(
+                f"server_optimizer={optimizer.record()} beside a config with "
+                f"server_optimizer={self.server_optimizer}: leave one of them out"
+            )
+        values = optimizer.record()
+        changes = {f"server_{name}": values[name] for name in _SHARED if name in values}
+        return dataclasses.replace(self, server_optimizer=optimizer.name, **changes)
 
     def server_schedule(self) -> WarmupCooldown | GivenSchedule:
         """The server's learning rates."""

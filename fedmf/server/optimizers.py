@@ -1,141 +1,241 @@
-"""Optimizers of server and clients, written once for numpy arrays and for tensors.
+"""Server optimizers: how the server moves the model along a released mean update.
 
-They see what was released, or one client's gradients: whichever it is, the guarantee is the same.
+They see releases only, so the guarantee is the same whichever it is. A class of yours that is
+registered with `register_server_optimizer` has a name in configurations, like these.
 """
 
+import abc
 import dataclasses
+import reprlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-RULES = ("sgd", "adam", "adagrad", "yogi")
-_BETA_2 = 0.999
-# What the second moment begins with, as in Reddi et al. 2021.
-_FIRST_MOMENT = {"adam": 0.0, "adagrad": 0.1, "yogi": 1e-6}
-
-
-class OptimizerState(NamedTuple):
-    """State between steps; lists in the weights' shapes and dtypes, empty where a rule has none.
-
-    Attributes:
-      step: float32 (), steps taken; (clients,) of clients side by side, which are the first axis of
-        all else then.
-      velocity: momentum, or the first moment.
-      moment: the second moment.
-      start: the weights before the first step, for FedProx.
-    """
-
-    step: Any
-    velocity: list[Any]
-    moment: list[Any]
-    start: list[Any]
+from fedmf import checks
+from fedmf.server.update_rules import Optimizer, OptimizerState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """SGD with momentum, Adam, Adagrad or Yogi, as tff.learning.optimizers has them; pure.
+class ServerOptimizer(abc.ABC):
+    """A pure rule that moves the model along the mean update of a round.
 
-    With g the gradient, on a server the mean update of TFF's sign:
-
-        sgd       v <- momentum v + g;  w <- w - rate v
-        adagrad   m <- m + g^2;  w <- w - rate g / sqrt(m + epsilon)
-        adam      v <- v + (1 - momentum) (g - v);  m <- m + (1 - beta_2) (g^2 - m);
-                  w <- w - rate sqrt(1 - beta_2^t) / (1 - momentum^t) v / (sqrt(m) + epsilon)
-        yogi      as adam, with m <- m + (1 - beta_2) sign(g^2 - m) g^2
-
-    beta_2 is .999. FedSGDM of the banded paper's App. I is sgd.
+    A subclass is a frozen dataclass of numbers and texts: its name and fields are recorded in the
+    run's plan.json, and a resumed run needs an equal one.
 
     Attributes:
-      rule: one of `RULES`.
-      momentum: in [0, 1); beta_1 of adam and yogi.
-      epsilon: of the adaptive rules, small and not negative.
-      proximal: mu of FedProx, which adds mu (w - w before the first step) to g (Li et al. 2020,
-        Federated Optimization in Heterogeneous Networks, Eq. 2).
-      xp: numpy, or tensorflow for tensors.
-
-    >>> optimizer = Optimizer(rule="sgd", momentum=0.5)
-    >>> weights = [np.array([1.0], np.float32)]
-    >>> state = optimizer.initial(weights)
-    >>> for rate in (1.0, 0.5):
-    ...     state, weights = optimizer.next(state, weights, [np.array([1.0], np.float32)], rate)
-    >>> weights[0]
-    array([-0.75], dtype=float32)
+      name: in configurations, such as "sgd".
     """
 
-    rule: str = "sgd"
-    momentum: float = 0.0
-    epsilon: float = 1e-7
-    proximal: float = 0.0
-    xp: Any = np
+    name: ClassVar[str]
 
-    def initial(self, weights: Sequence[Any]) -> OptimizerState:
-        """The state before the first step from these weights."""
-        xp, adaptive = self.xp, self.rule != "sgd"
-        has_velocity = self.rule != "adagrad" if adaptive else self.momentum > 0
-        velocity = [xp.zeros_like(w) for w in weights] if has_velocity else []
-        first = _FIRST_MOMENT.get(self.rule, 0.0)
-        moment = [xp.ones_like(w) * self.scalar_like(first, w) for w in weights] if adaptive else []
-        start = list(weights) if self.proximal else []
-        return OptimizerState(xp.zeros((), np.float32), velocity, moment, start)
-
-    def next(
-        self, state: OptimizerState, weights: Sequence[Any], gradients: Sequence[Any], rate: Any
-    ) -> tuple[OptimizerState, list[Any]]:
-        """One step.
+    @classmethod
+    def from_config(cls, *, momentum: float, epsilon: float) -> Self:
+        """Makes the optimizer that a configuration names; by default from no argument.
 
         Args:
-          state: before.
-          weights: before.
-          gradients: in the weights' shapes and dtypes.
-          rate: of this step.
+          momentum: the configuration's `server_momentum`.
+          epsilon: its `server_epsilon`.
         """
-        xp, step = self.xp, state.step + np.float32(1)
-        gradients, velocity, moment = list(gradients), state.velocity, state.moment
-        if self.proximal:
-            gradients = [
-                g + self.scalar_like(self.proximal, w) * (w - s)
-                for g, w, s in zip(gradients, weights, state.start, strict=True)
-            ]
-        directions = gradients
-        if self.rule == "sgd" and velocity:
-            velocity = directions = [
-                self.scalar_like(self.momentum, v) * v + g
-                for v, g in zip(velocity, gradients, strict=True)
-            ]
-        elif self.rule == "adagrad":
-            moment = [m + xp.square(g) for m, g in zip(moment, gradients, strict=True)]
-            directions = [
-                g / xp.sqrt(m + self.scalar_like(self.epsilon, m))
-                for g, m in zip(gradients, moment, strict=True)
-            ]
-        elif self.rule in ("adam", "yogi"):
-            velocity = [
-                v + (g - v) * self.scalar_like(1 - self.momentum, v)
-                for v, g in zip(velocity, gradients, strict=True)
-            ]
-            moment = [self._moved(m, xp.square(g)) for m, g in zip(moment, gradients, strict=True)]
-            rate = rate * xp.sqrt(1 - _BETA_2**step) / (1 - self.momentum**step)
-            directions = [
-                v / (xp.sqrt(m) + self.scalar_like(self.epsilon, m))
-                for v, m in zip(velocity, moment, strict=True)
-            ]
-        after = [
-            w - self.scalar_like(rate, w) * d for w, d in zip(weights, directions, strict=True)
-        ]
-        return OptimizerState(step, velocity, moment, state.start), after
+        return cls()
 
-    def _moved(self, m: Any, square: Any) -> Any:
-        part = self.scalar_like(1 - _BETA_2, m)
-        if self.rule == "adam":
-            return m + (square - m) * part
-        return m + part * self.xp.sign(square - m) * square
+    @abc.abstractmethod
+    def init(self, weights: Sequence[np.ndarray]) -> Any:
+        """Returns the state before the first step: a nest of arrays.
 
-    def scalar_like(self, value: Any, array: Any) -> Any:
-        """Returns a number in the array's dtype, or the clients' numbers along its first axis."""
-        if self.xp is np:
-            return np.asarray(value, array.dtype)
-        value = self.xp.cast(value, array.dtype)
-        if not value.shape.rank:
-            return value
-        return self.xp.reshape(value, [-1, *[1] * (array.shape.rank - 1)])
+        Args:
+          weights: float arrays of the model.
+        """
+
+    @abc.abstractmethod
+    def step(
+        self,
+        state: Any,
+        weights: Sequence[np.ndarray],
+        update: Sequence[np.ndarray],
+        learning_rate: float,
+    ) -> tuple[Any, list[np.ndarray]]:
+        """Returns the state and the weights after one step; changes none of its arguments.
+
+        Args:
+          state: before the step.
+          weights: before the step.
+          update: the mean update that was released, in the weights' shapes and dtypes. Its sign is
+            TFF's: weights minus `learning_rate` times update is a step of plain SGD.
+          learning_rate: of this round, by the run's schedule.
+        """
+
+    def record(self) -> dict[str, Any]:
+        """Returns the name and the fields, as plan.json has them.
+
+        Raises:
+          TypeError: a field is no number, text, bool or None.
+        """
+        values = dataclasses.asdict(self)
+        for field, value in values.items():
+            if not isinstance(value, str | int | float | None):
+                raise TypeError(
+                    f"server_optimizer={self.name} has {field}={reprlib.repr(value)}: give its "
+                    "fields numbers, texts, bools or None, which plan.json records"
+                )
+        return {"name": self.name, **values}
+
+
+Optimizers = TypeVar("Optimizers", bound=type[ServerOptimizer])
+_CLASS_BY_NAME: dict[str, type[ServerOptimizer]] = {}
+
+
+def register_server_optimizer(optimizer: Optimizers) -> Optimizers:
+    """Registers a class under its name; a decorator.
+
+    Raises:
+      TypeError: no subclass of `ServerOptimizer` that is a frozen dataclass.
+      ValueError: its name is no plain text, or is registered already.
+
+    >>> @register_server_optimizer
+    ... @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class SignDescent(ServerOptimizer):
+    ...     name = "sign"
+    ...
+    ...     def init(self, weights):
+    ...         return ()
+    ...
+    ...     def step(self, state, weights, update, learning_rate):
+    ...         pairs = zip(weights, update, strict=True)
+    ...         return state, [w - learning_rate * np.sign(u) for w, u in pairs]
+    >>> server_optimizer_named("sign", momentum=0.9, epsilon=1e-3)
+    SignDescent()
+    >>> del _CLASS_BY_NAME["sign"]
+    """
+    is_optimizer = isinstance(optimizer, type) and issubclass(optimizer, ServerOptimizer)
+    if not is_optimizer or "__dataclass_params__" not in vars(optimizer):
+        raise TypeError(
+            f"{reprlib.repr(optimizer)} is no server optimizer: register a frozen dataclass that "
+            "inherits from fedmf.server.optimizers.ServerOptimizer"
+        )
+    name = getattr(optimizer, "name", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"name={name!r} of {optimizer.__name__} is no word: use one such as 'sgd'")
+    if name in _CLASS_BY_NAME:
+        raise ValueError(f"name={name!r} is that of {_CLASS_BY_NAME[name]}: use another name")
+    _CLASS_BY_NAME[name] = optimizer
+    return optimizer
+
+
+def server_optimizer_names() -> tuple[str, ...]:
+    """Returns the names that are registered, fedmf's own first."""
+    return tuple(_CLASS_BY_NAME)
+
+
+def server_optimizer_named(name: str, *, momentum: float, epsilon: float) -> ServerOptimizer:
+    """Returns the server optimizer that a configuration names.
+
+    Args:
+      name: one of `server_optimizer_names`.
+      momentum, epsilon: of the configuration.
+
+    Raises:
+      ValueError: no such name.
+    """
+    checks.one_of("server_optimizer", name, server_optimizer_names())
+    return _CLASS_BY_NAME[name].from_config(momentum=momentum, epsilon=epsilon)
+
+
+def checked_step(
+    optimizer: ServerOptimizer, stepped: Any, weights: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Returns the weights after a step, in the dtypes of those before it.
+
+    Args:
+      optimizer: that took the step.
+      stepped: the weights that it returned.
+      weights: before the step.
+
+    Raises:
+      ValueError: they are not arrays of the shapes of before.
+    """
+    arrays = [np.asarray(array) for array in stepped]
+    shapes = [array.shape for array in arrays]
+    expected = [np.shape(weight) for weight in weights]
+    if shapes != expected:
+        raise ValueError(
+            f"server_optimizer={optimizer.name} returned weights of shapes {shapes}, and the model "
+            f"has {expected}: return an array for each weight"
+        )
+    return [
+        array.astype(weight.dtype, copy=False)
+        for array, weight in zip(arrays, weights, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rule(ServerOptimizer):
+    """An optimizer by one of the update rules that clients have too."""
+
+    def init(self, weights: Sequence[np.ndarray]) -> OptimizerState:
+        """See `ServerOptimizer.init`."""
+        return self._rule().initial(weights)
+
+    def step(
+        self,
+        state: OptimizerState,
+        weights: Sequence[np.ndarray],
+        update: Sequence[np.ndarray],
+        learning_rate: float,
+    ) -> tuple[OptimizerState, list[np.ndarray]]:
+        """See `ServerOptimizer.step`."""
+        return self._rule().next(state, weights, update, learning_rate)
+
+    def _rule(self) -> Optimizer:
+        return Optimizer(rule=self.name, **dataclasses.asdict(self))
+
+
+@register_server_optimizer
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sgd(_Rule):
+    """SGD with momentum: FedSGDM of the banded paper, App. I."""
+
+    name = "sgd"
+    momentum: float = 0.0
+
+    @classmethod
+    def from_config(cls, *, momentum: float, epsilon: float) -> Self:
+        """See `ServerOptimizer.from_config`."""
+        return cls(momentum=momentum)
+
+
+@register_server_optimizer
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adam(_Rule):
+    """Adam, with `momentum` as its beta_1."""
+
+    name = "adam"
+    momentum: float = 0.9
+    epsilon: float = 1e-3
+
+    @classmethod
+    def from_config(cls, *, momentum: float, epsilon: float) -> Self:
+        """See `ServerOptimizer.from_config`."""
+        return cls(momentum=momentum, epsilon=epsilon)
+
+
+@register_server_optimizer
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adagrad(_Rule):
+    """Adagrad, which has no momentum."""
+
+    name = "adagrad"
+    epsilon: float = 1e-3
+
+    @classmethod
+    def from_config(cls, *, momentum: float, epsilon: float) -> Self:
+        """See `ServerOptimizer.from_config`."""
+        return cls(epsilon=epsilon)
+
+
+@register_server_optimizer
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Yogi(Adam):
+    """Yogi, with `momentum` as its beta_1 (Reddi et al. 2021, Adaptive Federated Optimization)."""
+
+    name = "yogi"

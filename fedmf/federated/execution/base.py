@@ -17,6 +17,7 @@ from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
+from fedmf.server.optimizers import ServerOptimizer
 from fedmf.server.rows import HostNoise
 
 # More than any machine has: beyond, libraries overflow or run out of memory.
@@ -25,7 +26,9 @@ _MAX_THREADS = 4096
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(fields.Checked):
-    """How this machine trains: all of it leaves the model as it is, to float32 rounding.
+    """How this machine trains, and with which objects of yours.
+
+    Machine settings leave the model as it is, to float32 rounding.
 
     Attributes:
       noise_strategy: how the host makes the noise, as `HostNoise` names it; None chooses. A resume
@@ -42,6 +45,8 @@ class RunOptions(fields.Checked):
       test: evaluate on the test split at the end; without it result.json has no test metrics, as
         befits runs that tune.
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
+      server_optimizer: in place of the one that the config names, with its own fields; of a class
+        that is registered. plan.json records it, and a resume needs an equal one.
     """
 
     noise_strategy: str | None = None
@@ -51,6 +56,9 @@ class RunOptions(fields.Checked):
     worker_task: Callable[[], Task] | None = None
     test: bool = True
     progress: bool = True
+    server_optimizer: ServerOptimizer | None = fields.checked(
+        fields.instance(ServerOptimizer), None
+    )
 
 
 def parameters(task: Task, config: TrainConfig) -> int:

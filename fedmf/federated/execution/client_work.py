@@ -16,7 +16,7 @@ from fedmf.federated.examples import Epochs, count
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.records import QuerySample, Records, SampleParams
 from fedmf.runs.config import TrainConfig
-from fedmf.server.optimizers import Optimizer, OptimizerState
+from fedmf.server.update_rules import Optimizer, OptimizerState
 
 
 class Broadcast(NamedTuple):

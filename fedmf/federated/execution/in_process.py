@@ -18,6 +18,7 @@ from fedmf.federated.execution.cluster import ClusterClients, connected
 from fedmf.federated.execution.groups import checked, group_size, in_groups
 from fedmf.federated.execution.records import Records
 from fedmf.server.means import NoisyMeans, check_zeroing_norm, in_shapes
+from fedmf.server.optimizers import checked_step
 
 
 class FastExecution(Execution):
@@ -44,7 +45,7 @@ class FastExecution(Execution):
             scaling=config.scaling(),
         )
         self._zero = Records(self._initial).zero()
-        self._optimizer = config.server_steps()
+        self._optimizer = self.options.server_optimizer or config.server_steps()
         self._rates = config.server_schedule().learning_rates()
         self._canaries = Canaries(config.canaries, plan, size, self.noise_seed)
 
@@ -63,7 +64,7 @@ class FastExecution(Execution):
         """Weights, optimiser state, state of the means; with canaries the releases so far along
         their directions, float64 (rounds, canaries).
         """
-        state = list(self._initial), self._optimizer.initial(self._initial), self._means.initial()
+        state = list(self._initial), self._optimizer.init(self._initial), self._means.initial()
         if not self.config.canaries:
             return state
         return *state, np.zeros((len(self._rates), self.config.canaries))
@@ -96,9 +97,10 @@ class FastExecution(Execution):
             part.astype(w.dtype)
             for part, w in zip(in_shapes(mean, self._shapes), weights, strict=True)
         ]
-        optimizer_state, weights = self._optimizer.next(
+        optimizer_state, stepped = self._optimizer.step(
             optimizer_state, weights, update, float(self._rates[t])
         )
+        weights = checked_step(self._optimizer, stepped, weights)
         row = {
             "examples": examples,
             "train_loss": loss / examples if examples else 0.0,

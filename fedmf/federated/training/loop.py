@@ -96,7 +96,7 @@ def train(
         must have its rounds and participation.
       resume: go on from the newest checkpoint.
       callbacks: what else follows the run, such as `TensorBoard()` or `StopAfter(20)`.
-      options: of `RunOptions`, such as threads=2 or progress=False.
+      options: of `RunOptions`, such as threads=2, progress=False or a `server_optimizer`.
 
     Returns:
       The finished run, with its metrics, weights and model.
@@ -115,6 +115,8 @@ def train(
     _check_arguments(task, config, folder, resume, callbacks)
     fields.check_names("train", RunOptions, options)
     machine = RunOptions(**options)
+    if machine.server_optimizer is not None:
+        config = config.with_server_optimizer(machine.server_optimizer)
     check_address(machine.cluster, config.execution)
     if config.private_metrics and machine.worker_task is not None:
         raise ValueError(
@@ -130,7 +132,7 @@ def train(
         setup = None if resume else new_run(task, config, folder, noise_seed, plan, model, machine)
         run_folder = RunFolder.open(folder) if setup is None else setup.folder
         with run_folder.locked():
-            setup = setup or reopen_run(task, config, run_folder, plan, model)
+            setup = setup or reopen_run(task, config, run_folder, plan, model, machine)
             with build_execution(
                 setup.task,
                 setup.plan,

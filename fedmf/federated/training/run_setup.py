@@ -40,6 +40,7 @@ from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.server.drawing import cohort_seed
+from fedmf.server.optimizers import ServerOptimizer
 from fedmf.server.source import check_noise_seed
 
 
@@ -48,6 +49,7 @@ class RunSetup:
     """Task, config, plan and noise seed of a run, and its folder.
 
     Attributes:
+      server_optimizer: the caller's, or the one that the config names.
       plan_given: the plan is the caller's and not the config's.
       identity: of the task, when the run was begun; see `task_identity`.
     """
@@ -57,6 +59,7 @@ class RunSetup:
     plan: Plan
     noise_seed: int
     folder: RunFolder
+    server_optimizer: ServerOptimizer
     plan_given: bool
     identity: Mapping[str, Any]
 
@@ -121,6 +124,7 @@ class RunSetup:
             "workload": workload.name,
             "rmse": rmse(plan.mechanism, workload, plan.participation),
             "initial_model": folder.initial_model_digest(),
+            "server_optimizer": self.server_optimizer.record(),
             "versions": installed_versions(),
             "date": today(),
         }
@@ -178,6 +182,7 @@ def new_run(
         plan=plan,
         noise_seed=seed,
         folder=RunFolder(folder),
+        server_optimizer=options.server_optimizer or config.server_steps(),
         plan_given=plan_given,
         identity=task_identity(task, model, controller, resumed=False),
     )
@@ -269,6 +274,7 @@ def reopen_run(
     folder: RunFolder,
     plan: Plan | None,
     model: Mapping[str, str],
+    options: RunOptions,
 ) -> RunSetup:
     """The setup with which a run goes on.
 
@@ -278,9 +284,10 @@ def reopen_run(
     Args:
       task, config, folder, plan: of the run.
       model: what `check_model` gives.
+      options: of the call that resumes.
 
     Raises:
-      ValueError: the run was begun with another config, plan, mechanism or model,
+      ValueError: the run was begun with another config, plan, mechanism, server optimizer or model,
         or on other data.
     """
     run = Run.load(folder.path)
@@ -302,6 +309,13 @@ def reopen_run(
             )
         raise ValueError(
             f"{cannot} with another config: {changes}{why}; start a new folder for that"
+        )
+    server_optimizer = options.server_optimizer or config.server_steps()
+    recorded_optimizer = run.plan.get("server_optimizer")
+    if server_optimizer.record() != recorded_optimizer:
+        raise ValueError(
+            f"{cannot} with server_optimizer={server_optimizer.record()}: the run has "
+            f"{recorded_optimizer}; give an equal one, or start a new folder"
         )
     recorded_task, now = run.plan["task"], _task_summary(task)
     if recorded_task != now:
@@ -341,6 +355,7 @@ def reopen_run(
         plan=recorded,
         noise_seed=seed,
         folder=folder,
+        server_optimizer=server_optimizer,
         plan_given=bool(run.plan.get("given")),
         identity=identity,
     )

@@ -37,13 +37,13 @@ def test_refusals():
 TFF_ROUNDING = 3e-5
 
 
-def assert_same_steps(ours, theirs, rates, kind):
+def assert_same_steps(init, step, theirs, rates, kind):
     """Of arrays or tensors, of so many rounds; TFF's own optimizers are the oracle."""
     w = [kind([1.0, -2.0, 0.0], np.float32)]
     tff_w = [tf.constant(w[0])]
-    state, tff_state = ours.initial(w), theirs.initialize([tf.TensorSpec([3])])
+    state, tff_state = init(w), theirs.initialize([tf.TensorSpec([3])])
     for rate, g in zip(rates, gradients(len(rates)), strict=True):
-        state, w = ours.next(state, w, [kind(g)], rate)
+        state, w = step(state, w, [kind(g)], rate)
         tff_state, tff_w = theirs.next(tff_state, tff_w, [tf.constant(g)])
         np.testing.assert_allclose(w[0], tff_w[0], rtol=2e-6, atol=TFF_ROUNDING)
         assert w[0].dtype == np.float32
@@ -55,7 +55,8 @@ def test_a_server_takes_the_steps_of_tff(rule, momentum):
     settings = config(server_optimizer=rule, server_momentum=momentum, rounds=12)
     rates = settings.server_schedule().learning_rates().tolist()
     theirs = tff_optimizers.server_optimizer(settings)
-    assert_same_steps(settings.server_steps(), theirs, rates, np.array)
+    ours = settings.server_steps()
+    assert_same_steps(ours.init, ours.step, theirs, rates, np.array)
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.3])
@@ -67,7 +68,8 @@ def test_a_client_takes_the_steps_of_tff(rule, own, proximal):
     settings = config(client_optimizer=rule, proximal_strength=proximal, **own)
     rates = [settings.client_learning_rate] * 5
     theirs = tff_optimizers.client_optimizer(settings)
-    assert_same_steps(client_optimizer(settings), theirs, rates, tf.constant)
+    ours = client_optimizer(settings)
+    assert_same_steps(ours.initial, ours.next, theirs, rates, tf.constant)
 
 
 def gradients(count):

@@ -43,7 +43,8 @@ def begin(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
 
 
 def go_on(folder, task=VERSIONED, settings=SETTINGS, plan=None):
-    return reopen_run(task, settings, folder, plan, model_of(task, settings))
+    options = RunOptions(progress=False)
+    return reopen_run(task, settings, folder, plan, model_of(task, settings), options)
 
 
 def examples_with(client, change):

@@ -1,0 +1,142 @@
+"""Update rules of servers and clients, written once for numpy arrays and for tensors.
+
+A rule sees what was released, or the gradients of one client. The guarantee is the same whichever
+rule it is. `fedmf.server.optimizers` makes server optimizers of them.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+RULES = ("sgd", "adam", "adagrad", "yogi")
+_BETA_2 = 0.999
+# What the second moment begins with, as in Reddi et al. 2021.
+_FIRST_MOMENT = {"adam": 0.0, "adagrad": 0.1, "yogi": 1e-6}
+
+
+class OptimizerState(NamedTuple):
+    """State between steps; lists in the weights' shapes and dtypes, empty where a rule has none.
+
+    Attributes:
+      step: float32 (), steps taken; (clients,) of clients side by side, which are the first axis of
+        all else then.
+      velocity: momentum, or the first moment.
+      moment: the second moment.
+      start: the weights before the first step, for FedProx.
+    """
+
+    step: Any
+    velocity: list[Any]
+    moment: list[Any]
+    start: list[Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """SGD with momentum, Adam, Adagrad or Yogi, as tff.learning.optimizers has them; pure.
+
+    With g the gradient, on a server the mean update of TFF's sign:
+
+        sgd       v <- momentum v + g;  w <- w - rate v
+        adagrad   m <- m + g^2;  w <- w - rate g / sqrt(m + epsilon)
+        adam      v <- v + (1 - momentum) (g - v);  m <- m + (1 - beta_2) (g^2 - m);
+                  w <- w - rate sqrt(1 - beta_2^t) / (1 - momentum^t) v / (sqrt(m) + epsilon)
+        yogi      as adam, with m <- m + (1 - beta_2) sign(g^2 - m) g^2
+
+    beta_2 is .999. FedSGDM of the banded paper's App. I is sgd.
+
+    Attributes:
+      rule: one of `RULES`.
+      momentum: in [0, 1); beta_1 of adam and yogi.
+      epsilon: of the adaptive rules, small and not negative.
+      proximal: mu of FedProx, which adds mu (w - w before the first step) to g (Li et al. 2020,
+        Federated Optimization in Heterogeneous Networks, Eq. 2).
+      xp: numpy, or tensorflow for tensors.
+
+    >>> optimizer = Optimizer(rule="sgd", momentum=0.5)
+    >>> weights = [np.array([1.0], np.float32)]
+    >>> state = optimizer.initial(weights)
+    >>> for rate in (1.0, 0.5):
+    ...     state, weights = optimizer.next(state, weights, [np.array([1.0], np.float32)], rate)
+    >>> weights[0]
+    array([-0.75], dtype=float32)
+    """
+
+    rule: str = "sgd"
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    proximal: float = 0.0
+    xp: Any = np
+
+    def initial(self, weights: Sequence[Any]) -> OptimizerState:
+        """The state before the first step from these weights."""
+        xp, adaptive = self.xp, self.rule != "sgd"
+        has_velocity = self.rule != "adagrad" if adaptive else self.momentum > 0
+        velocity = [xp.zeros_like(w) for w in weights] if has_velocity else []
+        first = _FIRST_MOMENT.get(self.rule, 0.0)
+        moment = [xp.ones_like(w) * self.scalar_like(first, w) for w in weights] if adaptive else []
+        start = list(weights) if self.proximal else []
+        return OptimizerState(xp.zeros((), np.float32), velocity, moment, start)
+
+    def next(
+        self, state: OptimizerState, weights: Sequence[Any], gradients: Sequence[Any], rate: Any
+    ) -> tuple[OptimizerState, list[Any]]:
+        """One step.
+
+        Args:
+          state: before.
+          weights: before.
+          gradients: in the weights' shapes and dtypes.
+          rate: of this step.
+        """
+        xp, step = self.xp, state.step + np.float32(1)
+        gradients, velocity, moment = list(gradients), state.velocity, state.moment
+        if self.proximal:
+            gradients = [
+                g + self.scalar_like(self.proximal, w) * (w - s)
+                for g, w, s in zip(gradients, weights, state.start, strict=True)
+            ]
+        directions = gradients
+        if self.rule == "sgd" and velocity:
+            velocity = directions = [
+                self.scalar_like(self.momentum, v) * v + g
+                for v, g in zip(velocity, gradients, strict=True)
+            ]
+        elif self.rule == "adagrad":
+            moment = [m + xp.square(g) for m, g in zip(moment, gradients, strict=True)]
+            directions = [
+                g / xp.sqrt(m + self.scalar_like(self.epsilon, m))
+                for g, m in zip(gradients, moment, strict=True)
+            ]
+        elif self.rule in ("adam", "yogi"):
+            velocity = [
+                v + (g - v) * self.scalar_like(1 - self.momentum, v)
+                for v, g in zip(velocity, gradients, strict=True)
+            ]
+            moment = [self._moved(m, xp.square(g)) for m, g in zip(moment, gradients, strict=True)]
+            rate = rate * xp.sqrt(1 - _BETA_2**step) / (1 - self.momentum**step)
+            directions = [
+                v / (xp.sqrt(m) + self.scalar_like(self.epsilon, m))
+                for v, m in zip(velocity, moment, strict=True)
+            ]
+        after = [
+            w - self.scalar_like(rate, w) * d for w, d in zip(weights, directions, strict=True)
+        ]
+        return OptimizerState(step, velocity, moment, state.start), after
+
+    def _moved(self, m: Any, square: Any) -> Any:
+        part = self.scalar_like(1 - _BETA_2, m)
+        if self.rule == "adam":
+            return m + (square - m) * part
+        return m + part * self.xp.sign(square - m) * square
+
+    def scalar_like(self, value: Any, array: Any) -> Any:
+        """Returns a number in the array's dtype, or the clients' numbers along its first axis."""
+        if self.xp is np:
+            return np.asarray(value, array.dtype)
+        value = self.xp.cast(value, array.dtype)
+        if not value.shape.rank:
+            return value
+        return self.xp.reshape(value, [-1, *[1] * (array.shape.rank - 1)])
