@@ -12,6 +12,11 @@ import numpy as np
 
 from fedmf.memory import available_memory
 
+
+class TooLargeForMemory(ValueError):
+    """An array that does not fit into memory, whose message names the way out."""
+
+
 # The largest single dense array: of 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
 # Arrays that are made in less time than it takes to ask what is free.
@@ -165,7 +170,8 @@ def fits_in_memory(
     otherwise: str = "",
     hint: str = _OTHER_FAMILY,
 ) -> None:
-    """Raises ValueError if float64 arrays of `shape` are beyond what dense arrays may take here.
+    """Raises TooLargeForMemory, a ValueError, if float64 arrays of `shape` are beyond what
+    dense arrays may take here.
 
     A single one may be as large as `MAX_BYTES`, and `copies` of them, which are needed at a time,
     must fit into the memory that is free. Where a single array fits, the error names `otherwise` as
@@ -186,7 +192,7 @@ def fits_in_memory(
     other_way = ""
     if otherwise and size <= min(MAX_BYTES, free):
         other_way = f"{otherwise}, or "
-    raise ValueError(f"{what} would take {arrays}: {other_way}{hint}")
+    raise TooLargeForMemory(f"{what} would take {arrays}: {other_way}{hint}")
 
 
 def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from fedmf.mechanisms.banded.recursion import (
 )
 from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
@@ -134,11 +135,32 @@ def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
         return rows
     stream = mechanism.stream()
     if stream.buffers is not None and workload.inverse_diagonals is not None:
-        return _streamed_rows(stream, workload.inverse_diagonals)
+        rows = _toeplitz_gram_rows(mechanism, stream.buffers, workload)
+        return _streamed_rows(stream, workload.inverse_diagonals) if rows is None else rows
     # What a stream has of N took as long as N itself.
     N = stream.contraction
-    A = workload.matrix
-    return _matrix_rows(A, mechanism.noising() if N is None else N)
+    if N is None:
+        N = mechanism.noising()
+    if workload.inverse_diagonals is not None:
+        return _solved_rows(workload.inverse_diagonals, N)
+    return _matrix_rows(workload.matrix, N)
+
+
+def _solved_rows(inverse: np.ndarray, N: np.ndarray) -> np.ndarray:
+    """The squared norm of each row of A N, (rounds,), from the rows of A^-1, (rounds, bands).
+
+    Row t of A N follows from row t of N and the rows of A N before it.
+    """
+    n, bands = inverse.shape
+    squares = np.empty(n)
+    recent = np.zeros((bands - 1, N.shape[1]))  # rows of A N, the newest first
+    for t in range(n):
+        row = (N[t] - inverse[t, 1:] @ recent) / inverse[t, 0]
+        squares[t] = row @ row
+        if bands > 1:
+            recent[1:] = recent[:-1]
+            recent[0] = row
+    return squares
 
 
 def _matrix_rows(A: np.ndarray, N: np.ndarray) -> np.ndarray:
@@ -166,6 +188,32 @@ def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
 
     column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noise)
     return np.cumsum(np.square(column))
+
+
+def _toeplitz_gram_rows(
+    mechanism: Mechanism, buffers: Buffers, workload: Workload
+) -> np.ndarray | None:
+    """The squared norm of each row of A N, (rounds,), where X = C^T C and A are Toeplitz; otherwise
+    None.
+
+    With x the first column of X^-1, Gohberg and Semencul (1972) have X^-1 = (L L^T - U U^T) / x_0
+    for the lower-triangular Toeplitz matrices of (x_0, ..., x_(n-1)) and (0, x_(n-1), ..., x_1).
+    Row t of A N has the squared norm of row t of A X^-1 A^T; A L and A U are Toeplitz as well, and
+    row t of each holds the first t + 1 entries of its first column. As N is causal, x = N N[0, 0]
+    e_0: the noise of one draw.
+    """
+    if mechanism.toeplitz_gram() is None or workload.coefficients is None:
+        return None
+    import scipy.signal
+
+    assert workload.inverse_diagonals is not None
+    inverse = workload.inverse_diagonals[-1]
+    first_column = buffers.first_column()
+    column = first_column * first_column[0]
+    reversed_column = np.append(0.0, column[:0:-1])
+    gains = np.cumsum(np.square(scipy.signal.lfilter([1.0], inverse, column)))
+    losses = np.cumsum(np.square(scipy.signal.lfilter([1.0], inverse, reversed_column)))
+    return (gains - losses) / column[0]
 
 
 def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:

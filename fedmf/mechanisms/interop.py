@@ -90,6 +90,8 @@ def load_factorization(
     try:
         C, B = _read(source)
         return _mechanism(C, B, workload)
+    except checks.TooLargeForMemory as error:
+        raise checks.TooLargeForMemory(f"path={str(source)!r} cannot be used: {error}") from error
     except (*READ_ERRORS, np.linalg.LinAlgError) as error:
         raise ValueError(
             f"path={str(source)!r} does not hold a factorization that can be used: {error}"

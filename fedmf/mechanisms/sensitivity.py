@@ -392,6 +392,8 @@ def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
 
 def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
     n = C.shape[1]
+    # X, its magnitudes, lags, and what compares them
+    checks.fits_in_memory("the sensitivity of this encoder", (n, n), copies=5)
     X = C.T @ C
     magnitudes = np.abs(X)
     diagonal = np.diagonal(X)

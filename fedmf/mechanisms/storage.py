@@ -20,10 +20,13 @@ from fedmf.mechanisms.base import (
     check_certificate,
 )
 from fedmf.mechanisms.family import FAMILIES
+from fedmf.memory import available_memory
 from fedmf.numpy_errors import with_numpy_defaults
 
 # Rounds of a Toeplitz mechanism that are checked when it is read.
 _MAX_PROBED_ROUNDS = 4096
+# Archives that are read without asking what memory is free.
+_SMALL_BYTES = 2**22
 # What numpy and zipfile raise when they read a damaged .npy or .npz file.
 READ_ERRORS = (
     OSError,
@@ -59,7 +62,7 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
       TypeError: no path.
       FileNotFoundError: there is no such file.
       ValueError: the file is truncated, damaged, of another kind or of a later version, or holds no
-        valid mechanism.
+        valid mechanism; or its mechanism does not fit into memory.
     """
     target = checked_path("path", path, hint="name a file that mechanism.save wrote")
     if not target.is_file():
@@ -69,6 +72,8 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
     try:
         mechanism = _read(target)
         _check_inverse(mechanism)
+    except checks.TooLargeForMemory as error:
+        raise checks.TooLargeForMemory(f"path={str(target)!r} cannot be used: {error}") from error
     except READ_ERRORS as error:
         cause = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(
@@ -82,6 +87,7 @@ def _read(path: pathlib.Path) -> Mechanism:
     if not zipfile.is_zipfile(path):
         raise ValueError("not an .npz archive, or a truncated one")
     check_archive(path)
+    _check_size(path)
     with np.load(path, allow_pickle=False) as archive:
         entries = {name: archive[name] for name in archive.files}
     if "format" not in entries or entries["format"].item() != FILE_FORMAT:
@@ -91,6 +97,21 @@ def _read(path: pathlib.Path) -> Mechanism:
             f"format version {entries['version'].item()}, this fedmf reads version {FILE_VERSION}"
         )
     return mechanism_of(entries)
+
+
+def _check_size(path: pathlib.Path) -> None:
+    """Refuses an archive whose arrays do not fit into memory."""
+    with zipfile.ZipFile(path) as archive:
+        num_bytes = sum(entry.file_size for entry in archive.infolist())
+    if num_bytes <= _SMALL_BYTES:
+        return
+    free_bytes = available_memory()
+    if num_bytes > free_bytes:
+        raise checks.TooLargeForMemory(
+            f"its arrays take {num_bytes / 2**30:.3g} GiB, where {free_bytes / 2**30:.3g} GiB are "
+            "free: free memory, or fit a mechanism of a family that keeps few numbers (toeplitz, "
+            "blt, banded with few bands)"
+        )
 
 
 def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:

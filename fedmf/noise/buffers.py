@@ -92,11 +92,25 @@ class Buffers:
         """
         q, w = len(self.decay), self.window.shape[1]
         sums, recent = state[:q], np.concatenate([z[None], state[q:]])  # z_t, z_(t-1), ...
-        x = np.tensordot(self.window[t], recent, axes=1) + np.tensordot(self.read[t], sums, axes=1)
+        x = _combined(self.window[t], recent) + _combined(self.read[t], sums)
         if t + 1 >= w:  # z_(t+1-w) leaves the window and enters the sums
             entering = x if self.feedback else recent[-1]
             sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], entering)
         return x, np.concatenate([sums, recent[:-1]])
+
+    def first_column(self) -> np.ndarray:
+        """Column 0 of N, float64 (rounds,): the rows where draw 0 is 1 and all others are 0."""
+        n, w = self.window.shape
+        column = np.empty(n)
+        sums = np.zeros(len(self.decay))
+        for t in range(n):
+            direct = self.window[t, t] if t < w else 0.0
+            column[t] = direct + self.read[t] @ sums
+            sums = self.decay * sums
+            if t + 1 >= w:  # the draw of round t + 1 - w enters the sums, or this row does
+                entering = column[t] if self.feedback else float(t + 1 == w)
+                sums += self.write[t + 1 - w] * entering
+        return column
 
     def matrix(self) -> np.ndarray:
         """N, float64 (rounds, rounds), lower-triangular."""
@@ -106,3 +120,9 @@ class Buffers:
         for t, z in enumerate(np.eye(n)):
             N[t], state = self.step(t, z, state)
         return N
+
+
+def _combined(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the sum of the rows by these weights: np.tensordot, without its overhead."""
+    flat = rows.reshape(len(rows), -1) if rows.size else rows.reshape(len(rows), 0)
+    return np.dot(weights[None], flat).reshape(rows.shape[1:])

@@ -222,6 +222,7 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
 
 def lower_inverse(C: np.ndarray) -> np.ndarray:
     """C^-1 of a lower-triangular C, with exact zeros above the diagonal."""
+    checks.fits_in_memory("the inverse of this encoder", C.shape, copies=3)
     return np.tril(
         scipy.linalg.solve_triangular(C, np.eye(C.shape[0]), lower=True, check_finite=False)
     )

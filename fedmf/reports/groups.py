@@ -165,7 +165,8 @@ def mean_over_runs(group: Group, name: str) -> tuple[np.ndarray, np.ndarray]:
         for run in group.runs
     ]
     rounds = sorted(set.intersection(*map(set, columns)))
-    return np.array(rounds), np.array([np.mean([column[t] for column in columns]) for t in rounds])
+    values = np.array([[column[t] for t in rounds] for column in columns], dtype=np.float64)
+    return np.array(rounds), values.mean(axis=0)
 
 
 def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:

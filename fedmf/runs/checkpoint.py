@@ -47,8 +47,10 @@ class Checkpoint:
                     f"{name} holds {array.dtype} entries: a checkpoint keeps "
                     "plain numeric arrays only"
                 )
-        for name, of in (("cohort", self.ledger.cohort), ("selected", self.ledger.selected)):
-            cohorts = [of(t) for t in range(len(self.ledger))]
+        for name, cohorts in (
+            ("cohort", self.ledger.cohorts),
+            ("selected", self.ledger.selections),
+        ):
             arrays[f"{name}_lengths"] = np.array([len(c) for c in cohorts], np.int64)
             arrays[f"{name}_clients"] = np.concatenate([*cohorts, np.zeros(0, np.int64)])
         header = [self.rounds_done, self.config_digest, self.ledger.cohort_size, len(self.state)]

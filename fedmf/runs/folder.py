@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf import strict_json
+from fedmf import checks, strict_json
 from fedmf.files import (
     append_privately,
     checked_path,
@@ -51,7 +51,7 @@ from fedmf.files import (
     write_atomically,
 )
 from fedmf.mechanisms import Mechanism, load_mechanism
-from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.ledger import GrowingCsv, ParticipationLedger
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.digests import AUDITED, RELEASED, digests, sha256
@@ -82,6 +82,7 @@ class RunFolder:
     def __init__(self, path: str | pathlib.Path) -> None:
         self.path = checked_path("folder", path, hint="name the folder of a run")
         self._digest_by_name: dict[str, str] = {}
+        self._csv_by_name = {name: GrowingCsv() for name in ("participation.csv", "selected.csv")}
 
     @staticmethod
     def create(path: str | pathlib.Path) -> "RunFolder":
@@ -241,11 +242,14 @@ class RunFolder:
         It is as secret as a checkpoint, which holds the same: amplification by sampling rests on
         nobody knowing who took part.
         """
-        record = {"participation.csv": ledger.to_csv()}
-        planned = ledger.planned()
-        if any(len(planned.cohort(t)) > len(ledger.cohort(t)) for t in range(len(planned))):
-            record["selected.csv"] = planned.to_csv()
-        for name, text in record.items():
+        cohorts = ledger.cohorts
+        record = {"participation.csv": cohorts}
+        selections = ledger.selections
+        pairs = zip(selections, cohorts, strict=True)
+        if any(len(selected) > len(cohort) for selected, cohort in pairs):
+            record["selected.csv"] = selections
+        for name, rounds in record.items():
+            text = self._csv_by_name[name].text(rounds)
             write_atomically(self.path / name, text, mode=0o600)
             self._digest_by_name[name] = sha256(text.encode())
 
@@ -455,7 +459,8 @@ class Run:
         """Reads a run folder, finished or not.
 
         Raises:
-          ValueError: the folder holds no run, or a file of it is damaged; names the path.
+          ValueError: the folder holds no run, a file of it is damaged, or its mechanism does not
+            fit into memory; names the path.
         """
         folder = RunFolder.open(path).path
         try:
@@ -474,6 +479,8 @@ class Run:
                     for name in ("result", "clients", "fine_tuned")
                 },
             )
+        except checks.TooLargeForMemory:
+            raise  # the run is whole
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): "

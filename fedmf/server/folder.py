@@ -268,6 +268,8 @@ class ServerFolder:
     def _undamaged(self, name: str) -> Iterator[None]:
         try:
             yield
+        except checks.TooLargeForMemory:
+            raise  # nothing is damaged
         except READ_ERRORS as error:
             cause = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(

@@ -5,11 +5,11 @@ from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.mechanisms import FFTMechanism
-from fedmf.mechanisms.error import loss
+from fedmf.mechanisms.error import loss, squared_rows
 from fedmf.mechanisms.fft import PRECISION
 from fedmf.mechanisms.own_rounds import OwnRounds
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.workloads import momentum_sgd, prefix_sum
+from fedmf.workloads import identity, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, every_round, fitted, separated, single
 from tests.refusals import refusal
 
@@ -113,6 +113,16 @@ def test_a_file_of_many_rounds_is_read_without_matrices(tmp_path, monkeypatch):
     monkeypatch.setattr(FFTMechanism, "toeplitz_gram", lambda self: 1.001 * gram(self))
     with pytest.raises(ValueError, match="its noise is not that of its Gram matrix"):
         fedmf.load_mechanism(tmp_path / "fft.npz")
+
+
+@pytest.mark.parametrize("workload", [prefix_sum(500), identity(500), momentum_sgd(500, 0.9)])
+def test_errors_in_closed_form_are_those_of_the_noise_that_is_made(workload):
+    mechanism = FFTMechanism(rounds=500)
+    N = np.linalg.inv(mechanism.encoder())
+    expected = np.square(workload.matrix @ N).sum(axis=1)
+    assert_allclose(squared_rows(mechanism, workload), expected, rtol=1e-9)
+    column = mechanism.stream().buffers.first_column()
+    assert_allclose(column, N[:, 0], atol=1e-12)
 
 
 def attained(x, rounds, signs):

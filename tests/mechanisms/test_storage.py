@@ -4,7 +4,15 @@ import pickle
 import numpy as np
 import pytest
 
-from fedmf.mechanisms import BandedMechanism, Certificate, load_mechanism
+from fedmf import checks
+from fedmf.mechanisms import (
+    BandedMechanism,
+    Certificate,
+    DenseMechanism,
+    TreeMechanism,
+    load_mechanism,
+    storage,
+)
 from tests.refusals import refusal
 
 BANDED = BandedMechanism(
@@ -38,6 +46,18 @@ def refused(path):
     assert "\n" not in message
     assert message.endswith("fit the mechanism and save it again")
     return message
+
+
+def test_a_whole_file_that_memory_cannot_hold_names_the_way_out(tmp_path, monkeypatch):
+    tree, dense = tmp_path / "tree.npz", tmp_path / "dense.npz"
+    TreeMechanism(rounds=1000).save(tree)
+    DenseMechanism(matrix=np.eye(1000)).save(dense)
+    monkeypatch.setattr(checks, "available_memory", lambda: 2**22)
+    monkeypatch.setattr(storage, "available_memory", lambda: 2**22)
+    for path, needs in ((tree, "this tree would take"), (dense, "its arrays take 0.00745 GiB")):
+        with refusal(f"cannot be used: .*{needs}.*a family that") as caught:
+            load_mechanism(path)
+        assert "save it again" not in str(caught.value)
 
 
 def test_truncated_at_any_length(saved):

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf import checks
 from fedmf.files import write_atomically
+from fedmf.mechanisms import TreeMechanism
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.runs import reading
 from fedmf.runs.audit import plan_record
@@ -50,6 +52,25 @@ def save(folder, rounds_done=3):
 
 def files(path):
     return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def test_the_record_of_a_growing_ledger_is_that_of_all_its_rounds(folder):
+    cohorts = [np.array([t, t + 9]) for t in range(6)]
+    ledger = ParticipationLedger(cohort_size=2, cohorts=cohorts)
+    other = ParticipationLedger(cohort_size=2, cohorts=[cohorts[3], [], cohorts[0], cohorts[1]])
+    record = folder.path / "participation.csv"
+    for written in (ledger.first(2), ledger.first(5), ledger, other, ledger.first(1)):
+        folder.write_record(written)
+        assert record.read_text() == written.to_csv()
+        pairs = written.pairs().tolist()
+        assert written.to_csv() == "round,client\n" + "".join(f"{t},{i}\n" for t, i in pairs)
+
+
+def test_a_run_whose_mechanism_memory_cannot_hold_is_not_called_damaged(folder, monkeypatch):
+    TreeMechanism(rounds=1000).save(folder.path / "mechanism.npz")
+    monkeypatch.setattr(checks, "available_memory", lambda: 2**22)
+    with refusal(r"mechanism.npz' cannot be used: .* of this tree .*: for so many"):
+        Run.load(folder.path)
 
 
 # Writes checkpoints and rows without pause; says "ready" once two are there.
