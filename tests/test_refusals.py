@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.checks import TooLargeForMemory
 from fedmf.mechanisms import (
     BandedMechanism,
     Certificate,
@@ -112,14 +113,6 @@ VALUES = [
     (lambda: momentum_sgd(3, 0.9, [1.0]), r"learning_rates.*\(1,\).*n=3"),
     (lambda: sgd([1.0, -1.0]), r"learning_rates\[1\]=-1.0"),
     (lambda: prefix_sum(3) @ identity(4), "rounds=3.*rounds=4"),
-    (lambda: prefix_sum(LONG).matrix, "GiB"),
-    (lambda: IdentityMechanism(rounds=LONG).encoder(), "GiB"),
-    (
-        lambda: fit(
-            prefix_sum(50_000), Participation(rounds=50_000, schema="single"), family="dense"
-        ),
-        "50000.*GiB.*toeplitz",
-    ),
     (
         lambda: participate(schema="single", min_sep=None, max_participations=2),
         "max_participations=2",
@@ -153,11 +146,21 @@ VALUES = [
     (lambda: fit_range([SINGLE], objective="median"), "objective='median'"),
     (lambda: fit_range([]), "participations.* empty"),
     (lambda: fit_range([SINGLE], "banded"), "family='banded'"),
-    (lambda: fit(prefix_sum(LONG), Participation(rounds=LONG, schema="single")), "bands=1000000"),
     (lambda: fitted("dense", FEWER), "max_participations=2"),
     (lambda: fitted("banded", FEWER, equal_norms=False), "max_participations=2"),
     (lambda: fitted("banded", SEPARATED, bands=3, equal_norms=False), "bands=3.*min_sep=2"),
     (lambda: loss(ONE, prefix_sum(5), SINGLE), "rounds=5.*rounds=4"),
+]
+TOO_LARGE = [
+    (lambda: prefix_sum(LONG).matrix, "GiB"),
+    (lambda: IdentityMechanism(rounds=LONG).encoder(), "GiB"),
+    (
+        lambda: fit(
+            prefix_sum(50_000), Participation(rounds=50_000, schema="single"), family="dense"
+        ),
+        "50000.*GiB.*toeplitz",
+    ),
+    (lambda: fit(prefix_sum(LONG), Participation(rounds=LONG, schema="single")), "bands=1000000"),
 ]
 
 
@@ -167,6 +170,7 @@ VALUES = [
         *NAMED,
         *((call, TypeError, words) for call, words in TYPES),
         *((call, ValueError, words) for call, words in VALUES),
+        *((call, TooLargeForMemory, words) for call, words in TOO_LARGE),
     ],
 )
 def test_refused_in_one_sentence(call, kind, words):

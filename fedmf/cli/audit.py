@@ -78,8 +78,10 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
     """
     from fedmf.runs.audit import audit_run, run_statement_values
     from fedmf.runs.folder import Run
+    from fedmf.terminal.progress_bar import elapsed
 
-    loaded = Run.load(run_folder)
+    with elapsed("reading the run", disable=as_json):
+        loaded = Run.load(run_folder)
     if statement is not None and statement.resolve().parent == loaded.path.resolve():
         raise click.UsageError(
             f"--statement {statement} is in the folder of the run, whose own statements are part "

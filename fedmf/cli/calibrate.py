@@ -49,10 +49,12 @@ def calibrate(
     from fedmf.privacy.source_tail import tail_remark
     from fedmf.privacy.statement import markdown
     from fedmf.privacy.stopping import first_rounds, stopped_after, stopping_table
+    from fedmf.terminal.progress_bar import elapsed
 
     with arguments_checked():
         config = plan_config(promise)
-        mechanism = config.fit()
+        with elapsed("reading the mechanism", disable=as_json):
+            mechanism = config.fit()
         if table or stop_after is not None:  # before the minutes of a calibration
             hint = "a run can end before its plan and not after it"
             stop = checks.integer(
@@ -61,9 +63,10 @@ def calibrate(
             first_rounds(mechanism, stop, schema=config.schema, sampling=config.sampling)
         plan = config.plan(mechanism)
         # Of the running sums of updates of clip norm 1, and of those of their means.
-        error = rmse(mechanism, config.fit_workload(), plan.participation)
-        error *= update_noise_multiplier(plan)
-        stops = stopping_table(plan) if table else []
+        with elapsed("computing errors", disable=as_json):
+            error = rmse(mechanism, config.fit_workload(), plan.participation)
+            error *= update_noise_multiplier(plan)
+            stops = stopping_table(plan) if table else []
         if stop_after is not None:
             plan = stopped_after(plan, stop_after)
     file = promise["mechanism_file"].name

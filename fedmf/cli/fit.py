@@ -85,6 +85,7 @@ def fit(
     from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
     from fedmf.schedule import GivenSchedule
     from fedmf.terminal.interrupts import Interrupted
+    from fedmf.terminal.progress_bar import elapsed
 
     if picture:
         # Before the fit
@@ -125,8 +126,9 @@ def fit(
             with shown(options["family"], not as_json) as progress:
                 mechanism = fedmf.fit(A, participation, progress=progress, **options)
     mechanism.save(out)
-    sensitivity = fedmf.sensitivity(mechanism, participation)
-    errors = fedmf.per_round_error(mechanism, A, participation)
+    with elapsed("computing errors", disable=as_json):
+        sensitivity = fedmf.sensitivity(mechanism, participation)
+        errors = fedmf.per_round_error(mechanism, A, participation)
     certificate = mechanism.certificate
     values = {
         "family": mechanism.family,
@@ -146,7 +148,8 @@ def fit(
         values["no_certificate"] = mechanism.certificate_reason
     values["file"] = str(out)
     if picture:
-        values["picture"] = str(_picture(mechanism, sensitivity.value, errors, A.name, out))
+        with elapsed("drawing", disable=as_json):
+            values["picture"] = str(_picture(mechanism, sensitivity.value, errors, A.name, out))
     show(values, as_json)
     if interrupted_fit.get():
         raise Interrupted(

@@ -290,6 +290,7 @@ def report(
     from fedmf.reports import write_report
     from fedmf.runs.folder import Run
     from fedmf.runs.metric_table import metrics_csv
+    from fedmf.terminal.progress_bar import elapsed
 
     with arguments_checked():
         if out is None and table is None:
@@ -297,7 +298,8 @@ def report(
                 "out and csv are both missing: give --out FOLDER for a report, "
                 "--csv FILE for a table"
             )
-    loaded = [Run.load(path) for path in runs]
+    with elapsed("reading the runs", disable=as_json):
+        loaded = [Run.load(path) for path in runs]
     written: dict[str, str] = {}
     if table is not None:
         write_atomically(
@@ -305,7 +307,8 @@ def report(
         )
         written["csv"] = str(table)
     if out is not None:
-        written["report"] = str(write_report(loaded, out, title=title))
+        with elapsed("drawing the report", disable=as_json):
+            written["report"] = str(write_report(loaded, out, title=title))
     if as_json:
         show(written, as_json)
     else:

@@ -168,9 +168,7 @@ def _check_columns(columns: int, participation: Participation) -> None:
 
 
 def _of_known_scale(entries: np.ndarray) -> np.ndarray:
-    """The entries, refused where squares underflow (a sensitivity of 0 would be no
-    noise) or overflow.
-    """
+    """Returns the entries, refused where squares overflow, or underflow to a sensitivity of 0."""
     largest = float(np.abs(entries).max())
     if largest and not 1.0 / _MAX_MAGNITUDE <= largest <= _MAX_MAGNITUDE:
         raise ValueError(
@@ -392,7 +390,6 @@ def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
 
 def _min_sep(C: np.ndarray, b: int, k: int) -> Sensitivity:
     n = C.shape[1]
-    # X, its magnitudes, lags, and what compares them
     checks.fits_in_memory("the sensitivity of this encoder", (n, n), copies=5)
     X = C.T @ C
     magnitudes = np.abs(X)

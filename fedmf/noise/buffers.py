@@ -1,6 +1,7 @@
 """Noise with a memory of a few running sums."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -124,5 +125,5 @@ class Buffers:
 
 def _combined(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Returns the sum of the rows by these weights: np.tensordot, without its overhead."""
-    flat = rows.reshape(len(rows), -1) if rows.size else rows.reshape(len(rows), 0)
+    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     return np.dot(weights[None], flat).reshape(rows.shape[1:])

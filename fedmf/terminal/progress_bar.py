@@ -1,8 +1,10 @@
 """The one progress bar: on terminals that know their size or do not, and in log files."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -41,6 +43,45 @@ def bar(
         mininterval=0.1 if sys.stderr.isatty() else 10,
         **_shape(),
     )
+
+
+@contextlib.contextmanager
+def elapsed(description: str, *, disable: bool = False, delay: float = 3.0) -> Iterator[None]:
+    """Shows that work without steps goes on, and for how long, on standard error; it goes again
+    when it is done.
+
+    Args:
+      description: what is done.
+      disable: shows nothing.
+      delay: seconds after which it appears.
+
+    Example:
+      >>> with elapsed("reading", disable=True):
+      ...     pass
+    """
+    if disable:
+        yield
+        return
+    is_done = threading.Event()
+
+    def show() -> None:
+        if is_done.wait(delay):
+            return
+        import tqdm
+
+        interval = 1.0 if sys.stderr.isatty() else 10.0
+        line = "{desc} [{elapsed}]"
+        with tqdm.tqdm(desc=description, bar_format=line, leave=False, **_shape()) as shown:
+            while not is_done.wait(interval):
+                shown.refresh()
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
 
 
 def _shape() -> dict[str, Any]:
