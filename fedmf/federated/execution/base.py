@@ -17,6 +17,7 @@ from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
+from fedmf.runs.round_metrics import RoundMetric, checked_metrics
 from fedmf.server.optimizers import ServerOptimizer
 from fedmf.server.rows import HostNoise
 
@@ -47,6 +48,7 @@ class RunOptions(fields.Checked):
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
       server_optimizer: in place of the one that the config names, with its own fields; of a class
         that is registered. plan.json records it, and a resume needs an equal one.
+      round_metrics: columns of yours in metrics.jsonl; see `fedmf.runs.round_metrics.RoundMetric`.
     """
 
     noise_strategy: str | None = None
@@ -59,6 +61,7 @@ class RunOptions(fields.Checked):
     server_optimizer: ServerOptimizer | None = fields.checked(
         fields.instance(ServerOptimizer), None
     )
+    round_metrics: Sequence[RoundMetric] = fields.checked(checked_metrics, ())
 
 
 def parameters(task: Task, config: TrainConfig) -> int:
@@ -120,6 +123,10 @@ class Execution(abc.ABC):
     def client(self, t: int, client: int) -> Epochs | ClientRound:
         """What `next` takes for a client, by its index, in round t."""
         return client_epochs(self.task, self.config, t, client)
+
+    @abc.abstractmethod
+    def explain(self) -> str:
+        """Returns a sentence that says how the clients train here, and why so."""
 
     @abc.abstractmethod
     def init(self) -> Any:

@@ -67,7 +67,10 @@ class ClientSetup:
         )
         if self.kind == "autodiff":
             one = functools.partial(KerasClient, self.task, self.config, records, self.largest_step)
-            others = functools.partial(in_threads, one)
+
+            def others(reason: str) -> ClientWork:
+                return in_threads(one, reason=reason)
+
             return side_by_side(self.task, self.config, records, others, self.largest_step)
         epoch = compiled_epoch(self.task, self.config)
         if epoch is None:
@@ -80,7 +83,8 @@ class ClientSetup:
                 records,
                 self.task.batch_size,
                 self.largest_step,
-            )
+            ),
+            reason="the task's compiled epoch runs here",
         )
 
 

@@ -44,6 +44,10 @@ class ClientWork(abc.ABC):
     """The clients of a round. The same broadcast and groups give the same sums, bit for bit."""
 
     @abc.abstractmethod
+    def explain(self) -> str:
+        """Returns a sentence that says how the clients train, and why so."""
+
+    @abc.abstractmethod
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
         """Yields the sum of the clipped updates of each group's clients, added in their order.
 

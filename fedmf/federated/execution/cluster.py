@@ -309,6 +309,10 @@ class ClusterClients(ClientWork):
         self._cluster, self._setup = cluster, cluster.put(pickled)
         self._train = cluster.function("fedmf.federated.execution.cluster:train")
 
+    def explain(self) -> str:
+        """See `ClientWork.explain`."""
+        return f"groups of clients train on the workers of cluster {self._cluster.address!r}"
+
     def sums(
         self, sent: Broadcast, groups: Iterable[Sequence[Epochs | ClientRound]]
     ) -> Iterator[GroupSum]:

@@ -60,6 +60,10 @@ class FastExecution(Execution):
         by_workers = self.options.cluster is not None and self.options.worker_task is not None
         return ClientRound(t, client) if by_workers else super().client(t, client)
 
+    def explain(self) -> str:
+        """See `Execution.explain`. With a cluster only once it is connected."""
+        return self._clients.explain()
+
     def init(self) -> Any:
         """Weights, optimiser state, state of the means; with canaries the releases so far along
         their directions, float64 (rounds, canaries).

@@ -43,9 +43,13 @@ class ClientsInThreads(ClientWork):
       make: makes what trains a client, for each thread when it has its first.
       records: of the updates.
       threads: clients at a time.
+      reason: why they train so, in words.
     """
 
-    def __init__(self, make: Callable[[], OneClient], records: Records, threads: int) -> None:
+    def __init__(
+        self, make: Callable[[], OneClient], records: Records, threads: int, reason: str
+    ) -> None:
+        self._reason, self._threads = reason, threads
         self._make, self._making, self._own = make, threading.Lock(), threading.local()
         self._shapes = [tuple(spec.shape) for spec in records.flat_specs]
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "client")
@@ -57,6 +61,10 @@ class ClientsInThreads(ClientWork):
                 self._own.client = self._make()
         found: tuple[QuerySample, float] = self._own.client(sent, epochs)
         return found
+
+    def explain(self) -> str:
+        """See `ClientWork.explain`."""
+        return f"one client a thread, {self._threads} at a time: {self._reason}"
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
         """See `ClientWork.sums`. Clients of the next groups begin where threads are free."""

@@ -5,6 +5,7 @@ models, whose steps cost their dispatch and not their arithmetic, and those of o
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -131,6 +132,15 @@ class ClientsSideBySide(ClientWork):
                 raise ValueError(
                     "the stateless model is another function of the weights than the model"
                 )
+
+    def explain(self) -> str:
+        """See `ClientWork.explain`."""
+        if not self._small:
+            return "vectorised: clients of one example each train together in one call"
+        return (
+            f"vectorised: many clients of a model of {self._records.size} parameters, at most "
+            f"{SMALL_MODEL}, train in one call"
+        )
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
         """See `ClientWork.sums`."""
@@ -288,11 +298,31 @@ def side_by_side(
     task: Task,
     config: TrainConfig,
     records: Records,
-    others: Callable[[], ClientWork],
+    others: Callable[[str], ClientWork],
     largest_step: float,
 ) -> ClientWork:
-    """`ClientsSideBySide` where it is for the task and takes its model; else the others."""
-    if is_small(records) or task.batch_size == 1:
-        with contextlib.suppress(Exception), _quiet_tensorflow():
-            return ClientsSideBySide(task, config, records, others, largest_step)
-    return others()
+    """Returns vectorised client work if the task and its model support it, else `others(reason)`.
+
+    A model that should be vectorised and cannot be is logged once, with the reason.
+    """
+    if not is_small(records) and task.batch_size > 1:
+        return others(
+            f"the model has {records.size} parameters, and vectorised steps are slower from "
+            f"{SMALL_MODEL} on"
+        )
+    # Clients of several examples, among clients of one each.
+    of_many_steps = functools.partial(others, "they have several examples each")
+    try:
+        with _quiet_tensorflow():
+            return ClientsSideBySide(task, config, records, of_many_steps, largest_step)
+    except Exception as error:  # whatever a model of one's own raises when it is traced
+        first_line = next(iter(str(error).splitlines()), "")
+        reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
+        _log_once(f"task {task.name!r}: clients train one by one, for {reason}")
+        return others(reason)
+
+
+@functools.cache
+def _log_once(sentence: str) -> None:
+    """Logs a sentence, once in a process."""
+    logging.getLogger("fedmf").warning(sentence)

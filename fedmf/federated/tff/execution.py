@@ -43,6 +43,10 @@ class TffExecution(Execution):
         )
         self._state: Any = None
 
+    def explain(self) -> str:
+        """See `Execution.explain`."""
+        return "TFF's own federated averaging trains them: execution is tff"
+
     def init(self) -> Any:
         """TFF's state with our initial weights, the same as the fast path's."""
         if self._state is None:

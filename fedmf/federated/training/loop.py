@@ -33,6 +33,7 @@ from fedmf.numpy_errors import numpy_defaults
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.runs.round_metrics import FinishedRound, computed_metrics
 from fedmf.terminal import interrupts
 
 
@@ -96,7 +97,7 @@ def train(
         must have its rounds and participation.
       resume: go on from the newest checkpoint.
       callbacks: what else follows the run, such as `TensorBoard()` or `StopAfter(20)`.
-      options: of `RunOptions`, such as threads=2, progress=False or a `server_optimizer`.
+      options: of `RunOptions`, such as threads=2, a `server_optimizer` or `round_metrics`.
 
     Returns:
       The finished run, with its metrics, weights and model.
@@ -192,14 +193,21 @@ def _round(training: Training) -> tuple[Any, dict[str, Any]]:
     training.cohort = [client for client in cohort if client < known]
     canaries = [client - known for client in cohort if client >= known]
     clients = [execution.client(t, client) for client in training.cohort]
+    own_metrics = training.options.round_metrics
+    weights_before = training.weights() if own_metrics else []
     try:
         state, metrics = execution.next(training.state, clients, canaries)
     except (tf.errors.InvalidArgumentError, *execution.errors) as error:
         raise misfit(training) or error from error
     training.not_finite = int(metrics.pop("not_finite"))
     row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
-    if training.round_metrics is not None:
-        row["private"] = training.round_metrics.of_round(t, training.weights(), training.cohort)
+    if training.private_metrics is not None:
+        row["private"] = training.private_metrics.of_round(t, training.weights(), training.cohort)
+    if own_metrics:
+        client_ids = [task.client_ids[client] for client in training.cohort]
+        weights_after = execution.weights(state)
+        finished = FinishedRound(t, weights_before, weights_after, client_ids)
+        row |= computed_metrics(own_metrics, finished)
     if (t + 1) % config.evaluate_every == 0 or t + 1 == training.last:
         row["validation"] = training.evaluator(execution.weights(state), "validation")
     training.seconds = time.perf_counter() - began
@@ -218,7 +226,7 @@ def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInt
     if isinstance(stop, DivergedRun):
         folder.mark_stopped_by_data(training.done)
         uncovered = " (exact losses decided that, which the guarantee does not cover)"
-        why = "" if training.round_metrics else uncovered
+        why = "" if training.private_metrics else uncovered
         return DivergedRun(
             f"{stop}{why}; {done} are saved in {folder.path}, and go on with resume=True and "
             "without `stop_on_divergence`"

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmf.federated.execution.base import Execution, RunOptions
 from fedmf.federated.training.evaluation import Evaluator
-from fedmf.federated.training.round_metrics import RoundMetrics
+from fedmf.federated.training.private_metrics import PrivateRoundMetrics
 from fedmf.federated.training.run_setup import RunSetup
 from fedmf.fields import flat
 from fedmf.runs.checkpoint import Checkpoint
@@ -51,8 +51,8 @@ class Training:
             )
         self.evaluator = Evaluator(self.task, self.config)
         releases = self.folder.path / "private_metrics.jsonl"
-        self.round_metrics = (
-            RoundMetrics(self.task, self.plan, setup.noise_seed, self.evaluator, releases)
+        self.private_metrics = (
+            PrivateRoundMetrics(self.task, self.plan, setup.noise_seed, self.evaluator, releases)
             if self.plan.private_metrics is not None
             else None
         )

@@ -13,7 +13,7 @@ import fedmf
 from fedmf import federated
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.federated.training.model_check import check_model
-from fedmf.federated.training.round_metrics import bounded_metrics
+from fedmf.federated.training.private_metrics import bounded_metrics
 from fedmf.federated.training.under_way import Training
 from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports import write_report

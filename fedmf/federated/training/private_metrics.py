@@ -19,7 +19,7 @@ from fedmf.runs.figures import smaller_is_better
 from fedmf.server.metrics_stream import MetricsStream
 
 
-class RoundMetrics:
+class PrivateRoundMetrics:
     """Loss and headline metric of each client, as `MetricsStream` releases them.
 
     A release is on disk before anybody sees it, and is handed out again where its round is done
