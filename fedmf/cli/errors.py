@@ -81,7 +81,8 @@ class Command(SectionedCommand):
                 values = ctx.params.setdefault(group, {})
                 values[parameter.name] = ctx.params.pop(parameter.name)
         try:
-            return super().invoke(ctx)
+            with output.cleared_on_error():
+                return super().invoke(ctx)
         except click.ClickException as error:
             raise type(error)(in_option_names(error.message, ctx)) from error.__cause__
         except interrupts.Interrupted as stop:

@@ -125,10 +125,10 @@ def fit(
         else:
             with shown(options["family"], not as_json) as progress:
                 mechanism = fedmf.fit(A, participation, progress=progress, **options)
-    mechanism.save(out)
     with elapsed("computing errors", disable=as_json):
         sensitivity = fedmf.sensitivity(mechanism, participation)
         errors = fedmf.per_round_error(mechanism, A, participation)
+    mechanism.save(out)  # which others can read, for memory holds what they need
     certificate = mechanism.certificate
     values = {
         "family": mechanism.family,

@@ -328,21 +328,24 @@ def compare(
                     f"min_sep={given} is more than the {most} that availability="
                     f"{asked['availability']} allows: lower it, or leave it out"
                 )
+        families = list(itertools.chain(*asked["family"])) or None
         comparison = Comparison.of(
             chosen,
             population=population,
-            families=list(itertools.chain(*asked["family"])) or None,
+            families=families,
             schemes=list(itertools.chain(*asked["sampling"])),
             epsilons=sorted({*itertools.chain(*asked["epsilon"], *asked["more"])}),
             parameters=asked["parameters"],
         )
         rows = []
+        left_out = dict[str, str]()
         progress("fitting")
-        for row in comparison.rows():
+        skipped = left_out if families is None else None
+        for row in comparison.rows(skipped, show_progress=not as_json):
             progress(f"{row.name} at epsilon {row.epsilon:g}: {row.effective_rmse:.4g}")
             rows.append(row)
     progress("")
-    summary = comparison.summary(rows) | {"check_ins": devices or None}
+    summary = comparison.summary(rows) | {"check_ins": devices or None, "left_out": left_out}
     if out is not None:
         from fedmf.reports.pictures import comparison_picture
 
@@ -354,6 +357,8 @@ def compare(
         show(devices, as_json)
         click.echo()
     click.echo("\n".join(_compared(summary)) + (f"\nPicture: {out}" if out else ""))
+    for family, reason in left_out.items():
+        click.echo(f"Left out: {family}, since {reason}")
 
 
 def _compared(summary: dict[str, Any]) -> list[str]:

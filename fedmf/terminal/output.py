@@ -2,10 +2,12 @@
 as under `| head`, or the disk is full.
 """
 
+import contextlib
 import os
 import select
 import signal
 import sys
+from collections.abc import Iterator
 
 # What a shell says of a tool that SIGPIPE has ended.
 LOST_READER = 128 + signal.SIGPIPE
@@ -22,6 +24,20 @@ def is_lost_reader(error: BaseException) -> bool:
     nobody reads any more.
     """
     return isinstance(error, BrokenPipeError) and has_lost_reader()
+
+
+@contextlib.contextmanager
+def cleared_on_error() -> Iterator[None]:
+    """Clears the terminal's line where an error ends what it shows, so that the error's own line
+    stands alone.
+    """
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or gone
+            if sys.stderr.isatty():
+                sys.stderr.write("\r\033[K")
+        raise
 
 
 def flush() -> OSError | None:

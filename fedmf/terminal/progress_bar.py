@@ -4,7 +4,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -69,13 +70,41 @@ def elapsed(description: str, *, disable: bool = False, delay: float = 3.0) -> I
             return
         import tqdm
 
-        interval = 1.0 if sys.stderr.isatty() else 10.0
         line = "{desc} [{elapsed}]"
         with tqdm.tqdm(desc=description, bar_format=line, leave=False, **_shape()) as shown:
-            while not is_done.wait(interval):
-                shown.refresh()
+            _refresh(shown, is_done)
 
-    thread = threading.Thread(target=show, daemon=True)
+    with _in_background(show, is_done):
+        yield
+
+
+@contextlib.contextmanager
+def refreshed(shown: Any) -> Iterator[None]:
+    """Draws a bar anew while its next step takes long, so that its time goes on.
+
+    Args:
+      shown: of `bar`.
+    """
+    if shown.disable:
+        yield
+        return
+    is_done = threading.Event()
+    with _in_background(lambda: _refresh(shown, is_done), is_done):
+        yield
+    shown.clear()
+
+
+def _refresh(shown: Any, is_done: threading.Event) -> None:
+    interval = 1.0 if sys.stderr.isatty() else 10.0
+    while not is_done.wait(interval):
+        # A bar with a delay is not there before it.
+        if time.time() - shown.start_t >= shown.delay:
+            shown.refresh()
+
+
+@contextlib.contextmanager
+def _in_background(work: Callable[[], None], is_done: threading.Event) -> Iterator[None]:
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         yield

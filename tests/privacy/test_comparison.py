@@ -6,7 +6,9 @@ import pathlib
 import pytest
 
 import fedmf
+from fedmf import checks
 from fedmf.mechanisms.error import rmse
+from fedmf.privacy import comparison
 from fedmf.privacy.comparison import Comparison, check_ins
 from fedmf.privacy.config import PlanConfig
 from tests.cli.program import printed_by
@@ -84,6 +86,16 @@ def test_a_row_is_the_plan_that_its_options_make():
         error = rmse(plan.mechanism, config.fit_workload(), plan.participation)
         assert row.effective_rmse == plan.noise_multiplier * error / 20
         assert row.noise_seconds > 0
+
+
+def test_a_family_that_memory_cannot_hold_is_left_out_unless_it_is_named(monkeypatch):
+    monkeypatch.setattr(comparison, "DEFAULT_FAMILIES", ("tree", "identity"))
+    options = "--rounds 30000 --min-sep 10000 --cohort-size 2 --population 20000 --epsilon 8"
+    shown = printed_by(f"fedmf plan compare {options}")
+    assert [row["family"] for row in shown["rows"]] == ["identity"]
+    assert "the full decoder of this tree would take" in shown["left_out"]["tree"]
+    with pytest.raises(checks.TooLargeForMemory, match="the full decoder of this tree"):
+        compared(["identity", "tree"], (8.0,), rounds=30_000, min_sep=10_000, cohort_size=2)
 
 
 def test_the_command_says_what_check_ins_allow(tmp_path):

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 import fedmf
 from fedmf.mechanisms import (
     BLTMechanism,
+    FFTMechanism,
     IdentityMechanism,
     ToeplitzMechanism,
     TreeMechanism,
@@ -143,6 +144,11 @@ class TestRoundsWithin:
             plan(separated(8, 4), TreeMechanism(rounds=8)),
             4,
             r"family=tree has an encoder of shape \(15, 8\)",
+        ),
+        (
+            plan(separated(9000, 4500), FFTMechanism(rounds=9000)),
+            4,
+            "family=fft .* of its 9000 rounds from its dense encoder alone.*guarantee of all",
         ),
         (
             plan(

@@ -22,11 +22,23 @@ with bar(total=20, desc="rounds") as steps:
 """
 
 
-def drawn(rows, columns):
+LONG = """
+import time
+from fedmf.terminal import progress_bar
+with progress_bar.elapsed("reading", delay=0.05):
+    time.sleep(2.3)
+with progress_bar.bar(desc="fit", delay=0.05) as steps, progress_bar.refreshed(steps):
+    time.sleep(2.3)
+with progress_bar.elapsed("too short to be shown"):
+    pass
+"""
+
+
+def drawn(rows, columns, program=PROGRAM):
     """What the program writes to a terminal of that size, in lines."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    subprocess.run([sys.executable, "-c", PROGRAM], stderr=terminal, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], stderr=terminal, check=True, timeout=60)
     os.close(terminal)
     text = b""
     with contextlib.suppress(OSError):  # nobody has the terminal open any more
@@ -50,3 +62,17 @@ def test_a_file_gets_a_line_every_ten_seconds():
     )
     assert len(done.stderr.split("\r")) <= 3
     assert "20/20" in done.stderr
+
+
+def test_work_without_steps_shows_that_time_goes_on():
+    lines = drawn(24, 120, LONG)
+    for name in ("reading", "fit"):
+        times = {
+            second
+            for second in (1, 2)
+            for line in lines
+            if f"{name}" in line and f"00:0{second}" in line
+        }
+        assert times == {1, 2}, lines
+    assert not any("too short" in line for line in lines)
+    assert not lines[-1].strip()

@@ -187,8 +187,8 @@ def _descend(
 
     certificate: Certificate | None = None
 
-    def certified(x: np.ndarray, iterations: int) -> Certificate:
-        value, bound = loss.bound(columns.of(x), columns.classes, stopping.tolerance)
+    def certified(x: np.ndarray, iterations: int, tolerance: float) -> Certificate:
+        value, bound = loss.bound(columns.of(x), columns.classes, tolerance)
         if certificate is not None:
             # Bounds hold for every encoder of the family
             bound = max(bound, certificate.lower_bound)
@@ -204,7 +204,7 @@ def _descend(
             values.append(value)
             gap = None
             if _worth_certifying(values, certified_at, stopping.tolerance):
-                certificate = certified(x, iterations)
+                certificate = certified(x, iterations, stopping.tolerance)
                 certified_at = iterations
                 gap = certificate.gap
             if stopping.progress is not None:
@@ -222,8 +222,10 @@ def _descend(
         certificate = certify(
             value * unit, certificate.lower_bound, iterations, seconds, participation=under
         )
+    elif interrupted:
+        certificate = certified(x, iterations, np.inf)  # the bound that takes least time
     elif certificate is None or certified_at != iterations:
-        certificate = certified(x, iterations)
+        certificate = certified(x, iterations, stopping.tolerance)
     if certificate.gap > stopping.tolerance:
         stopping.warn(
             "banded",

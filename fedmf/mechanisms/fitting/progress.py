@@ -135,4 +135,5 @@ def shown(label: str, enabled: bool) -> Iterator[Progress | None]:
             bar.set_postfix_str(f"loss={loss:.6g}{latest}", refresh=False)
             bar.update(iteration - bar.n)
 
-        yield progress
+        with progress_bar.refreshed(bar):
+            yield progress

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.experiments.papers import fits
+from fedmf.mechanisms.banded.loss import StructuredLoss
 from fedmf.mechanisms.fitting.progress import interruptible_fits
 from fedmf.privacy import bands, config
 from tests.mechanisms.schemas import epochs, every_round, separated, single
@@ -45,6 +46,24 @@ def fit(name, **options):
 def ctrl_c(*_):
     """A progress function: Ctrl-C in the step after whose end it is called."""
     signal.raise_signal(signal.SIGINT)
+
+
+def test_a_certificate_that_is_interrupted_is_replaced_by_the_quickest_bound(monkeypatch):
+    tolerances, bound = [], StructuredLoss.bound
+
+    def interrupted(self, columns, classes, tolerance):
+        tolerances.append(tolerance)
+        if len(tolerances) == 1:
+            ctrl_c()
+        return bound(self, columns, classes, tolerance)
+
+    monkeypatch.setattr(StructuredLoss, "bound", interrupted)
+    with pytest.warns(RuntimeWarning, match="fit was interrupted"):
+        mechanism = fit("banded")
+    assert tolerances == [FITS["banded"][2]["tolerance"], np.inf]
+    monkeypatch.undo()
+    best = fit("banded").certificate
+    assert mechanism.certificate.lower_bound <= best.loss <= mechanism.certificate.loss
 
 
 @pytest.mark.parametrize("at", [1, 4])
