@@ -23,6 +23,7 @@ from fedmf.privacy.stopping import stopped_after
 from fedmf.privacy.systems import Subject
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.digests import changed_files, digests
+from fedmf.runs.executions import execution_kind
 from fedmf.runs.folder import CANARIES, IDENTITY, Run, RunFolder
 
 FINAL_STATEMENT = "final_statement"
@@ -50,7 +51,7 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
 
 def system_of_run(config: TrainConfig) -> str:
     """Returns the kind of system that statements of a run of this config are about."""
-    return "run" if config.execution == "fast" else "run_tff"
+    return "run_tff" if execution_kind(config.execution).in_tff else "run"
 
 
 def _audited(run: Run) -> Audit:

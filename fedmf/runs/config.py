@@ -11,6 +11,7 @@ from fedmf import checks, fields
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.files import expanded
 from fedmf.privacy.config import PlanConfig, named_options
+from fedmf.runs.executions import execution_kind, execution_names
 from fedmf.schedule import GivenSchedule, WarmupCooldown
 from fedmf.server.following import RULES as SCALED_RULES
 from fedmf.server.following import Scaling
@@ -156,7 +157,7 @@ class TrainConfig(PlanConfig):
     execution: str = fields.choice(
         "fast",
         "fast: our loop; tff: TFF's own learning process.",
-        lambda: ("fast", "tff"),
+        execution_names,
     )
 
     def __post_init__(self) -> None:
@@ -166,9 +167,10 @@ class TrainConfig(PlanConfig):
         fields.belongs(self, "client_momentum", to=to, there=client == "sgd")
         to = f"a scaled `server_optimizer`, not to {server}"
         fields.belongs(self, "scale_every", to=to, there=server != self.server_rule)
-        if self.canaries and (self.execution != "fast" or self.claimed_cohort is not None):
+        in_tff = execution_kind(self.execution).in_tff
+        if self.canaries and (in_tff or self.claimed_cohort is not None):
             wrong = f"claimed_cohort={self.claimed_cohort} claims other noise than what runs"
-            if self.execution != "fast":
+            if in_tff:
                 wrong = f"execution={self.execution} does not hand out what it releases"
             raise ValueError(
                 f"canaries={self.canaries} audit what is released, and "
@@ -179,11 +181,11 @@ class TrainConfig(PlanConfig):
                 f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.canaries}, "
                 "which audit all rounds of a plan: leave one of them out"
             )
-        if self.execution == "tff" and self.server_rule not in RULES:
+        if in_tff and self.server_rule not in RULES:
             choices = ", ".join(RULES)
             raise ValueError(
-                f"execution=tff has no server_optimizer={server}: choose one of {choices}, or use "
-                "execution=fast"
+                f"execution={self.execution} has no server_optimizer={server}: choose one of "
+                f"{choices}, or use execution=fast"
             )
         availability_from_text(self.availability)
         for name in ("warmup", "cooldown"):

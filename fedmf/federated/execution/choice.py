@@ -7,12 +7,13 @@ tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C+
 """
 
 import pathlib
+import pkgutil
 
 from fedmf.federated.execution.base import Execution, RunOptions
-from fedmf.federated.execution.in_process import FastExecution
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
+from fedmf.runs.executions import execution_kind
 
 
 def build_execution(
@@ -24,13 +25,19 @@ def build_execution(
     options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
     noise_folder: str | pathlib.Path | None = None,
 ) -> Execution:
-    """The execution that `config.execution` names, with these attributes; see `Execution`."""
-    kind: type[Execution] = FastExecution
-    if config.execution == "tff":
-        from fedmf.federated.tff.execution import TffExecution
+    """Returns the execution that `config.execution` names, with these attributes; see `Execution`.
 
-        kind = TffExecution
-    return kind(
+    Raises:
+      TypeError: the name was registered for no subclass of `Execution`.
+    """
+    path = execution_kind(config.execution).path
+    execution = pkgutil.resolve_name(path)
+    if not isinstance(execution, type) or not issubclass(execution, Execution):
+        raise TypeError(
+            f"execution={config.execution} is {path}, which is no subclass of "
+            "fedmf.federated.execution.base.Execution: register another path"
+        )
+    return execution(
         task=task,
         config=config,
         plan=plan,

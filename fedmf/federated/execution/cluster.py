@@ -36,6 +36,7 @@ from fedmf.federated.execution.client_work import Broadcast, ClientWork, cores
 from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.threads import limited_threads
 from fedmf.federated.task import Task
+from fedmf.runs.executions import execution_kind
 from fedmf.terminal import interrupts
 
 _ADDRESS = re.compile(
@@ -78,7 +79,7 @@ def check_address(address: Any, execution: str) -> None:
         raise ValueError(
             f"cluster={address!r} is no address: give local, auto, host:port or ray://host:port"
         )
-    if execution != "fast":
+    if execution_kind(execution).in_tff:
         raise ValueError(
             f"cluster={address!r} does not go with execution={execution}, which trains in TFF's "
             "own process: leave one of them out"

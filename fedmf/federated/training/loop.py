@@ -32,6 +32,7 @@ from fedmf.federated.training.under_way import Training
 from fedmf.numpy_errors import numpy_defaults
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
+from fedmf.runs.executions import execution_kind
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.round_metrics import FinishedRound, computed_metrics
 from fedmf.terminal import interrupts
@@ -124,7 +125,7 @@ def train(
             f"private_metrics={config.private_metrics} are computed where the run is, and with "
             "`data_on_workers` its clients' examples are not: leave one of them out"
         )
-    in_threads = config.execution == "fast" and task.batch_size > 1
+    in_threads = not execution_kind(config.execution).in_tff and task.batch_size > 1
     if in_threads and ClientSetup.here(task, config).kind == "autodiff":
         an_operation_a_thread()
     with limited_threads(machine.threads), numpy_defaults():

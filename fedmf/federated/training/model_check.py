@@ -15,6 +15,7 @@ from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import update_metric
 from fedmf.federated.training.graph_digest import graph_digest
 from fedmf.runs.config import TrainConfig
+from fedmf.runs.executions import execution_kind
 
 # Operations that break the guarantee, what they do, and what to use instead.
 _FORBIDDEN = (
@@ -125,11 +126,12 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
             )
     if not isinstance(model, TffModel):
         _check_outside(task, model, traced.graph.variables)
-    if config.execution != "fast" and task.loss is not None:
+    in_tff = execution_kind(config.execution).in_tff
+    if in_tff and task.loss is not None:
         _check_captures(task, model, loss)
     # The vocabulary of an adapted lookup layer has no name.
     fixed = [getattr(weight, "name", "a vocabulary") for weight in model.non_trainable_variables]
-    if fixed and config.execution != "fast":
+    if fixed and in_tff:
         raise ValueError(
             f"build_model of task {task.name!r} gives a model with weights that are not trained "
             f"({', '.join(fixed)}), which "

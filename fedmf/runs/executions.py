@@ -1,0 +1,92 @@
+"""Executions by their names: where and how the rounds of a run are computed.
+
+The classes need TensorFlow and are imported when a run needs one; names and what a configuration
+has to know of them are here.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+from fedmf import checks, fields
+
+
+def _name(argument: str, value: Any) -> str:
+    """Checks the name of an execution."""
+    if not isinstance(value, str) or not value.isidentifier():
+        raise ValueError(f"{argument}={value!r} is no word: use one such as 'fast'")
+    return value
+
+
+def _path(argument: str, value: Any) -> str:
+    """Checks the path of a class."""
+    if not isinstance(value, str) or not re.fullmatch(r"\w+(\.\w+)*:\w+", value):
+        raise ValueError(
+            f"{argument}={value!r} must be the path of the execution's class, such as "
+            "'package.module:ClassName'"
+        )
+    return value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExecutionKind(fields.Checked):
+    """An execution that configurations can name.
+
+    Attributes:
+      name: in configurations, such as "fast".
+      path: of the class, a subclass of `fedmf.federated.execution.base.Execution`, as
+        "package.module:ClassName".
+      in_tff: whether TFF's learning process computes the rounds. It has its own optimizers, trains
+        on no cluster, and hands out no release for canaries.
+
+    Raises:
+      TypeError, ValueError: naming the attribute.
+    """
+
+    name: str = fields.checked(_name)
+    path: str = fields.checked(_path)
+    in_tff: bool = fields.flag(False, "")
+
+
+_KIND_BY_NAME: dict[str, ExecutionKind] = {}
+
+
+def register_execution(kind: ExecutionKind) -> None:
+    """Registers an execution under its name.
+
+    Raises:
+      TypeError: no `ExecutionKind`.
+      ValueError: the name is registered already.
+
+    >>> register_execution(ExecutionKind(name="mine", path="my_package.rounds:MyExecution"))
+    >>> execution_names()
+    ('fast', 'tff', 'mine')
+    >>> del _KIND_BY_NAME["mine"]
+    """
+    if not isinstance(kind, ExecutionKind):
+        raise TypeError(f"{kind!r} must be a fedmf.runs.executions.ExecutionKind")
+    if kind.name in _KIND_BY_NAME:
+        raise ValueError(f"name={kind.name!r} is that of another execution: use another name")
+    _KIND_BY_NAME[kind.name] = kind
+
+
+def execution_names() -> tuple[str, ...]:
+    """Returns the names that are registered, fedmf's own first."""
+    return tuple(_KIND_BY_NAME)
+
+
+def execution_kind(name: str) -> ExecutionKind:
+    """Returns the execution of this name.
+
+    Raises:
+      ValueError: no such name.
+    """
+    return _KIND_BY_NAME[checks.one_of("execution", name, execution_names())]
+
+
+register_execution(
+    ExecutionKind(name="fast", path="fedmf.federated.execution.in_process:FastExecution")
+)
+register_execution(
+    ExecutionKind(name="tff", path="fedmf.federated.tff.execution:TffExecution", in_tff=True)
+)

@@ -1,0 +1,67 @@
+"""An execution is one class: registered from outside, a configuration names it."""
+
+import numpy as np
+import pytest
+
+from fedmf.federated.execution.choice import build_execution
+from fedmf.federated.execution.in_process import FastExecution
+from fedmf.runs import executions
+from fedmf.runs.executions import ExecutionKind, register_execution
+from tests.federated.small_runs import broken_off, config, train
+from tests.federated.small_task import small_task
+from tests.refusals import refusal
+
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
+
+
+PATH = f"{__name__}:Counting"
+
+
+class Counting(FastExecution):
+    """Counts the rounds that it computes."""
+
+    rounds = 0
+
+    def next(self, state, cohort, canaries=()):
+        """See `Execution.next`."""
+        type(self).rounds += 1
+        return super().next(state, cohort, canaries)
+
+
+@pytest.fixture(autouse=True)
+def counting():
+    """Registers the execution for one test."""
+    register_execution(ExecutionKind(name="counting", path=PATH))
+    Counting.rounds = 0
+    yield
+    del executions._KIND_BY_NAME["counting"]
+
+
+def test_a_run_names_it_resumes_and_is_that_of_the_class_beside(tmp_path):
+    folder = broken_off(tmp_path / "run", 2, config("counting"))
+    assert Counting.rounds == 2
+    with refusal("another config: execution='fast'"):
+        train(folder, config(), resume=True)
+    run = train(folder, config("counting"), resume=True)
+    assert (Counting.rounds, run.config.execution) == (6, "counting")
+    beside = train(tmp_path / "fast", config())
+    for ours, weight in zip(run.weights, beside.weights, strict=True):
+        np.testing.assert_array_equal(ours, weight)
+
+
+def test_what_is_no_execution_is_refused():
+    with refusal("name='counting' is that of another execution"):
+        register_execution(ExecutionKind(name="counting", path=PATH))
+    with refusal("must be a fedmf.runs.executions.ExecutionKind", TypeError):
+        register_execution(Counting)
+    for name in ("two words", None, ""):
+        with refusal(f"name={name!r}"):
+            ExecutionKind(name=name, path=PATH)
+    for path in (Counting, None, "fedmf", "fedmf:", ":Counting"):
+        with refusal("path="):
+            ExecutionKind(name="mine", path=path)
+    with refusal("execution='slow' is unknown: choose one of fast, tff, counting"):
+        config("slow")
+    executions._KIND_BY_NAME["counting"] = ExecutionKind(name="counting", path="builtins:object")
+    with refusal("execution=counting is builtins:object, which is no subclass", TypeError):
+        build_execution(small_task(), config().plan(), config("counting"), 9)
