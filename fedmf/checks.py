@@ -3,9 +3,11 @@ wrong value.
 """
 
 import difflib
+import inspect
 import math
 import numbers
-from collections.abc import Iterable
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ _OTHER_FAMILY = (
     "for so many rounds use a family that never makes them (toeplitz or blt with any number of "
     "rounds, banded with few bands)"
 )
+# The largest model: one vector of its parameters takes 4 TB.
+MAX_SIZE = 10**12
 # The longest run: one vector over its rounds takes 0.8 GB.
 MAX_ROUNDS = 100_000_000
 
@@ -70,6 +74,57 @@ def real(name: str, value: Any, *, hint: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{name}={value} is not finite: {hint}")
     return number + 0.0  # -0.0 becomes 0.0
+
+
+def boolean(name: str, value: Any) -> bool:
+    """Returns `value`, True or False, as a bool."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(
+            f"{name}={_shown(value)} is a {type(value).__name__}, not a bool: use True or False"
+        )
+    return bool(value)
+
+
+def entries(name: str, value: Any, *, hint: str) -> list[Any]:
+    """Returns the entries of a list, an array or any other iterable that is no text and no mapping;
+    `hint` ends the error's sentence.
+    """
+    is_list = np.iterable(value) and not isinstance(value, str | bytes | Mapping)
+    if not is_list:
+        raise TypeError(f"{name}={reprlib.repr(value)} is a {type(value).__name__}: {hint}")
+    return list(value)
+
+
+def texts(name: str, value: Any, *, hint: str) -> tuple[str, ...]:
+    """Returns the entries of a list of texts; `hint` ends the error's sentence."""
+    listed = tuple(entries(name, value, hint=hint))
+    for entry in listed:
+        if not isinstance(entry, str):
+            raise TypeError(f"{name} has {reprlib.repr(entry)}, which is no text: {hint}")
+    return listed
+
+
+def function(name: str, value: Any, *, num_arguments: int, hint: str) -> Callable[..., Any]:
+    """Returns `value`, a function that can be called with so many positional arguments; `hint` ends
+    the error's sentence.
+    """
+    is_class = isinstance(value, type) and num_arguments > 0
+    if is_class or not callable(value):
+        raise TypeError(
+            f"{name}={reprlib.repr(value)} is a {type(value).__name__}, not a function: {hint}"
+        )
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # Functions of C code have none.
+        return value
+    try:
+        signature.bind(*[None] * num_arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}={reprlib.repr(value)} is not called with {num_arguments} arguments ({error}): "
+            f"{hint}"
+        ) from None
+    return value
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:

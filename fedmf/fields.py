@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+import reprlib
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -82,16 +83,8 @@ def choice(default: str | None, help: str, choices: Callable[[], Iterable[str]])
 
 
 def flag(default: bool, help: str) -> Any:
-    """A bool."""
-
-    def check(name: str, value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise TypeError(
-                f"{name}={value!r} is a {type(value).__name__}, not a bool: use True or False"
-            )
-        return value
-
-    return option(default, help, check)
+    """Returns a field for True or False."""
+    return option(default, help, checks.boolean)
 
 
 def text(
@@ -124,9 +117,11 @@ def path(default: str | None, help: str) -> Any:
     return option(default, help, check, lambda: PATHS)
 
 
-def checked(check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING) -> Any:
+def checked(
+    check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING, *, repr: bool = True
+) -> Any:
     """A field that no command shows: without a help text, and without a default unless given."""
-    return dataclasses.field(default=default, metadata={"check": check})
+    return dataclasses.field(default=default, metadata={"check": check}, repr=repr)
 
 
 def derived(check: Callable[[str, Any], Any], default: Callable[[Any], Any]) -> Any:
@@ -140,14 +135,21 @@ def array(ndim: int, default: Any = dataclasses.MISSING) -> Any:
 
 
 def instance(kind: type) -> Callable[[str, Any], Any]:
-    """The check of an object of this class."""
+    """Returns the check of an object of this class."""
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
 
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
-            raise TypeError(f"{name}={value!r} must be a {kind.__module__}.{kind.__qualname__}")
+            raise TypeError(f"{name}={reprlib.repr(value)} must be a {module}{kind.__qualname__}")
         return value
 
     return check
+
+
+def plain_text(name: str, value: Any) -> str:
+    """Returns `value`, a str, which may be empty."""
+    checked_text: str = of_kind(name, value, str)
+    return checked_text
 
 
 def check_fields(options: Any) -> None:

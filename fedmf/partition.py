@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.files import expanded, write_atomically
+from fedmf.files import checked_path, write_atomically
 from fedmf.identifiers import is_missing
 from fedmf.numpy_errors import with_numpy_defaults
 
@@ -141,7 +141,9 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int) -> np.nd
     >>> np.bincount(quantity_skew(1000, clients=4, sigma=1.0, seed=0))
     array([226, 175, 378, 221])
     """
-    examples = checks.integer("examples", examples, low=1, hint="pass the number of examples")
+    hint = "pass the number of examples"
+    examples = checks.integer("examples", examples, low=1, hint=hint)
+    checks.fits_in_memory(f"examples={examples}", (examples,), copies=4, hint=hint)
     clients, sigma = _even(examples, "clients", clients).size, _sigma("sigma", sigma)
     rng = _generator(seed)
     z = rng.standard_normal(clients)
@@ -201,12 +203,7 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
       TypeError, ValueError: naming the argument, its value and the way out.
       OSError: the file cannot be written.
     """
-    from fedmf.reports import canvas  # before matplotlib, of which it fixes the import
-
-    path = expanded(path)
-    from matplotlib.collections import PolyCollection
-    from matplotlib.patches import Patch
-
+    path = checked_path("path", path, hint="name a PNG file")
     if path.suffix != ".png":
         raise ValueError(f"path={str(path)!r} does not end in .png: name a PNG file")
     names, codes = _coded("labels", labels)
@@ -216,6 +213,16 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
             f"client_ids has {owners.size} entries and labels {codes.size}: give one for each "
             "example"
         )
+    write_atomically(path, _picture_of(names, codes, ids, owners))
+    return path
+
+
+def _picture_of(names: np.ndarray, codes: np.ndarray, ids: np.ndarray, owners: np.ndarray) -> bytes:
+    """Returns the PNG of `picture`: labels and client ids, and of each example their places."""
+    from fedmf.reports import canvas  # isort: skip  (before matplotlib, whose import it fixes)
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Patch
+
     step = -(-ids.size // _BARS)
     bars = -(-ids.size // step)
     frequent = np.sort(np.argsort(-np.bincount(codes), kind="stable")[:_NAMED_LABELS])
@@ -260,8 +267,7 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
         )
         for text in explained.get_texts():
             text.set_parse_math(False)  # a label may hold $
-    write_atomically(path, png.getvalue())
-    return path
+    return png.getvalue()
 
 
 def _shown(value: Any) -> str:

@@ -162,6 +162,57 @@ TOO_LARGE = [
     ),
     (lambda: fit(prefix_sum(LONG), Participation(rounds=LONG, schema="single")), "bands=1000000"),
 ]
+# Arguments that fit alone and not together: the sentence has both.
+PLAN = fedmf.calibrate(ONE, SEPARATED, epsilon=8.0, delta=1e-6)
+CONFIG = fedmf.PlanConfig(rounds=4, min_sep=2, epsilon=8.0)
+LONGER = Participation(rounds=5, schema="single")
+FIVE_ROUNDS = fedmf.ParticipationLedger(cohort_size=1, cohorts=[np.array([0])] * 5)
+
+
+def planned(**changes):
+    values = {"mechanism": ONE, "participation": SEPARATED, "noise_multiplier": 1.0}
+    return fedmf.Plan(**{**values, "clip_norm": 1.0, "delta": 1e-6, **changes})
+
+
+def controlled(**changes):
+    values = {"population": 8, "cohort_size": 2, "seed": 1, **changes}
+    return fedmf.ParticipationController(SEPARATED, **values)
+
+
+def bands(**changes):
+    values = {"population": 8, "cohort_size": 2, "epsilon": 8.0, "delta": 1e-3, **changes}
+    return fedmf.choose_bands(prefix_sum(4), **values)
+
+
+def server():
+    return fedmf.Server(PLAN, shapes=[(2,)], clients_per_round=2, noise_seed=59)
+
+
+TOGETHER = [
+    (lambda: participate(max_participations=4), "max_participations=4.*rounds=12 and min_sep=5"),
+    (lambda: controlled(population=3), "min_sep=2.*3 clients in cohorts of 2"),
+    (lambda: controlled(cohort_size=9), "8 clients.*cohort_size=9|cohort_size=9.*8"),
+    (lambda: bands(rounds=5), "rounds=5.*rounds=4"),
+    (lambda: bands(cohort_size=9), "cohort_size=9.*population=8"),
+    (lambda: planned(participation=LONGER), "mechanism has 4 rounds.*participation has 5"),
+    (lambda: planned(private_metrics=fedmf.PrivateMetrics(share=0.1), noise_multiplier=0.0),
+     "private_metrics=0.1.*noise_multiplier=0"),
+    (lambda: CONFIG.plan(IdentityMechanism(rounds=5)), "mechanism has 5 rounds but rounds=4"),
+    (lambda: server().add([np.ones(3)], client="a"), r"update.*\(3,\).*\(2,\)"),
+    (lambda: server().add_sum([np.ones(3)], clients=["a"]), r"total.*\(3,\).*\(2,\)"),
+    (lambda: server().add_sum([np.ones(2)], clients=["a"]), "total has norm 1.41.* 1 clients"),
+    (lambda: fedmf.audit_ledger(FIVE_ROUNDS, PLAN), "ledger has 5 rounds.*plan covers 4"),
+    (lambda: fedmf.partition.shards([0, 1], 2, 2, 0), "clients=2.*per_client=2.* 2 examples"),
+    (lambda: fedmf.partition.dirichlet([0, 1], 3, 1.0, 0), "clients=3.* 2 examples"),
+    (lambda: fedmf.WarmupCooldown(rounds=4, peak=1.0, warmup=0.6, cooldown=0.5),
+     "warmup=0.6 and cooldown=0.5"),
+    (lambda: fedmf.QuantileClipping.with_bit_noise(1.0, noise_multiplier=2.0),
+     "bit_noise=1.0.*noise_multiplier=2.0"),
+    (lambda: stamp(ONE, 10**8), "times=100000000 parts of 4 rounds"),
+    (lambda: fedmf.PlanConfig(rounds=4, min_sep=2, epsilon=8.0, noise_multiplier=1.0),
+     "epsilon=8.0 and noise_multiplier=1.0"),
+    (lambda: rmse(ONE, prefix_sum(4), LONGER), "4 columns.*rounds=5"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -171,6 +222,7 @@ TOO_LARGE = [
         *((call, TypeError, words) for call, words in TYPES),
         *((call, ValueError, words) for call, words in VALUES),
         *((call, TooLargeForMemory, words) for call, words in TOO_LARGE),
+        *((call, ValueError, words) for call, words in (*VALUES, *TOGETHER)),
     ],
 )
 def test_refused_in_one_sentence(call, kind, words):

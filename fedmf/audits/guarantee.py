@@ -35,13 +35,21 @@ from fedmf.privacy.plan import Plan, check_plan
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.sampling.base import off_multiples
 from fedmf.privacy.statement import markdown
-from fedmf.privacy.systems import Subject
+from fedmf.privacy.systems import SYSTEMS, Subject
 
 _MOST_MEMORY = 2**50  # bytes, of any machine
 
 
+def _sentences(name: str, value: Any) -> tuple[str, ...]:
+    return checks.texts(name, value, hint="give a list of sentences")
+
+
+def _system(name: str, value: Any) -> str:
+    return checks.one_of(name, value, tuple(SYSTEMS))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Audit(fields.ShortRepr):
+class Audit(fields.Checked, fields.ShortRepr):
     """The guarantee after the fact: planned and achieved, side by side.
 
     Attributes:
@@ -63,23 +71,29 @@ class Audit(fields.ShortRepr):
         them as, and what to do; or None.
       log: the file it was read from; None for a ledger.
       everyone: where the ledger marks clients as noncompliant, the audit over all clients; all else
-        but `offenders` is about the others, whom the guarantee covers. None where there are
-        no such clients.
+        but `offenders` is about the others, whom the guarantee covers. None where nobody is.
       system: the kind of system that was audited, a key of `fedmf.privacy.systems.SYSTEMS`.
     """
 
     _shown_first = ("epsilon", "rho")
-    planned: Plan
-    observed: ParticipationStats
-    achieved: Achieved | None = dataclasses.field(repr=False)
-    contradictions: Sequence[str] = ()
-    offenders: Offenders | None = None
-    most_spent: float | None = None
-    shares_spent: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    unrecorded: str | None = None
-    log: ParticipationLog | None = None
+    planned: Plan = fields.checked(fields.instance(Plan))
+    observed: ParticipationStats = fields.checked(fields.instance(ParticipationStats))
+    achieved: Achieved | None = fields.checked(fields.instance(Achieved), repr=False)
+    contradictions: Sequence[str] = fields.checked(_sentences, ())
+    offenders: Offenders | None = fields.checked(fields.instance(Offenders), None)
+    most_spent: float | None = fields.real(None, "", zero=True)
+    shares_spent: Mapping[str, int] = dataclasses.field(
+        default_factory=dict, metadata={"check": fields.instance(Mapping)}
+    )
+    unrecorded: str | None = fields.checked(fields.plain_text, None)
+    log: ParticipationLog | None = fields.checked(fields.instance(ParticipationLog), None)
     everyone: "Audit | None" = None
-    system: str = dataclasses.field(default="ledger", compare=False)
+    system: str = dataclasses.field(default="ledger", compare=False, metadata={"check": _system})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.everyone is not None:
+            fields.instance(Audit)("everyone", self.everyone)
 
     @property
     def epsilon(self) -> float:
@@ -114,10 +128,6 @@ class Audit(fields.ShortRepr):
           system: the kind of system, a key of `fedmf.privacy.systems.SYSTEMS` such as "pipeline"
             for a TFF pipeline with `dp_aggregator`; None for that of the audit.
         """
-        for name, count in (("cohort_size", cohort_size), ("population", population)):
-            if count is not None:
-                hint = "use the number of clients, or None where it is not known"
-                checks.integer(name, count, low=1, hint=hint)
         subject = None if system is None else Subject(system=system)
         return markdown(
             self.statement_values(cohort_size=cohort_size, population=population, subject=subject)
@@ -144,6 +154,9 @@ class Audit(fields.ShortRepr):
           cohort_size, population: of the run, where they are known.
           pretraining, canaries, commands: as of `fedmf.privacy.describe.statement_values`.
         """
+        if cohort_size is not None:
+            hint = "use the number of clients, or None where it is not known"
+            cohort_size = checks.integer("cohort_size", cohort_size, low=1, hint=hint)
         values = statement_values(
             self.planned,
             pretraining=pretraining,
@@ -285,6 +298,7 @@ def audit_ledger(
             "fedmf.audit_log"
         )
     unrecorded = later_rounds(unrecorded)
+    hint = fields.plain_text("hint", hint)
     if len(ledger) > plan.participation.rounds:
         raise ValueError(
             f"ledger has {len(ledger)} rounds but the plan covers {plan.participation.rounds}: "

@@ -148,6 +148,11 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
             "a pair (x, y) of arrays"
         )
     labels, weights = apart(examples[1])
+    for name, structure in (("x", examples[0]), ("y", labels)):
+        if not tf.nest.flatten(structure):
+            raise ValueError(
+                f"{name} of the examples of {origin} holds no array: pass one at least"
+            )
     if weights is not None:
         weights = _checked_weights(weights, origin, owner)
         examples = examples[0], Weighted(labels, weights)
@@ -186,8 +191,8 @@ def _checked_weights(weights: Any, origin: str, owner: Callable[[int], str]) -> 
     found = np.asarray(weights)
     if found.ndim != 1 or not _is_real(found):
         raise TypeError(
-            f"the sample weights of {origin} are {found.dtype} {found.shape}: give one real number "
-            "for each example, an array (examples,)"
+            f"sample_weight, the sample weights of {origin}, are {found.dtype} {found.shape}: give "
+            "one real number for each example, an array (examples,)"
         )
     with np.errstate(over="ignore"):
         weights = found.astype(np.float32)
@@ -195,8 +200,8 @@ def _checked_weights(weights: Any, origin: str, owner: Callable[[int], str]) -> 
     if wrong.any():
         first = int(wrong.argmax())
         raise NotFinite(
-            f"the sample weights of {origin} hold {weights[first]}, first in example "
-            f"{owner(first)}: give finite float32 numbers of at least 0"
+            f"sample_weight, the sample weights of {origin}, hold {weights[first]}, first in "
+            f"example {owner(first)}: give finite float32 numbers of at least 0"
         )
     return weights
 

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from fedmf.federated.examples import apart
-from fedmf.federated.task import KERAS, Task
+from fedmf.federated.task import Task
+from fedmf.federated.task_checks import KERAS
 from fedmf.federated.tensorflow_import import rewritten
 
 # (y, outputs) -> the loss of a batch, a float32 scalar; y is labels, or `Weighted`.

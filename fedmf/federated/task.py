@@ -1,10 +1,8 @@
 """`Task`: clients, their examples, a model and how it is judged. It knows no privacy."""
 
-import collections
 import dataclasses
 import functools
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,13 +12,13 @@ from fedmf import checks, fields
 from fedmf.federated import examples as of_examples
 from fedmf.federated.datasets import read_examples
 from fedmf.federated.examples import Examples, Weighted
+from fedmf.federated.task_checks import check_model_function, checked_attributes
 from fedmf.federated.tensorflow_import import keras3_note
 from fedmf.federated.tff_models import TffModel, loop_model
-from fedmf.identifiers import check_clients, client_array
+from fedmf.identifiers import client_array
 from fedmf.runs.vocabulary import RunVocabulary
 
 SPLITS = ("validation", "test")
-KERAS = ("keras.", "tf_keras.")  # modules of Keras 2, in TensorFlow 2.14 and beside newer ones
 # (labels, outputs, example weights) -> scalar; see `Task.loss`.
 LossFunction = Callable[[Any, Any, Any], Any]
 
@@ -129,53 +127,7 @@ class Task:
     vocabulary: RunVocabulary | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.client_ids):
-            raise ValueError(
-                f"client_ids of task {self.name!r} is empty: a task needs at "
-                "least one training client"
-            )
-        check_clients(f"client_ids of task {self.name!r}", self.client_ids)
-        [(twice, times)] = collections.Counter(self.client_ids).most_common(1)
-        if times > 1:
-            raise ValueError(
-                f"client_ids of task {self.name!r} has {twice!r} more than once: the guarantee is "
-                "for each client, so every one needs an id of its own"
-            )
-        hint = "use a positive whole number"
-        batch_size = checks.integer("batch_size", self.batch_size, low=1, hint=hint)
-        fields.set_fields(self, {"batch_size": batch_size})
-        for name in ("build_model", "loss", "metrics"):
-            if note := keras3_note(getattr(self, name)):
-                raise TypeError(f"{name} of task {self.name!r} is{note}")
-        if not callable(self.build_model) or isinstance(self.build_model, tf.keras.layers.Layer):
-            raise TypeError(
-                f"the model of task {self.name!r} is {self.build_model!r}: pass a "
-                "function that builds one"
-            )
-        functions = {
-            "metrics": "that makes the list, such as lambda: [...]",
-            "sample_weight": "client id -> weights, or use Task.from_arrays",
-        }
-        for name, what in functions.items():
-            given = getattr(self, name)
-            if not (given is None or callable(given)):
-                raise TypeError(
-                    f"{name} of task {self.name!r} is {given!r}: pass a function {what}"
-                )
-        # A class, or a function of labels and outputs only.
-        of_keras = isinstance(
-            self.loss, type | types.FunctionType
-        ) and self.loss.__module__.startswith(KERAS)
-        if of_keras or not (self.loss is None or callable(self.loss)):
-            raise TypeError(
-                f"loss of task {self.name!r} is {self.loss!r}: pass a tf.keras.losses.Loss, such "
-                "as MeanSquaredError(), or a function (labels, outputs, example_weights)"
-            )
-        if (self.loss is None) != (self.metrics is None):
-            raise ValueError(
-                f"task {self.name!r} has only one of loss and metrics: give both, or neither for a "
-                "TFF model with its own"
-            )
+        fields.set_fields(self, checked_attributes(self))
         _ = self._class_table  # refuses what are no weights
         built = functools.partial(loop_model, self.name, self.build_model, self.loss is None)
         fields.set_fields(self, {"build_model": built})
@@ -237,6 +189,10 @@ class Task:
             values or negative weights in them; naming the client. For the latter it is a NotFinite
             of fedmf.federated.examples, and a run zeroes the client's update and goes on.
         """
+        if not isinstance(client_id, Hashable) or client_id not in self._known_ids:
+            raise ValueError(
+                f"client_id={client_id!r} is none of task {self.name!r}: pass one of its client_ids"
+            )
         examples = self._read(self._with_sample_weight, client_id)
         weighted = self._with_class_weight(examples, self._origin(client_id))
         return self._like_others(weighted, client_id)
@@ -247,6 +203,7 @@ class Task:
         Raises:
           TypeError, ValueError: as `examples_of` does.
         """
+        checks.one_of("name", name, SPLITS)
         examples = self._like_others(self._split(name), name)
         self._with_class_weight(examples, self._origin(name))  # refuses a class without a weight
         if not of_examples.count(examples):
@@ -257,6 +214,7 @@ class Task:
 
     def initial_weights(self, seed: int) -> list[np.ndarray]:
         """The trained weights of `build_model(seed)`, which is built once for them."""
+        seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
         known: dict[int, list[np.ndarray]] = self.__dict__.setdefault("_initial_weights", {})
         if seed not in known:
             known[seed] = [v.numpy() for v in self.build_model(seed).trainable_variables]
@@ -272,10 +230,10 @@ class Task:
         Raises:
           ValueError: the shapes are not those of the task's model.
         """
-        expected, given = (
-            [weight.shape for weight in each]
-            for each in (self.build_model(0).get_weights(), weights)
-        )
+        hint = "give all of a model's, as tf.keras.Model.get_weights does"
+        weights = checks.entries("weights", weights, hint=hint)
+        expected = [weight.shape for weight in self.build_model(0).get_weights()]
+        given = [np.shape(weight) for weight in weights]
         if expected != given:
             raise ValueError(
                 f"the weights have the shapes {given} and the model of task {self.name!r} has "
@@ -307,6 +265,10 @@ class Task:
         )
         light.__dict__["spec"] = self.spec
         return light
+
+    @functools.cached_property
+    def _known_ids(self) -> frozenset[Any]:
+        return frozenset(self.client_ids)
 
     def _origin(self, name: str) -> str:
         return (
@@ -510,8 +472,7 @@ def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
     """`Task.build_model` of a function without a seed: Keras's, TensorFlow's, numpy's and Python's
     own generators are seeded before.
     """
-    if not callable(model) or isinstance(model, tf.keras.layers.Layer):
-        return model  # which `Task` refuses
+    check_model_function("model", model, num_arguments=0)
 
     def build(seed: int) -> Any:
         tf.keras.utils.set_random_seed(seed)

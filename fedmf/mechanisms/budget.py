@@ -13,9 +13,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.participation.schema import Participation
+from fedmf.participation.schema import ROUNDS_HINT, Participation
 
 _BINS = 10
 
@@ -68,11 +68,7 @@ class Budget:
     pace: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mechanism, Mechanism):
-            raise TypeError(
-                f"mechanism is of type {type(self.mechanism).__name__}: pass a "
-                "Mechanism of fedmf.fit"
-            )
+        check_mechanism(self.mechanism)
         if (
             not isinstance(self.participation, Participation)
             or self.participation.schema != "budget"
@@ -115,6 +111,7 @@ class Budget:
         ... ).pace
         4
         """
+        check_mechanism(mechanism)
         bound = sensitivity(mechanism, participation).value
         budget = Participation(rounds=participation.rounds, schema="budget", budget=bound)
         return Budget(mechanism=mechanism, participation=budget, pace=participation.min_sep)
@@ -141,10 +138,10 @@ class Budget:
         Raises:
           TypeError: an entry is not an int.
         """
+        name = "rounds_of_one_client"
+        taken = checks.entries(name, rounds_of_one_client, hint=ROUNDS_HINT)
         n = self.participation.rounds
-        if not Participation(rounds=n, schema="every_round").allows(
-            taken := list(rounds_of_one_client)
-        ):
+        if not Participation(rounds=n, schema="every_round").allows(taken):
             return False
         return bool(self.participation.affords(self.costs[np.ix_(taken, taken)].sum()))
 

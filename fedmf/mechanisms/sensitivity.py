@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 import scipy.linalg
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
@@ -58,7 +58,7 @@ _COMPUTED: weakref.WeakKeyDictionary[Mechanism, dict[Any, Any]] = weakref.WeakKe
 
 
 @dataclasses.dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(fields.Checked):
     """An L2 sensitivity for contributions of norm at most 1.
 
     Attributes:
@@ -67,9 +67,9 @@ class Sensitivity:
       method: the algorithm and its source, for people.
     """
 
-    value: float
-    exact: bool
-    method: str
+    value: float = fields.checked(lambda name, x: checks.positive(name, x, "a norm", zero=True))
+    exact: bool = fields.checked(checks.boolean)
+    method: str = fields.checked(fields.plain_text)
 
 
 @with_numpy_defaults
@@ -87,8 +87,7 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
       The value, whether it is exact, and the algorithm.
 
     Raises:
-      TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is
-        not a Participation.
+      TypeError: neither an array of numbers nor a mechanism; or no Participation.
       ValueError: the encoder is not 2-D, not finite, or its number of columns
         is not participation.rounds.
 
@@ -130,7 +129,8 @@ def _computed(encoder_or_mechanism: Any, participation: Participation) -> Sensit
             np.square(columns_of_rows(_of_known_scale(rows))).sum(axis=1), participation
         )
     encoder = _result_of(encoder_or_mechanism, "encoder")
-    C = checks.array("encoder", encoder_or_mechanism if encoder is None else encoder, ndim=2)
+    entries = encoder_or_mechanism if encoder is None else encoder
+    C = checks.array("encoder_or_mechanism", entries, ndim=2)
     _check_columns(C.shape[1], participation)
     return _dense(_of_known_scale(C), participation)
 
@@ -155,7 +155,7 @@ def _budgeted(encoder_or_mechanism: Any, participation: Participation) -> Sensit
 
 def _result_of(mechanism: Any, name: str) -> Any:
     """What the mechanism's method of this name returns; None of an array, which has none."""
-    method = getattr(mechanism, name, None)
+    method = None if isinstance(mechanism, type) else getattr(mechanism, name, None)
     return method() if callable(method) else None
 
 

@@ -87,6 +87,14 @@ class StampedMechanism(Mechanism):
     )
     decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounds > checks.MAX_ROUNDS:
+            raise ValueError(
+                f"times={self.times} parts of {self.part.rounds} rounds are more than the "
+                f"{checks.MAX_ROUNDS} rounds of the longest run: repeat it less often"
+            )
+
     @property
     def rounds(self) -> int:
         """times * part.rounds."""

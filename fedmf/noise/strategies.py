@@ -216,6 +216,16 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
     )
 
 
+def check_graph_strategy(name: str | None) -> None:
+    """Raises unless `name` is a strategy of a graph, or None.
+
+    Raises:
+      TypeError, ValueError: naming `noise_strategy`.
+    """
+    if name is not None:
+        checks.one_of("noise_strategy", name, GRAPH_STRATEGIES)
+
+
 def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = None) -> NoiseStrategy:
     """The strategy of a graph: "precomputed" by name only, "recurrent" otherwise; by name whatever
     its state takes.
@@ -224,10 +234,8 @@ def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = Non
       ValueError: no such strategy, or its state would be too large;
         float32 does not hold the noise.
     """
-    if (
-        name is not None
-        and checks.one_of("noise_strategy", name, GRAPH_STRATEGIES) == "precomputed"
-    ):
+    check_graph_strategy(name)
+    if name == "precomputed":
         return NoiseStrategy(
             name="precomputed", length=1, width=1, cost=_PASSED, memory=_row_bytes(size)
         )

@@ -69,12 +69,10 @@ class ParticipationLedger:
     def __init__(self, *, cohort_size: int | None, cohorts: Sequence[np.ndarray] = ()) -> None:
         self.cohort_size = _cohort_size(cohort_size)
         self._rounds: list[_Round] = []
-        if isinstance(cohorts, str | bytes) or not np.iterable(cohorts):
-            raise TypeError(
-                f"cohorts={reprlib.repr(cohorts)} must be a list of cohorts, arrays of ints"
-            )
-        for cohort in cohorts:
-            self.append(cohort)
+        hint = "give a list of cohorts, arrays of ints"
+        for t, cohort in enumerate(checks.entries("cohorts", cohorts, hint=hint)):
+            clients = _clients(f"cohorts[{t}]", cohort)
+            self._rounds.append(_Round(clients, clients, clients[:0]))
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -318,11 +316,19 @@ class ParticipationLedger:
         hint = "pass the number of rounds recorded"
         rounds = checks.integer("rounds", rounds, low=0, high=checks.MAX_ROUNDS, hint=hint)
         if isinstance(text, os.PathLike) or (text and "\n" not in text and "\r" not in text):
-            text = checked_path("text", text).read_text(encoding="utf-8-sig")
+            path = checked_path("text", text)
+            try:
+                text = path.read_text(encoding="utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"text={str(path)!r} is no file of text in UTF-8 ({error}): name one that "
+                    "to_csv wrote"
+                ) from error
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not text.startswith(_HEADER):
             raise ValueError(
-                "a participation ledger starts with the header round,client: this file does not"
+                "text does not begin with the header round,client: give the text of to_csv, or the "
+                "path of a file of it"
             )
         if not text.endswith("\n"):
             raise ValueError(

@@ -3,8 +3,11 @@
 import dataclasses
 import functools
 import itertools
+import reprlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedmf import checks, fields
 
@@ -12,6 +15,7 @@ SCHEMAS = ("single", "fixed_epoch", "min_sep", "every_round", "budget")
 # What a client spends is a sum of products, rounded; its budget is that much larger, and so is the
 # sensitivity it stands for.
 BUDGET_ROUNDING = 1e-12
+ROUNDS_HINT = "pass 0-based round indices"
 _LARGEST_BUDGET = 1e150  # whose square float64 holds
 
 
@@ -132,12 +136,23 @@ class Participation(fields.Checked):
         )
 
     def affords(self, spent_squared: Any) -> Any:
-        """Whether the budget pays for rounds whose |X_st| have this sum.
+        """Returns whether the budget pays for rounds whose |X_st| have this sum.
 
         Args:
           spent_squared: the sum, a number or an array of them.
+
+        Raises:
+          TypeError: no numbers.
+          ValueError: of another schema, which has no budget.
         """
-        assert self.budget is not None
+        if self.budget is None:
+            raise ValueError(f"schema={self.schema!r} has no budget: ask `allows`")
+        is_number = isinstance(spent_squared, int | float | np.number | np.ndarray)
+        if not is_number or np.asarray(spent_squared).dtype.kind not in "iuf":
+            raise TypeError(
+                f"spent_squared={reprlib.repr(spent_squared)} is no number and no array of them: "
+                "pass sums of |X_st|"
+            )
         return spent_squared <= self.budget**2 * (1 + 2 * BUDGET_ROUNDING)
 
     def _refuse_budget(self) -> None:
@@ -162,11 +177,10 @@ class Participation(fields.Checked):
         (True, False, False)
         """
         self._refuse_budget()
+        name = "rounds_of_one_client"
         taken = sorted(
-            checks.integer(
-                "rounds_of_one_client", t, low=-(2**63), hint="pass 0-based round indices"
-            )
-            for t in rounds_of_one_client
+            checks.integer(name, t, low=-(2**63), hint=ROUNDS_HINT)
+            for t in checks.entries(name, rounds_of_one_client, hint=ROUNDS_HINT)
         )
         if not taken:
             return True

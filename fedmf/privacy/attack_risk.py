@@ -67,7 +67,8 @@ class AttackRisk:
             raise ValueError(f"mu={mu!r} must not be negative: {_MU_HINT}")
         hint = "count the clients of one user"
         devices = checks.integer("devices", self.devices, low=1, high=10**9, hint=hint)
-        fields.set_fields(self, {"mu": mu, "devices": devices})
+        failure = checks.probability("failure", self.failure)
+        fields.set_fields(self, {"mu": mu, "devices": devices, "failure": failure})
         hint = "give a list of (epsilon, delta), as proven"
         if not isinstance(self.pairs, list | tuple):
             raise TypeError(f"pairs={self.pairs!r} is a {type(self.pairs).__name__}: {hint}")

@@ -94,9 +94,8 @@ class BandSearch:
 
     def __post_init__(self) -> None:
         check_workload(self.workload)
-        m = checks.integer(
-            "population", self.population, low=1, hint="pass the number of clients, a positive int"
-        )
+        hint = "pass the number of clients, a positive int"
+        m = checks.integer("population", self.population, low=1, high=fields.MAX_COUNT, hint=hint)
         hint = f"a round draws at most all of population={m} clients"
         cohort = checks.integer("cohort_size", self.cohort_size, low=1, high=m, hint=hint)
         checks.one_of("sampling", self.sampling, tuple(SCHEMES))
@@ -118,7 +117,11 @@ class BandSearch:
         n = self.workload.rounds
         if bands is not None:
             hint = f"a number of diagonals in 1..{n}"
-            for b in sorted({checks.integer("bands", b, low=1, high=n, hint=hint) for b in bands}):
+            candidates = checks.entries("bands", bands, hint=f"list candidates, each {hint}")
+            if not candidates:
+                raise ValueError(f"bands={bands!r} is empty: list candidates, each {hint}")
+            numbers = {checks.integer("bands", b, low=1, high=n, hint=hint) for b in candidates}
+            for b in sorted(numbers):
                 yield self.banded(b)
             return
         tried: dict[int, BandRow] = {}
@@ -288,7 +291,7 @@ def choose_bands(
     """
     fields.check_names("choose_bands", BandSearch, {"workload": workload, **target})
     search = BandSearch(workload=workload, **target)
-    if rounds is not None and rounds != workload.rounds:
+    if rounds is not None and checks.rounds("rounds", rounds) != workload.rounds:
         raise ValueError(
             f"rounds={rounds} but workload {workload.name!r} has rounds={workload.rounds}: pass "
             "that number, or leave it out"

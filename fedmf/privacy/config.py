@@ -11,7 +11,7 @@ import msgspec
 from fedmf import checks, fields, workloads
 from fedmf.checks import meant
 from fedmf.mechanisms import load_mechanism
-from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.budget import Budget, check_pays_for_each_round
 from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
@@ -30,9 +30,10 @@ from fedmf.privacy.flat_config import (
     flat,
     named_options,
     nested,
+    read_json,
 )
 from fedmf.privacy.gaussian import check_delta, check_epsilon
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, check_plan
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, takes
@@ -297,6 +298,7 @@ class PlanConfig:
 
     def budget_with(self, mechanism: Mechanism) -> Budget | None:
         """With schema=budget the budget that clients keep to with this mechanism; else None."""
+        check_mechanism(mechanism)
         if self.schema != "budget":
             return None
         if self.budget is None:
@@ -333,6 +335,7 @@ class PlanConfig:
 
         A fit takes seconds to minutes at full size, or is read from the cache of fits.
         """
+        show_progress = checks.boolean("show_progress", show_progress)
         if self.mechanism is not None:
             mechanism = load_mechanism(self.mechanism)
             self._check_rounds(mechanism)
@@ -357,6 +360,7 @@ class PlanConfig:
             )
 
     def _check_rounds(self, mechanism: Mechanism) -> None:
+        check_mechanism(mechanism)
         if mechanism.rounds != self.rounds:
             raise ValueError(
                 f"mechanism has {mechanism.rounds} rounds but rounds={self.rounds}: fit it for the "
@@ -425,6 +429,7 @@ class PlanConfig:
           plan: of this config, or one that was made in Python.
           mechanism: the file of its mechanism.
         """
+        check_plan(plan)
         p = plan.participation
         scheme = plan.sampling
         adaptive = plan.quantile_clipping
@@ -475,7 +480,7 @@ class PlanConfig:
         Raises:
           ValueError: no JSON, or what `from_mapping` refuses.
         """
-        return cls.from_mapping(json.loads(text, object_pairs_hook=_once), "JSON")
+        return cls.from_mapping(read_json(text), "JSON")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], origin: str) -> Self:
@@ -493,7 +498,10 @@ class PlanConfig:
                 f"{origin} holds a {type(values).__name__}: give fields and their values"
             )
         known = [field.name for field in dataclasses.fields(cls)]
-        values = nested(values)
+        try:
+            values = nested(values)
+        except TypeError as error:
+            raise ValueError(f"{origin}: {error}") from error
         for name in values:
             if name not in known:
                 hint = meant(name, known, "the fields are")
@@ -506,12 +514,3 @@ class PlanConfig:
             field = re.search(r" - at `\$\.(\w+)`$", str(error))
             given = f"{field[1]}={values[field[1]]!r}: " if field and field[1] in values else ""
             raise ValueError(f"{origin}: {given}{error}") from error
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these names and values, none of which is there twice."""
-    names = [name for name, _ in pairs]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ValueError(f"JSON has {twice[0]!r} twice: leave one of them out")
-    return dict(pairs)

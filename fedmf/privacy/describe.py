@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedmf import checks, fields
 from fedmf.files import shell_path
 from fedmf.mechanisms.budget import most_rounds
 from fedmf.numpy_errors import with_numpy_defaults
@@ -192,7 +193,19 @@ def statement_values(
 
     Returns:
       The values of `fedmf.privacy.statement.markdown`. An infinite epsilon is null.
+
+    Raises:
+      TypeError, ValueError: naming the argument.
     """
+    fields.instance(Subject)("subject", subject)
+    canaries = checks.integer("canaries", canaries, low=0, hint="use the number of canaries, or 0")
+    if population is not None:
+        hint = "use the number of clients, or None where it is not known"
+        population = checks.integer("population", population, low=1, hint=hint)
+    if pretraining is not None:
+        fields.plain_text("pretraining", pretraining)
+    if commands is not None:
+        commands = checks.texts("commands", commands, hint="give a list of commands, or None")
     scheme = plan.sampling
     sentences: dict[str, str] = {}
     if scheme is not None:

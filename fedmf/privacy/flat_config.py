@@ -2,10 +2,13 @@
 stand beside the fields.
 """
 
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from fedmf import checks
+from fedmf.fields import plain_text
 from fedmf.mechanisms.family import families_with, fitted_families
 
 # Options of families that are fields of a config themselves.
@@ -55,6 +58,27 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def read_json(text: str) -> Any:
+    """Returns the value of a JSON text, none of whose objects has a name twice.
+
+    Raises:
+      TypeError, ValueError: no text, or no such JSON.
+    """
+    try:
+        return json.loads(plain_text("text", text), object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"text is no JSON ({error}): give the text of to_json") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these names and values, none of which is there twice."""
+    names = [name for name, _ in pairs]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"JSON has {twice[0]!r} twice: leave one of them out")
+    return dict(pairs)
+
+
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields from `PlanConfig.flat`, also where some are nested already.
 
@@ -62,16 +86,16 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     {'rounds': 8, 'mechanism_options': {'buffers': 2}, 'task_options': {'batch_size': 4}}
     """
     made: dict[str, Any] = {}
-    for name, value in values.items():
+    for name, value in named_options("values", values).items():
         if name.startswith(TASK_OPTION):
             into = "task_options"
             options = {name.removeprefix(TASK_OPTION): value}
         elif name not in OPTIONS_WITH_FIELDS and families_with(name):
             into = "mechanism_options"
             options = {name: value}
-        elif name in ("task_options", "mechanism_options") and isinstance(value, Mapping):
+        elif name in ("task_options", "mechanism_options"):
             into = name
-            options = dict(value)
+            options = named_options(name, value)
         else:
             made[name] = value
             continue
@@ -110,6 +134,9 @@ def flags_of(
     said.
     """
     flags = []
+    hint = "give names of fields"
+    leave_out = checks.texts("leave_out", leave_out, hint=hint)
+    always = checks.texts("always", always, hint=hint)
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
         if name in leave_out or (value == defaults.get(name) and name not in always):

@@ -45,6 +45,12 @@ def check_delta(delta: Any) -> float:
     return number
 
 
+def check_noise_multiplier(noise_multiplier: Any) -> float:
+    """Returns a noise multiplier, 0 for no noise, as a float; raises otherwise."""
+    hint = "use 0 for no noise"
+    return checks.positive("noise_multiplier", noise_multiplier, hint, zero=True)
+
+
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     """delta of the Gaussian mechanism with sensitivity 1 in closed form (Balle and Wang 2018,
     Theorem 8).

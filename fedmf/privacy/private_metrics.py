@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmf import checks, fields
+from fedmf.privacy.gaussian import check_noise_multiplier
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,11 @@ class PrivateMetrics:
         are one vector of norm at most 1 / z: its square is (1 - share) / z^2 of the others, and
         share / z^2 of the metrics. So all together are the Gaussian mechanism of z.
         """
-        return noise_multiplier / math.sqrt(1 - self.share)
+        return check_noise_multiplier(noise_multiplier) / math.sqrt(1 - self.share)
 
     def noise_multiplier(self, noise_multiplier: float) -> float:
         """z_m of the sum of metrics, in a plan of noise multiplier z."""
-        return noise_multiplier / math.sqrt(self.share)
+        return check_noise_multiplier(noise_multiplier) / math.sqrt(self.share)
 
 
 def mean_over(released: Sequence[Mapping[str, Any]], name: str, *, largest_loss: float) -> float:

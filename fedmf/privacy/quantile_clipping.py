@@ -20,6 +20,7 @@ import dataclasses
 import math
 
 from fedmf import checks, fields
+from fedmf.privacy.gaussian import check_noise_multiplier
 
 # Factors that the clip norm keeps to, so that float32 holds what is scaled by it.
 MOST_CHANGE = 1e6
@@ -62,7 +63,8 @@ class QuantileClipping:
         checks.positive(
             "share", self.share, "use a small part of the budget, such as 0.04", below=1
         )
-        every = checks.integer("every", self.every, low=1, hint="use some rounds, such as 10")
+        hint = "use some rounds, such as 10"
+        every = checks.integer("every", self.every, low=1, high=checks.MAX_ROUNDS, hint=hint)
         fields.set_fields(self, {"every": every})
         checks.positive("learning_rate", self.learning_rate, "use a number such as 1")
 
@@ -86,9 +88,14 @@ class QuantileClipping:
         >>> round(clipping.update_noise_multiplier(1.19352), 5)
         1.20211
         """
-        checks.positive(
-            "bit_noise", bit_noise, "use a number such as a twentieth of the clients of a round"
-        )
+        hint = "use a number such as a twentieth of the clients of a round"
+        bit_noise = checks.positive("bit_noise", bit_noise, hint)
+        noise_multiplier = check_noise_multiplier(noise_multiplier)
+        if noise_multiplier == 0:
+            raise ValueError(
+                "noise_multiplier=0 adds no noise, of which the bits could have a part: leave "
+                "`quantile_clipping` out, or use some noise"
+            )
         if 2 * bit_noise <= noise_multiplier:
             raise ValueError(
                 f"bit_noise={bit_noise} is at most half of noise_multiplier={noise_multiplier}, "
@@ -99,8 +106,8 @@ class QuantileClipping:
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
         """z_x of the sum of updates, in a plan of noise multiplier z."""
-        return noise_multiplier / math.sqrt(1 - self.share)
+        return check_noise_multiplier(noise_multiplier) / math.sqrt(1 - self.share)
 
     def bit_noise_multiplier(self, noise_multiplier: float) -> float:
         """z_b of the sum of bits, in a plan of noise multiplier z."""
-        return noise_multiplier / (2 * math.sqrt(self.share))
+        return check_noise_multiplier(noise_multiplier) / (2 * math.sqrt(self.share))

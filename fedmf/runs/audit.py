@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmf.audits.canaries import CanaryAudit, CanaryEvidence, audit_canaries
 from fedmf.audits.guarantee import Audit, audit_ledger, named
-from fedmf.files import expanded, shell_path, write_atomically
+from fedmf.files import checked_path, expanded, shell_path, write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
@@ -45,7 +45,10 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
       ValueError: it holds no run, a file of it is damaged or missing, or is not the one that the
         finished run left.
     """
-    run = folder if isinstance(folder, Run) else Run.load(folder)
+    if isinstance(folder, Run):
+        run = folder
+    else:
+        run = Run.load(checked_path("folder", folder, hint="name the folder of a run"))
     return dataclasses.replace(_audited(run), system=system_of_run(run.config))
 
 

@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-from fedmf.files import expanded
+from fedmf.files import checked_path
 
 
 def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -12,7 +12,8 @@ def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
       ValueError: naming it.
     """
-    path = expanded(path)
+    hint = "name a FILE.keras, or a folder without a suffix for a SavedModel"
+    path = checked_path("path", path, hint=hint)
     if path.suffix not in ("", ".keras"):
         raise ValueError(
             f"out={str(path)!r} ends in {path.suffix}: name a FILE.keras, or a folder without a "

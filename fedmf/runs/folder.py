@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf import checks, strict_json
+from fedmf import checks, fields, strict_json
 from fedmf.files import (
     append_privately,
     checked_path,
@@ -380,8 +380,14 @@ class RunFolder:
         write_atomically(self.path / f"{name}.json", text, mode=0o644 if name == "plan" else 0o600)
 
 
+def _rows(name: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise TypeError(f"{name} is no list of rows: give a dict for each round")
+    return value
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(fields.Checked):
     """A run as reports see it.
 
     Attributes:
@@ -398,16 +404,16 @@ class Run:
         `evaluate_fine_tuned` of the finished run, or None where they were not measured.
     """
 
-    path: pathlib.Path
-    config: TrainConfig
-    plan: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    timings: list[dict[str, Any]]
-    statement: str
-    mechanism: Mechanism
-    result: dict[str, Any] | None
-    clients: dict[str, Any] | None = None
-    fine_tuned: dict[str, Any] | None = None
+    path: pathlib.Path = fields.checked(checked_path)
+    config: TrainConfig = fields.checked(fields.instance(TrainConfig))
+    plan: dict[str, Any] = fields.checked(fields.instance(dict))
+    metrics: list[dict[str, Any]] = fields.checked(_rows)
+    timings: list[dict[str, Any]] = fields.checked(_rows)
+    statement: str = fields.checked(fields.plain_text)
+    mechanism: Mechanism = fields.checked(fields.instance(Mechanism))
+    result: dict[str, Any] | None = fields.checked(fields.instance(dict))
+    clients: dict[str, Any] | None = fields.checked(fields.instance(dict), None)
+    fine_tuned: dict[str, Any] | None = fields.checked(fields.instance(dict), None)
 
     @functools.cached_property
     def noising(self) -> np.ndarray:
@@ -462,6 +468,7 @@ class Run:
           ValueError: the folder holds no run, a file of it is damaged, or its mechanism does not
             fit into memory; names the path.
         """
+        path = checked_path("path", path, hint="name the folder of a run")
         folder = RunFolder.open(path).path
         try:
             return Run(

@@ -86,6 +86,12 @@ class ScalingState(NamedTuple):
     drifts: Any
 
 
+def check_scaling(scaling: Any) -> None:
+    """Refuses what is neither a `Scaling` nor None: TypeError."""
+    if scaling is not None:
+        fields.instance(Scaling)("scaling", scaling)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaling(fields.Checked):
     """How s_t follows from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) + epsilon), entry by
@@ -143,6 +149,8 @@ class Scaling(fields.Checked):
 
     def initial(self, size: int) -> ScalingState:
         """State before round 0 of a model of `size` parameters: all scales are 1."""
+        hint = "it is the number of model parameters"
+        size = checks.integer("size", size, low=0, high=checks.MAX_SIZE, hint=hint)
         zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
         return ScalingState(zeros, ones, np.zeros(2, np.float32))
 

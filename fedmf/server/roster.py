@@ -31,15 +31,18 @@ class Roster:
         self._rounds: dict[int, list[int]] = collections.defaultdict(list)
         self.names: list[Client] = []  # as they were given first, by number
 
-    def plain(self, client: Any) -> Client:
-        """The client as an int or str and nothing more, which cannot be another one later.
+    def plain(self, client: Any, name: str = "client") -> Client:
+        """The client as an int or str and nothing more, which cannot be another one later; `name`
+        is of the argument that has it.
 
         Raises:
           TypeError: neither int nor text; or an int where others are texts.
           ValueError: outside the population, without a visible character, or with blanks around it.
         """
+        verb = "is" if name == "client" else "has"
         if isinstance(client, bool | np.bool_) or not isinstance(client, int | np.integer | str):
-            raise TypeError(f"`client` is a {type(client).__name__}: name clients by ints or texts")
+            kind = type(client).__name__
+            raise TypeError(f"`{name}` {verb} a {kind}: name clients by ints or texts")
         if isinstance(client, str):
             # What the text holds, whatever a subclass says that it is.
             plain: Client = str.__str__(client)
@@ -47,7 +50,7 @@ class Roster:
             plain = int.__index__(client) if isinstance(client, int) else int(client)
             if not -(2**63) <= plain < 2**64:
                 raise ValueError(
-                    "`client` is an int of more than 64 bits: name the client by a text"
+                    f"`{name}` {verb} an int of more than 64 bits: name the client by a text"
                 )
         shown = f"client={identifiers.shown_client(plain)}"
         if self._population is not None and not (
@@ -72,9 +75,9 @@ class Roster:
     def by_look(self, name: str, clients: Any, *, twice: bool = True) -> dict[str, Client]:
         """Plain clients of an argument of this name, of which one may be there `twice` or not."""
         hint = "give a list of clients, ints or texts"
-        if isinstance(clients, str) or not np.iterable(clients):
+        if isinstance(clients, str | bytes) or not np.iterable(clients):
             raise TypeError(f"`{name}` is a {type(clients).__name__}: {hint}")
-        plain = [self.plain(client) for client in clients]
+        plain = [self.plain(client, name) for client in clients]
         if len(set(map(type, plain))) > 1:
             raise TypeError(f"`{name}` has ints and texts: name all clients by one of them")
         named = {self.look(client): client for client in plain}

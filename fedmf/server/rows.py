@@ -20,7 +20,7 @@ import numpy as np
 import threadpoolctl
 
 from fedmf import checks
-from fedmf.files import expanded
+from fedmf.files import checked_path, expanded
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
 from fedmf.privacy.plan import Plan, noise_size
@@ -98,7 +98,10 @@ class HostNoise:
                 'noise_seed="os" would differ from the aggregator\'s: use HostNoise.for_state'
             )
         stream = plan.mechanism.stream().causal()
-        size = checks.integer("size", size, low=0, hint="it is the number of model parameters")
+        hint = "it is the number of model parameters"
+        size = checks.integer("size", size, low=0, high=checks.MAX_SIZE, hint=hint)
+        if folder is not None:
+            folder = checked_path("folder", folder, hint="name a private folder, or give None")
         self.size = size = noise_size(plan, size)
         self.rounds = stream.rounds
         check_tail(plan, HOST_END, entries=self.rounds * size)
@@ -134,6 +137,7 @@ class HostNoise:
           plan: as of `HostNoise`.
           state: holds size and key.
         """
+        check_plan(plan)
         noise = _the_noise(state)
         size = int(np.shape(noise.rows)[1]) - noise_size(plan, 0)
         return cls(plan, size, key=np.asarray(noise.key))

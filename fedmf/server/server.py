@@ -340,8 +340,8 @@ class Server(ExclusiveCalls):
         norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in leaves))
         if not norm <= most * (1 + 1e-6):  # of a sum that was rounded to float32
             raise ValueError(
-                f"total has norm {norm:.6g}, and {len(named)} clipped updates have at most "
-                f"{most:.6g}: clip each with server.to_clients() before they are summed"
+                f"total has norm {norm:.6g}, and clipped updates of {len(named)} clients have at "
+                f"most {most:.6g}: clip each with server.to_clients() before they are summed"
             )
         if self.plan.quantile_clipping is not None or clipped is not None:
             hint = "count the updates that were clipped"

@@ -84,7 +84,7 @@ class TestReleases:
                       clients=[0, 1, 2])  # fmt: skip
         np.testing.assert_allclose(flat(one.release()), flat(other.release()), rtol=1e-5)
         long = [array.astype(np.float64) for array in update(0, length=1.01)]
-        with refusal("total has norm 1.01, and 2 clipped updates have at most 1:"):
+        with refusal("total has norm 1.01, and clipped updates of 2 clients have at most 1:"):
             other.add_sum(long, clients=[8, 9])
         assert other.counts["clients"] == 0
 

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import tensorflow as tf
 
-from fedmf import fields
+from fedmf import checks, fields
 from fedmf.federated.examples import Epochs
 from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.task import Task
+from fedmf.noise.strategies import HOST_STRATEGIES
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.round_metrics import RoundMetric, checked_metrics
@@ -23,6 +24,11 @@ from fedmf.server.rows import HostNoise
 
 # More than any machine has: beyond, libraries overflow or run out of memory.
 _MAX_THREADS = 4096
+
+
+def _worker_task(name: str, value: Any) -> Callable[[], Task]:
+    hint = "pass a function that makes the task, or None"
+    return checks.function(name, value, num_arguments=0, hint=hint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,13 +57,13 @@ class RunOptions(fields.Checked):
       round_metrics: columns of yours in metrics.jsonl; see `fedmf.runs.round_metrics.RoundMetric`.
     """
 
-    noise_strategy: str | None = None
+    noise_strategy: str | None = fields.choice(None, "", lambda: HOST_STRATEGIES)
     noise_memory: int | None = fields.whole(None, "")
     threads: int | None = fields.whole(None, "", high=_MAX_THREADS)
-    cluster: str | None = None
-    worker_task: Callable[[], Task] | None = None
-    test: bool = True
-    progress: bool = True
+    cluster: str | None = fields.text(None, "")
+    worker_task: Callable[[], Task] | None = fields.checked(_worker_task, None)
+    test: bool = fields.flag(True, "")
+    progress: bool = fields.flag(True, "")
     server_optimizer: ServerOptimizer | None = fields.checked(
         fields.instance(ServerOptimizer), None
     )

@@ -76,7 +76,8 @@ class Records:
 
     def __init__(self, record_specs: Any) -> None:
         for leaf in tf.nest.flatten(record_specs):
-            if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            is_class = isinstance(leaf, type)
+            if is_class or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
                 raise TypeError(
                     f"record_specs has a leaf {leaf!r}: use tf.TensorSpec, or "
                     "anything with shape and dtype"

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fedmf import checks
 from fedmf.federated.tff import marks, tff
 from fedmf.federated.tff.noise import RunSeeds
 from fedmf.federated.tff.query import MatrixFactorizationQuery, QuerySample
+from fedmf.noise.strategies import check_graph_strategy
 from fedmf.privacy.plan import Plan
-from fedmf.server.following import Scaling
+from fedmf.server.following import Scaling, check_scaling
 from fedmf.server.means import check_clients_per_round, check_zeroing_norm
 from fedmf.server.state import check_plan
 
@@ -44,6 +46,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
 
         For a server optimizer such as Adam; the guarantee is the same.
         """
+        check_scaling(scaling)
         factory = copy.copy(self)
         factory._scaling = scaling
         return factory
@@ -155,6 +158,8 @@ def dp_aggregator(
     check_plan(plan)
     clients_per_round = check_clients_per_round(plan, clients_per_round)
     check_zeroing_norm(zeroing_norm)
+    check_graph_strategy(noise_strategy)
+    checks.boolean("count_metrics", count_metrics)
     query = functools.partial(
         MatrixFactorizationQuery,
         plan,
@@ -163,7 +168,7 @@ def dp_aggregator(
         noise_strategy=noise_strategy,
         count_metrics=count_metrics,
     )
-    sums = SecureSampleSum(plan.clip_norm) if secure_sum else None
+    sums = SecureSampleSum(plan.clip_norm) if checks.boolean("secure_sum", secure_sum) else None
     return MatrixFactorizationAggregator(query, noise_seed, sums)
 
 

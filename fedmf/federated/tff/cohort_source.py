@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.federated.tff import tff
 from fedmf.participation.ledger import ParticipationLedger
@@ -51,7 +51,11 @@ class CohortDataSource(tff.program.FederatedDataSource):
     def __init__(
         self, controller: ParticipationController, client_data: Callable[[int], tf.data.Dataset]
     ) -> None:
-        self.controller, self._client_data = controller, client_data
+        fields.instance(ParticipationController)("controller", controller)
+        hint = "pass a function: index of a client -> its tf.data.Dataset"
+        checks.function("client_data", client_data, num_arguments=1, hint=hint)
+        self.controller = controller
+        self._client_data = client_data
         example = client_data(0)
         if not isinstance(example, tf.data.Dataset):
             raise TypeError(
@@ -126,6 +130,8 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
           ValueError: another k, or no round is left.
         """
         size = self.source.controller.cohort_size
+        if k is not None:
+            k = checks.integer("k", k, low=1, hint=f"ask for {size}, the controller's cohort_size")
         if k not in (None, size):
             raise ValueError(
                 f"k={k} clients a round, but the controller draws "

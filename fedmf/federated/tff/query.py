@@ -13,9 +13,10 @@ from fedmf.federated.execution.records import QuerySample, Records, SampleParams
 from fedmf.federated.tff import marks, tfp
 from fedmf.federated.tff.following import clip_after, initial_clip, initial_scaling, scaling_after
 from fedmf.federated.tff.noise import NoiseRows, RunSeeds
+from fedmf.noise.strategies import check_graph_strategy
 from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.privacy.source_tail import GRAPH_END, check_tail
-from fedmf.server.following import Scaling
+from fedmf.server.following import Scaling, check_scaling
 from fedmf.server.means import check_clip_norm, check_simulated, check_zeroing_norm
 from fedmf.server.state import NoiseState, check_plan, mark_of, plan_mark
 
@@ -121,7 +122,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         )
         if self.divisor != 1:
             check_simulated(plan, "divisor", self.divisor)
-        self._count_metrics = bool(count_metrics)
+        self._count_metrics = checks.boolean("count_metrics", count_metrics)
+        check_graph_strategy(noise_strategy)
         self._adaptive = plan.quantile_clipping
         if self._adaptive is not None and self.divisor == 1:
             raise ValueError(
@@ -152,6 +154,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "quantile_clipping does not go with secure_sum=True, whose range is "
                 "fixed: leave one of them out"
             )
+        hint = "give the most that the sum adds to an entry"
+        entry_rounding = checks.positive("entry_rounding", entry_rounding, hint, zero=True)
         query = copy.copy(self)
         query._entry_rounding = entry_rounding
         query._clip_norm = self.plan.clip_norm - math.sqrt(self._records.size) * entry_rounding
@@ -165,6 +169,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """This query with records scaled before they are zeroed and clipped, and the result scaled
         back; the guarantee is the same.
         """
+        check_scaling(scaling)
         query = copy.copy(self)
         query._scaling = scaling
         return query

@@ -46,9 +46,8 @@ class StopAfter(Callback):
     """
 
     def __init__(self, rounds: int) -> None:
-        self.rounds = checks.integer(
-            "stop_after", rounds, low=1, hint="it is the number of rounds after which the run stops"
-        )
+        hint = "it is the number of rounds after which the run stops"
+        self.rounds = checks.integer("rounds", rounds, low=1, hint=hint)
 
     def on_start(self, training: Training) -> None:
         """See `Callback`."""

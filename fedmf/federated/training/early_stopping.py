@@ -25,9 +25,8 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, patience: int) -> None:
-        self._patience = checks.integer(
-            "early_stopping", patience, low=1, hint="it is the number of evaluations to wait"
-        )
+        hint = "it is the number of evaluations to wait"
+        self._patience = checks.integer("patience", patience, low=1, hint=hint)
 
     def on_start(self, training: Training) -> None:
         """See `Callback`. A run that was stopped stops again."""

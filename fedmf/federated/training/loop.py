@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from fedmf import fields
+from fedmf import checks, fields
 from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.client_setup import ClientSetup
@@ -30,11 +30,12 @@ from fedmf.federated.training.run_setup import new_run, reopen_run
 from fedmf.federated.training.trained_run import TrainedRun, starting_task
 from fedmf.federated.training.under_way import Training
 from fedmf.numpy_errors import numpy_defaults
-from fedmf.privacy.plan import Plan
+from fedmf.privacy.plan import Plan, check_plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.round_metrics import FinishedRound, computed_metrics
+from fedmf.server.source import check_noise_seed
 from fedmf.terminal import interrupts
 
 
@@ -42,8 +43,10 @@ class InterruptedRun(interrupts.Interrupted):
     """Ctrl-C: the run has been checkpointed and can be resumed."""
 
 
-def _check_arguments(task: Any, config: Any, folder: Any, resume: Any, callbacks: Any) -> None:
-    """Refuses arguments of the wrong kind: TypeError."""
+def _check_arguments(
+    task: Any, config: Any, folder: Any, noise_seed: Any, plan: Any, resume: Any
+) -> None:
+    """Refuses arguments of the wrong kind, before the seconds that a look at the model takes."""
     if not isinstance(task, Task):
         raise TypeError(
             f"task={reprlib.repr(task)} must be a federated.Task: make one with Task.from_arrays, "
@@ -57,19 +60,23 @@ def _check_arguments(task: Any, config: Any, folder: Any, resume: Any, callbacks
         )
     if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
         raise TypeError(f"folder={folder!r} must be the path of the run's folder")
-    if not isinstance(resume, bool):
-        raise TypeError(f"resume={resume!r} must be True or False")
-    if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
-        raise TypeError(
-            f"callbacks={reprlib.repr(callbacks)} must be a list of callbacks, such as "
-            "[federated.StopAfter(20)]"
-        )
+    if noise_seed is not None:
+        check_noise_seed(noise_seed)
+    if plan is not None:
+        check_plan(plan)
+    checks.boolean("resume", resume)
+
+
+def _checked_callbacks(value: Any) -> list[Callback]:
+    hint = "give a list of callbacks, such as [federated.StopAfter(20)]"
+    callbacks = checks.entries("callbacks", value, hint=hint)
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise TypeError(
                 f"callbacks holds {reprlib.repr(callback)}, which is no federated.Callback: make "
                 "an object of a class that inherits from it"
             )
+    return callbacks
 
 
 def train(
@@ -114,7 +121,8 @@ def train(
         be resumed without it.
     """
     check_eager()
-    _check_arguments(task, config, folder, resume, callbacks)
+    _check_arguments(task, config, folder, noise_seed, plan, resume)
+    callbacks = _checked_callbacks(callbacks)
     fields.check_names("train", RunOptions, options)
     machine = RunOptions(**options)
     if machine.server_optimizer is not None:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks
+from fedmf import checks, fields
 from fedmf.federated.examples import NotFinite, count
-from fedmf.federated.task import Task
+from fedmf.federated.task import SPLITS, Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.federated.training.fine_tuning import fine_tuned_metrics, learning_rates
@@ -44,7 +44,7 @@ class TrainedRun(Run):
       task: of the run; see `of`.
     """
 
-    task: Task
+    task: Task = fields.checked(fields.instance(Task))
 
     @staticmethod
     def of(run: Run, task: Task) -> "TrainedRun":
@@ -54,6 +54,8 @@ class TrainedRun(Run):
           ValueError: the task's model has other weights than the initial model
             that the run started from.
         """
+        fields.instance(Run)("run", run)
+        fields.instance(Task)("task", task)
         initial = RunFolder(run.path).initial_weights()
         values = {field.name: getattr(run, field.name) for field in dataclasses.fields(Run)}
         return TrainedRun(**values, task=task if initial is None else task.starting_from(initial))
@@ -124,6 +126,7 @@ class TrainedRun(Run):
     @with_numpy_defaults
     def evaluate(self, split: str) -> dict[str, float]:
         """The task's metrics on "validation" or "test"."""
+        checks.one_of("split", split, SPLITS)
         return Evaluator(self.task, self.config)(self.weights, split)
 
     @with_numpy_defaults
@@ -143,6 +146,7 @@ class TrainedRun(Run):
         Raises:
           ValueError: it is defined and finite on no client's examples.
         """
+        progress = checks.boolean("progress", progress)
         evaluator, weights = Evaluator(self.task, self.config), self.weights
         headline, clients = self.task.headline, self.task.client_ids
         values: list[float] = []
@@ -241,10 +245,11 @@ class TrainedRun(Run):
         Raises:
           TypeError, ValueError: an argument that cannot work; or no client has two examples.
         """
+        progress = checks.boolean("progress", progress)
         epochs = checks.integer("epochs", epochs, low=1, hint="1 is a usual choice")
         clients = checks.integer("clients", clients, low=1, hint="1000 is the default")
         if split is not None:
-            checks.one_of("split", split, ("validation", "test"))
+            checks.one_of("split", split, SPLITS)
         rates = learning_rates(learning_rate, self.config)
         config = dataclasses.replace(self.config, client_epochs=epochs, client_batches=None)
         if proximal_strength is not None:

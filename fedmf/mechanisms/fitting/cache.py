@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from fedmf import disk_cache
-from fedmf.files import cache_folder, expanded
+from fedmf.files import cache_folder, checked_path
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.storage import load_mechanism
 from fedmf.participation.schema import Participation
@@ -30,7 +30,7 @@ def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
     None for False, and for True where $FEDMF_CACHE is set to nothing.
     """
     if isinstance(choice, str | os.PathLike):
-        return expanded(choice)
+        return checked_path("cache", choice, hint="pass True, False or the path of a folder")
     if not isinstance(choice, bool):
         raise TypeError(
             f"cache={choice!r} is a {type(choice).__name__}: pass True, False "

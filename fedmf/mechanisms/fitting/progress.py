@@ -4,7 +4,6 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import typing
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,12 +47,8 @@ def raise_if_interruptible() -> None:
 
 
 def _progress(name: str, value: Any) -> Progress:
-    if not callable(value):
-        raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}: pass a function of "
-            "(iteration, loss, gap), or None"
-        )
-    return typing.cast(Progress, value)
+    hint = "pass a function of (iteration, loss, gap), or None"
+    return checks.function(name, value, num_arguments=3, hint=hint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,21 +8,27 @@ it and know no scheme by name.
 import abc
 import dataclasses
 import functools
+import inspect
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
 
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.amplification import MIN_COMPOSED_DELTA, rdp_epsilon
+from fedmf.privacy.gaussian import check_delta
 from fedmf.privacy.sampling.draws import Draws
 
 if TYPE_CHECKING:
     import dp_accounting
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 # The largest chance that a run that was sampled as planned is said to contradict its sampling.
 FALSE_POSITIVE_RATE = 1e-6
@@ -36,7 +42,9 @@ SETTINGS = ("population", "cohort_size", "partitions", "min_sep")
 
 
 # Checks of the fields that schemes share.
-check_population = functools.partial(checks.integer, low=1, hint="use the number of clients")
+check_population = functools.partial(
+    checks.integer, low=1, high=fields.MAX_COUNT, hint="use the number of clients"
+)
 check_cohort_size = functools.partial(
     checks.integer, low=1, hint="use the number of clients a round"
 )
@@ -47,6 +55,47 @@ check_bands = functools.partial(
 
 # Methods whose sums lose terms to underflow, in every scheme.
 _COMPUTED = {"contradictions", "curve", "epsilon", "evidence", "expected_epsilon", "rdp_epsilon"}
+
+
+def _check_mechanism(name: str, value: Any) -> Any:
+    check_mechanism(value)
+    return value
+
+
+# The checks of what the methods of every scheme take, by argument.
+_ARGUMENTS: dict[str, Callable[[str, Any], Any]] = {
+    "mechanism": _check_mechanism,
+    "noise": functools.partial(
+        checks.positive, hint="pass a standard deviation, or 0 for no noise", zero=True
+    ),
+    "delta": lambda name, value: check_delta(value),
+    "rounds": checks.rounds,
+    "seed": functools.partial(checks.integer, low=0, hint="use a non-negative whole number"),
+    "search": checks.boolean,
+}
+
+
+def _with_checked_arguments(
+    method: Callable[_Parameters, _Result],
+) -> Callable[_Parameters, _Result]:
+    """Makes a method of a scheme check those of its arguments that `_ARGUMENTS` names."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
+        bound = signature.bind(*args, **options)
+        for name in _ARGUMENTS.keys() & bound.arguments.keys():
+            bound.arguments[name] = _ARGUMENTS[name](name, bound.arguments[name])
+        return method(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def _check_arguments_of(scheme: type) -> None:
+    """Makes all methods that a class defines check their arguments."""
+    for name, method in list(vars(scheme).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(scheme, name, _with_checked_arguments(method))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +142,7 @@ class Sampling(fields.Checked, abc.ABC):
         super().__init_subclass__()
         for name in _COMPUTED.intersection(vars(cls)):
             setattr(cls, name, with_numpy_defaults(vars(cls)[name]))
+        _check_arguments_of(cls)
         if cls.name:
             SCHEMES[cls.name] = cls
 
@@ -239,6 +289,9 @@ class Sampling(fields.Checked, abc.ABC):
         - accounting: how epsilon was computed, without the full stop.
         - drawing: how clients are drawn.
         """
+
+
+_check_arguments_of(Sampling)
 
 
 def off_multiples(observed: ParticipationStats, parts: int) -> list[str]:

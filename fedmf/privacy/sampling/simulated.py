@@ -207,6 +207,8 @@ class BallsInBins(Simulated):
         if population is None or cohort_size is None:
             missing = "population" if population is None else "cohort_size"
             raise ValueError(f"sampling=balls-in-bins needs {missing}=None to be given")
+        population = check_population("population", population)
+        cohort_size = check_cohort_size("cohort_size", cohort_size)
         bins = max(1, population // cohort_size) if partitions is None else partitions
         scheme = cls(population=population, bins=bins)
         if scheme.cohort_size != cohort_size:
@@ -223,6 +225,8 @@ class BallsInBins(Simulated):
 
     def resized(self, *, population: int, cohort_size: int) -> Self:
         """The scheme of another population and cohort size, in bins that give such cohorts."""
+        population = check_population("population", population)
+        cohort_size = check_cohort_size("cohort_size", cohort_size)
         if (population, cohort_size) == (self.population, self.cohort_size):
             return self
         return self.configured(population=population, cohort_size=cohort_size)
