@@ -14,7 +14,7 @@ import fedmf
 
 PACKAGE = f"{pathlib.Path(fedmf.__file__).parent}/"
 RAISE = dis.opmap["RAISE_VARARGS"]
-ITS_CLASS = "its class"  # of the argument that fits, in place of an object of it
+ITS_CLASS = "class"  # of the argument that fits, in place of an object of it
 
 # By name, and made anew for each call.
 ODD: dict[str, Callable[[], Any]] = {

@@ -475,7 +475,7 @@ def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
     check_model_function("model", model, num_arguments=0)
 
     def build(seed: int) -> Any:
-        tf.keras.utils.set_random_seed(seed)
+        tf.keras.utils.set_random_seed(seed % 2**32)  # as long as numpy takes
         return model()
 
     return build

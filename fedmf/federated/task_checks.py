@@ -2,7 +2,7 @@
 
 import collections
 import types
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
@@ -42,8 +42,6 @@ def checked_attributes(task: Any) -> dict[str, Any]:
     batch_size = task.batch_size
     batch_size = checks.integer("batch_size", batch_size, low=1, high=fields.MAX_COUNT, hint=hint)
     _check_functions(task)
-    if task.class_weight is not None:
-        fields.instance(Mapping)("class_weight", task.class_weight)
     if task.vocabulary is not None:
         fields.instance(RunVocabulary)("vocabulary", task.vocabulary)
     return {"client_ids": client_ids, "batch_size": batch_size}

@@ -22,7 +22,13 @@ import threadpoolctl
 from fedmf import checks
 from fedmf.files import checked_path, expanded
 from fedmf.noise.blocks import BlockForm
-from fedmf.noise.strategies import ROWS_TOGETHER, TILE, NoiseStrategy, choose_host_strategy
+from fedmf.noise.strategies import (
+    HOST_STRATEGIES,
+    ROWS_TOGETHER,
+    TILE,
+    NoiseStrategy,
+    choose_host_strategy,
+)
 from fedmf.privacy.plan import Plan, noise_size
 from fedmf.privacy.source_tail import HOST_END, check_tail
 from fedmf.server.source import GaussianSource, check_noise_seed, noise_key
@@ -102,6 +108,8 @@ class HostNoise:
         size = checks.integer("size", size, low=0, high=checks.MAX_SIZE, hint=hint)
         if folder is not None:
             folder = checked_path("folder", folder, hint="name a private folder, or give None")
+        if strategy is not None:
+            checks.one_of("strategy", strategy, HOST_STRATEGIES)
         self.size = size = noise_size(plan, size)
         self.rounds = stream.rounds
         check_tail(plan, HOST_END, entries=self.rounds * size)

@@ -5,6 +5,7 @@ that takes one, and the sum of clipped records by TFF's secure summation.
 import collections
 import copy
 import functools
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
                 "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all "
                 "clients weigh the same"
             )
+        value_type = _checked_type(value_type)
         specs = tff.types.structure_from_tensor_type_tree(
             lambda t: tf.TensorSpec(t.shape, t.dtype), value_type
         )
@@ -81,6 +83,19 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         if self._sums is not None:
             query = query.with_entry_rounding(self._sums.entry_rounding)
         return tff.aggregators.DifferentiallyPrivateFactory(query, self._sums).create(value_type)
+
+
+def _checked_type(value_type: Any) -> Any:
+    hint = "give a TensorType of TFF, or a structure of them, as of tff.to_type"
+    shown = reprlib.repr(value_type)
+    try:
+        checked_type = tff.to_type(value_type)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"value_type={shown} is no type ({error}): {hint}") from None
+    is_structure = isinstance(checked_type, tff.StructType) and len(checked_type) > 0
+    if not (is_structure or isinstance(checked_type, tff.TensorType)):
+        raise TypeError(f"value_type={shown} is no type of tensors: {hint}")
+    return checked_type
 
 
 # The weighted processes of TFF raise a TypeError "Expected ...WeightedAggregationFactory, found

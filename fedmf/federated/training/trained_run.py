@@ -246,7 +246,8 @@ class TrainedRun(Run):
           TypeError, ValueError: an argument that cannot work; or no client has two examples.
         """
         progress = checks.boolean("progress", progress)
-        epochs = checks.integer("epochs", epochs, low=1, hint="1 is a usual choice")
+        hint = "1 is a usual choice"
+        epochs = checks.integer("epochs", epochs, low=1, high=fields.MAX_COUNT, hint=hint)
         clients = checks.integer("clients", clients, low=1, hint="1000 is the default")
         if split is not None:
             checks.one_of("split", split, SPLITS)

@@ -190,9 +190,8 @@ def test_entries_may_be_rounded_by_as_much_as_is_said():
         for one in (query.with_entry_rounding(grid), query)
     )
     assert lower <= 1 < upper
-    for wrong in (0.9, -1e-9):
-        with refusal(f"entry_rounding={wrong} .*clip_norm=1.0"):
-            query.with_entry_rounding(wrong)
+    with refusal("entry_rounding=0.9 .*clip_norm=1.0"):
+        query.with_entry_rounding(0.9)
 
 
 def test_the_seed_is_not_shown():

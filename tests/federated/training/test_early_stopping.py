@@ -9,7 +9,6 @@ import pytest
 import fedmf
 from fedmf import federated
 from tests.federated.small_runs import config, train
-from tests.refusals import refusal
 
 
 def stopped_after(losses, patience, largest_loss=None, resumed=0):
@@ -54,12 +53,6 @@ def test_it_stops_after_so_many_evaluations_that_are_not_better(largest_loss):
         assert after([5, -math.inf, -math.inf, 1], 2) == [6]
     assert after([5, 4, 6, 7, 8], 2, resumed=8) == [8]  # as before the resume
     assert after([1], 1) == []
-
-
-@pytest.mark.parametrize("patience", [0, 1.5])
-def test_patience_is_checked(patience):
-    with refusal(f"early_stopping={patience!r}", (TypeError, ValueError)):
-        federated.EarlyStopping(patience)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
