@@ -23,12 +23,12 @@ ARRAYS = {
 OF_ARRAYS = federated.Task.from_arrays(**ARRAYS)
 RUN_OPTIONS = {
     "noise_strategy": None, "noise_memory": None, "threads": None, "cluster": None,
-    "worker_task": None, "test": True, "progress": False,
+    "worker_task": None, "test": True, "progress": False, "server_optimizer": None,
 }  # fmt: skip
 RUN_ACCEPTS = {
     **dict.fromkeys(("noise_strategy", "noise_memory", "threads"), "None"),
     "cluster": "None text", "worker_task": "None function class", "test": "True",
-    "progress": "True",
+    "progress": "True", "server_optimizer": "None",
 }  # fmt: skip
 TEXT = "empty text"
 TASK_FIELDS = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
