@@ -131,7 +131,9 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         """
         size = self.source.controller.cohort_size
         if k is not None:
-            k = checks.integer("k", k, low=1, hint=f"ask for {size}, the controller's cohort_size")
+            k = checks.integer(
+                "k", k, low=1, hint=f"ask for {size}, the controller's `cohort_size`"
+            )
         if k not in (None, size):
             raise ValueError(
                 f"k={k} clients a round, but the controller draws "
