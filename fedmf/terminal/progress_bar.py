@@ -72,7 +72,7 @@ def elapsed(description: str, *, disable: bool = False, delay: float = 3.0) -> I
 
         line = "{desc} [{elapsed}]"
         with tqdm.tqdm(desc=description, bar_format=line, leave=False, **_shape()) as shown:
-            _refresh(shown, is_done)
+            _refresh(shown, is_done, threading.Event())
 
     with _in_background(show, is_done):
         yield
@@ -89,16 +89,21 @@ def refreshed(shown: Any) -> Iterator[None]:
         yield
         return
     is_done = threading.Event()
-    with _in_background(lambda: _refresh(shown, is_done), is_done):
-        yield
-    shown.clear()
+    is_drawn = threading.Event()
+    try:
+        with _in_background(lambda: _refresh(shown, is_done, is_drawn), is_done):
+            yield
+    finally:
+        if is_drawn.is_set():  # tqdm does not know, and would leave the line
+            shown.clear()
 
 
-def _refresh(shown: Any, is_done: threading.Event) -> None:
+def _refresh(shown: Any, is_done: threading.Event, is_drawn: threading.Event) -> None:
     interval = 1.0 if sys.stderr.isatty() else 10.0
     while not is_done.wait(interval):
         # A bar with a delay is not there before it.
         if time.time() - shown.start_t >= shown.delay:
+            is_drawn.set()
             shown.refresh()
 
 
