@@ -23,8 +23,8 @@ from fedmf.reports.canvas import INK, canvas
 from fedmf.reports.groups import Group, group_runs
 from fedmf.reports.text import aligned
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.figures import figures_note
 from fedmf.runs.folder import Run
+from fedmf.runs.notes import figures_note
 from fedmf.sweeps.results import validation_of
 
 # In the papers' order, least noise first.

@@ -117,8 +117,8 @@ def evaluate(
       fedmf evaluate runs/first --data other.sqlite
       fedmf evaluate runs/python --task my_module:digits -o filters=4
     """
-    from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
+    from fedmf.runs.notes import figures_note
 
     by_client, picture = each_client.pop("by_client"), each_client.pop("out")
     chosen = {name: value for name, value in each_client.items() if value is not None}

@@ -116,8 +116,8 @@ def train(
     """
     from fedmf import tasks
     from fedmf.runs.config import TrainConfig, read_config_file
-    from fedmf.runs.figures import figures_note
     from fedmf.runs.folder import RunFolder
+    from fedmf.runs.notes import figures_note
 
     with arguments_checked():
         if resume and noise_seed is not None:

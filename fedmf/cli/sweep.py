@@ -111,7 +111,7 @@ def sweep(
         -o vocabulary-size=500 -o lstm-size=32 -o embedding-size=32 -o max-sentences=16 \\
         --noise-seed os --jobs 2
     """
-    from fedmf.privacy.flat_config import TARGETS, flat
+    from fedmf.privacy.flat_config import TARGETS, with_flat_options
     from fedmf.sweeps import grid
     from fedmf.sweeps import run as driver
     from fedmf.sweeps import search as searching
@@ -119,7 +119,7 @@ def sweep(
     how["progress"], smoothed_over = not how.pop("quiet"), how.pop("smoothed_over")
     search, trials = how.pop("search"), how.pop("trials")
     with arguments_checked():
-        fixed = flat(config_values(config_file))
+        fixed = with_flat_options(config_values(config_file))
         lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
         from_vary: dict[str, list[Any] | grid.Range] = {}
         for text in varied:
@@ -128,7 +128,7 @@ def sweep(
                 raise ValueError(f"--vary names {name} twice: give all its values at once")
             from_vary[name] = values
         # The command line wins over the file.
-        single = flat(chosen_options(promise))
+        single = with_flat_options(chosen_options(promise))
         lists = {name: values for name, values in lists.items() if name not in single} | from_vary
         fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
         if how["noise_seed"] is None:

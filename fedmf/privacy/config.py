@@ -27,10 +27,10 @@ from fedmf.privacy.flat_config import (
     families,
     families_taking,
     flags_of,
-    flat,
     named_options,
     nested,
     read_json,
+    with_flat_options,
 )
 from fedmf.privacy.gaussian import check_delta, check_epsilon
 from fedmf.privacy.plan import Plan, check_plan
@@ -462,7 +462,7 @@ class PlanConfig:
 
         Options of the mechanism stand by their own names, those of a task as task_option.NAME.
         """
-        return flat({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        return with_flat_options({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
     def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
         """Command-line options of what is not at its default, and of what is `always` said."""
@@ -487,7 +487,8 @@ class PlanConfig:
         """A config from plain values.
 
         Args:
-          values: as `dataclasses.asdict` or `flat` give them; fields left out keep their default.
+          values: as `dataclasses.asdict` or `with_flat_options` give them; fields left out keep
+            their default.
           origin: where they come from, named in errors.
 
         Raises:

@@ -41,10 +41,10 @@ def named_options(name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields with the options of mechanism and task as names of their own.
+def with_flat_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields with the options of mechanism and task as names of their own.
 
-    >>> flat({"rounds": 8, "task_options": {"batch_size": 4}})
+    >>> with_flat_options({"rounds": 8, "task_options": {"batch_size": 4}})
     {'rounds': 8, 'task_option.batch_size': 4}
     """
     made: dict[str, Any] = {}

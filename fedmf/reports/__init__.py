@@ -27,8 +27,8 @@ from fedmf.reports.text import (
     statement_html,
     without_subject,
 )
-from fedmf.runs.figures import figures_note
 from fedmf.runs.folder import Run
+from fedmf.runs.notes import figures_note
 
 __all__ = ["write_report"]
 

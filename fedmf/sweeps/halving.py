@@ -16,8 +16,8 @@ import numpy as np
 from fedmf.reports.groups import TUNED, differing, private_curve, show, validation_curve
 from fedmf.reports.text import metric_name
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.figures import smaller_is_better
 from fedmf.runs.folder import Run
+from fedmf.runs.notes import smaller_is_better
 from fedmf.sweeps.runs import run_folder
 
 _SHARES = (0.25, 0.5)  # of the rounds, after which settings are compared

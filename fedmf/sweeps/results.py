@@ -25,8 +25,8 @@ from fedmf.reports.groups import (
     validation_curve,
 )
 from fedmf.reports.text import aligned, metric_name, plain
-from fedmf.runs.figures import figures_note, smaller_is_better
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.runs.notes import figures_note, smaller_is_better
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import Any
 from fedmf.privacy.flat_config import TARGETS
 from fedmf.reports.text import metric_name
 from fedmf.runs.config import TrainConfig, read_config_file
-from fedmf.runs.figures import smaller_is_better
 from fedmf.runs.folder import Run
+from fedmf.runs.notes import smaller_is_better
 from fedmf.sweeps import grid, results
 from fedmf.sweeps import run as driver
 from fedmf.sweeps.grid import Range

@@ -1,6 +1,6 @@
 """What a report says of its figures."""
 
-from fedmf.runs.figures import figures_note
+from fedmf.runs.notes import figures_note
 
 NOTE = "Accuracy leaves out unknown words."
 

@@ -15,7 +15,7 @@ from fedmf.federated.task import Task
 from fedmf.federated.training.evaluation import Evaluator
 from fedmf.files import append_privately, write_atomically
 from fedmf.privacy.plan import Plan
-from fedmf.runs.figures import smaller_is_better
+from fedmf.runs.notes import smaller_is_better
 from fedmf.server.metrics_stream import MetricsStream
 
 
