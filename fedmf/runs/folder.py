@@ -341,8 +341,14 @@ class RunFolder:
             yield write
 
     def write_weights(self, name: str, weights: Sequence[np.ndarray]) -> None:
-        """Writes name.npz."""
-        arrays = {f"weight_{i}": weight for i, weight in enumerate(weights)}
+        """Writes name.npz.
+
+        Words, which Keras gives as Python objects, become bytes, which NumPy reads without pickle.
+        """
+        arrays = {
+            f"weight_{i}": np.asarray(weight, np.bytes_) if weight.dtype == object else weight
+            for i, weight in enumerate(weights)
+        }
         path = self.path / f"{name}.npz"
         write_atomically(path, lambda out: np.savez(out, **arrays))
         self._digest_by_name[path.name] = sha256(path.read_bytes())

@@ -24,6 +24,7 @@ from fedmf.federated.task import SPLITS, Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.federated.training.fine_tuning import fine_tuned_metrics, learning_rates
+from fedmf.federated.training.keras_file import deflate_words, load_keras_file
 from fedmf.files import expanded, write_atomically
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.runs.config import TrainConfig
@@ -294,6 +295,8 @@ class TrainedRun(Run):
                 model.save(part, save_format="keras" if path.suffix else "tf")
             finally:
                 logger.setLevel(level)
+            if path.suffix:
+                deflate_words(part)
             os.replace(part, path)
         if self.task.vocabulary is not None:
             words = path.with_suffix(".vocabulary.json") if path.suffix else path / VOCABULARY
@@ -343,7 +346,7 @@ def _weights(task: Task, path: pathlib.Path) -> list[np.ndarray]:
                 "give it the weights and save it there"
             )
         try:
-            weights = tf.keras.models.load_model(path, compile=False).get_weights()
+            weights = load_keras_file(path).get_weights()
         except Exception as error:  # Keras raises errors of many kinds
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(

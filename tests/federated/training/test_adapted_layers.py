@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from fedmf.federated.training.keras_file import load_keras_file
+from fedmf.federated.training.trained_run import starting_task
+from fedmf.runs.folder import RunFolder
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
@@ -17,14 +20,19 @@ INPUTS = {
 }
 
 
-def task_of(kind):
-    """A task whose models begin with an adapted layer of this kind."""
+def task_of(kind, turned=False):
+    """A task whose models begin with an adapted layer of this kind.
+
+    With `turned` the layer has as many words, in another order.
+    """
     inputs = INPUTS[kind]
 
     def build_model():
         options = {"output_sequence_length": 2} if kind == "TextVectorization" else {}
         lookup = getattr(tf.keras.layers, kind)(**options)
         lookup.adapt(inputs)
+        if turned:
+            lookup.set_vocabulary(lookup.get_vocabulary(include_special_tokens=False)[::-1])
         first = tf.keras.Input(inputs.shape[1:], dtype=tf.as_dtype(inputs.dtype))
         embedded = tf.keras.layers.Embedding(8, 2)(lookup(first))
         outputs = tf.keras.layers.Dense(3)(tf.keras.layers.Flatten()(embedded))
@@ -38,12 +46,39 @@ def settings_of(execution="fast", **options):
 
 
 @pytest.mark.parametrize("kind", INPUTS)
-def test_adapted_layers_are_trained(kind, tmp_path):
-    task = task_of(kind)
+def test_adapted_layers_are_trained_and_exported_with_their_words(kind, tmp_path):
+    task, inputs = task_of(kind), tf.constant(INPUTS[kind])
     run = train(tmp_path / "run", settings_of(), task)
     initial = task.initial_weights(run.config.seed)
     assert any((a != b).any() for a, b in zip(run.weights, initial, strict=True))
     assert np.isfinite(run.evaluate("test")["loss"])
+    run.export(tmp_path / "model.keras")
+    outputs = run.model()(inputs)
+    exported = tf.keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(exported(inputs), outputs)
+    # The words go where the weights go, to a model whose own words are in another order.
+    turned = task_of(kind, turned=True)
+    for start in ("run", "model.keras"):
+        settings = settings_of(initial_model=str(tmp_path / start))
+        weights = starting_task(task, settings, None).build_model(0).get_weights()
+        # As a run writes them before its first round, and reads them to go on.
+        folder = RunFolder.create(tmp_path / f"from {start}")
+        folder.write_weights("initial_model", weights)
+        model = turned.starting_from(folder.initial_weights()).build_model(0)
+        np.testing.assert_array_equal(model(inputs), outputs)
+    # Negative control: the task's own words give other outputs.
+    own = turned.build_model(0)
+    for variable, weight in zip(own.trainable_variables, run.weights, strict=True):
+        variable.assign(weight)
+    assert (own(inputs) != outputs).numpy().any()
+
+
+def test_a_file_with_words_that_keras_has_saved_itself_is_a_start(tmp_path):
+    model = task_of("TextVectorization").build_model(1)
+    model.save(tmp_path / "own.keras")
+    loaded = load_keras_file(tmp_path / "own.keras")
+    inputs = tf.constant(INPUTS["TextVectorization"])
+    np.testing.assert_array_equal(loaded(inputs), model(inputs))
 
 
 def test_tff_does_not_take_a_vocabulary(tmp_path):
