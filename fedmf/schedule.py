@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import re
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,6 +103,8 @@ class GivenSchedule:
     def __post_init__(self) -> None:
         checks.rounds("rounds", self.rounds)
         checks.positive("peak", self.peak, "pass a learning rate such as 1.0")
+        if not isinstance(self.shares, str):
+            raise TypeError(f"shares={reprlib.repr(self.shares)} is no text: {_HINT}")
         said = f"learning_rate_schedule={_short(self.shares)}"
         starts, shares = _parsed(self.shares)
         if not starts and len(shares) != self.rounds:

@@ -12,6 +12,7 @@ import pytest
 import fedmf
 from fedmf import partition
 from fedmf.mechanisms import IdentityMechanism
+from fedmf.server.audit import audit_mechanism
 from tests.odd_arguments import Call, Reached
 
 WORKLOAD = fedmf.prefix_sum(4)
@@ -336,6 +337,10 @@ CALLS = {
         fedmf.Workload.from_inverse, {"name": "empty text"}, name="w",
         inverse_diagonals=[[1.0], [1.0]],
     ),
+    "audit_mechanism": call(
+        audit_mechanism, {"seed": SEED, "coordinates": "None", "trials": "0"},
+        plan=PLAN, seed=1, coordinates=300, trials=0,
+    ),
     "attack_risk": call(fedmf.attack_risk, plan=PLAN, devices=1),
     "audit_ledger": call(
         fedmf.audit_ledger, {"unrecorded": "[]", "hint": "empty text"},
@@ -370,6 +375,10 @@ CALLS = {
     "dp_event": call(fedmf.dp_event, plan=PLAN),
     "effective_rmse": call(
         fedmf.effective_rmse, plan=PLAN, workload=WORKLOAD, cohort_size=2
+    ),
+    "fit (tree)": call(
+        lambda **options: fedmf.fit(WORKLOAD, TWICE, family="tree", **options),
+        {"completion": "None"}, decoder="full", restarts=1, completion=None,
     ),
     "fit": call(
         fedmf.fit,
@@ -437,7 +446,8 @@ def _here(tmp_path, monkeypatch):
     for work in (
         "fedmf.partition._picture_of", "fedmf.audits.guarantee.markdown",
         "fedmf.privacy.bands.BandSearch.banded", "fedmf.runs.folder.RunFolder.open",
-        "fedmf.server.server.ServerFolder.create", "fedmf.server.server.ServerFolder.read",
+        "fedmf.server.audit.released_rows", "fedmf.server.server.ServerFolder.create",
+        "fedmf.server.server.ServerFolder.read",
     ):  # fmt: skip
         monkeypatch.setattr(work, stop)
     MECHANISM.save("mechanism.npz")

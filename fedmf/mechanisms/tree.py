@@ -116,6 +116,7 @@ def fit_tree(
         divide the rounds; more rounds than matrices in memory can have.
     """
     n = workload.rounds
+    checks.one_of("decoder", decoder, DECODERS)
     restarts = checks.integer(
         "restarts", restarts, low=1, high=n, hint="it is a number of equal parts of the run"
     )

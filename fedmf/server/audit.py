@@ -30,6 +30,8 @@ _MAX_TESTS = 64
 # Entries of a run that show a scale off by 3% at one in a million false alarms, and a margin.
 _MIN_ENTRIES = 60_000
 _MIN_COORDINATES = 256
+# Games beyond would take weeks.
+_MAX_TRIALS = 10**9
 # How far the worst case overshoots the clip norm, so that it is the clipping that bounds it.
 _OVERSHOOT = 3.0
 # The fixed divisor of plans that simulate no cohort.
@@ -146,10 +148,10 @@ def audit_mechanism(
     checks.fits_in_memory("the audit of all rounds", (n, n), copies=5, hint=hint)
     d = _default_coordinates(n, false_positive_rate) if coordinates is None else coordinates
     leaves = [math.prod(shape) for shape in model_of(d)]
-    if trials != 0:
-        trials = checks.integer(
-            "trials", trials, low=8, hint="play some thousand, or 0 for no game"
-        )
+    hint = "play some thousand, or 0 for no game"
+    trials = checks.integer("trials", trials, low=0, high=_MAX_TRIALS, hint=hint)
+    if 0 < trials < 8:
+        raise ValueError(f"trials={trials} must be at least 8: {hint}")
     # The game's client takes part in rounds that are known.
     plan = dataclasses.replace(plan, sampling=None)
     # The game is of the updates' stream, which with quantile_clipping has more noise than the plan
@@ -223,7 +225,7 @@ def worst_clients(
 def model_of(coordinates: int) -> list[tuple[int, ...]]:
     """Shapes of a small model's leaves, one of them a scalar, with so many entries in all."""
     hint = "use some hundred or more"
-    coordinates = checks.integer("coordinates", coordinates, low=8, hint=hint)
+    coordinates = checks.integer("coordinates", coordinates, low=8, high=checks.MAX_SIZE, hint=hint)
     quarter = (coordinates - 1) // 4
     return [(2, quarter), (), (quarter,), (coordinates - 1 - 3 * quarter,)]
 
