@@ -20,6 +20,7 @@ from fedmf.server.following import (
     clip_after,
     initial_clip,
 )
+from fedmf.server.messages import ClientParams
 from fedmf.server.state import check_plan
 
 # Clients may take numbers below 2^-126 for 0, so that they cannot measure updates of such norms.
@@ -67,21 +68,6 @@ def check_simulated(plan: Plan, name: str, clients: float) -> None:
             f"{name}={shown} but the plan simulates {cohorts.simulated} clients a round for "
             f"{cohorts.claimed}: use {cohorts.simulated}, or a plan that does not simulate"
         )
-
-
-class ToClients(NamedTuple):
-    """What clients that clip themselves need: constants of the plan, and what past releases decide.
-
-    Attributes:
-      clip_norm: of the round.
-      zeroing_norm: infinity for none.
-      scales: float32 (d,), which updates are multiplied by before they are zeroed and clipped;
-        empty without a `Scaling`.
-    """
-
-    clip_norm: float
-    zeroing_norm: float
-    scales: np.ndarray
 
 
 class MeansState(NamedTuple):
@@ -139,11 +125,11 @@ class NoisyMeans:
         """The sum of no updates, for so many of a round if they are more than clients_per_round."""
         return UpdateSum(self.size, max(clients, self.clients_per_round))
 
-    def to_clients(self, state: MeansState) -> ToClients:
+    def to_clients(self, state: MeansState) -> ClientParams:
         """What the updates of the coming round are clipped with."""
         clip_norm = float(state.clip.norm) if state.clip else self.plan.clip_norm
         scales = state.scaling.scales if state.scaling else np.zeros(0, np.float32)
-        return ToClients(clip_norm, self.zeroing_norm, scales)
+        return ClientParams(clip_norm, self.zeroing_norm, scales)
 
     def release(
         self, state: MeansState, total: UpdateSum, row: np.ndarray

@@ -32,11 +32,11 @@ from fedmf.server.folder import Released, ServerConfig, ServerFolder
 from fedmf.server.means import (
     MeansState,
     NoisyMeans,
-    ToClients,
     check_zeroing_norm,
     in_shapes,
     leaves_of,
 )
+from fedmf.server.messages import ClientParams
 from fedmf.server.metrics_stream import MetricsStream
 from fedmf.server.roster import Client, Roster
 from fedmf.server.rows import HostNoise
@@ -212,7 +212,7 @@ class Server(ExclusiveCalls):
         total = self._sum
         return {"clients": total.clients, "clipped": total.clipped, "zeroed": total.zeroed}
 
-    def to_clients(self) -> ToClients:
+    def to_clients(self) -> ClientParams:
         """Clip norm, zeroing norm and scales of the round, for clients that clip themselves."""
         return self._means.to_clients(self._state)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmf.privacy.plan import Plan
 from fedmf.server.clipping import UpdateSum
-from fedmf.server.means import ToClients
+from fedmf.server.messages import ClientParams
 from fedmf.server.source import derived_seed
 
 # Entries of a direction that are not 0. Two directions of d entries then meet as rarely as dense
@@ -55,7 +55,7 @@ class Canaries:
             signs[:] = np.where(rng.random(entries) < 0.5, -1, 1)
         self._signs /= np.sqrt(entries)
 
-    def add(self, total: UpdateSum, canaries: Sequence[int], sent: ToClients) -> None:
+    def add(self, total: UpdateSum, canaries: Sequence[int], sent: ClientParams) -> None:
         """Adds the clipped updates of these canaries, in or out, to the round's sum; `sent` is the
         round's.
         """
@@ -75,7 +75,7 @@ class Canaries:
                 scales=[sent.scales] if scaled else (),
             )
 
-    def released(self, mean: np.ndarray, sent: ToClients) -> np.ndarray:
+    def released(self, mean: np.ndarray, sent: ClientParams) -> np.ndarray:
         """Products of each direction with a round's mean as it was released, float32 (d,), scaled
         and in units of plan.clip_norm; float64 (count,).
         """

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from fedmf.federated.examples import Epochs, count
 from fedmf.federated.execution.groups import GroupSum
-from fedmf.federated.execution.records import QuerySample, Records, SampleParams
+from fedmf.federated.execution.records import QuerySample, Records
 from fedmf.runs.config import TrainConfig
+from fedmf.server.messages import ClientParams
 from fedmf.server.update_rules import Optimizer, OptimizerState
 
 
@@ -28,7 +29,7 @@ class Broadcast(NamedTuple):
     """
 
     weights: Sequence[Any]
-    params: SampleParams
+    params: ClientParams
 
 
 def broadcast(
@@ -36,7 +37,7 @@ def broadcast(
 ) -> Broadcast:
     """A broadcast of arrays; without a `Scaling` there are no scales."""
     clip, zeroing = (tf.constant(norm, tf.float64) for norm in (clip_norm, zeroing_norm))
-    params = SampleParams(clip, zeroing, [tf.constant(scale) for scale in scales] or ())
+    params = ClientParams(clip, zeroing, [tf.constant(scale) for scale in scales] or ())
     return Broadcast([tf.constant(w) for w in weights], params)
 
 
@@ -152,7 +153,7 @@ def broadcast_spec(records: Records, config: TrainConfig) -> Broadcast:
     """Of `Broadcast`, for a run's clients."""
     number, specs = tf.TensorSpec([], tf.float64), records.flat_specs
     scales = [tf.TensorSpec(spec.shape, tf.float32) for spec in specs] if config.scaling() else ()
-    return Broadcast(list(specs), SampleParams(number, number, scales))
+    return Broadcast(list(specs), ClientParams(number, number, scales))
 
 
 def gradients(tape: Any, loss: Any, weights: Any) -> Any:

@@ -6,18 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.execution.clipping import clip_dtype, zero_and_clip
+from fedmf.server.messages import ClientParams
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-
-
-class SampleParams(NamedTuple):
-    """What clients need: clip_norm (of the round) and zeroing_norm, float64; the scales of the
-    leaves, empty without a `Scaling`.
-    """
-
-    clip_norm: Any
-    zeroing_norm: Any
-    scales: Any
 
 
 class QuerySample(NamedTuple):
@@ -112,7 +103,7 @@ class Records:
         )
 
     @tf.autograph.experimental.do_not_convert  # it would take each process seconds
-    def clipped(self, params: SampleParams, record: Any) -> QuerySample:
+    def clipped(self, params: ClientParams, record: Any) -> QuerySample:
         """Zeroing, then clipping to clip_norm in L2 over all leaves together.
 
         The result's norm never exceeds clip_norm.
@@ -141,7 +132,7 @@ class Records:
         wide = tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float64), kept.record)
         return QuerySample(wide, clients=one, clipped=kept.clipped, zeroed=kept.zeroed)
 
-    def added(self, params: SampleParams, total: QuerySample, record: Any) -> QuerySample:
+    def added(self, params: ClientParams, total: QuerySample, record: Any) -> QuerySample:
         """The sum with one more record in it."""
         return tf.nest.map_structure(tf.add, total, self.clipped(params, record))
 

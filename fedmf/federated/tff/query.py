@@ -9,7 +9,7 @@ import dp_accounting
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.execution.records import QuerySample, Records, SampleParams
+from fedmf.federated.execution.records import QuerySample, Records
 from fedmf.federated.tff import marks, tfp
 from fedmf.federated.tff.following import clip_after, initial_clip, initial_scaling, scaling_after
 from fedmf.federated.tff.noise import NoiseRows, RunSeeds
@@ -18,6 +18,7 @@ from fedmf.privacy.plan import Plan, bit_stddev, noise_size
 from fedmf.privacy.source_tail import GRAPH_END, check_tail
 from fedmf.server.following import Scaling, check_scaling
 from fedmf.server.means import check_clip_norm, check_simulated, check_zeroing_norm
+from fedmf.server.messages import ClientParams
 from fedmf.server.state import NoiseState, check_plan, mark_of, plan_mark
 
 
@@ -187,14 +188,14 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return QueryState(noise, zero, zero, zero, scaling, clip, self._records_mark())
 
     @marks.params
-    def derive_sample_params(self, global_state: QueryState) -> SampleParams:
+    def derive_sample_params(self, global_state: QueryState) -> ClientParams:
         """Constants of the plan, and what past results decide of clip norm and scales: nothing else
         about the noise leaves the server.
         """
         clip_norm, zeroing_norm = (
             tf.constant(norm, tf.float64) for norm in (self._clip_norm, self._zeroing_norm)
         )
-        return SampleParams(
+        return ClientParams(
             clip_norm if self._adaptive is None else global_state.clip.norm,
             zeroing_norm,
             () if self._scaling is None else global_state.scaling.scales,
@@ -209,7 +210,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return self._records.zero(template)
 
     @marks.clip
-    def preprocess_record(self, params: SampleParams, record: Any) -> QuerySample:
+    def preprocess_record(self, params: ClientParams, record: Any) -> QuerySample:
         """Zeroing, then clipping to clip_norm in L2 over all leaves together.
 
         The result's norm never exceeds clip_norm.

@@ -8,7 +8,7 @@ import tensorflow as tf
 from fedmf.federated.execution import side_by_side
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import Broadcast
-from fedmf.federated.execution.records import SampleParams
+from fedmf.server.messages import ClientParams
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def sums_of(monkeypatch):
         weights = [v.value() for v in task.build_model(3).trainable_variables]
         work = ClientSetup.here(task, settings).work(threads)
         norms = (tf.constant(norm, tf.float64) for norm in (settings.clip_norm, math.inf))
-        params = SampleParams(*norms, ())
+        params = ClientParams(*norms, ())
 
         def summed(cohort):
             [part] = work.sums(Broadcast(weights, params), [cohort])

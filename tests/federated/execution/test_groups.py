@@ -11,7 +11,8 @@ import tensorflow as tf
 from fedmf.federated.execution import groups
 from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.groups import GroupSum, checked
-from fedmf.federated.execution.records import Records, SampleParams
+from fedmf.federated.execution.records import Records
+from fedmf.server.messages import ClientParams
 from tests.federated.run_small import GROUPS_OF_TWO, config
 from tests.federated.small_task import small_task
 from tests.refusals import refusal
@@ -22,7 +23,7 @@ CLIP_NORM = 0.7
 
 
 def sum_of(updates):
-    params = SampleParams(tf.constant(CLIP_NORM, tf.float64), tf.constant(100.0, tf.float64), ())
+    params = ClientParams(tf.constant(CLIP_NORM, tf.float64), tf.constant(100.0, tf.float64), ())
     total = RECORDS.zero()
     for update in updates:
         total = RECORDS.added(params, total, update)
