@@ -333,10 +333,11 @@ def mechanism(
     Example:
       fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
     """
-    with arguments_checked():
-        plan = plan_config(promise).plan()
     from fedmf.server.audit import audit_mechanism
     from fedmf.terminal import progress_bar
+
+    with arguments_checked(), progress_bar.elapsed("reading the mechanism", disable=as_json):
+        plan = plan_config(promise).plan()
 
     subject: Any = None
     if query:
@@ -344,7 +345,7 @@ def mechanism(
 
     # Not drawn at once: arguments that are refused leave no bar behind.
     bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
-    with arguments_checked(), bar:
+    with arguments_checked(), bar, progress_bar.refreshed(bar):
 
         def progress(done: int, total: int) -> None:
             bar.total = total

@@ -124,7 +124,7 @@ def participation(
         if search and spaced:
             if not asked:
                 refuse_impossible(planned, size, behavior=behavior, **who)  # before a long search
-            progress = status_line("min separations tried: ")
+            progress = status_line("min separation ")
             largest = largest_min_sep(
                 size, rounds=options["rounds"], seed=seed, progress=progress, **who
             )

@@ -216,13 +216,17 @@ def forecast(
     }
 
 
+# Rounds between two reports of a search.
+_SHOWN_ROUNDS = 100
+
+
 def largest_min_sep(
     size: Size,
     *,
     rounds: int,
     seed: int = 0,
     availability: Availability | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """The largest b with which no round of the simulation is dry, to 1%, by bisection.
 
@@ -232,7 +236,8 @@ def largest_min_sep(
       size: of the population.
       rounds: of the run.
       seed, availability: as of the controller.
-      progress: called with every b that was tried.
+      progress: called with the b that is tried and the round that it has reached, as a text, every
+        100 rounds.
 
     Returns:
       "largest_min_sep": the largest that was tried and had no dry round; None where every one had.
@@ -262,14 +267,13 @@ def largest_min_sep(
             seed=seed,
             availability=availability,
         )
-        dry = (
-            t
-            for t in _rounds_played(controller)
-            if len(controller.ledger.selected(t)) < size.simulated_cohort
-        )
-        tried[middle] = next(dry, None)
-        if progress is not None:
-            progress(middle)
+        tried[middle] = None
+        for t in _rounds_played(controller):
+            if progress is not None and t % _SHOWN_ROUNDS == 0:
+                progress(f"{middle}, round {t} of {rounds}")
+            if len(controller.ledger.selected(t)) < size.simulated_cohort:
+                tried[middle] = t
+                break
         low, high = (middle, high) if tried[middle] is None else (low, middle)
     return {
         "largest_min_sep": low or None,
