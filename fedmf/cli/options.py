@@ -1,9 +1,12 @@
 """Options that several commands have, and the values they turn into."""
 
+import contextlib
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from fedmf.privacy.config import PlanConfig
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+# Seconds after which a line of progress that stays the same shows its time.
+_QUIET_SECONDS = 3
 
 
 def in_one(group: str, *options: Decorator) -> Decorator:
@@ -279,11 +284,38 @@ def plan_config(promise: Mapping[str, Any]) -> "PlanConfig":
     return PlanConfig(family="file", mechanism=mechanism, **chosen)
 
 
-def status_line(label: str = "") -> Callable[[Any], None]:
-    """A function that shows how far a search is in one line of a terminal."""
+@contextlib.contextmanager
+def status_line(label: str = "") -> Iterator[Callable[[Any], None]]:
+    """Yields a function that shows how far a search is, in one line of a terminal, which then goes
+    again. What takes longer than a few seconds is shown with its time.
+    """
     if not sys.stderr.isatty():
-        return lambda progress: None
-    return lambda progress: click.echo(f"\r\033[K{label}{progress}", nl=False, err=True)
+        yield lambda progress: None
+        return
+    latest = ""
+    began = time.monotonic()
+    is_done = threading.Event()
+
+    def show_progress(progress: Any) -> None:
+        nonlocal latest, began
+        latest = f"{label}{progress}"
+        began = time.monotonic()
+        click.echo(f"\r\033[K{latest}", nl=False, err=True)
+
+    def show_time() -> None:
+        while not is_done.wait(1.0):
+            seconds = int(time.monotonic() - began)
+            if seconds >= _QUIET_SECONDS:
+                click.echo(f"\r\033[K{latest} [{seconds} s]", nl=False, err=True)
+
+    thread = threading.Thread(target=show_time, daemon=True)
+    thread.start()
+    try:
+        yield show_progress
+    finally:
+        is_done.set()
+        thread.join()
+        click.echo("\r\033[K", nl=False, err=True)
 
 
 def show(values: dict[str, Any], as_json: bool) -> None:

@@ -124,10 +124,10 @@ def participation(
         if search and spaced:
             if not asked:
                 refuse_impossible(planned, size, behavior=behavior, **who)  # before a long search
-            progress = status_line("min separation ")
-            largest = largest_min_sep(
-                size, rounds=options["rounds"], seed=seed, progress=progress, **who
-            )
+            with status_line("min separation ") as progress:
+                largest = largest_min_sep(
+                    size, rounds=options["rounds"], seed=seed, progress=progress, **who
+                )
         if asked:
             if not largest:
                 raise ValueError("`min_sep` is missing: give it, or leave out --no-search")
@@ -139,15 +139,12 @@ def participation(
                     "often the pool runs dry"
                 )
             planned = _promise(options, largest["largest_min_sep"]).participation()
-        options_of_both: dict[str, Any] = {
-            "behavior": behavior,
-            "progress": status_line("round "),
-            **who,
-        }
-        result = forecast(budget or planned, size, sampling=scheme, seed=seed, **options_of_both)
-        if budget is not None:
-            seeds = range(seed, seed + (options["seeds"] or 3))
-            largest = compared(budget, planned, size, seeds=seeds, **options_of_both)
+        with status_line("round ") as progress:
+            of_both: dict[str, Any] = {"behavior": behavior, "progress": progress, **who}
+            result = forecast(budget or planned, size, sampling=scheme, seed=seed, **of_both)
+            if budget is not None:
+                seeds = range(seed, seed + (options["seeds"] or 3))
+                largest = compared(budget, planned, size, seeds=seeds, **of_both)
     values = {"availability": availability, "sampling": options["sampling"], **result, **largest}
     if out is not None:
         from fedmf.reports.pictures import participation_picture

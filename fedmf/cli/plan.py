@@ -86,8 +86,7 @@ def bands(
     workload, rounds = promise.pop("workload"), promise.pop("rounds")
     momentum = promise.pop("workload_momentum")
     promise["sampling"] = promise["sampling"] or "poisson"
-    progress = status_line()
-    with arguments_checked():
+    with arguments_checked(), status_line() as progress:
         A = workloads.named(workload, rounds, momentum=momentum)
         search = BandSearch(workload=A, **promise)
         rows = []
@@ -99,7 +98,6 @@ def bands(
             progress(f"{row.bands} bands: rmse {row.rmse:.4g}")
             rows.append(row)
         rows.sort(key=lambda row: (row.family == "dense", row.bands))
-    progress("")
     choice = BandChoice(search=search, rows=tuple(rows))
     if out is not None:
         from fedmf.reports.pictures import bands_picture
@@ -313,8 +311,7 @@ def compare(
     from fedmf.files import write_atomically
     from fedmf.privacy.comparison import Comparison, check_ins
 
-    progress = status_line()
-    with arguments_checked():
+    with arguments_checked(), status_line() as progress:
         chosen = chosen_options(promise)
         population = chosen.pop("population")
         devices: dict[str, Any] = {}
@@ -340,11 +337,9 @@ def compare(
         rows = []
         left_out = dict[str, str]()
         progress("fitting")
-        skipped = left_out if families is None else None
-        for row in comparison.rows(skipped, show_progress=not as_json):
+        for row in comparison.rows(left_out if families is None else None):
             progress(f"{row.name} at epsilon {row.epsilon:g}: {row.effective_rmse:.4g}")
             rows.append(row)
-    progress("")
     summary = comparison.summary(rows) | {"check_ins": devices or None, "left_out": left_out}
     if out is not None:
         from fedmf.reports.pictures import comparison_picture

@@ -143,15 +143,12 @@ class Comparison:
             "rows": [dataclasses.asdict(row) | {"name": row.name} for row in rows],
         }
 
-    def rows(
-        self, left_out: dict[str, str] | None = None, *, show_progress: bool = False
-    ) -> Iterator[Row]:
+    def rows(self, left_out: dict[str, str] | None = None) -> Iterator[Row]:
         """Yields the rows, family after family, then scheme after scheme.
 
         Args:
           left_out: takes the reason of each family that does not fit into memory, which then has no
             rows; None refuses the comparison.
-          show_progress: draws a line with the steps of each fit.
 
         Raises:
           ValueError: a family or a scheme cannot be had; a family that memory cannot hold with
@@ -160,7 +157,7 @@ class Comparison:
         for family in self.families:
             config = self._without_sampling(family)
             try:
-                mechanism = config.fit(show_progress=show_progress)
+                mechanism = config.fit()
             except checks.TooLargeForMemory as error:
                 if left_out is None:
                     raise
@@ -173,7 +170,7 @@ class Comparison:
         for name in self.schemes:
             for epsilon in self.epsilons:
                 config = self._sampled(name, epsilon)
-                mechanism = config.fit(show_progress=show_progress)
+                mechanism = config.fit()
                 plan = config.plan(mechanism)
                 unit = rmse(mechanism, config.fit_workload(), plan.participation)
                 yield self._row(plan, unit, epsilon, name)
