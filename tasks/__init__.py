@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fedmf.checks import meant
+from fedmf.participation.schema import SCHEMAS
 from fedmf.participation.separation import check_separation
 
 if TYPE_CHECKING:
@@ -117,12 +118,12 @@ def check_separation_is_given(values: Mapping[str, Any]) -> None:
     Raises:
       ValueError: with the largest separation.
     """
-    schema = values.get("schema") or "min_sep"
-    is_given = values.get("min_sep") is not None or values.get("sampling") is not None
-    if is_given or schema not in ("min_sep", "fixed_epoch"):
-        return
     from fedmf.runs.config import TrainConfig
 
+    schema = values.get("schema") or TrainConfig.schema
+    is_given = values.get("min_sep") is not None or values.get("sampling") is not None
+    if is_given or schema not in tuple(SCHEMAS) or "min_sep" not in SCHEMAS[schema].settings:
+        return
     try:
         config = completed(TrainConfig.from_mapping({**values, "min_sep": 1}, "the run"))
         num_clients = len(task_from_config(config, progress=False).client_ids)

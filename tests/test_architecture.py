@@ -47,6 +47,7 @@ ABOVE_THE_LINE = {part for part, floor in FLOOR.items() if floor < FLOOR["federa
     "__init__",
 }
 TENSORFLOW = {"tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax"}
+SCHEMA_NAMES = {"single", "fixed_epoch", "min_sep", "every_round", "budget"}
 MAX_LINES = 520
 MAX_UNNAMED = 10  # functions with **options, behind which no reader sees what is allowed
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
@@ -190,6 +191,37 @@ def test_one_subject_a_file():
     assert {name.rpartition(".")[2] for name in SOURCES} & NAMES_THAT_SAY_NOTHING == set()
 
 
+def schema_names_compared(text):
+    """Lines that compare with a schema's name: by ==, as an entry of a list, or as a case."""
+    lines = []
+    if not any(name in text for name in SCHEMA_NAMES):
+        return lines
+    for node in ast.walk(ast.parse(text)):
+        operands = []
+        if isinstance(node, ast.Compare):
+            for operator, operand in zip(node.ops, node.comparators, strict=True):
+                if isinstance(operator, ast.Eq | ast.NotEq):
+                    operands += [node.left, operand]
+                elif isinstance(operand, ast.Tuple | ast.List | ast.Set):
+                    operands += operand.elts
+        elif isinstance(node, ast.MatchValue):
+            operands = [node.value]
+        constants = [operand.value for operand in operands if isinstance(operand, ast.Constant)]
+        lines += [node.lineno] if SCHEMA_NAMES.intersection(constants) else []
+    return lines
+
+
+def test_what_a_schema_decides_is_in_its_class():
+    named = {
+        name: lines
+        for name, text in SOURCES.items()
+        if part_of(name) != "participation" and (lines := schema_names_compared(text))
+    }
+    assert named == {}, "ask the schema: give its class a method that says what is decided"
+    template = (ROOT / "fedmf/privacy/statement.md.jinja").read_text()
+    assert "schema" not in template
+
+
 def test_few_functions_take_options_without_names():
     unnamed = [
         name
@@ -217,6 +249,16 @@ class TestTheTestItself:
             "import importlib\nimportlib.import_module('fed' + 'mf')",
         ]:
             assert len(self.broken(text)) == 1, text
+
+    def test_schema_names(self):
+        for text in [
+            'p.schema == "budget"',
+            '"single" != schema',
+            'options["schema"] in ("min_sep", "fixed_epoch")',
+            'match p.schema:\n    case "every_round":\n        pass',
+        ]:
+            assert schema_names_compared(text), text
+        assert schema_names_compared('"budget" in schema.settings') == []
 
     def test_circles(self):
         assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {"a", "b", "c"}

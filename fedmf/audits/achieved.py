@@ -146,7 +146,7 @@ class Tally:
         self.plan = plan
         self.besides = besides
         p = plan.participation
-        self._own = OwnRounds(plan.mechanism, besides, by_counts=p.schema != "budget")
+        self._own = OwnRounds(plan.mechanism, besides, by_counts=not p.needs_encoder)
         self._kept = Largest(self._own)
         self._broke = Largest(self._own)
         self._rows = 0
@@ -167,10 +167,8 @@ class Tally:
     def _count(self, clients: ClientRounds) -> None:
         own = self._own.squared(clients)
         p = self.plan.participation
-        if p.budget is None:
-            kept = clients.kept(p)
-        else:
-            kept = p.affords(own)
+        kept = p.allows_each(clients, spent_squared=own)
+        if p.budget is not None:
             for share, count in spending_histogram(p.budget, own).items():
                 self.spent[share] += count
             self.most_spent = max(self.most_spent, float(np.sqrt(own.max(initial=0.0))))

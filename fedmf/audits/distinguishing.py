@@ -24,7 +24,7 @@ from fedmf.audits.finding import Finding
 from fedmf.audits.noise import causal_factor
 from fedmf.mechanisms.budget import block_sums, costs
 from fedmf.numpy_errors import with_numpy_defaults
-from fedmf.participation.schema import Participation
+from fedmf.participation.schema import Budgeted, Participation
 from fedmf.privacy.plan import Plan, cohort_scale
 
 # Patterns of rounds that are all tried; beyond, windows and then better rounds one at a time.
@@ -83,7 +83,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     X = E.T @ E
     if rounds is not None:
         u = _with_signs(X, rounds)
-    elif plan.participation.schema == "budget":
+    elif isinstance(plan.participation, Budgeted):
         u = _worst_of(X, evenly_spaced(costs(plan.mechanism), plan.participation))
     else:
         u = worst_contributions(X, plan.participation)
@@ -115,10 +115,8 @@ def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarr
         patterns = [tuple(range(first, min(n, first + (k - 1) * b + 1), b)) for first in range(n)]
         patterns = [p for p in patterns if len(p) == min(k, len(patterns[0]))] or patterns
     best = _worst_of(X, patterns)
-    if (
-        participation.schema == "min_sep"
-        and 1 < participation.max_participations <= MAX_MOVED_ROUNDS
-    ):
+    num_rounds = participation.max_participations
+    if participation.has_movable_rounds and 1 < num_rounds <= MAX_MOVED_ROUNDS:
         best = _improved(X, best, participation.min_sep)
     return best
 
@@ -128,7 +126,7 @@ def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
     return candidates[_first_largest(_energy(X, u) for u in candidates)]
 
 
-def evenly_spaced(costs: np.ndarray, budget: Participation) -> list[list[int]]:
+def evenly_spaced(costs: np.ndarray, budget: Budgeted) -> list[list[int]]:
     """Of rounds 0, gap, 2 gap, ... as many as the budget pays for, for every gap:
     some of what it allows.
     """

@@ -22,7 +22,7 @@ from fedmf.files import checked_path
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
-from fedmf.participation.schema import Participation
+from fedmf.participation.schema import EveryRound
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.attack_risk import AttackRisk
 from fedmf.privacy.describe import (
@@ -33,7 +33,6 @@ from fedmf.privacy.describe import (
 )
 from fedmf.privacy.plan import Plan, check_plan
 from fedmf.privacy.rounding import finite
-from fedmf.privacy.sampling.base import off_multiples
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import SYSTEMS, Subject
 
@@ -432,7 +431,7 @@ def _audited(
     worst = max(found, key=lambda sensitivity: sensitivity.value)
     offenders = None
     if plan.simulation is not None:
-        always = Participation(rounds=plan.participation.rounds, schema="every_round")
+        always = EveryRound(rounds=plan.participation.rounds)
         worst = plan.sensitivity if broke is None else sensitivity(plan.mechanism, always)
     elif broke is not None:
         others = None if kept is None else Achieved(planned=plan, sensitivity=kept)
@@ -445,6 +444,9 @@ def _audited(
             for row, rounds, own in tally.named()
         )
         offenders = Offenders(clients=tally.offenders, first=first, others=others)
+    broken = []
+    if tally.offenders:
+        broken = plan.participation.violations(stats, tally.most_spent)
     undrawn = []
     if plan.sampling is not None and stats.participations:
         undrawn = plan.sampling.contradictions(stats, plan.mechanism.rounds)
@@ -452,7 +454,7 @@ def _audited(
         planned=plan,
         observed=stats,
         achieved=Achieved(planned=plan, sensitivity=worst),
-        contradictions=(*_broken(stats, plan.participation, tally), *undrawn),
+        contradictions=(*broken, *undrawn),
         offenders=offenders,
         most_spent=None if plan.participation.budget is None else tally.most_spent,
         shares_spent=tally.spent,
@@ -485,33 +487,3 @@ def named(rounds: Sequence[int]) -> str:
         return f"round {first}"
     some = "" if last - first < len(rounds) else f"{len(rounds)} of the "
     return f"{some}rounds {first} to {last}"
-
-
-def _broken(stats: ParticipationStats, p: Participation, tally: Tally) -> list[str]:
-    """In what the record does not keep to the participation."""
-    if not tally.offenders:
-        return []
-    if p.budget is not None:
-        return [
-            f"a client's rounds cost a sensitivity of {tally.most_spent:.6g} where a budget of "
-            f"{p.budget:.6g} was planned"
-        ]
-    broken = []
-    if stats.max_participations > p.max_participations:
-        broken.append(
-            f"a client took part {stats.max_participations} times where at most "
-            f"{p.max_participations} were planned"
-        )
-    least = stats.min_separation
-    if least is not None and least < p.min_sep:
-        broken.append(
-            f"two rounds of one client are {least} apart where at least {p.min_sep} were planned"
-        )
-    if p.schema == "fixed_epoch":
-        broken += off_multiples(stats, p.min_sep)
-        if not broken:
-            broken.append(
-                f"the rounds of a client span {stats.longest_span + 1}, more than the "
-                f"{p.max_participations} epochs of {p.min_sep} that were planned"
-            )
-    return broken

@@ -105,6 +105,7 @@ def participation(
     from fedmf.cohorts.devices import DeviceBehavior
     from fedmf.cohorts.forecast import Size, compared, forecast, largest_min_sep, refuse_impossible
     from fedmf.files import write_atomically
+    from fedmf.participation.schema import SCHEMAS
 
     options = promise | simulation
     availability, seed = options["availability"], options["seed"]
@@ -115,7 +116,9 @@ def participation(
         who: dict[str, Any] = {"availability": availability_from_text(availability)}
         devices = ("dropout", "noncompliant_fraction", "timer_jitter", "seed")
         behavior = DeviceBehavior(**{name: options[name] for name in devices})
-        spaced = options["sampling"] is None and options["schema"] == "min_sep"
+        schema = SCHEMAS[options["schema"]]
+        has_timers = "min_sep" in schema.settings and not schema.has_fixed_order
+        spaced = options["sampling"] is None and has_timers
         asked = spaced and options["min_sep"] is None
         config = _promise(options, 1 if asked else options["min_sep"])
         scheme, budget = config.scheme(), _budget(config, options)
@@ -168,9 +171,10 @@ def _promise(options: dict[str, Any], min_sep: int | None) -> "PlanConfig":
 def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
     """What the promise costs with the mechanism; None for every other schema."""
     import fedmf
+    from fedmf.participation.schema import SCHEMAS
 
     file, pace = options["mechanism_file"], options["pace"]
-    if options["schema"] != "budget":
+    if not SCHEMAS[options["schema"]].needs_encoder:
         for name in ("mechanism_file", "pace", "seeds"):
             if options[name] is not None:
                 raise ValueError(

@@ -16,8 +16,8 @@ from fedmf.audits.guarantee import Audit, audit_ledger
 from fedmf.cohorts.availability import Always, Availability
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.draws import Pool
-from fedmf.cohorts.spending import Spending
 from fedmf.mechanisms.budget import Budget
+from fedmf.participation.history import TimerHistory
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from fedmf.participation.separation import check_separation
@@ -84,14 +84,14 @@ class ParticipationController:
         sampling: Sampling | None = None,
         behavior: DeviceBehavior | None = None,
     ) -> None:
-        budget = participation if isinstance(participation, Budget) else None
+        self._rule = participation
         if isinstance(participation, Budget):
             participation = participation.participation
         if not isinstance(participation, Participation):
             raise TypeError(
                 f"participation={participation!r} must be a fedmf.Participation or a fedmf.Budget"
             )
-        if participation.schema == "budget" and budget is None:
+        if self._rule is participation and participation.needs_encoder:
             raise TypeError(
                 f"participation={participation} does not say with which encoder rounds are "
                 "counted: pass the fedmf.Budget that it is of"
@@ -117,7 +117,6 @@ class ParticipationController:
         self.sampling = sampling
         self.behavior = behavior or DeviceBehavior()
         self._draws = self._order() if sampling is None else self._sampled(sampling)
-        self._budget = budget
         self._begin()
 
     def _begin(self) -> None:
@@ -128,12 +127,7 @@ class ParticipationController:
 
     def _count_anew(self) -> None:
         """Nothing of the ledger is counted."""
-        # The round after the last participation; 0 is never.
-        self._after = np.zeros(self.population, np.min_scalar_type(self.participation.rounds))
-        self._count = np.zeros(
-            self.population, np.min_scalar_type(self.participation.max_participations)
-        )
-        self._spending = None if self._budget is None else Spending(self._budget, self.population)
+        self._history = self._rule.new_history(self.population)
         self._counted = 0
         self._torn = False
 
@@ -141,8 +135,8 @@ class ParticipationController:
         """The draws of a fixed order; None to draw from the pool of eligible clients."""
         self._refuse_impossible()
         p = self.participation
-        if p.schema == "fixed_epoch":
-            self._refuse_timers('schema="fixed_epoch"')
+        if p.has_fixed_order:
+            self._refuse_timers(f'schema="{p.schema}"')
             return EpochOrder(
                 population=self.population,
                 cohort_size=self.cohort_size,
@@ -203,11 +197,10 @@ class ParticipationController:
             population=self.population,
             cohort_size=size,
             rounds=p.rounds,
-            # Schema single has no min_sep of its own to change: there it is the number of rounds.
-            name="rounds" if p.schema == "single" else "min_sep",
+            name=p.separation_argument,
         )
         epochs = math.ceil(p.rounds / b)
-        if p.schema == "fixed_epoch" and p.max_participations < epochs:
+        if p.has_fixed_order and p.max_participations < epochs:
             raise ValueError(
                 f"max_participations={p.max_participations} ends the fixed order after round "
                 f"{p.max_participations * b} of rounds={p.rounds}: use max_participations={epochs}"
@@ -271,7 +264,7 @@ class ParticipationController:
             return f"names client {cohort.max()}, outside 0..{self.population - 1}"
         if most is not None and len(cohort) > most:
             return f"has {len(cohort)} clients, cohort_size={most}"
-        may = self._may_come(t, cohort)
+        may = self._is_eligible(t, cohort)
         if self._draws is not None:
             may &= self._draws.can_draw(t, cohort)
         if may.all():
@@ -281,24 +274,19 @@ class ParticipationController:
             f"with seed={self.seed}"
         )
 
-    def _may_come(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
-        """Which clients' timers and limits allow round t, or are ignored: bool."""
-        p = self.participation
+    def _is_eligible(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
+        """Whether clients are eligible in round t, or ignore that they are not: bool (clients,)."""
         behavior = self.behavior
-        after = self._after[clients]
-        within_limit = self._count[clients] < p.max_participations
-        if self._spending is not None:
-            within_limit &= self._spending.allows(t, clients)
         if behavior.timers_as_asked:
-            # Never, which is 0, or min_sep rounds ago; in the array's own type.
-            return (after <= after.dtype.type(max(t + 1 - p.min_sep, 0))) & within_limit
+            return self._rule.is_eligible(t, self._history, clients)
         if isinstance(clients, slice):
             clients = np.arange(clients.start, clients.stop)
-        after = after.astype(np.int64)
-        wait = p.min_sep - behavior.rounds_early(clients, after)
-        return ((after == 0) | (t + 1 - after >= wait)) & within_limit | behavior.noncompliant(
-            clients
-        )
+        rounds_early: np.ndarray | int = 0
+        if isinstance(self._history, TimerHistory):
+            round_after = self._history.round_after[clients].astype(np.int64)
+            rounds_early = behavior.rounds_early(clients, round_after)
+        is_eligible = self._rule.is_eligible(t, self._history, clients, rounds_early=rounds_early)
+        return is_eligible | behavior.noncompliant(clients)
 
     def _available(self, t: int, clients: np.ndarray) -> np.ndarray:
         there = np.asarray(self.availability.available(t, clients))
@@ -321,7 +309,7 @@ class ParticipationController:
         t = checks.integer("t", t, low=0, high=checks.MAX_ROUNDS, hint=_ROUND_HINT)
         self._catch_up()
         mask = np.zeros(self.population, bool)
-        clients = np.flatnonzero(self._may_come(t, slice(0, self.population)))
+        clients = np.flatnonzero(self._is_eligible(t, slice(0, self.population)))
         mask[clients] = self._available(t, clients)
         return mask
 
@@ -386,7 +374,7 @@ class ParticipationController:
             return (there if self.sampling is None else drawn), there
         pool = Pool(
             population=self.population,
-            eligible=lambda clients: self._may_come(t, clients),
+            eligible=lambda clients: self._is_eligible(t, clients),
             available=lambda clients: self._available(t, clients),
         )
         drawn = pool.draw(draw_generator(self.seed, t), self.cohort_size)
@@ -398,7 +386,7 @@ class ParticipationController:
         drawn = self._draws.clients(t)
         # Schemes with parts keep the separation alone; this guards against what was
         # recorded from outside.
-        return drawn[self._may_come(t, drawn)]
+        return drawn[self._is_eligible(t, drawn)]
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
         self.ledger.append(
@@ -415,13 +403,7 @@ class ParticipationController:
         while self._counted < len(self.ledger):
             # Selected clients have started their timers, even if nothing arrived.
             selected = self.ledger.selected(self._counted)
-            self._after[selected] = self._counted + 1
-            if self._spending is not None:
-                self._spending.record(self._counted, selected)
-            counts = self._count[selected]
-            self._count[selected] = np.where(
-                counts < self.participation.max_participations, counts + 1, counts
-            )
+            self._history.record(self._counted, selected)
             self._counted += 1
         self._torn = False
 

@@ -170,7 +170,7 @@ def forecast(
     rounds = participation.rounds
     ledger = controller.ledger
     pool = {}
-    if sampling is None and participation.schema != "fixed_epoch":
+    if sampling is None and not participation.has_fixed_order:
         pool = dict.fromkeys(
             np.linspace(0, rounds - 1, min(rounds, _POOLS_SHOWN)).round().astype(int).tolist(), 0.0
         )

@@ -15,7 +15,8 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.participation.schema import ROUNDS_HINT, Participation
+from fedmf.participation.history import History
+from fedmf.participation.schema import ROUNDS_HINT, Budgeted, EveryRound, Participation
 
 _BINS = 10
 
@@ -64,15 +65,12 @@ class Budget:
     """
 
     mechanism: Mechanism
-    participation: Participation
+    participation: Budgeted
     pace: int
 
     def __post_init__(self) -> None:
         check_mechanism(self.mechanism)
-        if (
-            not isinstance(self.participation, Participation)
-            or self.participation.schema != "budget"
-        ):
+        if not isinstance(self.participation, Budgeted):
             raise TypeError(
                 f"participation={self.participation!r} must be a fedmf.Participation of "
                 'schema="budget"'
@@ -113,7 +111,7 @@ class Budget:
         """
         check_mechanism(mechanism)
         bound = sensitivity(mechanism, participation).value
-        budget = Participation(rounds=participation.rounds, schema="budget", budget=bound)
+        budget = Budgeted(rounds=participation.rounds, budget=bound)
         return Budget(mechanism=mechanism, participation=budget, pace=participation.min_sep)
 
     @functools.cached_property
@@ -140,13 +138,101 @@ class Budget:
         """
         name = "rounds_of_one_client"
         taken = checks.entries(name, rounds_of_one_client, hint=ROUNDS_HINT)
-        n = self.participation.rounds
-        if not Participation(rounds=n, schema="every_round").allows(taken):
+        if not EveryRound(rounds=self.participation.rounds).allows(taken):
             return False
         return bool(self.participation.affords(self.costs[np.ix_(taken, taken)].sum()))
 
+    def new_history(self, num_clients: int) -> "Spending":
+        """Returns what clients have spent before round 0: nothing."""
+        return Spending(self, num_clients)
 
-def check_pays_for_each_round(budget: Participation, dearest: float) -> None:
+    def is_eligible(
+        self,
+        t: int,
+        history: History,
+        clients: np.ndarray | slice,
+        *,
+        rounds_early: np.ndarray | int = 0,
+    ) -> np.ndarray:
+        """Whether the budget pays for round t of clients, and for the rounds that they keep it for:
+        bool (clients,).
+
+        Args:
+          t, history, clients: as of `Participation.is_eligible`.
+          rounds_early: ignored, as devices without a timer come no earlier.
+        """
+        assert isinstance(history, Spending)
+        return history.allows(t, clients)
+
+
+class Spending(History):
+    """The rounds of every client and what they cost; see `Budget` for the rule.
+
+    A device needs its own rounds and a row of |X| for each. Here they are all in one array, whose
+    rows are as long as the busiest client's: 12 bytes a client, and two for each round
+    of the busiest.
+
+    Args:
+      budget: that each client keeps to.
+      num_clients: clients 0 .. num_clients - 1; `grow` adds more.
+    """
+
+    def __init__(self, budget: Budget, num_clients: int) -> None:
+        n = budget.participation.rounds
+        self._budget = budget
+        self._none = n
+        # Round n stands for none, and costs nothing.
+        self._costs = np.concatenate([budget.costs, np.zeros((1, n))])
+        self._rounds = np.full((num_clients, 1), n, np.min_scalar_type(n))
+        self._count = np.zeros(num_clients, np.int32)
+        self._spent = np.zeros(num_clients)
+        self._ahead: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def _costs_ahead(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of round t and the first 0, 1, ... rounds that are kept for: what they cost together, and
+        with each earlier round twice.
+        """
+        if self._ahead is None or self._ahead[0] != t:
+            budget = self._budget
+            ahead = np.arange(t, self._none, budget.pace)[: budget.kept_for]
+            self._ahead = (
+                t,
+                block_sums(budget.costs, ahead),
+                2.0 * np.cumsum(self._costs[:, ahead], axis=1),
+            )
+        return self._ahead[1:]
+
+    def allows(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
+        """Who of the clients may take part in round t: bool (clients,)."""
+        together, with_earlier = self._costs_ahead(t)
+        kept = np.clip(self._budget.kept_for - 1 - self._count[clients], 0, len(together) - 1)
+        total = self._spent[clients] + together[kept]
+        for rounds in self._rounds[clients].T:
+            total += with_earlier[rounds, kept]
+        return self._budget.participation.affords(total)
+
+    def record(self, t: int, clients: np.ndarray) -> None:
+        """Counts round t for these different clients, int64 (clients,)."""
+        self._spent[clients] += self._costs[t, t] + 2.0 * self._costs[self._rounds[clients], t].sum(
+            axis=1
+        )
+        if self._count[clients].max(initial=0) == self._rounds.shape[1]:
+            self._rounds = np.pad(self._rounds, ((0, 0), (0, 1)), constant_values=self._none)
+        self._rounds[clients, self._count[clients]] = t
+        self._count[clients] += 1
+
+    def grow(self, num_clients: int) -> None:
+        """Makes room for at least so many clients, of whom the new ones spent nothing."""
+        num_more = num_clients - len(self._count)
+        if num_more > 0:
+            # A client at a time would copy all of them each time.
+            padding = (0, max(num_more, len(self._count)))
+            self._rounds = np.pad(self._rounds, (padding, (0, 0)), constant_values=self._none)
+            self._count = np.pad(self._count, padding)
+            self._spent = np.pad(self._spent, padding)
+
+
+def check_pays_for_each_round(budget: Budgeted, dearest: float) -> None:
     """Refuses a budget below the largest column norm of the encoder: a noise made for it would not
     hide one participation.
     """
@@ -158,13 +244,24 @@ def check_pays_for_each_round(budget: Participation, dearest: float) -> None:
 
 
 def most_rounds(mechanism: Mechanism, participation: Participation) -> int:
-    """Rounds that no client takes part in more of; of a budget as many as it pays for if two cost
-    no more than each alone.
+    """Returns a number of rounds that no client takes part in more of; of a budget as many as it
+    pays for if two cost no more than each alone.
     """
-    if participation.schema != "budget":
+    if not isinstance(participation, Budgeted):
         return participation.max_participations
     squares = np.sort(np.square(mechanism.encoder()).sum(axis=0))
     return max(1, int(np.count_nonzero(participation.affords(np.cumsum(squares)))))
+
+
+def participation_rule(
+    mechanism: Mechanism, participation: Participation
+) -> Participation | Budget:
+    """Returns what decides which clients are eligible: of a budget one that counts with the
+    mechanism, and keeps nothing for later rounds.
+    """
+    if not isinstance(participation, Budgeted):
+        return participation
+    return Budget(mechanism=mechanism, participation=participation, pace=participation.rounds)
 
 
 def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:

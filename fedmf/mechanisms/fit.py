@@ -93,10 +93,10 @@ def fit(
             f"workload {workload.name!r} has rounds={workload.rounds} but participation has "
             f"rounds={participation.rounds}: make both for the same number of rounds"
         )
-    if participation.schema == "budget":
+    if participation.needs_encoder:
         raise ValueError(
-            'schema="budget" is no schema to fit for: fit for the `min_sep` participation that it '
-            "is to pay for, then take "
+            f'schema="{participation.schema}" is no schema to fit for: fit for the `min_sep` '
+            "participation that it is to pay for, then take "
             "fedmf.Budget.of(mechanism, participation)"
         )
     families = fitted_families()

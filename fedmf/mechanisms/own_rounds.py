@@ -3,7 +3,7 @@ whatever its vectors are.
 
 Rounds S of one client move C x by at most the root of the sum over s, t in S of |X_st|, X = C^T C
 (banded paper, Prop. E.1). That is exact where X >= 0 on S; elsewhere it
-is sharpened (`fedmf.mechanisms.sensitivity`).
+is sharpened (`fedmf.participation.sharpening`).
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ import numpy as np
 from fedmf import checks
 from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.sensitivity import (
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.clients import ClientRounds
+from fedmf.participation.schema import Participation
+from fedmf.participation.sharpening import (
     ROUNDING,
     SHARPENING_BUDGET,
     Sensitivity,
     largest_sharpened,
-    sensitivity,
 )
-from fedmf.participation.clients import ClientRounds
-from fedmf.participation.schema import Participation
 
 # Entries of X that a Toeplitz encoder may have here, 1 GB; other encoders of as many rounds take
 # more themselves.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmf.participation.schema import Participation
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ClientRounds:
@@ -18,8 +16,8 @@ class ClientRounds:
       starts: place of each client's first round in `rounds`, int64 (clients,).
 
     >>> clients = ClientRounds(rounds=np.array([0, 3, 9, 5]), starts=np.array([0, 3]))
-    >>> clients.counts, clients.kept(Participation(rounds=10, schema="min_sep", min_sep=4))
-    (array([3, 1]), array([False,  True]))
+    >>> clients.counts, clients.spans
+    (array([3, 1]), array([9, 0]))
     """
 
     rounds: np.ndarray
@@ -77,26 +75,3 @@ class ClientRounds:
         with one round.
         """
         return np.minimum.reduceat(np.where(self.later, self.gaps, single), self.starts)
-
-    def kept(self, participation: Participation) -> np.ndarray:
-        """Whether the participation allows the rounds of each client: bool (clients,).
-
-        Raises:
-          ValueError: of schema budget, where it depends on the encoder.
-        """
-        p = participation
-        if p.schema == "budget":
-            raise ValueError(
-                'the rounds that schema="budget" allows depend on the encoder: let '
-                "fedmf.audit_ledger name the clients, which has one"
-            )
-        if not len(self):
-            return np.zeros(0, bool)
-        kept = (self.counts <= p.max_participations) & (self.smallest_gaps(p.rounds) >= p.min_sep)
-        kept &= self.rounds[self.starts + self.counts - 1] < p.rounds
-        if p.schema == "fixed_epoch":
-            # Participation.allows: a window of max_participations rounds exactly min_sep apart,
-            # some of them missed.
-            in_step = np.maximum.reduceat(self.gaps % p.min_sep, self.starts) == 0
-            kept &= in_step & (self.spans // p.min_sep < p.max_participations)
-        return kept

@@ -169,7 +169,7 @@ class ParticipationLedger:
             )
         if participation is not None:
             clients, rounds = self.clients()
-            known.append(clients[~rounds.kept(participation)])
+            known.append(clients[~participation.allows_each(rounds)])
         return np.unique(np.concatenate([np.zeros(0, np.int64), *known]))
 
     def planned(self) -> "ParticipationLedger":

@@ -104,6 +104,17 @@ class ParticipationStats(fields.ShortRepr):
         return {name: getattr(self, name) for name in names.split()}
 
 
+def off_multiples(observed: ParticipationStats, parts: int) -> list[str]:
+    """Returns a sentence if two rounds of a client are no multiple of `parts` apart."""
+    off = sum(count for gap, count in observed.separations.items() if gap % parts)
+    if not off:
+        return []
+    return [
+        f"{off} separations of two rounds of one client are no multiples of {parts}, so that those "
+        "clients left their part of the population"
+    ]
+
+
 def _counts(values: np.ndarray) -> dict[int, int]:
     """Value -> how often it occurs, increasing."""
     different, counts = np.unique(values, return_counts=True)

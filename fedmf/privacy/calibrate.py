@@ -10,7 +10,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.budget import check_pays_for_each_round
 from fedmf.mechanisms.leading import column_norm
 from fedmf.numpy_errors import with_numpy_defaults
-from fedmf.participation.schema import Participation
+from fedmf.participation.schema import Budgeted, Participation
 from fedmf.privacy.amplification import least_noise_multiplier
 from fedmf.privacy.attack_risk import AttackRisk, risk_by_curve
 from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
@@ -205,7 +205,7 @@ def calibrate(
         sampling=sampling,
     )
     scheme = plan.sampling
-    if plan.participation.schema == "budget":
+    if isinstance(plan.participation, Budgeted):
         check_pays_for_each_round(plan.participation, column_norm(mechanism))
     if scheme is None:
         return _checked(plan)

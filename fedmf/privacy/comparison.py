@@ -12,6 +12,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.mechanisms.family import FAMILIES
 from fedmf.noise.strategies import host_strategies
+from fedmf.participation.schema import SCHEMAS
 from fedmf.participation.separation import check_separation
 from fedmf.privacy.attack_risk import attack_risk
 from fedmf.privacy.bands import BandSearch
@@ -101,8 +102,9 @@ class Comparison:
             checks.one_of("sampling", name, tuple(SCHEMES))
         bands = promise.get("bands")
         without = {name: value for name, value in promise.items() if name != "bands"}
-        schema = promise.get("schema") or "min_sep"
-        needs_separation = schema in ("min_sep", "fixed_epoch") and not promise.get("sampling")
+        schema = promise.get("schema") or PlanConfig.schema
+        settings = SCHEMAS[checks.one_of("schema", schema, tuple(SCHEMAS))].settings
+        needs_separation = "min_sep" in settings and not promise.get("sampling")
         is_missing = needs_separation and promise.get("min_sep") is None
         if is_missing:
             without["min_sep"] = 1

@@ -18,7 +18,7 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
 from fedmf.mechanisms.leading import column_norm
 from fedmf.numpy_errors import with_numpy_defaults
-from fedmf.participation.schema import SCHEMAS, Participation
+from fedmf.participation.schema import SCHEMAS, Budgeted, Participation
 from fedmf.privacy.calibrate import Target, calibrate, enough_noise, rates_of, rates_text
 from fedmf.privacy.flat_config import (
     OF_THE_FIT,
@@ -172,7 +172,8 @@ class PlanConfig:
         self.given_schedule()
         self._check_mechanism()
         self._check_target()
-        fields.belongs(self, "budget", to="schema=budget", there=self.schema == "budget")
+        takes_budget = "budget" in SCHEMAS[self.schema].settings
+        fields.belongs(self, "budget", to="schema=budget", there=takes_budget)
         for name in ("clip_share", "clip_every", "clip_learning_rate"):
             fields.belongs(self, name, to="`clip_quantile`", there=self.clip_quantile is not None)
         if self.claimed_cohort is not None and self.claimed_cohort <= self.cohort_size:
@@ -244,7 +245,7 @@ class PlanConfig:
             return
         self.scheme()
         apart = None if takes(self.sampling, "min_sep") else self.min_sep
-        if apart or self.max_participations is not None or self.schema != "min_sep":
+        if apart or self.max_participations is not None or self.schema != PlanConfig.schema:
             raise ValueError(
                 f"sampling={self.sampling} decides how far apart clients take part: leave out "
                 f"min_sep={self.min_sep}, max_participations={self.max_participations} and "
@@ -289,9 +290,8 @@ class PlanConfig:
         if scheme is not None:
             epoch = min(self.rounds, scheme.population // scheme.cohort_size)
             return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=epoch)
-        return Participation(
+        return SCHEMAS[self.schema].for_fit(
             rounds=self.rounds,
-            schema="min_sep" if self.schema == "budget" else self.schema,
             min_sep=self.min_sep,
             max_participations=self.max_participations,
         )
@@ -299,12 +299,13 @@ class PlanConfig:
     def budget_with(self, mechanism: Mechanism) -> Budget | None:
         """With schema=budget the budget that clients keep to with this mechanism; else None."""
         check_mechanism(mechanism)
-        if self.schema != "budget":
+        if not SCHEMAS[self.schema].needs_encoder:
             return None
         if self.budget is None:
             return Budget.of(mechanism, self.participation())
-        kept = Participation(rounds=self.rounds, schema="budget", budget=self.budget)
-        return Budget(mechanism=mechanism, participation=kept, pace=self.min_sep or self.rounds)
+        participation = Budgeted(rounds=self.rounds, budget=self.budget)
+        pace = self.min_sep or self.rounds
+        return Budget(mechanism=mechanism, participation=participation, pace=pace)
 
     def quantile_clipping(self) -> QuantileClipping | None:
         """How the clip norm adapts; None for one that stays."""
@@ -349,8 +350,9 @@ class PlanConfig:
         if "equal_norms" in record.options:
             # The optimum for every round of an epoch order; a limit below that only lowers its
             # sensitivity.
-            participation = Participation(
-                rounds=self.rounds, schema=participation.schema, min_sep=participation.min_sep
+            participation = dataclasses.replace(
+                participation,
+                max_participations=None,  # type: ignore[arg-type]
             )
         if record.proves_gap:
             options["tolerance"] = 1e-3
@@ -448,9 +450,7 @@ class PlanConfig:
         if scheme is not None:
             values |= scheme.settings()
         else:
-            values |= {"schema": p.schema, "budget": p.budget}
-            if p.schema in ("min_sep", "fixed_epoch"):
-                values |= {"min_sep": p.min_sep, "max_participations": p.max_participations}
+            values |= p.to_config()
         if adaptive is not None:
             values |= {f"clip_{name}": x for name, x in dataclasses.asdict(adaptive).items()}
         if (cohorts := plan.simulation) is not None:

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedmf.identifiers import shown_client, shown_rounds
 from fedmf.mechanisms.base import Mechanism
+from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy import rounding
 from fedmf.privacy.references import references_of
 from fedmf.privacy.systems import System, system_of
@@ -134,7 +135,7 @@ def mechanism_digest(mechanism: Mechanism) -> str:
 
 
 @functools.cache
-def _template() -> Any:
+def _environment() -> Any:
     import jinja2  # a tenth of a second that only statements need
 
     # Markdown: nothing is escaped. A value that is missing is a mistake, but for those that only
@@ -150,13 +151,21 @@ def _template() -> Any:
     environment.filters.update(
         up=rounding.up, down=rounding.down, client=shown_client, rounds=shown_rounds
     )
-    return environment.get_template("statement.md.jinja")
+    return environment
 
 
 def markdown(values: dict[str, Any]) -> str:
     """Returns the statement as Markdown, of the values of `describe.statement_values`."""
+    limits = values["participation"]
+    # A schema of a module that is not imported here has limits all the same.
+    schema = SCHEMAS.get(limits["schema"], Participation)
     facts = dict.fromkeys(_OPTIONAL) | values
-    text = _template().render(facts | {"kind": system_of(values["system"])})
+    facts |= {
+        "kind": system_of(values["system"]),
+        "assumption": _environment().from_string(schema.assumption).render(limits),
+        "separation_kind": schema.separation_kind,
+    }
+    text = _environment().get_template("statement.md.jinja").render(facts)
     references = [f"- {reference}." for reference in references_of(text)]
     text = "\n".join([text, "", "## References", "", *references])
     points: list[str] = []

@@ -20,7 +20,7 @@ from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.leading import leading_block
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.participation.schema import Participation
+from fedmf.participation.schema import SCHEMAS
 from fedmf.privacy.describe import guarantee_values
 from fedmf.privacy.gaussian import check_epsilon
 from fedmf.privacy.plan import Plan, check_plan, unit_noise
@@ -48,9 +48,9 @@ def first_rounds(
             f"sampling={sampling} is accounted for all rounds together: leave it out, or "
             "state the guarantee of all"
         )
-    if schema == "budget":
+    if SCHEMAS[schema].needs_encoder:
         raise ValueError(
-            f"schema=budget: all of a budget may be spent in the first {rounds} rounds, so that "
+            f"schema={schema}: all of a budget may be spent in the first {rounds} rounds, so that "
             "these have the guarantee of all: state "
             "that, and audit the run, which counts what was spent"
         )
@@ -85,17 +85,12 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
     rounds = checks.integer("rounds", rounds, low=1, high=p.rounds, hint=hint)
     scheme = None if plan.sampling is None else type(plan.sampling).__name__
     mechanism = first_rounds(plan.mechanism, rounds, schema=p.schema, sampling=scheme)
-    if p.schema in ("single", "every_round"):
-        kept = Participation(rounds=rounds, schema=p.schema)
-    else:
-        b = min(p.min_sep, rounds)
-        k = min(p.max_participations, -(-rounds // b))
-        kept = Participation(rounds=rounds, schema=p.schema, min_sep=b, max_participations=k)
-    multiplier = unit_noise(plan) / sensitivity(mechanism, kept).value
+    participation = p.shortened(rounds)
+    multiplier = unit_noise(plan) / sensitivity(mechanism, participation).value
     return dataclasses.replace(
         plan,
         mechanism=mechanism,
-        participation=kept,
+        participation=participation,
         noise_multiplier=multiplier,
         longer=plan.longer or plan,
     )

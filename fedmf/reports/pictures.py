@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, ScalarFormatter, StrMethodFormatter
 
 from fedmf.mechanisms.base import Mechanism
+from fedmf.participation.schema import Participation
 from fedmf.reports.canvas import (
     BLUE,
     DASHED,
@@ -59,9 +60,7 @@ def picture_title(forecast: dict[str, Any]) -> str:
     kind = forecast["availability"].partition(":")[0]
     available = "always available" if kind == "always" else f"{kind} availability"
     drawn = f"{forecast['sampling']} sampling, " if forecast["sampling"] else ""
-    limit = f"min separation {forecast['min_sep']:,}"
-    if forecast["schema"] == "budget":
-        limit = f"participation budget {forecast['budget']:.4g}"
+    limit = Participation.of_limits(forecast).limit_in_words()
     return (
         f"{forecast['population']:,} clients, {forecast['cohort_size']:,} a round, "
         f"{available}, {drawn}{limit}"

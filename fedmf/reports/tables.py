@@ -4,6 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
+from fedmf.participation.schema import Participation
 from fedmf.reports.groups import (
     Group,
     config_as_run,
@@ -217,10 +218,7 @@ def participation_table(groups: Sequence[Group]) -> Table:
 
 def _participation_cells(run: Run) -> list[Cell]:
     planned = run.plan["participation"]
-    b = f"planned {planned['min_sep']:,}"
-    k = f"planned {planned['max_participations']:,}"
-    if planned["schema"] == "budget":
-        b = k = f"budget {planned['budget']:.4g}"
+    b, k = Participation.of_limits(planned).planned_in_words()
     if run.result is None:
         unknown = [Cell("–", "muted", [limit]) for limit in (b, k)]
         return [*unknown, _NOTHING, _NOTHING, _achieved(run)]

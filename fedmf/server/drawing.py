@@ -1,8 +1,7 @@
 """How a server draws the clients of its rounds."""
 
 from fedmf.cohorts.controller import ParticipationController
-from fedmf.mechanisms.budget import Budget
-from fedmf.participation.schema import Participation
+from fedmf.mechanisms.budget import participation_rule
 from fedmf.privacy.plan import Plan
 from fedmf.server.folder import ServerConfig
 from fedmf.server.source import derived_seed
@@ -13,14 +12,6 @@ def cohort_seed(noise_seed: int) -> int:
     that nobody knows.
     """
     return derived_seed(f"fedmf cohorts {noise_seed}", 16)
-
-
-def kept_by_clients(plan: Plan) -> Participation | Budget:
-    """What each client keeps to."""
-    p = plan.participation
-    if p.schema != "budget":
-        return p
-    return Budget(mechanism=plan.mechanism, participation=p, pace=p.rounds)
 
 
 def controller_of(plan: Plan, config: ServerConfig, seed: int) -> ParticipationController | None:
@@ -41,7 +32,7 @@ def controller_of(plan: Plan, config: ServerConfig, seed: int) -> ParticipationC
             )
         return None
     return ParticipationController(
-        kept_by_clients(plan),
+        participation_rule(plan.mechanism, plan.participation),
         population=config.population,
         cohort_size=config.clients_per_round,
         seed=seed,

@@ -1,6 +1,6 @@
-"""The clients of a server: what they are called, and in which rounds they took part."""
+"""The clients of a server: what they are called, and which of them are eligible."""
 
-import collections
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,22 +13,25 @@ Client = int | str
 
 
 class Roster:
-    """Clients by their ids, and the rounds of each that were released.
+    """Clients by their ids, and the history of each in the rounds that were released.
 
     Args:
-      keeps: what each client keeps to.
+      rule: which clients are eligible.
       population: clients are 0 .. population - 1, and number themselves; None for ints or texts.
 
     >>> roster = Roster(Participation(rounds=8, schema="min_sep", min_sep=4), None)
-    >>> roster.record(roster.number("zo\\u00eb"), 0)
-    >>> roster.may_come("zoe\\u0308", 3), roster.may_come("zoe\\u0308", 4), roster.may_come("bo", 3)
-    (False, True, True)
+    >>> roster.record([roster.number("zo\\u00eb")], 0)
+    >>> roster.is_eligible(["zoe\\u0308", "bo"], 3), roster.is_eligible(["zoe\\u0308", "bo"], 4)
+    (array([False,  True]), array([ True,  True]))
     """
 
-    def __init__(self, keeps: Participation | Budget, population: int | None) -> None:
-        self._keeps, self._population = keeps, population
+    def __init__(self, rule: Participation | Budget, population: int | None) -> None:
+        self._rule = rule
+        self._population = population
         self._numbers: dict[str, int] = {}
-        self._rounds: dict[int, list[int]] = collections.defaultdict(list)
+        # Entry 0 of the history stands for clients that never took part.
+        self._history = rule.new_history(1)
+        self._entry_by_number: dict[int | None, int] = {}
         self.names: list[Client] = []  # as they were given first, by number
 
     def plain(self, client: Any, name: str = "client") -> Client:
@@ -108,16 +111,23 @@ class Roster:
         number = self.number(client)
         return number if self._population is not None else self.names[number]
 
-    def rounds(self, client: Client) -> list[int]:
-        """The rounds in which a plain client took part."""
-        alone = self._population is not None
-        known = int(client) if alone else self._numbers.get(self.look(client))
-        return [] if known is None else self._rounds.get(known, [])
+    def known_number(self, client: Client) -> int | None:
+        """Returns a plain client's number in the ledger; None where it has none yet."""
+        if self._population is not None:
+            return int(client)
+        return self._numbers.get(self.look(client))
 
-    def may_come(self, client: Client, t: int) -> bool:
-        """Whether a plain client may take part in round t as well."""
-        return self._keeps.allows([*self.rounds(client), t])
+    def is_eligible(self, clients: Sequence[Client], t: int) -> np.ndarray:
+        """Whether plain clients may take part in round t as well: bool (clients,)."""
+        numbers = [self.known_number(client) for client in clients]
+        entries = [self._entry_by_number.get(number, 0) for number in numbers]
+        return self._rule.is_eligible(t, self._history, np.array(entries, np.int64))
 
-    def record(self, number: int, t: int) -> None:
-        """Counts that the client of this number took part in round t."""
-        self._rounds[number].append(t)
+    def record(self, numbers: Sequence[int], t: int) -> None:
+        """Counts that the different clients of these numbers took part in round t."""
+        entries = []
+        for number in numbers:
+            next_entry = len(self._entry_by_number) + 1
+            entries.append(self._entry_by_number.setdefault(number, next_entry))
+        self._history.grow(len(self._entry_by_number) + 1)
+        self._history.record(t, np.array(entries, np.int64))

@@ -16,6 +16,7 @@ from fedmf import checks, identifiers
 from fedmf.audits.guarantee import Audit, audit_ledger
 from fedmf.cohorts.controller import PoolRanDryWarning
 from fedmf.files import shell_path
+from fedmf.mechanisms.budget import participation_rule
 from fedmf.numpy_errors import numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.config import PlanConfig
@@ -27,7 +28,7 @@ from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import Subject
 from fedmf.server.calls import ExclusiveCalls, count_seed, exclusive, warn_of_used_seed
 from fedmf.server.clipping import largest_norm
-from fedmf.server.drawing import cohort_seed, controller_of, kept_by_clients
+from fedmf.server.drawing import cohort_seed, controller_of
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
 from fedmf.server.means import (
     MeansState,
@@ -166,7 +167,8 @@ class Server(ExclusiveCalls):
         self._sum = self._means.empty_sum()
         varies = plan.sampling is not None and plan.sampling.independent
         self._ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
-        self._roster = Roster(kept_by_clients(plan), config.population)
+        rule = participation_rule(plan.mechanism, plan.participation)
+        self._roster = Roster(rule, config.population)
         self._next()
 
     def _next(self) -> None:
@@ -248,10 +250,11 @@ class Server(ExclusiveCalls):
             )
         named = self._roster.by_look("available", available)
         t = self.round
-        may = sorted(look for look, client in named.items() if self._roster.may_come(client, t))
-        size = min(self._config.clients_per_round, len(may))
-        places = draw_generator(self._seed, t).choice(len(may), size, replace=False)
-        return [named[may[i]] for i in sorted(places.tolist())]
+        clients = [named[look] for look in sorted(named)]
+        eligible = np.flatnonzero(self._roster.is_eligible(clients, t))
+        size = min(self._config.clients_per_round, len(eligible))
+        chosen = draw_generator(self._seed, t).choice(len(eligible), size, replace=False)
+        return [clients[i] for i in eligible[np.sort(chosen)].tolist()]
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -448,7 +451,8 @@ class Server(ExclusiveCalls):
         """Counts clients, by their looks, into the round: all or none."""
         t = self.round
         drawn = None if self._controller is None else set(self._draw(t).tolist())
-        for look, client in clients.items():
+        is_eligible = self._roster.is_eligible(list(clients.values()), t).tolist()
+        for (look, client), may_add in zip(clients.items(), is_eligible, strict=True):
             shown = f"client={identifiers.shown_client(client)}"
             if look in self._added:
                 raise ValueError(f"{shown} is in round {t} already: add one update a client")
@@ -456,8 +460,8 @@ class Server(ExclusiveCalls):
                 raise ValueError(
                     f"{shown} was not drawn for round {t}: add clients of server.cohort()"
                 )
-            if not self._roster.may_come(client, t):
-                before = identifiers.shown_rounds(self._roster.rounds(client))
+            if not may_add:
+                before = identifiers.shown_rounds(self._rounds_of(client))
                 raise ValueError(
                     f"{shown} took part in {before}, and {self.plan.participation} does not allow "
                     f"round {t}: leave it out, as server.cohort() does"
@@ -468,6 +472,11 @@ class Server(ExclusiveCalls):
                 f"round {t} has its clients_per_round={most}: release it, or plan for more"
             )
         self._added |= {look: self._roster.recorded(client) for look, client in clients.items()}
+
+    def _rounds_of(self, client: Client) -> list[int]:
+        """Returns the rounds in which a plain client took part."""
+        number = self._roster.known_number(client)
+        return [t for t in range(len(self._ledger)) if number in self._ledger.cohort(t)]
 
     def _draw(self, t: int, *, quiet: bool = False) -> np.ndarray:
         """The clients that the server drew for round t; nobody where they check in."""
@@ -483,6 +492,5 @@ class Server(ExclusiveCalls):
         selected = None if self._controller is None else self._draw(t)
         numbers = [self._roster.number(client) for client in self._added.values()]
         self._ledger.append(np.array(sorted(numbers), np.int64), selected=selected)
-        for number in numbers:
-            self._roster.record(number, t)
+        self._roster.record(numbers, t)
         self._next()

@@ -11,9 +11,8 @@ from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.cohorts.spending import Spending
 from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
-from fedmf.mechanisms.budget import Budget
+from fedmf.mechanisms.budget import Budget, Spending
 from tests.cohorts.controllers import WhoComes, rounds_of_clients, run
 from tests.mechanisms.registry import both_signs
 from tests.mechanisms.schemas import fitted, separated

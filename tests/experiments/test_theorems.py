@@ -39,6 +39,6 @@ def test_what_nothing_cites_is_listed_as_such():
     _, _, *rows = text.splitlines()
     assert len(rows) == len(STATEMENTS)
     (theorem,) = (row for row in rows if row.startswith("| banded, Thm. 2 |"))
-    assert "`fedmf/mechanisms/sensitivity.py`" in theorem
+    assert "`fedmf/participation/round_sets.py`" in theorem
     (lemma,) = (row for row in rows if row.startswith("| multi-epoch, Lemma I.1 |"))
     assert "nothing cites it" in lemma

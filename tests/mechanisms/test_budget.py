@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, ToeplitzMechanism
 from fedmf.mechanisms.budget import Budget, costs, most_rounds, spending_histogram
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
 from fedmf.participation.schema import Participation
+from fedmf.participation.vector_bound import vector_sensitivity_bounds
 from tests.mechanisms.registry import both_signs
 from tests.mechanisms.schemas import epochs, every_round, fitted, separated, single
 from tests.oracles import allowed_sets

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.mechanisms.vector_bound import vector_sensitivity_bounds
+from fedmf.participation.vector_bound import vector_sensitivity_bounds
 
 
 def random_gram(seed, k, rank):

@@ -1,11 +1,13 @@
+import copy
 import dataclasses
 import itertools
+import pickle
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.participation.schema import Participation
+from fedmf.participation.schema import SCHEMAS, Participation
 from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.oracles import allowed_sets, maximal_sets
 
@@ -44,6 +46,57 @@ def test_the_limits_are_ints_and_reached(participation):
     longest = max(map(len, participation.patterns()))
     assert longest == participation.max_participations
     assert dataclasses.replace(participation) == participation
+
+
+@given(participations(), st.data())
+@settings(max_examples=50)
+def test_eligible_is_who_may_take_part_in_the_round_as_well(participation, data):
+    history = participation.new_history(1)
+    history.grow(3)
+    rounds_by_client = [[], [], []]
+    for t in range(participation.rounds):
+        eligible = participation.is_eligible(t, history, np.arange(3))
+        assert eligible.tolist() == [
+            participation.allows([*rounds, t]) for rounds in rounds_by_client
+        ]
+        assert eligible.tolist() == participation.is_eligible(t, history, slice(0, 3)).tolist()
+        clients = data.draw(st.sets(st.sampled_from(range(3))))
+        clients &= set(np.flatnonzero(eligible).tolist())
+        history.record(t, np.array(sorted(clients), np.int64))
+        for client in clients:
+            rounds_by_client[client].append(t)
+
+
+@given(participations(most_rounds=7))
+def test_patterns_of_a_schema_that_has_no_own_are_the_maximal_sets(participation):
+    patterns = list(Participation.patterns(participation))
+    assert sorted(patterns) == maximal_sets(participation)
+
+
+@given(participations())
+def test_the_schema_s_class_is_made_copied_and_replaced_alike(participation):
+    assert type(participation) is SCHEMAS[participation.schema]
+    limits = participation.limits()
+    assert participation == type(participation)(**limits) == Participation(**limits)
+    for twin in (copy.deepcopy(participation), pickle.loads(pickle.dumps(participation))):
+        assert type(twin) is type(participation)
+        assert twin == participation
+        assert hash(twin) == hash(participation)
+        assert repr(twin) == repr(participation)
+    rounds = participation.rounds
+    changed = dataclasses.replace(
+        participation, schema="single", min_sep=None, max_participations=None
+    )
+    assert changed == Participation(rounds=rounds, schema="single")
+
+
+def test_pickles_of_before_the_schemas_had_classes():
+    text = (
+        b"\x80\x02cfedmf.participation.schema\nParticipation\nq\x00)\x81q\x01}q\x02(X\x06\x00\x00"
+        b"\x00roundsq\x03K\nX\x06\x00\x00\x00schemaq\x04X\x07\x00\x00\x00min_sepq\x05h\x05K\x04X"
+        b"\x12\x00\x00\x00max_participationsq\x06K\x03X\x06\x00\x00\x00budgetq\x07Nub."
+    )
+    assert pickle.loads(text) == separated(10, 4)
 
 
 def test_schemas_fill_in_their_limits():

@@ -26,11 +26,11 @@ def test_the_clients_that_kept_to_it(participation, cohorts):
     }
     assert clients.tolist() == sorted(set().union(*cohorts))
     assert [tuple(rounds.of(i).tolist()) for i in range(len(clients))] == list(taken.values())
-    assert rounds.kept(participation).tolist() == [t in allowed for t in taken.values()]
+    assert participation.allows_each(rounds).tolist() == [t in allowed for t in taken.values()]
     outside = [c for c, t in taken.items() if t not in allowed]
     assert ledger.noncompliant(participation).tolist() == outside
 
 
 def test_rounds_beyond_the_plan_are_not_kept():
     clients = ClientRounds(rounds=np.array([0, 3, 8]), starts=np.array([0, 2]))
-    assert clients.kept(every_round(8)).tolist() == [True, False]
+    assert every_round(8).allows_each(clients).tolist() == [True, False]

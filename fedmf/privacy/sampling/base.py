@@ -294,17 +294,6 @@ class Sampling(fields.Checked, abc.ABC):
 _check_arguments_of(Sampling)
 
 
-def off_multiples(observed: ParticipationStats, parts: int) -> list[str]:
-    """A sentence if two rounds of a client are no multiple of `parts` apart."""
-    off = sum(count for gap, count in observed.separations.items() if gap % parts)
-    if not off:
-        return []
-    return [
-        f"{off} separations of two rounds of one client are no multiples of {parts}, so that those "
-        "clients left their part of the population"
-    ]
-
-
 def takes(name: str, setting: str) -> bool:
     """Whether the scheme of a name has a field of this name.
 

@@ -16,7 +16,7 @@ from fedmf import fields
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.leading import column_norm
 from fedmf.participation.schema import Participation
-from fedmf.participation.stats import ParticipationStats
+from fedmf.participation.stats import ParticipationStats, off_multiples
 from fedmf.privacy.amplification import sampled_gaussian_curve, sampled_gaussian_epsilon
 from fedmf.privacy.fixed_size import fixed_size_epsilon
 from fedmf.privacy.gaussian import MIN_DELTA
@@ -30,7 +30,6 @@ from fedmf.privacy.sampling.base import (
     check_bands,
     check_cohort_size,
     check_population,
-    off_multiples,
 )
 from fedmf.privacy.sampling.draws import Draws, EpochPlaces, PartitionDraws
 
