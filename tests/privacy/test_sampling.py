@@ -1,7 +1,13 @@
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
+from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+from fedmf.privacy.sampling.cyclic import proven_bands
+from fedmf.privacy.sampling.losses import bin_gram
 
 SCHEMES = (CyclicPoisson, CyclicFixedSize, CyclicShuffle)
 
@@ -39,3 +45,15 @@ def test_what_holds_with_certainty_is_what_the_draw_can_do(population, cohort_si
             assert len(taken) == scheme.compositions(rounds)
         assert participation.allows(taken)
         assert len(taken) == participation.max_participations
+
+
+def test_long_toeplitz_encoders_are_accounted_without_their_matrix(monkeypatch):
+    column = np.array([1.0, 0.5, 0.25, 0.125])
+    toeplitz = ToeplitzMechanism(rounds=11, coefficients=column)
+    dense = DenseMechanism(matrix=toeplitz.encoder())
+    expected = [bin_gram(dense, bins) for bins in (1, 3, 4, 11)]
+    assert proven_bands(dense) == 4
+    monkeypatch.setattr(ToeplitzMechanism, "encoder", lambda self: pytest.fail("a dense encoder"))
+    assert proven_bands(toeplitz) == 4
+    for bins, gram in zip((1, 3, 4, 11), expected, strict=True):
+        assert_allclose(bin_gram(toeplitz, bins), gram, rtol=1e-12)

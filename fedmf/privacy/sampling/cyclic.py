@@ -122,6 +122,9 @@ def proven_bands(mechanism: Mechanism) -> int:
     rows = mechanism.banded_rows()
     if rows is not None:
         return int(rows.shape[1])
+    column = mechanism.toeplitz_coefficients()
+    if column is not None:
+        return int(np.flatnonzero(column).max(initial=0)) + 1
     C = mechanism.encoder()
     n = mechanism.rounds
     if C.shape != (n, n) or np.triu(C, 1).any():
@@ -130,7 +133,9 @@ def proven_bands(mechanism: Mechanism) -> int:
             "amplification by sampling needs: use banded, "
             "identity, toeplitz or dense, or leave sampling out"
         )
-    return int((np.subtract.outer(np.arange(n), np.arange(n))[C != 0]).max(initial=0)) + 1
+    filled = C != 0
+    lags = np.arange(n) - filled.argmax(axis=1)
+    return int(lags[filled.any(axis=1)].max(initial=0)) + 1
 
 
 class _RoundByRound(Cyclic):

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmf import checks
 from fedmf.mechanisms.banded.fit import diagonals_of
 from fedmf.mechanisms.banded.recursion import columns_of_rows
 from fedmf.mechanisms.base import Mechanism
@@ -339,6 +340,18 @@ def _blocks(columns: np.ndarray) -> list[tuple[int, int, int, np.ndarray]]:
 @functools.lru_cache(maxsize=2)
 def bin_gram(mechanism: Mechanism, bins: int) -> np.ndarray:
     """Inner products of the bins' sums of columns of C, float64 (bins, bins)."""
+    column = mechanism.toeplitz_coefficients()
+    if column is not None:
+        n = mechanism.rounds
+        checks.fits_in_memory("the sums of columns by bin", (n, bins), copies=2)
+        # Entry t of bin 0 is the sum of the c[t - i bins]; bin j has it j rounds later.
+        padded = np.zeros(-(-n // bins) * bins)
+        padded[: len(column)] = column
+        first_sum = np.cumsum(padded.reshape(-1, bins), axis=0).ravel()[:n]
+        sums = np.zeros((n, bins))
+        for j in range(min(bins, n)):
+            sums[j:, j] = first_sum[: n - j]
+        return sums.T @ sums
     C = mechanism.encoder()
     sums = np.zeros((len(C), bins))
     for j in range(min(bins, C.shape[1])):

@@ -127,8 +127,12 @@ class Simulated(Sampling):
 
     def _refuse_signed(self, mechanism: Mechanism) -> None:
         """Raises for encoders whose dominating pair is not proven."""
-        rows = mechanism.banded_rows()
-        least = float((mechanism.encoder() if rows is None else rows).min())
+        entries = mechanism.toeplitz_coefficients()
+        if entries is None:
+            entries = mechanism.banded_rows()
+        if entries is None:
+            entries = mechanism.encoder()
+        least = float(entries.min())
         if least < 0:
             raise ValueError(
                 f"the {mechanism.family} encoder has a negative entry, {least:.3g}, and for those "
