@@ -133,8 +133,7 @@ class Participation(fields.Checked, abc.ABC):
     ) -> Self:
         """Returns an object of the schema's class, whose fields `__init__` sets."""
         if rounds is None and schema is None:
-            # Copies and pickles set their fields afterwards, and those of earlier versions their
-            # class as well.
+            # Copies, pickles and msgspec set the fields afterwards, and `_set_class` the class.
             return object.__new__(SCHEMAS["single"] if cls is Participation else cls)  # type: ignore[return-value]
         if schema is None:
             schema = vars(cls).get("schema")
@@ -153,10 +152,17 @@ class Participation(fields.Checked, abc.ABC):
         )
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "__class__", SCHEMAS[state["schema"]])
         super().__setstate__(state)
+        self._set_class()
+
+    def _set_class(self) -> None:
+        """Makes the object one of its schema's class, where it was made without a call."""
+        schema_class = SCHEMAS[_check_schema("schema", self.schema)]
+        if type(self) is not schema_class:
+            object.__setattr__(self, "__class__", schema_class)
 
     def __post_init__(self) -> None:
+        self._set_class()
         super().__post_init__()
         self._check_budget()
         implied = self.implied_limits()

@@ -3,6 +3,7 @@ import dataclasses
 import itertools
 import pickle
 
+import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,7 +79,8 @@ def test_the_schema_s_class_is_made_copied_and_replaced_alike(participation):
     assert type(participation) is SCHEMAS[participation.schema]
     limits = participation.limits()
     assert participation == type(participation)(**limits) == Participation(**limits)
-    for twin in (copy.deepcopy(participation), pickle.loads(pickle.dumps(participation))):
+    read = msgspec.json.decode(msgspec.json.encode(participation), type=Participation)
+    for twin in (copy.deepcopy(participation), pickle.loads(pickle.dumps(participation)), read):
         assert type(twin) is type(participation)
         assert twin == participation
         assert hash(twin) == hash(participation)
