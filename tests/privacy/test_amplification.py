@@ -327,6 +327,9 @@ def test_bands_are_read_from_the_entries():
         def banded_rows(self):
             return None
 
+        def toeplitz_coefficients(self):
+            return None
+
         def encoder(self):
             return FOUR.encoder()
 
