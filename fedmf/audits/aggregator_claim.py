@@ -6,6 +6,7 @@ and one client moves the release by 1.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -77,7 +78,7 @@ class AggregatorClaim(fields.Checked):
     min_sep: int | None = fields.whole(
         None, "With correlated noise: rounds from one participation of a client to its next."
     )
-    shapes: str = fields.option("100x100,50x100,1000,1", "Of an update's arrays.", _shapes)
+    shapes: str = fields.option("100x100,100x100,1000,1", "Of an update's arrays.", _shapes)
     leave_out: str | None = fields.option(
         None, "Tests that are left out, as one,weights.", _left_out
     )
@@ -106,12 +107,12 @@ class AggregatorClaim(fields.Checked):
         """Whether noise may be correlated over rounds."""
         return self.noise == "correlated"
 
-    @property
+    @functools.cached_property
     def arrays(self) -> list[tuple[int, ...]]:
         """Shapes of an update's arrays."""
         return [tuple(map(int, part.split("x"))) for part in self.shapes.split(",")]
 
-    @property
+    @functools.cached_property
     def sizes(self) -> list[int]:
         """Entries of each array."""
         return [math.prod(shape) for shape in self.arrays]
@@ -126,7 +127,7 @@ class AggregatorClaim(fields.Checked):
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         times = 1 if self.correlated else self.rounds
-        return gaussian_noise_multiplier(self.epsilon or 0, self.delta) * math.sqrt(times)
+        return _noise_multiplier(self.epsilon or 0, self.delta) * math.sqrt(times)
 
     def epsilons(self, multiplier: float) -> tuple[float, float]:
         """Computes epsilon of one round, and of all rounds with every client in each; with
@@ -254,23 +255,30 @@ class Outcomes:
         """Computes how many standard deviations beyond the claim one of so many measurements is
         where it contradicts the claim.
         """
-        from scipy import stats
-
-        return float(stats.norm.isf(self.threshold / num_tests / 2))
+        return _upper_quantile(self.threshold / num_tests / 2)
 
     def reach(self, num_tests: int = 1) -> float:
         """Computes how many standard deviations beyond the claim a departure is that one of so many
         measurements misses at `MISS_RATE`.
         """
-        from scipy import stats
-
-        return self.deviations(num_tests) + float(stats.norm.isf(MISS_RATE))
+        return self.deviations(num_tests) + _upper_quantile(MISS_RATE)
 
     def width(self, num_tests: int = 1) -> float:
         """Computes how many standard deviations a bound allows for, one of so many."""
-        from scipy import stats
+        return _upper_quantile(self.error / num_tests / 2)
 
-        return float(stats.norm.isf(self.error / num_tests / 2))
+
+@functools.cache
+def _noise_multiplier(epsilon: float, delta: float) -> float:
+    """Returns the noise multiplier of one release; every test asks for it."""
+    return gaussian_noise_multiplier(epsilon, delta)
+
+
+def _upper_quantile(chance: float) -> float:
+    """Returns what a standard normal variable exceeds with this chance."""
+    import scipy.special
+
+    return -float(scipy.special.ndtri(chance))
 
 
 def nearest(ratio: float, error: float, mistakes: Mapping[Any, str]) -> str:

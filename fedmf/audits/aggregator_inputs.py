@@ -78,9 +78,11 @@ class Scenario:
       clients: that send along each of its vectors: each may move the release by 1.
       excess: relative excess of a movement that there are enough calls for.
       beside: a scenario whose release is subtracted: then `clients` may differ.
-      late: whether the movement in the last rounds of a run is held against the claim, too.
-      before: makes the updates of so many rounds before each measured one.
+      in_parts: whether the movements in the first and in the last rounds of a run are held against
+        the claim, too.
+      before: makes the updates of so many rounds at the start of a run, before the measured ones.
       rounds_before: their number.
+      rounds_measured: rounds of one movement that follow, where there are rounds before.
       examples: of each client, where a test sends other numbers.
       most_calls: of the function.
       mistakes: movement that each makes -> what it is.
@@ -94,9 +96,10 @@ class Scenario:
     clients: float = 1.0
     excess: float = 0.5
     beside: "Scenario | None" = None
-    late: bool = False
+    in_parts: bool = False
     before: Updates | None = None
     rounds_before: int = 0
+    rounds_measured: int = 1
     examples: Sequence[int] | None = None
     most_calls: int = 1000
     mistakes: Mapping[float, str] = dataclasses.field(default_factory=dict)
@@ -196,11 +199,23 @@ class Inputs:
                 direction=self.flat,
                 clients=self.clients,
                 excess=excess,
-                late=norm == HUGE,
+                in_parts=norm == HUGE,
                 mistakes=self.unclipped(norm) if norm > 1 else {},
                 mistake="A clip at a larger norm does this, one that begins above the clip norm, "
                 "an update that counts again in later rounds, or less noise than claimed.",
             )
+
+        yield Scenario(
+            test="norms",
+            sent=f"{self.clients} equal updates of {HUGE:g} clip norms, after zeros a round before",
+            updates=self.everyone(self.sent(HUGE, self.flat)),
+            direction=self.flat,
+            clients=self.clients,
+            before=self.everyone(self.zeros),
+            rounds_before=1,
+            mistakes=self.unclipped(HUGE),
+            mistake="A clip by the norms of the round before does this.",
+        )
 
     def _patterns(self) -> Iterator[Scenario]:
         sizes = np.bincount(self.array_of)
@@ -325,6 +340,17 @@ class Inputs:
                 beside=alone,
                 mistake="A clip or a weight that follows the other clients' updates does this.",
             )
+        others = self.sent(INSIDE, self.flat)
+        yield dataclasses.replace(
+            alone,
+            sent=f"one update of {HUGE:g} clip norms, or none, against those of others",
+            updates=self.first(self.sent(-HUGE, self.flat), others),
+            direction=self.flat,
+            beside=dataclasses.replace(
+                alone, updates=self.first(self.zeros, others), direction=self.flat
+            ),
+            mistake="A clip of sums of several clients' updates does this: clip each before.",
+        )
 
     def _order(self) -> Iterator[Scenario]:
         """Yields clients at up to 64 places, each along entries of its own."""

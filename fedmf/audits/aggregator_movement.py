@@ -7,6 +7,7 @@ one client may move: above 1 it contradicts the claim; below, it costs only util
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -38,21 +39,25 @@ class Estimate:
       spread: standard deviation of each.
       relative: relative standard error of the standard deviation of the noise, (owners,).
       gains: (owners,), of a movement by 1 unit in `white`.
-      late: (groups, owners), the same as white of the last half and the last quarter of the rounds
-        of a run, where that was measured.
-      late_spreads: (groups,), standard deviation of each.
+      in_parts: (parts, owners), the same as white of some rounds of a run, where that was measured.
+      part_spreads: (parts,), standard deviation of each.
+      part_names: (parts,), the rounds in words.
       squares, degrees: of the noise that is left beside the movement, scaled to 1, and its degrees
         of freedom; 0 where that was not measured.
+      squares_along, degrees_along: the same of the noise along the movement, of one owner.
     """
 
     white: np.ndarray
     spread: float
     relative: np.ndarray
     gains: np.ndarray
-    late: np.ndarray
-    late_spreads: np.ndarray
+    in_parts: np.ndarray
+    part_spreads: np.ndarray
+    part_names: tuple[str, ...]
     squares: float = 0.0
     degrees: int = 0
+    squares_along: float = 0.0
+    degrees_along: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,17 +95,19 @@ class Measurements:
         runs.length = len(noise.round_scale)
         runs.start()
 
-    def weights(self, cycle: int) -> tuple[np.ndarray, float]:
+    def weights(self, scenario: Scenario) -> tuple[np.ndarray, float]:
         """Returns weights of the rounds of a block, for the best estimate of the movement in the
-        last round of each cycle, and the variance of that estimate.
+        measured rounds of each cycle, and the variance of that estimate.
         """
+        before = scenario.rounds_before
+        cycle = before + scenario.rounds_measured
         block = max(self.noise.block, cycle)
         covariance = np.eye(block)
         if self.noise.block > 1:
             covariance = self.noise.covariance
-        design = np.zeros((block, cycle))
+        design = np.zeros((block, before + 1))
         for t in range(block):
-            design[t, t % cycle] = 1
+            design[t, min(t % cycle, before)] = 1
         precision = np.linalg.inv(covariance)
         variance = np.linalg.inv(design.T @ precision @ design)
         return (variance @ design.T @ precision)[-1], float(variance[-1, -1])
@@ -114,13 +121,16 @@ class Measurements:
         target = scenario.excess * self.allowed(scenario.clients) / self.outcomes.reach(8)
         if scenario.beside is not None:
             target /= math.sqrt(2)
-        if scenario.late:
+        if scenario.in_parts:
             target /= math.sqrt(2)
-        cycle = 1 + scenario.rounds_before
+        cycle = scenario.rounds_before + scenario.rounds_measured
         block = max(self.noise.block, cycle)
         affordable = _MOST_SENT / (self.claim.clients * len(self.array_of) * block)
         most = min(scenario.most_calls / block, affordable)
-        return max(1, math.ceil(min(variance / target**2, most)))
+        least = 1.0
+        if scenario.in_parts:
+            least = min(self.runs.length / block, most)
+        return max(1, math.ceil(max(least, min(variance / target**2, most))))
 
     def measure(self, scenario: Scenario, *, beside_noise: bool = False) -> Estimate:
         """Measures the movement of a scenario.
@@ -133,11 +143,10 @@ class Measurements:
           NotFinite: a release is no number.
           Exception: of the function, which refuses the updates.
         """
-        steps: list[Updates] = [scenario.updates]
+        steps: list[Updates] = [scenario.updates] * scenario.rounds_measured
         if scenario.before is not None:
             steps = [scenario.before] * scenario.rounds_before + steps
-            self.runs.start()
-        weights, variance = self.weights(len(steps))
+        weights, variance = self.weights(scenario)
         num_blocks = self.calls(scenario, variance)
         direction = scenario.direction
         white_vector = direction.vector / self.noise.entry_std
@@ -147,29 +156,33 @@ class Measurements:
         projection = white_vector / self.noise.entry_std
         updates_by_step = {step: step() for step in dict.fromkeys(steps)}
         sent = [updates_by_step[step] for step in steps]
-        total = np.zeros(direction.count)
-        starts_late = [self.runs.length // 2, 3 * self.runs.length // 4]
-        late = np.zeros((len(starts_late), direction.count))
-        num_late = np.zeros(len(starts_late))
+        parts = self._parts()
+        in_parts = np.zeros((len(parts), direction.count))
+        num_in_parts = np.zeros(len(parts))
         squares = 0.0
-        for _ in range(num_blocks):
-            if self.noise.block > 1:
+        by_block = np.zeros((num_blocks, direction.count))
+        # Rounds of another scenario may count again, as in an average over rounds.
+        self.runs.start()
+        for number in range(num_blocks):
+            if number and (self.noise.block > 1 or scenario.before is not None):
                 self.runs.start()
             rows = []
             for t in range(len(weights)):
                 row = self.release(sent[t % len(sent)], scenario.examples)
                 along = np.bincount(owner, (row * projection)[used], minlength=direction.count)
-                total += weights[t] * along / gains
-                is_late = np.array([self.runs.round > start for start in starts_late])
-                late += is_late[:, None] * along / gains
-                num_late += is_late
+                by_block[number] += weights[t] * along / gains
+                if scenario.in_parts:
+                    is_inside = np.array([self.runs.round in part for part in parts.values()])
+                    in_parts += is_inside[:, None] * along / gains
+                    num_in_parts += is_inside
                 if beside_noise:
                     rows.append(row / self.noise.entry_std)
             if beside_noise:
                 squares += self._left(np.array(rows))
         degrees = num_blocks * len(weights) * (len(self.array_of) - self.claim_arrays)
-        white = total / num_blocks
-        has_late = (num_late > 0) & scenario.late & (self.noise.block == 1)
+        white = by_block.mean(axis=0)
+        is_measured = (num_in_parts > 0) & (self.noise.block == 1)
+        names = itertools.compress(parts, is_measured)
         share = np.zeros((direction.count, self.claim_arrays))
         np.add.at(share, (owner, self.array_of[used]), white_vector[used] ** 2)
         share /= gains[:, None] ** 2
@@ -179,11 +192,23 @@ class Measurements:
             spread=math.sqrt(variance / num_blocks),
             relative=np.hypot(relative, self.noise.multiplier_error),
             gains=gains,
-            late=late[has_late] / num_late[has_late, None],
-            late_spreads=1 / np.sqrt(num_late[has_late]),
+            in_parts=in_parts[is_measured] / num_in_parts[is_measured, None],
+            part_spreads=1 / np.sqrt(num_in_parts[is_measured]),
+            part_names=tuple(names),
             squares=squares,
             degrees=degrees if beside_noise else 0,
+            squares_along=float(((by_block - white) ** 2).sum()) / variance,
+            degrees_along=num_blocks - 1,
         )
+
+    def _parts(self) -> dict[str, range]:
+        """Returns rounds of a run, numbered from 1, in which a movement is measured by itself."""
+        length = self.runs.length
+        return {
+            "the first rounds": range(1, max(1, length // 4) + 1),
+            "the second half of a run": range(length // 2 + 1, length + 1),
+            "the last rounds": range(3 * length // 4 + 1, length + 1),
+        }
 
     @property
     def claim_arrays(self) -> int:
@@ -233,10 +258,11 @@ class Measurements:
             white = white - beside[key].white
             spread = math.hypot(spread, beside[key].spread)
         groups = [(scenario, white, spread)]
-        for values, late_spread in zip(estimate.late, estimate.late_spreads, strict=True):
-            words = f"{scenario.sent}, in late rounds"
-            late = dataclasses.replace(scenario, sent=words)
-            groups.append((late, values, float(late_spread)))
+        for name, values, part_spread in zip(
+            estimate.part_names, estimate.in_parts, estimate.part_spreads, strict=True
+        ):
+            part = dataclasses.replace(scenario, sent=f"{scenario.sent}, in {name}")
+            groups.append((part, values, float(part_spread)))
         for group, values, group_spread in groups:
             for value, relative in zip(np.abs(values), estimate.relative, strict=True):
                 yield self.against_claim(
@@ -251,7 +277,7 @@ class Measurements:
         self, scenario: Scenario, white: float, spread: float, relative: float, num_tests: int
     ) -> Movement:
         """Returns a movement held against what the scenario's clients may move."""
-        from scipy import stats
+        import scipy.special
 
         most = self.allowed(scenario.clients)
         size = white / most
@@ -259,7 +285,7 @@ class Measurements:
         degrees = 1 / (2 * relative**2) if relative > 0 else math.inf
         excess = (size - 1 - _ROUNDING) / spread_of_one
         # Two-sided: a client may move a release either way.
-        p_value = 2 * num_tests * float(stats.t.sf(excess, max(degrees, 1.0)))
+        p_value = 2 * num_tests * float(scipy.special.stdtr(max(degrees, 1.0), -excess))
         return Movement(
             scenario=scenario,
             size=size,

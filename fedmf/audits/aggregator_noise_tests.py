@@ -28,6 +28,8 @@ _LEAST_IN_ROUND = 64
 # Rounds and columns whose noise is compared two by two.
 _MOST_ROWS, _MOST_AUDITED_ROUNDS, _MOST_AUDITED_COLUMNS = 3_000, 64, 4_096
 _LEAST_PAIRS = 64
+# Entries whose Fourier transforms are computed together.
+_MOST_TOGETHER = 2**17
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,6 +250,9 @@ def _sizes_of_noise(
         ratio = model.array_std / base * (1 + 6 * model.multiplier_error)
         chances = stats.chi2.cdf(degrees * ratio**2, degrees)
         yield "an array", len(sizes) * float(chances.min())
+        rows = np.concatenate(white_rows(sample, model, whole=True))
+        chance = float(stats.chi2.cdf((rows**2).sum(axis=0).min(), len(rows)))
+        yield "an entry", rows.shape[1] * chance
         return
     sums = sample.squares / base**2
     chances = stats.chi2.cdf(sums.sum(axis=0), num_rows * sizes)
@@ -402,21 +407,28 @@ def _lags(runs: list[np.ndarray]) -> Iterator[Finding]:
         worst = Finding(name=name, statistic=0.0, p_value=1.0)
         num_lags = sum(len(rows) * max(rows.shape[1] - 1, 0) for rows in sequences)
         for rows in sequences:
-            for sequence in rows:
-                found = _largest_lag(sequence, name, num_lags)
-                worst = min(worst, found, key=_p_value)
+            for some in _batches(rows):
+                worst = min(worst, _largest_lag(some, name, num_lags), key=_p_value)
         yield worst
 
 
-def _largest_lag(sequence: np.ndarray, name: str, num_lags: int) -> Finding:
+def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields rows together whose Fourier transforms take little memory."""
+    together = max(1, _MOST_TOGETHER // max(rows.shape[1], 1))
+    for first in range(0, len(rows), together):
+        yield rows[first : first + together]
+
+
+def _largest_lag(rows: np.ndarray, name: str, num_lags: int) -> Finding:
     import scipy.fft
 
-    size = len(sequence)
+    size = rows.shape[1]
     if size < 2 * _LEAST_PAIRS:
         return Finding(name=name, statistic=0.0, p_value=1.0)
-    spectrum = scipy.fft.rfft(sequence, scipy.fft.next_fast_len(2 * size, real=True))
     padded = scipy.fft.next_fast_len(2 * size, real=True)
-    products = np.abs(scipy.fft.irfft(np.abs(spectrum) ** 2, padded)[1 : size - _LEAST_PAIRS])
+    spectrum = scipy.fft.rfft(rows, padded)
+    squares = spectrum.real**2 + spectrum.imag**2
+    products = np.abs(scipy.fft.irfft(squares, padded)[:, 1 : size - _LEAST_PAIRS]).max(axis=0)
     pairs = size - np.arange(1, len(products) + 1)
     root = (np.sqrt(pairs / 2 + 2 * products) - np.sqrt(pairs / 2)) / 2
     lag = int(root.argmax())
@@ -434,13 +446,13 @@ def _reflections(runs: list[np.ndarray]) -> Finding:
 
     worst = Finding(name="no reflection", statistic=0.0, p_value=1.0)
     num_sums = sum(2 * rows.size for rows in runs)
-    for sequence in itertools.chain.from_iterable(runs):
-        size = len(sequence)
+    for rows in itertools.chain.from_iterable(map(_batches, runs)):
+        size = rows.shape[1]
         padded = scipy.fft.next_fast_len(2 * size, real=True)
-        sums = scipy.fft.irfft(scipy.fft.rfft(sequence, padded) ** 2, padded)[: 2 * size - 1]
-        sums[::2] -= sequence**2
+        sums = scipy.fft.irfft(scipy.fft.rfft(rows, padded) ** 2, padded)[:, : 2 * size - 1]
+        sums[:, ::2] -= rows**2
         pairs = (size - np.abs(np.arange(2 * size - 1) - (size - 1))) // 2
-        products = np.abs(sums) / 2 * (pairs >= _LEAST_PAIRS)
+        products = np.abs(sums).max(axis=0) / 2 * (pairs >= _LEAST_PAIRS)
         root = (np.sqrt(pairs / 2 + 2 * products) - np.sqrt(pairs / 2)) / 2
         place = int(root.argmax())
         p_value = min(1.0, 2 * num_sums * math.exp(-(float(root[place]) ** 2)))

@@ -18,15 +18,15 @@ from fedmf.audits.aggregator_movement import (
     NotFinite,
     SpecialTest,
 )
+from fedmf.audits.aggregator_not_finite import send_non_numbers
 from fedmf.audits.aggregator_runs import WrongResult
 
-# Arrays whose entries that are no numbers are tried at three places each; of more, in the middle.
-_FEW_ARRAYS, _MOST_ARRAYS = 8, 64
-# Inputs with entries that are no numbers; fewer are sent.
-_MOST_INPUTS = 200
-# Rounds of a run that a clip norm may follow slowly.
-_MOST_BEFORE = 24
+# Rounds of a run that a clip norm may follow slowly, and what is looked for there: an excess, with
+# so many calls at most.
+_MOST_BEFORE, _SLOW_EXCESS, _MOST_SLOW_CALLS = 24, 0.4, 240
 _RELEASE_ERROR = 0.05
+# Rows of the test of missing clients.
+_DROPOUT_ROWS = 5
 # Entries of noise that are looked at beside data.
 _ENTRIES_BESIDE_DATA = 30_000
 
@@ -69,28 +69,72 @@ def follow_cohort(tests: MovementTests) -> None:
         for number in numbers
     ]
     movements += _scan(tests, numbers, rows, 2)
-    slow = min(tests.measurements.runs.length, _MOST_BEFORE) - 1
-    for words, update, rounds in (
-        ("updates inside the clip norm of {} clients, a round before", inside, 1),
-        ("huge updates of {} clients, a round before", huge, 1),
-        ("updates inside the clip norm of {} clients, in rounds before", inside, slow),
+    for words, update in (
+        ("updates inside the clip norm of {} clients, a round before", inside),
+        ("huge updates of {} clients, a round before", huge),
     ):
         rows = [
             dataclasses.replace(
                 plain,
                 sent=words,
                 before=inputs.of_first(number, update, inputs.zeros),
-                rounds_before=rounds,
+                rounds_before=1,
             )
             for number in numbers
         ]
-        if slow >= rounds:
+        if tests.measurements.runs.length > 1:
             movements += _scan(tests, numbers, rows, 2)
+    movements += _follow_slowly(tests, plain)
     scaled = [
         dataclasses.replace(movement, p_value=movement.p_value * len(movements))
         for movement in movements
     ]
     tests.conclude("cohort", scaled, [])
+
+
+def _follow_slowly(tests: MovementTests, plain: Scenario) -> Iterator[Movement]:
+    """Yields what a quarter of the clients moves by taking part in all rounds of a run, or in none.
+
+    In the first three quarters of the rounds some of the others are there, in the last ones all of
+    them: a clip norm that has followed those who were there, if slowly, counts for all.
+    """
+    inputs = tests.inputs
+    clients = inputs.clients
+    inside = inputs.sent(INSIDE, inputs.flat)
+    length = min(tests.measurements.runs.length, _MOST_BEFORE)
+    measured = max(1, length // 4)
+    if length <= measured:
+        return
+    beside: dict[int, Estimate] = {}
+    quarters = sorted({0, clients // 4, clients // 2, 3 * clients // 4, clients})
+    for fewer, more in itertools.pairwise(quarters):
+        absent = [inside] * fewer + [inputs.zeros] * (more - fewer)
+        absent += [inside] * (clients - more)
+        row = dataclasses.replace(
+            plain,
+            sent=f"updates inside the clip norm of {more - fewer} clients, or none, in all rounds "
+            f"of a run, beside those of {fewer} clients and, in its last rounds, of all",
+            updates=inputs.everyone(inside),
+            before=inputs.of_first(more, inside, inputs.zeros),
+            rounds_before=length - measured,
+            rounds_measured=measured,
+            clients=more - fewer,
+            excess=_SLOW_EXCESS,
+            most_calls=_MOST_SLOW_CALLS,
+        )
+        without = dataclasses.replace(
+            row,
+            updates=functools.partial(list, absent),
+            before=inputs.of_first(fewer, inside, inputs.zeros),
+        )
+        try:
+            yield from tests.measurements.movements(
+                dataclasses.replace(row, beside=without), 1, beside
+            )
+        except (WrongResult, NotFinite):
+            raise
+        except Exception:  # refused
+            tests.measurements.runs.start()
 
 
 def _numbers(clients: int) -> list[int]:
@@ -135,12 +179,29 @@ def miss_clients(tests: MovementTests) -> None:
     inside = inputs.sent(INSIDE, inputs.flat)
     movements = []
     refused = []
-    for number in sorted({1, clients // 2, clients - 1}):
+    chance, seen = _nobody(tests)
+    if chance < tests.outcomes.threshold:
+        tests.outcomes.add(
+            "dropout",
+            chance,
+            f"No client: {seen}; claimed is noise.",
+            mistake="A release without noise tells that nobody came: add the noise of a full "
+            "round, or release nothing where one client is missing.",
+        )
+        return
+    nan = np.full_like(inside, math.nan)
+    numbers = sorted({1, clients // 2, clients - 1})
+    rows = {f"{number} of {clients} clients": (number, [inside] * number) for number in numbers}
+    rows[f"one client, and updates of NaN of {clients - 1} others"] = (
+        1,
+        [inside] + [nan] * (clients - 1),
+    )
+    for sent, (number, updates) in rows.items():
         ratio = clients / number
         scenario = Scenario(
             test="dropout",
-            sent=f"{number} of {clients} clients",
-            updates=functools.partial(_repeat, inside, number),
+            sent=sent,
+            updates=functools.partial(list, updates),
             direction=inputs.flat,
             clients=number,
             excess=min(0.5, 0.9 * (ratio - 1)),
@@ -153,8 +214,14 @@ def miss_clients(tests: MovementTests) -> None:
         )
         try:
             estimate = tests.measurements.measure(scenario, beside_noise=True)
-        except (WrongResult, NotFinite):
+        except WrongResult:
             raise
+        except NotFinite:
+            if len(updates) < clients:
+                raise
+            # Another test answers for updates of NaN.
+            tests.measurements.runs.start()
+            continue
         except Exception as error:
             refused.append(type(error).__name__)
             tests.measurements.runs.start()
@@ -168,14 +235,35 @@ def miss_clients(tests: MovementTests) -> None:
                 abs(float(estimate.white[0])) / noise,
                 estimate.spread,
                 math.hypot(float(estimate.relative[0]), math.sqrt(1 / (2 * estimate.degrees))),
-                3,
+                _DROPOUT_ROWS,
             )
         )
     tests.conclude("dropout", movements, refused)
 
 
-def _repeat(update: np.ndarray, number: int) -> list[np.ndarray]:
-    return [update] * number
+def _nobody(tests: MovementTests) -> tuple[float, str]:
+    """Returns the chance of so little noise where no client came, and the noise in words.
+
+    It is 1 where the function refuses.
+    """
+    from scipy import stats
+
+    measurements = tests.measurements
+    base = int(measurements.noise.array_samples.sum())
+    scenario = Scenario(test="dropout", sent="", updates=list, direction=tests.inputs.flat)
+    try:
+        estimate = measurements.measure(
+            dataclasses.replace(scenario, most_calls=1), beside_noise=True
+        )
+    except Exception:  # refused, or no release
+        measurements.runs.start()
+        return 1.0, ""
+    if not measurements.noise.exists:
+        return 1.0, ""
+    ratio = estimate.squares / estimate.degrees
+    chance = float(stats.f.cdf(ratio, estimate.degrees, base))
+    words = f"the noise is {math.sqrt(ratio):.4g} times as large as with updates of zeros"
+    return chance * _DROPOUT_ROWS, words
 
 
 def compare_releases(tests: MovementTests) -> None:
@@ -253,16 +341,24 @@ def hide_noise(tests: MovementTests) -> None:
         ratio = estimate.squares / estimate.degrees
         smaller = stats.f.cdf(ratio, estimate.degrees, base)
         larger = stats.f.sf(ratio, estimate.degrees, base)
-        p_value = 2 * len(rows) * float(min(smaller, larger))
+        p_value = 4 * len(rows) * float(min(smaller, larger))
         results.append((p_value, sent, math.sqrt(ratio), estimate.degrees))
+        if estimate.degrees_along:
+            # A movement that differs between rounds makes it larger, which is no mistake.
+            ratio = estimate.squares_along / estimate.degrees_along
+            smaller = stats.f.cdf(ratio, estimate.degrees_along, base)
+            p_value = 2 * len(rows) * float(smaller)
+            words = f"{sent}, along them"
+            results.append((p_value, words, math.sqrt(ratio), estimate.degrees_along))
     if not results:
         tests.outcomes.add("noise-with-data", 1.0, "The function refused all updates.")
         return
     p_value, sent, ratio, degrees = min(results)
-    error = math.sqrt(1 / (2 * degrees) + 1 / (2 * base))
+    most_degrees = max(result[-1] for result in results)
+    error = math.sqrt(1 / (2 * most_degrees) + 1 / (2 * base))
     if ratio < 1 and p_value < tests.outcomes.threshold:
         # The estimate is F-distributed about the true ratio: this is an upper bound on it.
-        lowest = float(stats.f.ppf(tests.outcomes.error / len(rows), degrees, base))
+        lowest = float(stats.f.ppf(tests.outcomes.error / len(rows) / 2, degrees, base))
         largest_ratio = ratio / math.sqrt(lowest)
         tests.most_moved = max(tests.most_moved, 1 / max(largest_ratio, 1e-9))
     tests.outcomes.add(
@@ -271,115 +367,8 @@ def hide_noise(tests: MovementTests) -> None:
         f"{sent}, beside updates of zeros: the noise is {ratio:.4g} times as large; claimed is the "
         "same.",
         mistake="Noise whose scale follows the updates does this: it must not know them.",
-        sees=1 + tests.outcomes.reach(len(rows)) * error,
+        sees=1 + tests.outcomes.reach(2 * len(rows)) * error,
     )
-
-
-def send_non_numbers(tests: MovementTests) -> None:
-    """Tests that NaN, infinities and squares that overflow do not pass, in any array."""
-    measurements = tests.measurements
-    inputs = tests.inputs
-    inside = inputs.sent(INSIDE, inputs.flat)
-    passed = []
-    largest_chance = 1.0
-    num_inputs = 0
-    for words, update, place in _non_numbers(tests, inside):
-        num_inputs += 1
-        p_value = 1.0
-        try:
-            row = measurements.release(inputs.first(update, inside, place)())
-            p_value = _unlike_others(tests, row)
-        except WrongResult:
-            raise
-        except NotFinite:
-            p_value = 0.0
-        except Exception:  # a refusal is as good as a zero
-            measurements.runs.start()
-            continue
-        largest_chance = min(largest_chance, p_value)
-        if p_value * _MOST_INPUTS < tests.outcomes.threshold:
-            passed.append(words)
-            measurements.runs.start()
-            continue
-        try:
-            measurements.release(inputs.everyone(inside)())
-        except NotFinite:
-            passed.append(f"{words} a round before")
-            largest_chance = 0.0
-            measurements.runs.start()
-        except WrongResult:
-            raise
-        except Exception:
-            measurements.runs.start()
-    tests.broken |= largest_chance == 0
-    seen = "nothing of them came out"
-    if passed:
-        seen = f"they passed into the release ({'; '.join(passed[:3])})"
-    tests.outcomes.add(
-        "not-finite",
-        min(1.0, num_inputs * largest_chance),
-        f"{num_inputs} updates with NaN, infinities, or entries whose squares overflow: {seen}; "
-        "claimed is a clip.",
-        mistake="clip_norm / norm is no clip for them: such a release tells for certain that this "
-        "client is there. Count an update whose norm is not finite as zero.",
-    )
-
-
-def _non_numbers(tests: MovementTests, inside: np.ndarray) -> Iterator[tuple[str, np.ndarray, int]]:
-    """Yields words, an update with an entry that is no number, and its client."""
-    inputs = tests.inputs
-    sizes = np.array(tests.claim.sizes)
-    shares: tuple[float, ...]
-    values: tuple[float, ...]
-    if inputs.num_arrays <= _FEW_ARRAYS:
-        arrays = np.arange(inputs.num_arrays)
-        shares = (0.0, 0.5, 1.0)
-        values = (math.nan, math.inf, -math.inf, 1e30)
-    else:
-        most = min(inputs.num_arrays, _MOST_ARRAYS)
-        arrays = np.unique(np.linspace(0, inputs.num_arrays - 1, most).astype(int))
-        shares = (0.5,)
-        values = (math.nan, math.inf)
-    for array in arrays:
-        places = {int(inputs.starts[array] + share * (sizes[array] - 1)) for share in shares}
-        for place, value in itertools.product(sorted(places), values):
-            update = inside.copy()
-            update[place] = value
-            yield f"{value:g} in array {array + 1}", update, 0
-    for value in (math.nan, math.inf, 1e25):
-        yield f"{value:g} in all entries", np.full_like(inside, value), 0
-        yield f"{value:g} in all entries", np.full_like(inside, value), inputs.clients - 1
-    both = inside.copy()
-    both[0] = math.inf
-    both[-1] = -math.inf
-    yield "both infinities", both, 0
-    for value in (math.nan, math.inf, 1e200):
-        double = inside.astype(np.float64)
-        double[-1] = value
-        yield f"{value:g} of float64", double, 0
-    # Squares that vanish: the norm is 0, and the update is not.
-    yield "1e-30 in all entries", np.full_like(inside, 1e-30), 0
-    yield "1e-200 of float64 in all entries", np.full(len(inside), 1e-200), 0
-
-
-def _unlike_others(tests: MovementTests, row: np.ndarray) -> float:
-    """Returns an upper bound on the chance of the release's largest entry beside the others'."""
-    from scipy import stats
-
-    measurements = tests.measurements
-    noise = measurements.noise
-    white = row / noise.entry_std
-    if noise.block > 1:
-        white /= math.sqrt(float(np.diagonal(noise.covariance).max()))
-        if measurements.runs.round > noise.block:
-            return 1.0
-    starts = tests.inputs.starts
-    signs = tests.inputs.signs
-    means = np.add.reduceat(white * signs, starts) / np.array(tests.claim.sizes)
-    white = white - signs * means[tests.inputs.array_of]
-    # One client may move an entry by so many standard deviations.
-    excess = float(np.abs(white).max()) * (1 - 1e-3) - 2 * measurements.allowed(1)
-    return min(1.0, 2 * len(white) * float(stats.norm.sf(excess)))
 
 
 def find_smaller_arrays(tests: MovementTests) -> None:

@@ -1,5 +1,7 @@
 """Noise drawn for all entries together, for the auditor of aggregators: all of it is wrong."""
 
+import functools
+
 import numpy as np
 import scipy.stats
 
@@ -82,8 +84,13 @@ def ended(cut):
     return draw
 
 
-def none_in_some_draws(size, rng, state):
-    return rng.normal(size=size) * (rng.random(size) > 0.01) / 0.99**0.5
+def none_in_one_draw_of(number, left=0.0):
+    """Returns what draws noise of which one entry in so many has this share alone."""
+
+    def draw(size, rng, state):
+        return rng.normal(size=size) * np.where(rng.random(size) < 1 / number, left, 1)
+
+    return draw
 
 
 def predicted_by(rounds):
@@ -101,6 +108,7 @@ def predicted_by(rounds):
     return draw
 
 
+@functools.cache
 def noise_std(cut):
     """Returns the standard deviation of standard normal noise that ends at the cut."""
     return scipy.stats.truncnorm(-cut, cut).std()

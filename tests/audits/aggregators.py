@@ -1,13 +1,12 @@
 """Steps of aggregators for the auditor, and mistakes in them."""
 
-import collections
-import itertools
+import math
 
 import numpy as np
 
 from fedmf.audits.aggregator import AggregatorClaim
 
-CLIENTS, MULTIPLIER = 8, 0.3
+CLIENTS, MULTIPLIER = 8, 0.1
 SHAPES = "30x20,20x5,90,3"
 
 
@@ -17,7 +16,8 @@ def claim(**changes):
 
 
 def norm_of(update):
-    return float(np.linalg.norm(np.concatenate([*map(np.ravel, update)]).astype(np.float64)))
+    flat = np.concatenate([array.ravel() for array in update], dtype=float, casting="unsafe")
+    return math.sqrt(flat.dot(flat))
 
 
 def as_one(update):
@@ -25,7 +25,7 @@ def as_one(update):
     factor = min(1, 1 / max(norm, 1e-12)) if np.isfinite(norm) else 0
     if factor == 0:
         return [np.zeros(array.shape) for array in update]
-    return [array.astype(np.float64) * factor for array in update]
+    return [np.multiply(array, factor, dtype=float, casting="unsafe") for array in update]
 
 
 def each_by_itself(update):
@@ -33,7 +33,7 @@ def each_by_itself(update):
 
 
 def total(updates, examples):
-    return [np.sum(arrays, axis=0) for arrays in zip(*updates, strict=True)]
+    return [np.add.reduce(arrays) for arrays in zip(*updates, strict=True)]
 
 
 def gaussian(arrays, scale, rng):
@@ -119,12 +119,6 @@ def one_draw_for_arrays(arrays, scale, rng, updates):
     return [draw[: array.size].reshape(array.shape) for array in arrays]
 
 
-def of_alternate_rounds():
-    calls = itertools.count()
-    finish = noisy(lambda arrays, scale, rng, _: gaussian(arrays, scale * (next(calls) % 2), rng))
-    return aggregator(finish=finish)()
-
-
 def none_in_the_last(arrays, scale, rng, updates):
     return [*gaussian(arrays[:-1], scale, rng), np.zeros(arrays[-1].shape)]
 
@@ -140,19 +134,6 @@ def laplace(arrays, scale, rng, updates):
 def only_where_nothing_is(arrays, scale, rng, updates):
     noise = gaussian(arrays, scale, rng)
     return [one * (array == 0) for one, array in zip(noise, arrays, strict=True)]
-
-
-def taken_back():
-    """Every other round has the noise of the round before, negated."""
-    kept = []
-
-    def noise(arrays, scale, rng, updates):
-        if kept:
-            return divided(kept.pop(), -1)
-        kept.append(gaussian(arrays, scale, rng))
-        return kept[0]
-
-    return aggregator(finish=noisy(noise))()
 
 
 def by_spectral_norm(update):
@@ -205,17 +186,6 @@ def last_as_it_comes():
     return aggregate
 
 
-def larger_in_late_rounds():
-    """Makes an aggregator that clips at 1.06 from the seventh round on."""
-    rng, rounds = np.random.default_rng(), itertools.count()
-
-    def aggregate(updates):
-        factor = 1.06 if next(rounds) >= 6 else 1.0
-        return mean(divided(total(list(map(as_one, updates)), None), 1 / factor), rng)
-
-    return aggregate
-
-
 def at_the_median(updates, examples):
     """Clipped once more, at the median norm of the round."""
     limit = max(float(np.median([norm_of(update) for update in updates])), 1e-9)
@@ -224,34 +194,72 @@ def at_the_median(updates, examples):
     )
 
 
-def accumulating():
-    rng, so_far = np.random.default_rng(), []
+def in_pairs():
+    """Makes an aggregator that clips sums of two clients' updates, as servers at the edge may."""
+    rng = np.random.default_rng()
 
     def aggregate(updates):
-        so_far.extend(as_one(update) for update in updates)
-        return mean(total(so_far, None), rng)
+        pairs = [total(updates[i : i + 2], None) for i in range(0, len(updates), 2)]
+        return mean(total([as_one(pair) for pair in pairs], None), rng)
 
     return aggregate
 
 
-def adaptive(quantile, lag=1):
-    """Returns what makes an aggregator with a clip norm that is a quantile of an earlier round."""
+def medians(updates, examples):
+    clipped = [np.array(arrays) for arrays in zip(*updates, strict=True)]
+    return [CLIENTS * np.median(arrays, axis=0) for arrays in clipped]
 
-    def make():
-        rng = np.random.default_rng()
-        clip_norms = [1.0] * lag
 
-        def aggregate(updates):
-            norms = [norm_of(update) for update in updates]
-            norms = np.nan_to_num(norms, nan=1e9, posinf=1e9)
-            clip_norms.append(min(1.0, max(float(np.quantile(norms, quantile)), 1e-3)))
-            limit = clip_norms[-1 - lag]
-            clipped = [[limit * a for a in as_one(divided(update, limit))] for update in updates]
-            return mean(total(clipped, None), rng)
+def without_extremes(updates, examples):
+    sums = []
+    for arrays in zip(*updates, strict=True):
+        middle = np.sort(np.array(arrays), axis=0)[1:-1]
+        sums.append(middle.sum(axis=0) * CLIENTS / max(len(middle), 1))
+    return sums
 
-        return aggregate
 
-    return make
+def of_valid_updates():
+    """Makes an aggregator of a mean over those of all clients whose update is finite."""
+    rng = np.random.default_rng()
+
+    def aggregate(updates):
+        number = sum(np.isfinite(norm_of(update)) for update in updates)
+        missing = CLIENTS - len(updates)
+        arrays = divided(total(list(map(as_one, updates)), None), max(number + missing, 1))
+        return plus(arrays, gaussian(arrays, MULTIPLIER / CLIENTS, rng))
+
+    return aggregate
+
+
+def none_for_nobody(arrays, rng, updates):
+    if not updates:
+        return [np.zeros(shape) for shape in claim().arrays]
+    return mean(arrays, rng)
+
+
+def across(arrays, rng, updates):
+    """A mean with noise that leaves the direction of the sum as it is."""
+    noise = gaussian(arrays, MULTIPLIER, rng)
+    square = sum(float((array**2).sum()) for array in arrays)
+    if square > 0:
+        share = sum(float((a * z).sum()) for a, z in zip(arrays, noise, strict=True)) / square
+        noise = [z - share * a for a, z in zip(arrays, noise, strict=True)]
+    return divided(plus(arrays, noise), CLIENTS)
+
+
+def of_numbers_alone(norm):
+    """Returns a clip by such a norm, which then sets what is no number to zero."""
+
+    def clip(update):
+        factor = min(1, 1 / max(float(norm(update)), 1e-12))
+        return [np.nan_to_num(array * factor, posinf=0, neginf=0) for array in update]
+
+    return clip
+
+
+def norm_of_finite_arrays(update):
+    norms = [norm_of([array]) for array in update]
+    return float(np.linalg.norm([norm for norm in norms if np.isfinite(norm)]))
 
 
 def below(threshold):
@@ -307,43 +315,6 @@ def with_data(arrays, scale, rng, updates):
     return gaussian(arrays, scale * max(1.0, 1.2 * max([*norms, 0.0])), rng)
 
 
-def remembering(combine):
-    """Returns what makes an aggregator of this round's sum and an earlier result.
-
-    Args:
-      combine: (sum, what it gave before, or None) -> arrays.
-    """
-
-    def make():
-        rng = np.random.default_rng()
-        before = None
-
-        def aggregate(updates):
-            nonlocal before
-            before = combine(total([as_one(update) for update in updates], None), before)
-            return mean(before, rng)
-
-        return aggregate
-
-    return make
-
-
-def averaging(rounds):
-    """Returns what makes an aggregator of the average over so many rounds."""
-
-    def make():
-        rng = np.random.default_rng()
-        sums = collections.deque(maxlen=rounds)
-
-        def aggregate(updates):
-            sums.append(total([as_one(update) for update in updates], None))
-            return mean(divided(total(sums, None), len(sums)), rng)
-
-        return aggregate
-
-    return make
-
-
 def scaled_update(factor):
     """Returns a clip that multiplies an update by factor(norm)."""
 
@@ -374,14 +345,6 @@ def noise_by_array():
         return divided(plus(total(clipped, None), noise), CLIENTS)
 
     return aggregate
-
-
-def decreasing():
-    """Makes an aggregator with more noise in its first rounds."""
-    rounds = itertools.count(1)
-    return aggregator(
-        finish=lambda arrays, rng, updates: scaled(1 + 2 / next(rounds))(arrays, rng, updates)
-    )()
 
 
 def by_name():
