@@ -190,7 +190,7 @@ class Inputs:
             (HUGE, precise),
             (_BARELY_ABOVE, (_BARELY_ABOVE - 1) * 0.95),
             *((norm, min(0.5, 0.9 * (norm - 1))) for norm in _NORMS),
-            (_LARGEST, precise),
+            (_LARGEST, 0.5),
         ):
             yield Scenario(
                 test="norms",

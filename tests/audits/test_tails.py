@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 
 from fedmf.audits import tails
@@ -75,6 +76,24 @@ def test_noise_that_ends_is_seen_with_certainty(cut):
     unseen = tails.smallest_unseen_cut(entries, threshold=THRESHOLD)
     assert cut <= unseen < cut + 0.01
     assert tails.smallest_unseen_cut(100, threshold=THRESHOLD) == 0
+
+
+@pytest.mark.parametrize("left", [0.0, 1e-3])
+def test_noise_that_one_entry_in_a_thousand_lacks_is_seen(left):
+    """All of it, or all but a thousandth: as many more are within 0.001 standard deviations."""
+    within = float(scipy.special.erf(1e-3 / math.sqrt(2)))
+    share = 1e-3 * (scipy.stats.norm.cdf(1) * 2 - 1 if left else 1)
+    assert missed_by_count(ENTRIES, within, within + share, THRESHOLD) <= MISS_RATE
+    rng = np.random.default_rng(1)
+    z = rng.standard_normal(ENTRIES)
+    assert worst_p_value(np.where(rng.random(ENTRIES) < 1e-3, left, 1) * z) < THRESHOLD
+
+
+@pytest.mark.parametrize("step", [2e-3, 1e-3, 1e-4, 1e-6])
+def test_noise_on_a_grid_passes(step):
+    """Near zero a coarse grid has a step more or less than it should."""
+    z = np.random.default_rng(1).standard_normal(ENTRIES)
+    assert worst_p_value(np.round(z / step) * step) > THRESHOLD
 
 
 def irwin_hall_tail(terms, distance):

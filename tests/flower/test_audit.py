@@ -8,7 +8,7 @@ from fedmf.audits.aggregator import audit_aggregator
 from fedmf.audits.aggregator_claim import AggregatorClaim
 from tests.flower.made_up import Grid, answer, record
 
-CLIENTS, MULTIPLIER = 6, 0.4
+CLIENTS, MULTIPLIER = 6, 0.1
 
 
 def test_the_wrapper_with_equal_weights_keeps_what_it_claims_of_all_clients(caplog):
@@ -27,6 +27,8 @@ def test_the_wrapper_with_equal_weights_keeps_what_it_claims_of_all_clients(capl
 
     def make():
         def aggregate(updates):
+            if not updates:
+                raise ValueError("Flower waits for a client")
             strategy = DifferentialPrivacyServerSideFixedClipping(
                 FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1),
                 MULTIPLIER,
@@ -47,3 +49,8 @@ def test_the_wrapper_with_equal_weights_keeps_what_it_claims_of_all_clients(capl
 
     result = audit_aggregator(make, claim)
     assert result.failed == ("zeros", "not-finite", "dropout")
+    verdicts = {test.name: test.verdict for test in result.tests}
+    assert "the function raised ZeroDivisionError" in verdicts["zeros"]
+    assert "(nan in array 1; inf in array 1; -inf in array 1)" in verdicts["not-finite"]
+    assert "1 of 6 clients" in verdicts["dropout"]
+    assert "A mean that divides by those who came" in verdicts["dropout"]
