@@ -19,6 +19,9 @@ from fedmf.participation.schema import Participation
 
 # Noise that ends here must be seen, and so many tests share the rate of false positives for that.
 SEEN_CUT, _TAIL_TESTS = 4.0, 16
+# More entries than that takes: the scale of the noise of a small array is off by 1% at times, and
+# an end that is 1% farther away takes a fifth more.
+_ROOM_FOR_SCALE = 1.2
 # Rounds of a run in which correlated noise is whitened and movements are measured.
 MOST_BLOCK = 8
 # Entries that all clients together send for the noise, and rounds of a run, at most.
@@ -138,7 +141,8 @@ def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
     sent, raised = _probe(runs, claim, num_entries)
     length = rounds_seen(claim)
     threshold = claim.false_positive_rate / len(TEST_NAMES) / _TAIL_TESTS
-    num_rounds = math.ceil(tails.entries_to_see(SEEN_CUT, threshold=threshold) / num_entries)
+    needed = _ROOM_FOR_SCALE * tails.entries_to_see(SEEN_CUT, threshold=threshold)
+    num_rounds = math.ceil(needed / num_entries)
     num_columns = min(num_entries, _MOST_COLUMNS, max(256, _MOST_IN_COLUMNS // (2 * length)))
     if claim.correlated:
         block = block_length(claim)

@@ -231,9 +231,14 @@ def smallest_share(
 def _relative_squares(
     sample: NoiseSample, model: NoiseModel, claim: AggregatorClaim
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields sums of squares in parts of all noise's, and their degrees of freedom."""
-    yield (sample.squares / model.array_std**2).sum(axis=1), sum(claim.sizes)
-    yield sample.entry_squares / model.entry_std**2, len(sample.squares)
+    """Yields sums of squares, in parts of the noise that movements are measured in, and their
+    degrees of freedom.
+    """
+    scale = model.round_scale[sample.round_of]
+    yield (sample.squares / model.array_std**2).sum(axis=1) / scale**2, sum(claim.sizes)
+    # Where rounds differ, an entry's sum over them is no chi-squared number.
+    if (model.round_scale == 1).all():
+        yield sample.entry_squares / model.entry_std**2, len(sample.squares)
 
 
 def _sizes_of_noise(

@@ -48,12 +48,16 @@ def test_a_mistake_is_caught_and_named(name, monkeypatch):
         assert mistake.multiplier <= result.noise_multiplier_most <= 1.25 * mistake.multiplier
 
 
+# Noise of a round, at least, in parts of the claim: a bound below it would be wrong.
+LEAST_NOISE = {"a fifth more noise": 1.2, "more noise in the first rounds": 1 + 2 / 12}
+
+
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_one_passes(name):
     """An honest one fails once in a million runs."""
     result = audit_aggregator(HONEST[name], claim(confidence=1 - 1e-6))
     assert result.failed == ()
-    assert result.noise_multiplier_most >= MULTIPLIER
+    assert result.noise_multiplier_most >= LEAST_NOISE.get(name, 1.0) * MULTIPLIER
     assert {test.name for test in result.tests} == set(TEST_NAMES)
 
 
