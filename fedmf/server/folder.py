@@ -363,7 +363,11 @@ class ServerFolder:
           ValueError: those before are not the ones that this process left.
         """
         path = self.path / "participation.jsonl"
-        with open(path, "r+b") as out:
+        try:
+            log = open(path, "r+b")  # noqa: SIM115 (closed below)
+        except FileNotFoundError:
+            raise ValueError(_EDITED.format(path.name, self.path)) from None
+        with log as out:
             if _stamp(out.fileno()) != self._log_stamp:  # somebody has written to it
                 past = hashlib.sha256(out.read(self._past.end))
                 if past.digest() != self._past.digest.digest():
@@ -393,11 +397,17 @@ class ServerFolder:
           ValueError: the folder is closed, another one stands in its place, or release.npz is
             damaged.
         """
-        ours, there = os.fstat(self._descriptor), os.stat(self.path)
+        ours = os.fstat(self._descriptor)
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            raise ValueError(_CHANGED.format(self.path)) from None
         if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
             raise ValueError(_CHANGED.format(self.path))
         try:
             return self._header()
+        except FileNotFoundError:
+            raise ValueError(_EDITED.format("release.npz", self.path)) from None
         except OSError:  # which may be over the next time
             raise
         except READ_ERRORS:

@@ -245,3 +245,19 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_fit(
     refused(f"{FIT} {call}", words)
     assert sorted(os.listdir(tmp_path)) == ["file", "x.png"]
     assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("command", ["train", "sweep --vary client_learning_rate=0.1"])
+def test_a_missing_or_too_large_separation_is_told_what_the_data_hold(command, tmp_path):
+    call = (
+        f"{command} --task regression -o clients=14 --cohort-size 4 --rounds 8 --epsilon 8 "
+        f"--noise-seed 1 --quiet --out {tmp_path}/out"
+    )
+    allowed = "14 clients in cohorts of 4 allow --min-sep up to 3; "
+    refused(call, f"--min-sep is required with --schema min_sep: {allowed}pass a number in 1..3")
+    assert not (tmp_path / "out").exists()
+    too_large = f"--min-sep 4 is too large: {allowed}lower --min-sep to at most 3, lower "
+    error = program(f"{call} --min-sep 4", status=2).stderr
+    assert f"{too_large}--cohort-size to at most 3, or raise the population to 16" in error
+    assert not list(tmp_path.rglob("metrics.jsonl"))

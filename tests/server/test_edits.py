@@ -103,6 +103,41 @@ def test_a_release_goes_on_where_the_own_file_is_put_back(tmp_path):
     assert (keeper.round, keeper.clients) == (1, ["ann"])
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["server.json", "mechanism.npz", "participation.jsonl", "release.npz", "private/noise_seed"],
+)
+def test_a_removed_file_is_refused_until_it_is_put_back(tmp_path, name):
+    folder, aside = tmp_path / "server", tmp_path / "aside"
+    keeper = server(folder)
+    for released, client in enumerate(("ann", "bo")):
+        keeper.add(update(), client=client)
+        (folder / name).rename(aside)
+        for _ in range(2):
+            with refusal(f"^{name} of the server's folder .*{EDITED}"):
+                keeper.release()
+        assert keeper.round == released
+        assert not (folder / name).exists()
+        aside.rename(folder / name)
+        keeper.release()
+    keeper.close()
+    with fedmf.Server.open(folder) as keeper:
+        assert (keeper.round, keeper.clients) == (2, ["ann", "bo"])
+
+
+def test_a_removed_folder_is_refused_until_it_is_put_back(tmp_path):
+    folder, aside = tmp_path / "server", tmp_path / "aside"
+    keeper = server(folder)
+    for client, part in {"ann": folder / "private", "bo": folder}.items():
+        keeper.add(update(), client=client)
+        part.rename(aside)
+        with refusal("was moved, replaced|changed while it was in use"):
+            keeper.release()
+        aside.rename(part)
+        keeper.release()
+    assert keeper.round == 2
+
+
 def test_an_edit_of_the_record_is_refused_and_rubbish_behind_it_goes(tmp_path):
     keeper = server(tmp_path / "server")
     path = tmp_path / "server" / "participation.jsonl"

@@ -84,10 +84,17 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
     traced_step = tf.function(step)
     try:
         traced = traced_step.get_concrete_function(*task.spec)
+    except tf.errors.OperatorNotAllowedInGraphError as error:
+        raise ValueError(
+            f"model or loss of task {task.name!r} asks in Python for the value of a tensor "
+            f"({_reason(error)}), which a graph has not computed yet: use tf.cond, or leave out "
+            "the layer (SpectralNormalization would also carry what it has seen of one client to "
+            "the next)"
+        ) from error
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"model or loss of task {task.name!r} do not take a batch {task.spec} of its examples: "
-            f"make them fit ({str(error).strip().splitlines()[-1].strip()})"
+            f"make them fit ({_reason(error)})"
         ) from error
     shape = traced.structured_outputs[0].shape
     if shape.rank != 0:
@@ -150,6 +157,20 @@ def _has_state(operation: str) -> bool:
     # None for a function of the graph, whose operations are looked at as well.
     definition = op_def_registry.get(operation)
     return definition is not None and definition.is_stateful
+
+
+def _reason(error: Exception) -> str:
+    """Returns the line of an error that says what is wrong.
+
+    Keras lists a layer's arguments behind it, and names the layer before it.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for number, line in reversed(list(enumerate(lines[:-1]))):
+        layer = re.search(r"when calling layer ['\"](.+)['\"] \(type (\w+)\)", line)
+        if layer is not None:
+            sentence = lines[number + 1].partition(". ")[0].rstrip(".")
+            return f"{layer[2]} {layer[1]!r}: {sentence}"
+    return lines[-1] if lines else type(error).__name__
 
 
 def misfit_reason(error: tf.errors.InvalidArgumentError) -> str:
@@ -284,7 +305,7 @@ def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(
                 f"metric {metric.name!r} of task {task.name!r} fails on its validation split: make "
-                f"it fit outputs and labels ({str(error).strip().splitlines()[-1].strip()})"
+                f"it fit outputs and labels ({_reason(error)})"
             ) from error
         if shape:
             raise ValueError(

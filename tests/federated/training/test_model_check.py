@@ -3,6 +3,7 @@ updates, are refused before a run begins.
 """
 
 import dataclasses
+import functools
 
 import pytest
 import tensorflow as tf
@@ -154,6 +155,15 @@ def test_texts_as_labels_are_refused():
 )
 def test_what_keeps_or_draws_something_is_refused(layer, said):
     refused(task_with(layer), f"build_model of task 'small' .* {said}.* in training")
+
+
+def test_the_refusals_of_layers_of_keras_give_their_reason():
+    """SpectralNormalization asks for the value of a tensor in Keras 2.14, and writes it later."""
+    reason = "carr(y|ies) what it has seen of one client to the next"
+    layer = functools.partial(layers.SpectralNormalization, layers.Dense(4))
+    asks = "asks in Python for .*SpectralNormalization 'spectral_norm.*': Using a symbolic"
+    refused(task_with(layer), f"({asks}|writes a variable).*{reason}")
+    refused(task_with(layers.BatchNormalization), f"writes a variable .* in training .*{reason}")
 
 
 @pytest.mark.parametrize(
