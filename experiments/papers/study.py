@@ -11,7 +11,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from fedmf.experiments.papers.study_check import Cost
 from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.flat_config import families_taking
+from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports.groups import final_metric, simulation_note
 from fedmf.reports.text import duration
 from fedmf.runs.config import TrainConfig
@@ -350,7 +351,7 @@ def _trained(
     *,
     test: bool,
 ) -> dict[str, Run]:
-    """Name -> finished run, without its matrix: those of hundreds would fill the memory.
+    """Returns the finished run of each name; runs of the same mechanism share one object of it.
 
     `check` is called if one has to train; `test` evaluates on the test split.
     """
@@ -368,6 +369,12 @@ def _trained(
     )
     for name, failure in sweep.train_all(out, configs, training).items():
         raise ValueError(f"run {name} in {out} failed: {failure.reason}")
-    loaded = {name: Run.load(run_folder(out, there)) for name, there in names.items()}
-    nothing = cast(Any, None)
-    return {name: dataclasses.replace(run, mechanism=nothing) for name, run in loaded.items()}
+    # Many runs have the same mechanism, of which a dense one takes 34 MB.
+    mechanism_by_digest: dict[str, Mechanism] = {}
+    runs: dict[str, Run] = {}
+    for name, there in names.items():
+        run = Run.load(run_folder(out, there))
+        digest = mechanism_digest(run.mechanism)
+        shared = mechanism_by_digest.setdefault(digest, run.mechanism)
+        runs[name] = dataclasses.replace(run, mechanism=shared)
+    return runs
