@@ -426,8 +426,9 @@ def _audited(
     kept = tally.kept()
     broke = tally.broke()
     found = [sensitivity for sensitivity in (kept, broke) if sensitivity is not None]
+    most_spent = None if plan.participation.budget is None else tally.most_spent
     if not found:
-        return Audit(planned=plan, observed=stats, achieved=None)
+        return Audit(planned=plan, observed=stats, achieved=None, most_spent=most_spent)
     worst = max(found, key=lambda sensitivity: sensitivity.value)
     offenders = None
     if plan.simulation is not None:
@@ -456,7 +457,7 @@ def _audited(
         achieved=Achieved(planned=plan, sensitivity=worst),
         contradictions=(*broken, *undrawn),
         offenders=offenders,
-        most_spent=None if plan.participation.budget is None else tally.most_spent,
+        most_spent=most_spent,
         shares_spent=tally.spent,
         unrecorded=unrecorded,
     )

@@ -162,7 +162,8 @@ class Budget:
           rounds_early: ignored, as devices without a timer come no earlier.
         """
         assert isinstance(history, Spending)
-        return history.allows(t, clients)
+        allowed = history.allows(min(t, self.participation.rounds - 1), clients)
+        return allowed & (t < self.participation.rounds)
 
 
 class Spending(History):

@@ -4,6 +4,7 @@ eligible next.
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 else:
     from abc import abstractmethod as abstract
 
+_LIMITS_HINT = "let `implied_limits` return numbers in 1..rounds"
 # Name in configs and on the command line -> the class.
 SCHEMAS: "dict[str, type[Participation]]" = {}
 
@@ -53,8 +55,9 @@ class Participation(fields.Checked, abc.ABC):
       `fedmf.Budget` makes one, and says which rounds it pays for.
 
     `Participation(rounds=..., schema=...)` makes an object of the schema's own class. A schema of
-    your own is a subclass: a frozen, keyword-only dataclass of these fields with a default of
-    `schema`, its name. It allows every subset of the rounds that it allows.
+    your own is a direct subclass: a frozen, keyword-only dataclass of these fields with a default
+    of `schema`, its name. Beside its own rule, `allows_sorted`, it keeps to min_sep and
+    max_participations, and it allows every subset of the rounds that it allows.
 
     After construction `min_sep` and `max_participations` are ints for every schema (single: rounds
     and 1; every_round and budget: 1 and rounds), and `max_participations` defaults to ceil(rounds /
@@ -84,6 +87,8 @@ class Participation(fields.Checked, abc.ABC):
     needs_encoder: ClassVar[bool] = False
     # The server draws clients in an order that devices have no choice in.
     has_fixed_order: ClassVar[bool] = False
+    # The first rounds of a run have a participation of the same schema: see `shortened`.
+    has_shorter_form: ClassVar[bool] = False
     # A round of an allowed set may move to any other that is min_sep or more from the rest.
     has_movable_rounds: ClassVar[bool] = False
     # A privacy statement's sentence on the rounds of a client, a Jinja template over `limits()`.
@@ -120,7 +125,7 @@ class Participation(fields.Checked, abc.ABC):
         if "__repr__" not in vars(cls):  # before @dataclass makes one
             cls.__repr__ = Participation.__repr__  # type: ignore[method-assign]
         if "schema" in vars(cls):
-            SCHEMAS[cls.schema] = cls
+            _register(cls)
 
     def __new__(
         cls,
@@ -167,6 +172,8 @@ class Participation(fields.Checked, abc.ABC):
         self._check_budget()
         implied = self.implied_limits()
         min_sep, most = self._chosen_limits() if implied is None else self._checked_limits(*implied)
+        checks.integer("min_sep", min_sep, low=1, high=self.rounds, hint=_LIMITS_HINT)
+        checks.integer("max_participations", most, low=1, high=self.rounds, hint=_LIMITS_HINT)
         fields.set_fields(self, {"min_sep": min_sep, "max_participations": most})
 
     def implied_limits(self) -> tuple[int, int] | None:
@@ -255,9 +262,18 @@ class Participation(fields.Checked, abc.ABC):
         Args:
           rounds: in 1..self.rounds.
 
+        Raises:
+          ValueError: a schema without `has_shorter_form`, whose rule for fewer rounds may allow
+            less than its rule for all does in the first of them.
+
         >>> Participation(rounds=8, schema="min_sep", min_sep=4).shortened(3)
         Participation(rounds=3, schema='min_sep', min_sep=3, max_participations=1)
         """
+        if not self.has_shorter_form:
+            raise ValueError(
+                f"schema={self.schema} does not say which of the first {rounds} rounds a client "
+                "may take part in, so that these have the guarantee of all: state that"
+            )
         limits: dict[str, int | None] = {"min_sep": None, "max_participations": None}
         if self.implied_limits() is None:
             min_sep = min(self.min_sep, rounds)
@@ -265,7 +281,6 @@ class Participation(fields.Checked, abc.ABC):
             limits = {"min_sep": min_sep, "max_participations": most}
         return dataclasses.replace(self, rounds=rounds, **limits)  # type: ignore[arg-type]
 
-    @abstract
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
         """Whether one client may take part in exactly these rounds, never twice in one.
 
@@ -279,6 +294,16 @@ class Participation(fields.Checked, abc.ABC):
         >>> participation = Participation(rounds=6, schema="min_sep", min_sep=3)
         >>> participation.allows([0, 4]), participation.allows([0, 2]), participation.allows([0, 6])
         (True, False, False)
+        """
+        taken = checked_rounds(rounds_of_one_client)
+        return _keeps_limits(self, taken) and self.allows_sorted(taken)
+
+    @abstract
+    def allows_sorted(self, taken: list[int]) -> bool:
+        """Whether the schema's own rule allows these rounds of one client.
+
+        Args:
+          taken: increasing rounds of the run, which keep to min_sep and max_participations.
         """
         raise NotImplementedError
 
@@ -427,6 +452,47 @@ class Participation(fields.Checked, abc.ABC):
         for t in additions:
             if not taken or t > taken[-1]:
                 yield from self._maximal_sets((*taken, t))
+
+
+def _register(schema_class: type[Participation]) -> None:
+    """Registers a class under the name of its schema.
+
+    Raises:
+      TypeError: its name is no text, or it is no direct subclass: what an inherited method decides
+        may rest on the rule that the subclass changes.
+      ValueError: another class has the name.
+    """
+    name = schema_class.schema
+    shown = schema_class.__qualname__
+    if not isinstance(name, str):
+        raise TypeError(
+            f"schema={name!r} of {shown} is no text: give the field a text as its default, and the "
+            "dataclass no slots"
+        )
+    inherited = [base.__qualname__ for base in SCHEMAS.values() if base in schema_class.__mro__[1:]]
+    if inherited:
+        raise TypeError(
+            f"{shown} inherits from the schema {inherited[0]}: derive it from fedmf.Participation"
+        )
+    known = SCHEMAS.get(name, schema_class)
+    # A class that is made again, as by a notebook's cell, takes the place of the one before.
+    if (known.__module__, known.__qualname__) != (schema_class.__module__, shown):
+        raise ValueError(f"schema={name!r} is that of {known.__qualname__}: use another name")
+    SCHEMAS[name] = schema_class
+
+
+def _keeps_limits(participation: Participation, taken: list[int]) -> bool:
+    """Whether sorted rounds are of the run, at least min_sep apart and at most
+    max_participations.
+    """
+    if not taken:
+        return True
+    if taken[0] < 0 or taken[-1] >= participation.rounds:
+        return False
+    if len(taken) > participation.max_participations:
+        return False
+    min_sep = participation.min_sep
+    return all(later - earlier >= min_sep for earlier, later in itertools.pairwise(taken))
 
 
 def checked_rounds(rounds_of_one_client: Iterable[int]) -> list[int]:

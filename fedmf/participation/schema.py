@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.participation.base import ROUNDS_HINT, SCHEMAS, Participation, checked_rounds
+from fedmf.participation.base import ROUNDS_HINT, SCHEMAS, Participation
 from fedmf.participation.clients import ClientRounds
 from fedmf.participation.history import EpochHistory, History, TimerHistory
 from fedmf.participation.round_sets import RoundSets
@@ -41,15 +41,17 @@ class _Separated(Participation):
     decide who is eligible.
     """
 
+    has_shorter_form: ClassVar[bool] = True
+
     def other_violations(
         self, observed: ParticipationStats, *, has_broken_limit: bool
     ) -> list[str]:
         """Returns none: timer and count are all."""
         return []
 
-    def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Whether one client may take part in exactly these rounds."""
-        return _keeps_limits(self, checked_rounds(rounds_of_one_client))
+    def allows_sorted(self, taken: list[int]) -> bool:
+        """Returns True: the limits are all."""
+        return True
 
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
@@ -75,6 +77,8 @@ class _Separated(Participation):
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]
         counts = history.counts[clients]
+        if t >= self.rounds:
+            return np.zeros(len(counts), bool)
         # Limits in the arrays' own types: NumPy takes ten times as long for Python's ints.
         within_limit = counts < counts.dtype.type(self.max_participations)
         if isinstance(rounds_early, int):
@@ -140,6 +144,7 @@ class FixedEpoch(Participation):
 
     settings: ClassVar[tuple[str, ...]] = ("min_sep", "max_participations")
     has_fixed_order: ClassVar[bool] = True
+    has_shorter_form: ClassVar[bool] = True
     assumption: ClassVar[str] = (
         "Every client takes part in at most {{ max_participations }} of the {{ rounds }} rounds, "
         "and any two consecutive participations of a client are exactly {{ min_sep }} rounds "
@@ -161,11 +166,8 @@ class FixedEpoch(Participation):
             f"{self.max_participations} epochs of {self.min_sep} that were planned"
         ]
 
-    def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Whether one client may take part in exactly these rounds."""
-        taken = checked_rounds(rounds_of_one_client)
-        if not _keeps_limits(self, taken):
-            return False
+    def allows_sorted(self, taken: list[int]) -> bool:
+        """Whether the rounds are whole epochs apart, in one window."""
         is_in_step = not any((t - taken[0]) % self.min_sep for t in taken)
         return is_in_step and (
             not taken or (taken[-1] - taken[0]) // self.min_sep < self.max_participations
@@ -210,6 +212,8 @@ class FixedEpoch(Participation):
         """
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]
+        if t >= self.rounds:
+            return np.zeros(len(round_after), bool)
         # In the array's own type: NumPy takes ten times as long for Python's ints.
         number = round_after.dtype.type
         is_next = round_after % number(self.min_sep) == number((t + 1) % self.min_sep)
@@ -333,6 +337,10 @@ class Budgeted(Participation):
         """Raises ValueError: which rounds are allowed depends on the encoder."""
         raise self._without_encoder()
 
+    def allows_sorted(self, taken: list[int]) -> bool:
+        """Raises ValueError: which rounds are allowed depends on the encoder."""
+        raise self._without_encoder()
+
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
@@ -382,22 +390,8 @@ class Budgeted(Participation):
         )
 
 
-def _keeps_limits(participation: Participation, taken: list[int]) -> bool:
-    """Whether sorted rounds are of the run, at least min_sep apart and at most
-    max_participations.
-    """
-    if not taken:
-        return True
-    if taken[0] < 0 or taken[-1] >= participation.rounds:
-        return False
-    if len(taken) > participation.max_participations:
-        return False
-    min_sep = participation.min_sep
-    return all(later - earlier >= min_sep for earlier, later in itertools.pairwise(taken))
-
-
 def _each_keeps_limits(participation: Participation, clients: ClientRounds) -> np.ndarray:
-    """`_keeps_limits` of each client: bool (clients,)."""
+    """Whether the rounds of each client keep to min_sep and max_participations: bool (clients,)."""
     if not len(clients):
         return np.zeros(0, bool)
     last_rounds = clients.rounds[clients.starts + clients.counts - 1]

@@ -41,7 +41,8 @@ def first_rounds(
       sampling: the name of a scheme, or None.
 
     Raises:
-      ValueError: a plan with sampling or a budget, or a mechanism that `leading_block` refuses.
+      ValueError: a plan with sampling, a budget or a schema without `has_shorter_form`, or a
+        mechanism that `leading_block` refuses.
     """
     if sampling is not None:
         raise ValueError(
@@ -53,6 +54,11 @@ def first_rounds(
             f"schema={schema}: all of a budget may be spent in the first {rounds} rounds, so that "
             "these have the guarantee of all: state "
             "that, and audit the run, which counts what was spent"
+        )
+    if not SCHEMAS[schema].has_shorter_form:
+        raise ValueError(
+            f"schema={schema} does not say which of the first {rounds} rounds a client may take "
+            "part in, so that these have the guarantee of all: state that"
         )
     return leading_block(mechanism, rounds)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, ToeplitzMechanism
 from fedmf.mechanisms.budget import Budget, costs, most_rounds, spending_histogram
 from fedmf.mechanisms.sensitivity import sensitivity
@@ -128,3 +129,14 @@ def test_all_rounds_cost_less_than_a_large_budget():
     mechanism = IdentityMechanism(rounds=4)
     large = Participation(rounds=4, schema="budget", budget=100.0)
     assert sensitivity(mechanism, large) == sensitivity(mechanism, every_round(4))
+
+
+def test_a_statement_of_rounds_without_clients():
+    mechanism = IdentityMechanism(rounds=2)
+    budget = Budget.of(mechanism, Participation(rounds=2, schema="single"))
+    plan = fedmf.calibrate(mechanism, budget.participation, epsilon=4.0, delta=1e-6)
+    nobody = np.zeros(0, np.int64)
+    ledger = fedmf.ParticipationLedger(cohort_size=2, cohorts=[nobody, nobody])
+    audit = fedmf.audit_ledger(ledger, plan)
+    assert audit.most_spent == 0.0
+    assert "| at most 0 |" in " ".join(audit.statement().split())

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.participation.base import checked_rounds
 from fedmf.participation.schema import SCHEMAS
 from fedmf.privacy.statement import markdown
+from fedmf.privacy.stopping import stopped_after
 from tests.cli.program import printed_by
 from tests.cohorts.controllers import rounds_of_clients, run
 from tests.oracles import attained_by_sets
@@ -36,10 +36,7 @@ def once_an_epoch():
         def implied_limits(self):
             return 1, self.max_participations
 
-        def allows(self, rounds_of_one_client):
-            taken = checked_rounds(rounds_of_one_client)
-            if any(not 0 <= t < self.rounds for t in taken):
-                return False
+        def allows_sorted(self, taken):
             epochs = [t * self.max_participations // self.rounds for t in taken]
             return len(set(epochs)) == len(epochs)
 
@@ -145,3 +142,74 @@ def test_command_line(plan, tmp_path):
     assert shown["stddev"] == plan.stddev
     forecast = printed_by(f"plan participation {limits} --population 20 --cohort-size 4")
     assert forecast["max_participations_observed"] <= EPOCHS
+
+
+def schema_class(name, *bases, **members):
+    """Returns a frozen dataclass of this schema, made as a class statement makes one."""
+    namespace = {"__module__": __name__, "__qualname__": members.pop("qualname", name), **members}
+    namespace |= {"schema": name, "__annotations__": {"schema": str}}
+    made = type(name, bases or (fedmf.Participation,), namespace)
+    return dataclasses.dataclass(frozen=True, kw_only=True)(made)
+
+
+@pytest.fixture
+def any_rounds():
+    """A schema whose own rule allows all rounds, and whose limits are chosen."""
+    members = {
+        "settings": ("min_sep", "max_participations"),
+        "allows_sorted": lambda self, taken: True,
+    }
+    yield schema_class("any_rounds", **members)
+    del SCHEMAS["any_rounds"]
+
+
+@pytest.mark.usefixtures("any_rounds")
+def test_the_limits_hold_whatever_its_rule_allows():
+    """Its sensitivity is that of the limits, which the rule alone would exceed."""
+    free = fedmf.Participation(rounds=9, schema="any_rounds", min_sep=4)
+    same = fedmf.Participation(rounds=9, schema="min_sep", min_sep=4)
+    assert fedmf.sensitivity(np.eye(9), free).value == fedmf.sensitivity(np.eye(9), same).value
+    assert sorted(free.patterns()) == sorted(same.patterns())
+    controller = fedmf.ParticipationController(free, population=5, cohort_size=1, seed=0)
+    run(controller)
+    assert all(map(same.allows, rounds_of_clients(controller.ledger).values()))
+
+
+def test_the_first_rounds_alone_have_no_guarantee(plan, participation):
+    with refusal("schema=once_an_epoch does not say which of the first 6 rounds .* state that"):
+        stopped_after(plan, 6)
+    with refusal("schema=once_an_epoch does not say"):
+        participation.shortened(6)
+
+
+@pytest.mark.parametrize("most", [0, -1, 2.5, "3", None, ROUNDS + 1])
+def test_limits_that_it_implies_are_checked(most):
+    with refusal("max_participations=", (TypeError, ValueError)):
+        fedmf.Participation(rounds=ROUNDS, schema="once_an_epoch", max_participations=most)
+
+
+def test_a_name_is_that_of_one_class_and_a_schema_is_no_base(once_an_epoch):
+    with refusal("schema='once_an_epoch' is that of .*OnceAnEpoch: use another name"):
+        schema_class("once_an_epoch")
+    with refusal("schema='min_sep' is that of MinSep"):
+        schema_class("min_sep")
+    with refusal("inherits from the schema MinSep: derive it from", TypeError):
+        schema_class("even", SCHEMAS["min_sep"])
+    bare = type("Slotted", (fedmf.Participation,), {"__annotations__": {"schema": str}})
+    bare.schema = "slotted"
+    with refusal("is no text: .* no slots", TypeError):
+        dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(bare)
+    assert SCHEMAS["once_an_epoch"] is once_an_epoch
+    # A notebook's cell that is run again.
+    again = [schema_class("again", qualname="Again") for _ in range(2)]
+    assert SCHEMAS.pop("again") is again[1]
+
+
+@pytest.mark.parametrize("schema", ["single", "fixed_epoch", "min_sep", "every_round"])
+def test_nobody_is_eligible_after_the_last_round(schema):
+    limits = {"min_sep": 2} if schema in ("fixed_epoch", "min_sep") else {}
+    participation = fedmf.Participation(rounds=4, schema=schema, **limits)
+    history = participation.new_history(2)
+    assert participation.is_eligible(3, history, slice(0, 2)).all()
+    for t in (4, 5, 100):
+        assert not participation.is_eligible(t, history, slice(0, 2)).any()
