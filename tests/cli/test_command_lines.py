@@ -91,6 +91,7 @@ def at_the_work(inputs, monkeypatch):
     from fedmf.audits import aggregator, guarantee
     from fedmf.experiments import demo
     from fedmf.experiments.papers import results, study
+    from fedmf.privacy import bands
     from fedmf.runs.folder import Run
     from fedmf.server import audit
     from fedmf.sweeps import run, search
@@ -107,6 +108,7 @@ def at_the_work(inputs, monkeypatch):
             (study, "check_data"),
         ),
         *((run, "run_sweep"), (search, "run_search"), (audit, "audit_mechanism")),
+        (bands.BandSearch, "_row"),
         *((aggregator, "audit_aggregator"), (guarantee, "audit_log"), (describe, "describe_file")),
         *(
             (stackoverflow, "write_synthetic_corpus"),
