@@ -82,8 +82,8 @@ class Nodes:
 
     def __init__(self, server: Server, population: int | None) -> None:
         self._server, self._population = server, population
-        # With node ids, a run that goes on must know some of them again.
-        self._goes_on = server.round > 0
+        # With node ids, a run that goes on must know some of them again, if any took part.
+        self._goes_on = bool(server.clients)
         self._partitions: dict[int, int | None] = {}  # of each connected node that answered
         self._num_unanswered: Counter[int] = Counter()  # of each node, queries
 

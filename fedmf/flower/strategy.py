@@ -119,7 +119,8 @@ class MatrixFactorizationDP(Strategy):
         }
         ServerConfig(shapes=[(1,)], **self._settings)  # refused before any node is asked
         self._seed = check_noise_seed(noise_seed)
-        self._folder = None if folder is None else expanded(folder)
+        # Absolute, whatever becomes of the working folder.
+        self._folder = None if folder is None else expanded(folder).absolute()
         self._server: Server | None = None
         self._nodes: Nodes | None = None
         self._model: dict[str, np.ndarray] = {}  # of the round under way, by name
@@ -277,7 +278,7 @@ class MatrixFactorizationDP(Strategy):
           guarantee covers. The clients' own are dropped.
 
         Raises:
-          ValueError: no reply has the arrays that were sent; no round is under way.
+          ValueError: no reply of this run has had the arrays that were sent; no round is under way.
           OSError: the release could not be written; start the program again.
         """
         if self._asked is None:
@@ -311,8 +312,10 @@ class MatrixFactorizationDP(Strategy):
                     )
         came = len(self._asked) - len(asked)
         misfits = dropped["with other arrays"]
-        # One client that sends others is hostile, and stops nobody; where all do it is the program.
-        if misfits and not came and (misfits > 1 or len(self._asked) == 1):
+        # Clients that send others are hostile, and stop nobody; where all have done so from the
+        # first round on it is the program.
+        is_everybody = misfits > 1 or len(self._asked) == 1
+        if misfits and not came and is_everybody and not self._has_worked():
             raise ValueError(
                 f"no reply of round {t + 1} has the arrays that were sent ({misfit}): let clients "
                 "send back all of them, of the same names and shapes, as floats"
@@ -447,6 +450,10 @@ class MatrixFactorizationDP(Strategy):
             if self._is_tried:
                 raise
             raise ValueError(refusal_of(self.strategy, text_of(error))) from error
+
+    def _has_worked(self) -> bool:
+        """Returns whether a client's update has fitted in any round of this run."""
+        return self.server.ledger.observed().participations > 0
 
     def _try_once(self, t: int) -> None:
         """Refuses, before the first round of this program, a strategy that cannot train or be kept.

@@ -56,7 +56,7 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
       The type of each attribute that changes and that no file keeps.
 
     Raises:
-      ValueError: the model does not move.
+      ValueError: the model does not move in round 0, or the strategy fails.
     """
     twin = duplicate(strategy)
     # Those who replaced the strategy's methods by functions of their own hold the strategy itself.
@@ -66,7 +66,7 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
     try:
         with _quiet():
             result = next_model(twin, t, model, reply)
-        reason = "it gives no model" if result is None else _fault(model, result)
+        reason = "it gives no model" if result is None else _fault(model, result, t)
         lost = [state.changes(each).lost for each, state in states]
     except Exception as error:  # of the strategy's author
         reason = text_of(error)
@@ -86,12 +86,17 @@ def refusal_of(strategy: Strategy, reason: str) -> str:
     )
 
 
-def _fault(model: Model, result: Model) -> str:
-    """Returns what is wrong with the next model; nothing where it is right."""
+def _fault(model: Model, result: Model, t: int) -> str:
+    """Returns what is wrong with the next model; nothing where it is right.
+
+    A run that goes on moved the model in its first round, and may stand still in this one: a
+    learning rate may be 0.
+    """
     is_lost = (np.isfinite(model[name]) & ~np.isfinite(result[name]) for name in model)
     if any(map(np.any, is_lost)):
         return "the next model has entries that are not finite"
-    if all(np.array_equal(model[name], result[name], equal_nan=True) for name in model):
+    stays = all(np.array_equal(model[name], result[name], equal_nan=True) for name in model)
+    if stays and t == 0:
         return "the model stays as it is"
     return ""
 

@@ -145,13 +145,18 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
-        finalize=lambda value: value.replace("\n", " ") if isinstance(value, str) else value,
+        finalize=lambda value: _in_one_line(value) if isinstance(value, str) else value,
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
         up=rounding.up, down=rounding.down, client=shown_client, rounds=shown_rounds
     )
     return environment
+
+
+def _in_one_line(text: str) -> str:
+    """Returns the text with a blank for each character that ends a line."""
+    return re.sub(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text)
 
 
 def markdown(values: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from tests.flower.made_up import (
     ROUNDS,
     Grid,
     Odd,
+    failing,
     flat,
     initial,
     plan,
@@ -214,6 +215,52 @@ def test_nodes_under_new_ids_are_not_taken_for_new_clients(tmp_path):
     grid = Grid([node + 1000 for node in NODES[1:]] + NODES)
     wrapped(came).start(grid, initial(), 3)
     assert len(grid.asked) == 1
+
+
+def test_rounds_without_any_reply_leave_no_client_to_wait_for(tmp_path):
+    strategy = wrapped(tmp_path / "server")
+    strategy.start(Grid(NODES, behave=dict.fromkeys(NODES, failing)), initial(), 1)
+    strategy.server.close()
+    after = wrapped(tmp_path / "server")
+    after.start(Grid([node + 1000 for node in NODES]), initial(), 2, timeout=5.0)
+    assert after.server.round == 2
+    assert len(after.server.clients) == COHORT
+
+
+def test_a_relative_folder_stays_where_the_program_began(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    strategy = wrapped("server")
+
+    def leave(number, arrays):
+        monkeypatch.chdir(tmp_path / "elsewhere")
+
+    strategy.start(Grid(NODES), initial(), 3, evaluate_fn=leave)
+    strategy.server.close()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    again = wrapped(tmp_path / "server")
+    again.start(Grid(NODES), initial(), 4)
+    assert again.server.round == 4
+
+
+class Paused(FedAvgM):
+    """A strategy whose learning rate is 0 in round 4."""
+
+    def __init__(self):
+        super().__init__(fraction_evaluate=0.0, server_learning_rate=0.5, server_momentum=0.0)
+
+    def aggregate_train(self, server_round, replies):
+        self.server_learning_rate = 0.0 if server_round == 4 else 0.5
+        return super().aggregate_train(server_round, replies)
+
+
+def test_a_run_that_stands_still_where_it_is_started_again_goes_on(tmp_path):
+    strategy = wrapped(tmp_path / "server", Paused())
+    strategy.start(Grid(NODES), initial(), 3)
+    strategy.server.close()
+    after = wrapped(tmp_path / "server", Paused())
+    after.start(Grid(NODES), initial(), 5)
+    assert after.server.round == 5
 
 
 def test_where_no_node_may_come_it_waits_and_then_says_so():

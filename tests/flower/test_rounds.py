@@ -176,6 +176,19 @@ def test_one_client_moves_a_release_by_the_clip_norm_at_most(size):
     assert (moved > 0.9 * plan().clip_norm) == (size == 3.0)
 
 
+def test_odd_clients_do_not_stop_a_run_that_has_worked():
+    """A round whose replies all have other arrays is one of noise alone."""
+    odd = changed(bias=np.ones(3))
+    strategy = wrapped()
+
+    def later_odd(message):
+        return odd(message) if strategy.server.round else honest(message)
+
+    strategy.start(Grid(NODES, dict.fromkeys(NODES, later_odd)), initial(), 3)
+    assert strategy.server.round == 3
+    assert strategy.server.ledger.observed().participations == COHORT
+
+
 def test_where_no_reply_has_the_arrays_the_run_stops_and_may_go_on(tmp_path):
     strategy = wrapped(tmp_path / "server")
     grid = Grid(NODES, dict.fromkeys(NODES, changed(bias=np.ones(3))))

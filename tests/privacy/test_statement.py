@@ -226,3 +226,25 @@ if __name__ == "__main__":
             (DATA / f"statement_{golden}{suffix}").write_text(
                 as_text(renewed, suffix), encoding="utf-8"
             )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "is_secret"),
+    [(fedmf.CyclicPoisson, True), (fedmf.CyclicFixedSize, False), (None, False)],
+)
+def test_numbers_of_who_was_drawn_are_kept_from_publication(scheme, is_secret):
+    """Where clients are drawn independently the guarantee rests on nobody knowing how many were."""
+    sampling = scheme and scheme(population=40, cohort_size=4, partitions=2)
+    participation = None if sampling else TWICE
+    mechanism = two_bands(8) if sampling else None
+    made = plan(participation, mechanism=mechanism, sampling=sampling)
+    text = " ".join(audit_ledger(ledger_of([[1, 2], [3]]), made).statement().split())
+    assert "## What was observed" in text
+    assert ("leave this section out of what is published" in text) == is_secret
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x85", "\u2028"])
+def test_a_name_stays_in_its_line(end):
+    text = markdown(statement_values(plan(), pretraining=f"a model{end}# A heading"))
+    assert "a model # A heading" in " ".join(text.split())
+    assert not re.search("^# A heading", text, re.MULTILINE)
