@@ -38,11 +38,14 @@ _TESTED = (
     "`fedmf audit mechanism` tests whether the noise that this code makes for the plan is the "
     "noise that is accounted here"
 )
-_SEED = "It cannot see whether the seed of the noise stays secret and served no other run."
+_SEED = (
+    "fedmf cannot see whether the seed of the noise stays secret and served no other run, or with "
+    "sampling whether anybody learns who was drawn."
+)
 _SERVER = (
     "enforces this: in each round it refuses the clients whom the plan does not allow, clips every "
-    "update that is given to `add`, and divides by a fixed number. A sum that is given to "
-    f"`add_sum` was clipped before it came, and only its norm is checked. {_SEED}"
+    "update that is given to `add`, and divides by a fixed number. The updates of a sum that is "
+    f"given to `add_sum` have to be clipped before it comes: only its norm is checked. {_SEED}"
 )
 _RUN_AUDIT = (
     "`fedmf audit` with the run's folder compares the files that the run left with the SHA-256 "
@@ -99,8 +102,8 @@ SYSTEMS = {
         client="A client is what the pipeline counts as one.",
         enforced="`dp_aggregator` enforces a part of this: it clips every update before it is "
         "summed, adds the noise and divides by a fixed number. The pipeline has to enforce the "
-        "rest: who takes part, that one run begins from an initial state, and that the state "
-        "stays secret.",
+        "rest: who takes part, that one run begins from an initial state, that the state stays "
+        "secret, and the bounds and the noise of private metrics, if the plan pays for some.",
         generator="Gaussians are drawn in float32, by Philox4x32-10 in TensorFlow's graph or by "
         "AES-256 in counter mode in a `HostNoise`.",
         verification="`fedmf audit mechanism --query` tests whether the noise that "
@@ -110,8 +113,9 @@ SYSTEMS = {
     "controller": System(
         title="The cohorts of a `fedmf.ParticipationController`.",
         client="A client is one of the numbers that the controller draws from.",
-        enforced="The controller answers for who takes part, if nobody trains but the cohorts of "
-        "its ledger. The system that trains them has to enforce all the rest.",
+        enforced="The controller draws the cohorts, and breaks the plan only for devices that it "
+        "was told to simulate as deviating. The system that trains has to train nobody else, and "
+        "to enforce all the rest.",
         verification="How that system clips, sums and draws noise has not been seen; `fedmf audit "
         "aggregator` can test a function of it.",
     ),

@@ -29,7 +29,7 @@ NEEDED = {
     "server": ["refuses the clients", "`add_sum`", AES, "`fedmf audit log`"],
     "flower": ["refuses the clients", "partition id", "Neither proves a person", AES],
     "pipeline": ["`dp_aggregator` enforces a part", PHILOX, AES, "`HostNoise`", "check_process"],
-    "controller": ["answers for who takes part, if", "has to enforce all the rest"],
+    "controller": ["draws the cohorts, and breaks the plan only for", "to enforce all the rest"],
     "ledger": ["has read the ledger alone", "had to enforce all of this"],
     "log": ["has read the log alone", "had to enforce all of this"],
 }
