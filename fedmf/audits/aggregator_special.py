@@ -204,7 +204,7 @@ def miss_clients(tests: MovementTests) -> None:
             updates=functools.partial(list, updates),
             direction=inputs.flat,
             clients=number,
-            excess=min(max(0.5, 0.9 * (math.sqrt(ratio) - 1)), 0.9 * (ratio - 1)),
+            excess=min(0.5, 0.9 * (ratio - 1)),
             most_calls=400,
             mistakes={
                 ratio: "A mean that divides by those who came, with noise for all, does this: "

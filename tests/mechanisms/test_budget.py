@@ -140,3 +140,11 @@ def test_a_statement_of_rounds_without_clients():
     audit = fedmf.audit_ledger(ledger, plan)
     assert audit.most_spent == 0.0
     assert "| at most 0 |" in " ".join(audit.statement().split())
+
+
+def test_nobody_is_eligible_after_the_last_round():
+    budget = Budget.of(IdentityMechanism(rounds=4), single(4))
+    history = budget.new_history(2)
+    assert budget.is_eligible(3, history, slice(0, 2)).all()
+    for t in (4, 5, 100):
+        assert not budget.is_eligible(t, history, slice(0, 2)).any()
