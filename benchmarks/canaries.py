@@ -26,8 +26,8 @@ from benchmarks.clients import random_sentences
 def main(clients: int, canaries: int, rounds: int, small: bool) -> None:
     """Prints seconds and shares."""
     import fedmf
-    from fedmf.federated.execution.choice import build_execution
-    from fedmf.federated.execution.client_data import client_epochs
+    from fedmf.training.execution.choice import build_execution
+    from fedmf.training.execution.client_data import client_epochs
 
     clients = 2 if small else clients
     task = random_sentences("demo" if small else "full", clients)

@@ -37,9 +37,9 @@ def steps_of(examples: int, batch: int) -> dict[str, Callable[[], Any]]:
     import tensorflow as tf
 
     import fedmf
-    from fedmf.federated.execution.base import RunOptions
-    from fedmf.federated.execution.choice import build_execution
     from fedmf.federated.tff import tfp
+    from fedmf.training.execution.base import RunOptions
+    from fedmf.training.execution.choice import build_execution
 
     task = random_examples("cifar10", examples)
     config = fedmf.TrainConfig(

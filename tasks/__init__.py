@@ -240,8 +240,8 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
       FileNotFoundError, TypeError, ValueError: no such task, an option out of range, the data file
         is absent or damaged.
     """
-    from fedmf.federated.examples import errors_of
     from fedmf.federated.task import Task
+    from fedmf.training.examples import errors_of
 
     name = config.task or DEFAULT
     function = task_function(name)

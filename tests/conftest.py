@@ -159,7 +159,7 @@ def _traced() -> list[tuple[Any, str, Callable[..., Any]]]:
     """What is traced for one task in all of this process: module, name, and what stands there."""
     from fedmf import TrainConfig
     from fedmf.federated.execution import client_setup
-    from fedmf.federated.training import fine_tuning, loop, trained_run, under_way
+    from fedmf.training import fine_tuning, loop, trained_run, under_way
 
     client = [f.name for f in dataclasses.fields(TrainConfig) if f.name.startswith("client_")]
     shared = [

@@ -170,8 +170,8 @@ INSIDE = {
     "fedmf.noise.strategies": 1,
     "fedmf.cli.paper": 2,
     "fedmf.federated.tff.noise": 1,
-    "fedmf.federated.training.keras_file": 1,  # in a temporary folder of its own
-    "fedmf.federated.training.trained_run": 1,
+    "fedmf.federated.keras_file": 1,  # in a temporary folder of its own
+    "fedmf.training.trained_run": 1,
     "fedmf.federated.tff.worker": 1,
     "fedmf.sweeps.runs": 1,
     "fedmf.tasks.emnist.synthetic": 1,

@@ -42,9 +42,9 @@ def check_runs(
     Raises:
       ValueError: naming the first run that cannot train, and how many cannot.
     """
-    from fedmf.federated.execution.base import RunOptions
-    from fedmf.federated.training.model_check import check_model
-    from fedmf.federated.training.run_setup import controller_of, new_run
+    from fedmf.federated.model_check import check_model
+    from fedmf.training.execution.base import RunOptions
+    from fedmf.training.run_setup import controller_of, new_run
 
     alike: dict[TrainConfig, list[str]] = {}
     for name, config in configs.items():

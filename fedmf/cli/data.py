@@ -185,9 +185,9 @@ def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bo
     import numpy as np
 
     from fedmf import partition, tasks
-    from fedmf.federated.examples import apart
     from fedmf.runs.config import TrainConfig
     from fedmf.terminal import progress_bar
+    from fedmf.training.examples import apart
 
     with arguments_checked():
         config = tasks.completed(TrainConfig(family="none", min_sep=1, **chosen_options(promise)))

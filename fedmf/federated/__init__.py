@@ -8,17 +8,17 @@ from fedmf.federated.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 
-from fedmf.federated.execution.base import RunOptions  # noqa: E402
-from fedmf.federated.execution.cluster import WorkersLost  # noqa: E402
 from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
-from fedmf.federated.training.callbacks import Callback, StopAfter  # noqa: E402
-from fedmf.federated.training.divergence import DivergedRun, StopOnDivergence  # noqa: E402
-from fedmf.federated.training.early_stopping import EarlyStopping  # noqa: E402
-from fedmf.federated.training.loop import InterruptedRun, train  # noqa: E402
-from fedmf.federated.training.tensorboard import TensorBoard  # noqa: E402
-from fedmf.federated.training.trained_run import TrainedRun  # noqa: E402
+from fedmf.federated.tensorboard import TensorBoard  # noqa: E402
 from fedmf.server.following import Scaling  # noqa: E402
 from fedmf.server.rows import HostNoise  # noqa: E402
+from fedmf.training.callbacks import Callback, StopAfter  # noqa: E402
+from fedmf.training.divergence import DivergedRun, StopOnDivergence  # noqa: E402
+from fedmf.training.early_stopping import EarlyStopping  # noqa: E402
+from fedmf.training.execution.base import RunOptions  # noqa: E402
+from fedmf.training.execution.cluster import WorkersLost  # noqa: E402
+from fedmf.training.loop import InterruptedRun, train  # noqa: E402
+from fedmf.training.trained_run import TrainedRun  # noqa: E402
 
 if TYPE_CHECKING:
     from fedmf.federated.tff.names import (

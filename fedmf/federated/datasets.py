@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated import examples as of_examples
+from fedmf.training import examples as of_examples
 
 # A client's dataset of unknown length is read so far: 256 times the 256 examples that the papers
 # take of a client, and what fits into the memory of any machine that trains.

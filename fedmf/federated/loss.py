@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from fedmf.federated.examples import apart
 from fedmf.federated.task import Task
 from fedmf.federated.task_checks import KERAS
 from fedmf.federated.tensorflow_import import rewritten
+from fedmf.training.examples import apart
 
 # (y, outputs) -> the loss of a batch, a float32 scalar; y is labels, or `Weighted`.
 BatchLoss = Callable[[Any, Any], Any]

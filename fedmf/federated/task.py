@@ -9,14 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks, fields
-from fedmf.federated import examples as of_examples
 from fedmf.federated.datasets import read_examples
-from fedmf.federated.examples import Examples, Weighted
 from fedmf.federated.task_checks import check_model_function, checked_attributes
 from fedmf.federated.tensorflow_import import keras3_note
 from fedmf.federated.tff_models import TffModel, loop_model
 from fedmf.identifiers import client_array
 from fedmf.runs.vocabulary import RunVocabulary
+from fedmf.training import examples as of_examples
+from fedmf.training.examples import Examples, Weighted
 
 SPLITS = ("validation", "test")
 # (labels, outputs, example weights) -> scalar; see `Task.loss`.
@@ -187,7 +187,7 @@ class Task:
         Raises:
           TypeError, ValueError: not structures of arrays as `spec` has them, or NaN or infinite
             values or negative weights in them; naming the client. For the latter it is a NotFinite
-            of fedmf.federated.examples, and a run zeroes the client's update and goes on.
+            of fedmf.training.examples, and a run zeroes the client's update and goes on.
         """
         if not isinstance(client_id, Hashable) or client_id not in self._known_ids:
             raise ValueError(

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import errors_of
 from fedmf.federated.tensorflow_import import keras3_note, rewritten
+from fedmf.training.examples import errors_of
 
 
 def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, seed: int) -> Any:

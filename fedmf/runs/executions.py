@@ -34,7 +34,7 @@ class ExecutionKind(fields.Checked):
 
     Attributes:
       name: in configurations, such as "fast".
-      path: of the class, a subclass of `fedmf.federated.execution.base.Execution`, as
+      path: of the class, a subclass of `fedmf.training.execution.base.Execution`, as
         "package.module:ClassName".
       in_tff: whether TFF's learning process computes the rounds. It has its own optimizers, trains
         on no cluster, and hands out no release for canaries.
@@ -85,7 +85,7 @@ def execution_kind(name: str) -> ExecutionKind:
 
 
 register_execution(
-    ExecutionKind(name="fast", path="fedmf.federated.execution.in_process:FastExecution")
+    ExecutionKind(name="fast", path="fedmf.training.execution.in_process:FastExecution")
 )
 register_execution(
     ExecutionKind(name="tff", path="fedmf.federated.tff.execution:TffExecution", in_tff=True)

@@ -176,7 +176,7 @@ class Training:
             threads = self.threads or max(1, processors // self.jobs)
             yield LocalRuns(out, ["--threads", str(threads), *more])
             return
-        from fedmf.federated.execution.cluster import check_address, connected
+        from fedmf.training.execution.cluster import check_address, connected
 
         check_address(self.cluster, "fast")
         options = ["--threads", str(self.threads or self.cpus_per_job), *more]

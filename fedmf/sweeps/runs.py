@@ -13,7 +13,7 @@ from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.sweeps import job
 
 if TYPE_CHECKING:
-    from fedmf.federated.execution.cluster import Cluster
+    from fedmf.training.execution.cluster import Cluster
 
 _POLL_SECONDS = 0.5
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedmf.federated.examples import Examples
 from fedmf.federated.task import Task
 from fedmf.runs.vocabulary import RunVocabulary
 from fedmf.tasks.stackoverflow import data, model, vocabulary
@@ -15,6 +14,7 @@ from fedmf.tasks.stackoverflow.lstm import with_keras_lstm
 from fedmf.tasks.stackoverflow.options import StackOverflowOptions
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
+from fedmf.training.examples import Examples
 
 # 342,477 clients of 256 sentences would be 14 GB; a demo's few hundred clients come back every
 # epoch and fit easily.

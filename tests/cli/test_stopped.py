@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from fedmf.federated.training import loop
-from fedmf.federated.training.run_setup import RunSetup
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.runs.folder import RunFolder
+from fedmf.training import loop
+from fedmf.training.run_setup import RunSetup
 from tests.cli.program import SECRET, SEED, TABLE, fedmf, refused
 
 pytestmark = pytest.mark.tensorflow

@@ -67,7 +67,7 @@ def quick(monkeypatch):
     What is left out is that these fits converge and that an accountant finds the amplified noise.
     `fedmf paper run --dry-run` has both.
     """
-    from fedmf.federated.training import run_setup
+    from fedmf.training import run_setup
 
     digest, digested = run_setup.task_identity, {}
 

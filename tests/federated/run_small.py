@@ -11,7 +11,8 @@ import sys
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution import groups, side_by_side
+from fedmf.federated.execution import side_by_side
+from fedmf.training.execution import groups
 from tests.federated.small_task import small_task
 
 SEED = 0xFEED5EED5EED5EED  # of the runs on clusters, to be looked for in what is sent

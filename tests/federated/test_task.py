@@ -13,8 +13,8 @@ import tensorflow as tf
 import fedmf
 from fedmf import federated
 from fedmf.federated import datasets
-from fedmf.federated.examples import NotFinite, checked
 from fedmf.runs.folder import RunFolder
+from fedmf.training.examples import NotFinite, checked
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal

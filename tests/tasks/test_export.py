@@ -10,8 +10,8 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 
 from fedmf import TrainConfig, tasks  # noqa: E402
-from fedmf.federated.examples import take  # noqa: E402
 from fedmf.tasks import cifar10, emnist  # noqa: E402
+from fedmf.training.examples import take  # noqa: E402
 
 LOADS = """
 import json, sys

@@ -1,1 +1,1 @@
-"""Client work: in this process, in TFF, on other machines."""
+"""Client work of Keras and TFF models."""

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Epochs, count
-from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.records import QuerySample, Records
 from fedmf.runs.config import TrainConfig
 from fedmf.server.messages import ClientParams
 from fedmf.server.update_rules import Optimizer, OptimizerState
+from fedmf.training.examples import Epochs, count
+from fedmf.training.execution.groups import GroupSum
 
 
 class Broadcast(NamedTuple):

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.client_data import batches, end_to_end
 from fedmf.federated.execution.client_work import (
     Broadcast,
     ClientWork,
@@ -24,12 +22,14 @@ from fedmf.federated.execution.client_work import (
     group_sum,
     trained,
 )
-from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.records import QuerySample, Records
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.task import CompiledEpoch, Task
 from fedmf.runs.config import TrainConfig
 from fedmf.terminal import interrupts
+from fedmf.training.examples import Epochs
+from fedmf.training.execution.client_data import batches, end_to_end
+from fedmf.training.execution.groups import GroupSum
 
 # What the server sent and a client's epochs -> its clipped update, and its loss before each step
 # summed over examples. One client at a time.

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Epochs, Examples, count
-from fedmf.federated.execution.client_data import Steps, batches, end_to_end, steps
 from fedmf.federated.execution.client_work import (
     Broadcast,
     ClientWork,
@@ -23,13 +21,15 @@ from fedmf.federated.execution.client_work import (
     group_sum,
     trained,
 )
-from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.records import Records, specs_of
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.task import Task
 from fedmf.runs.config import TrainConfig
 from fedmf.terminal import interrupts
+from fedmf.training.examples import Epochs, Examples, count
+from fedmf.training.execution.client_data import Steps, batches, end_to_end, steps
+from fedmf.training.execution.groups import GroupSum
 
 # Examples times parameters of clients in one call, which bounds their weights and inputs: 128 MiB.
 PRODUCTS = 2**25

@@ -9,14 +9,14 @@ import grpc
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.base import Execution
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
 from fedmf.federated.task import Task
 from fedmf.federated.tff import tff
 from fedmf.federated.tff.aggregator import dp_aggregator
 from fedmf.federated.tff.optimizers import client_optimizer, server_optimizer
 from fedmf.federated.tff.worker import TffWorker
+from fedmf.training.examples import Epochs
+from fedmf.training.execution.base import Execution
 
 
 class TffExecution(Execution):

@@ -10,7 +10,7 @@ import functools
 import numpy as np
 
 # Words that separate the uses of one seed; 2 is taken by the order
-# of a client's examples (federated/training).
+# of a client's examples (fedmf/training).
 _ORDER, _DRAW = 0, 1
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution.base import RunOptions
-from fedmf.federated.execution.choice import build_execution
-from fedmf.federated.execution.client_data import batches, client_epochs, steps
-from fedmf.federated.training.evaluation import Evaluator
-from fedmf.federated.training.model_check import check_model
+from fedmf.federated.evaluation import Evaluator
+from fedmf.federated.model_check import check_model
+from fedmf.training.execution.base import RunOptions
+from fedmf.training.execution.choice import build_execution
+from fedmf.training.execution.client_data import batches, client_epochs, steps
 from tests.federated.small_runs import assert_close, config
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal

@@ -20,10 +20,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 from fedmf import federated
-from fedmf.federated.execution import cluster, groups
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.server.source import noise_key
 from fedmf.terminal import interrupts
+from fedmf.training.execution import cluster, groups
 from tests.federated import small_runs
 from tests.federated.run_small import GROUPS_OF_TWO, SEED, config
 from tests.federated.small_runs import assert_same_run, small_task, start_of

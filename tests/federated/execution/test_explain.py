@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from fedmf import federated
 from fedmf.federated.execution import side_by_side
-from fedmf.federated.execution.choice import build_execution
+from fedmf.training.execution.choice import build_execution
 from tests.federated.run_small import config
 from tests.federated.small_task import task_of_arrays
 

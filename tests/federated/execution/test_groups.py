@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import groups
-from fedmf.federated.execution.choice import build_execution
-from fedmf.federated.execution.groups import GroupSum, checked
 from fedmf.federated.execution.records import Records
 from fedmf.server.messages import ClientParams
+from fedmf.training.execution import groups
+from fedmf.training.execution.choice import build_execution
+from fedmf.training.execution.groups import GroupSum, checked
 from tests.federated.run_small import GROUPS_OF_TWO, config
 from tests.federated.small_task import small_task
 from tests.refusals import refusal

@@ -16,7 +16,6 @@ import time
 import numpy as np
 import pytest
 
-from fedmf.federated.execution.base import RunOptions
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.tasks.stackoverflow import (
     StackOverflowOptions,
@@ -24,6 +23,7 @@ from fedmf.tasks.stackoverflow import (
     write_synthetic_corpus,
 )
 from fedmf.terminal import interrupts
+from fedmf.training.execution.base import RunOptions
 from tests.federated.small_runs import config, small_task, start_of, train
 from tests.refusals import refusal
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedmf.federated.execution.choice import build_execution
-from fedmf.federated.execution.in_process import FastExecution
 from fedmf.runs import executions
 from fedmf.runs.executions import ExecutionKind, register_execution
+from fedmf.training.execution.choice import build_execution
+from fedmf.training.execution.in_process import FastExecution
 from tests.federated.small_runs import broken_off, config, train
 from tests.federated.small_task import small_task
 from tests.refusals import refusal

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedmf.federated.examples import count
 from fedmf.federated.execution import side_by_side
-from fedmf.federated.execution.client_data import client_epochs
+from fedmf.training.examples import count
+from fedmf.training.execution.client_data import client_epochs
 from tests.federated.small_runs import (
     assert_close,
     assert_same_model,

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from fedmf import federated
-from fedmf.federated.examples import NotFinite, apart
-from fedmf.federated.training.evaluation import Evaluator
-from fedmf.federated.training.model_check import check_model
+from fedmf.federated.evaluation import Evaluator
+from fedmf.federated.model_check import check_model
+from fedmf.training.examples import NotFinite, apart
 from tests.federated.execution.test_as_keras import (
     BATCH,
     BOTH,

@@ -12,8 +12,8 @@ import tensorflow as tf
 import threadpoolctl
 
 import fedmf
-from fedmf.federated.execution.client_data import client_epochs
 from fedmf.federated.execution.threads import limited_threads
+from fedmf.training.execution.client_data import client_epochs
 from tests.federated.small_runs import assert_same_run, config
 from tests.federated.small_task import small_task
 from tests.refusals import refusal

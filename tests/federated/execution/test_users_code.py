@@ -5,8 +5,8 @@ fedmf's own code it leaves alone.
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.training.evaluation import Evaluator
-from fedmf.federated.training.model_check import check_model
+from fedmf.federated.evaluation import Evaluator
+from fedmf.federated.model_check import check_model
 from tests.federated.small_runs import config, start_of
 from tests.federated.small_task import LENGTH, small_task
 

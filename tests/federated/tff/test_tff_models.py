@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from fedmf.federated.model_check import check_model
 from fedmf.federated.tff import tff
-from fedmf.federated.training.model_check import check_model
 from tests.federated.small_runs import assert_close, assert_same_model, config, train
 from tests.federated.small_task import LENGTH, small_task
 from tests.refusals import refusal

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import fedmf
-from fedmf.federated.training.run_setup import controller_of
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from fedmf.server.clipping import UpdateSum
+from fedmf.training.run_setup import controller_of
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by
 from tests.federated import run_small, small_runs

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.training.evaluation import is_defined
+from fedmf.federated.evaluation import is_defined
 
 metrics = tf.keras.metrics
 # Labels and predictions of a client.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.federated.training.divergence import (
+from fedmf.training.divergence import (
     FACTOR,
     ROUNDS_ABOVE_START,
     START_ROUNDS,

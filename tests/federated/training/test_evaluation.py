@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.examples import take
-from fedmf.federated.training import evaluation
+from fedmf.federated import evaluation
+from fedmf.training.examples import take
 from tests.federated.small_runs import config, start_of
 from tests.federated.small_task import CLASSES, LENGTH, small_task, task_of_arrays
 

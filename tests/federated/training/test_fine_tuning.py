@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.examples import NotFinite, count
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import broadcast
-from fedmf.federated.training import fine_tuning
-from fedmf.federated.training.fine_tuning import halves, learning_rates, quarters, sample
+from fedmf.training import fine_tuning
+from fedmf.training.examples import NotFinite, count
+from fedmf.training.fine_tuning import halves, learning_rates, quarters, sample
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal

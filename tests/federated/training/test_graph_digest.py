@@ -10,7 +10,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.training.model_check import check_model
+from fedmf.federated.model_check import check_model
 from tests.conftest import TFF
 from tests.federated.run_small import config
 from tests.federated.small_task import CLASSES, LENGTH, small_task

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution.base import RunOptions
-from fedmf.federated.training.model_check import check_model
-from fedmf.federated.training.run_setup import controller_of, new_run, reopen_run
+from fedmf.federated.model_check import check_model
 from fedmf.mechanisms import BandedMechanism
 from fedmf.privacy.describe import summary
 from fedmf.runs.folder import RunFolder
+from fedmf.training.execution.base import RunOptions
+from fedmf.training.run_setup import controller_of, new_run, reopen_run
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import CLASSES, small_task, task_of_arrays
 from tests.refusals import refusal

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.training import run_setup
 from fedmf.mechanisms import BandedMechanism
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import installed_versions
 from fedmf.runs.folder import RunFolder
+from fedmf.training import run_setup
 from tests.federated.small_runs import assert_same_run, broken_off, config, small_task, train
 from tests.refusals import refusal
 

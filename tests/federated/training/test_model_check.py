@@ -8,8 +8,8 @@ import functools
 import pytest
 import tensorflow as tf
 
+from fedmf.federated.model_check import check_model
 from fedmf.federated.task import seeded
-from fedmf.federated.training.model_check import check_model
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 from tests.refusals import refusal

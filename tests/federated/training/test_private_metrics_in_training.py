@@ -11,15 +11,15 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.training.evaluation import Evaluator
-from fedmf.federated.training.model_check import check_model
-from fedmf.federated.training.private_metrics import bounded_metrics
-from fedmf.federated.training.under_way import Training
+from fedmf.federated.evaluation import Evaluator
+from fedmf.federated.model_check import check_model
 from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports import write_report
 from fedmf.reports.groups import private_curve
 from fedmf.server.metrics_stream import MetricsStream
 from fedmf.sweeps import halving
+from fedmf.training.private_metrics import bounded_metrics
+from fedmf.training.under_way import Training
 from tests.federated.small_runs import assert_same_run, broken_off, config, train
 from tests.federated.small_task import small_task
 from tests.federated.training.test_adaptive_training import BOTH

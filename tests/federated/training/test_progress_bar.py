@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from fedmf.federated.training import callbacks
+from fedmf.training import callbacks
 
 
 def shown_after(rows, headline, monkeypatch):

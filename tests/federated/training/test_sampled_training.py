@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.federated.training.run_setup import controller_of
+from fedmf.training.run_setup import controller_of
 from tests.federated.small_runs import broken_off, config, small_task, train
 from tests.refusals import refusal
 

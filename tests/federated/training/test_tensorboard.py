@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated import TensorBoard
-from fedmf.federated.training.under_way import Training
+from fedmf.training.under_way import Training
 from tests.federated.small_runs import broken_off, config, train
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.examples import NotFinite
+from fedmf.training.examples import NotFinite
 from tests.federated.small_runs import broken_off, config, small_task
 from tests.refusals import refusal
 

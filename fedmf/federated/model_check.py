@@ -7,15 +7,15 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from fedmf.federated.examples import Examples, digest, take
+from fedmf.federated.evaluation import update_metric
 from fedmf.federated.execution.stateless_model import operations
+from fedmf.federated.graph_digest import graph_digest
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
-from fedmf.federated.training.evaluation import update_metric
-from fedmf.federated.training.graph_digest import graph_digest
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
+from fedmf.training.examples import Examples, digest, take
 
 # Operations that break the guarantee, what they do, and what to use instead.
 _FORBIDDEN = (

@@ -12,8 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks, fields
-from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.task import Task
 from fedmf.noise.strategies import HOST_STRATEGIES
 from fedmf.privacy.plan import Plan
@@ -21,6 +19,8 @@ from fedmf.runs.config import TrainConfig
 from fedmf.runs.round_metrics import RoundMetric, checked_metrics
 from fedmf.server.optimizers import ServerOptimizer
 from fedmf.server.rows import HostNoise
+from fedmf.training.examples import Epochs
+from fedmf.training.execution.client_data import ClientRound, client_epochs
 
 # More than any machine has: beyond, libraries overflow or run out of memory.
 _MAX_THREADS = 4096

@@ -13,11 +13,7 @@ from typing import Any
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.federated.examples import NotFinite
-from fedmf.federated.execution.base import RunOptions, parameters
-from fedmf.federated.execution.canaries import largest_entry
 from fedmf.federated.task import SPLITS, Task
-from fedmf.federated.training.identity import difference, first_clients, task_identity
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
@@ -42,6 +38,10 @@ from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.server.drawing import cohort_seed
 from fedmf.server.optimizers import ServerOptimizer
 from fedmf.server.source import check_noise_seed
+from fedmf.training.examples import NotFinite
+from fedmf.training.execution.base import RunOptions, parameters
+from fedmf.training.execution.canaries import largest_entry
+from fedmf.training.identity import difference, first_clients, task_identity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

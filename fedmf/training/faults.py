@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from fedmf.federated.examples import Examples, NotFinite, count
-from fedmf.federated.training.callbacks import Callback, Row
-from fedmf.federated.training.model_check import misfit_reason
-from fedmf.federated.training.under_way import Training
+from fedmf.federated.model_check import misfit_reason
+from fedmf.training.callbacks import Callback, Row
+from fedmf.training.examples import Examples, NotFinite, count
+from fedmf.training.under_way import Training
 
 _ALL_ZEROED = (
     "every client of a round was zeroed, and the model got noise alone: no update is finite, or "

@@ -14,21 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from fedmf import checks, fields
-from fedmf.federated.execution.base import RunOptions
-from fedmf.federated.execution.choice import build_execution
 from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.cluster import WorkersLost, check_address
 from fedmf.federated.execution.threads import an_operation_a_thread, limited_threads
+from fedmf.federated.model_check import check_model
 from fedmf.federated.task import Task
 from fedmf.federated.tensorflow_import import check_eager
-from fedmf.federated.training.callbacks import Bar, Callback, Checkpoints
-from fedmf.federated.training.divergence import DivergedRun, Divergence
-from fedmf.federated.training.faults import ZeroedClients, misfit
-from fedmf.federated.training.model_check import check_model
-from fedmf.federated.training.result import write_result
-from fedmf.federated.training.run_setup import new_run, reopen_run
-from fedmf.federated.training.trained_run import TrainedRun, starting_task
-from fedmf.federated.training.under_way import Training
 from fedmf.numpy_errors import numpy_defaults
 from fedmf.privacy.plan import Plan, check_plan
 from fedmf.runs.config import TrainConfig
@@ -37,6 +27,16 @@ from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.round_metrics import FinishedRound, computed_metrics
 from fedmf.server.source import check_noise_seed
 from fedmf.terminal import interrupts
+from fedmf.training.callbacks import Bar, Callback, Checkpoints
+from fedmf.training.divergence import DivergedRun, Divergence
+from fedmf.training.execution.base import RunOptions
+from fedmf.training.execution.choice import build_execution
+from fedmf.training.execution.cluster import WorkersLost, check_address
+from fedmf.training.faults import ZeroedClients, misfit
+from fedmf.training.result import write_result
+from fedmf.training.run_setup import new_run, reopen_run
+from fedmf.training.trained_run import TrainedRun, starting_task
+from fedmf.training.under_way import Training
 
 
 class InterruptedRun(interrupts.Interrupted):

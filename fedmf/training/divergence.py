@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmf.federated.training.callbacks import Callback, Row
-from fedmf.federated.training.under_way import Training
 from fedmf.privacy.learning_rate import on_grid, predicted_learning_rate
 from fedmf.privacy.plan import Plan, update_noise_multiplier
 from fedmf.runs.config import TrainConfig
+from fedmf.training.callbacks import Callback, Row
+from fedmf.training.under_way import Training
 
 # The loss of a cohort of a few clients goes up and down: the start is the worst of some rounds, and
 # one round above it says nothing.

@@ -9,11 +9,11 @@ tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C+
 import pathlib
 import pkgutil
 
-from fedmf.federated.execution.base import Execution, RunOptions
 from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
+from fedmf.training.execution.base import Execution, RunOptions
 
 
 def build_execution(
@@ -35,7 +35,7 @@ def build_execution(
     if not isinstance(execution, type) or not issubclass(execution, Execution):
         raise TypeError(
             f"execution={config.execution} is {path}, which is no subclass of "
-            "fedmf.federated.execution.base.Execution: register another path"
+            "fedmf.training.execution.base.Execution: register another path"
         )
     return execution(
         task=task,

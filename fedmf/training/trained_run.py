@@ -19,12 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks, fields
-from fedmf.federated.examples import NotFinite, count
+from fedmf.federated.evaluation import Evaluator, mean_and_deciles
+from fedmf.federated.keras_file import deflate_words, load_keras_file
 from fedmf.federated.task import SPLITS, Task
 from fedmf.federated.tff_models import TffModel
-from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
-from fedmf.federated.training.fine_tuning import fine_tuned_metrics, learning_rates
-from fedmf.federated.training.keras_file import deflate_words, load_keras_file
 from fedmf.files import expanded, write_atomically
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.runs.config import TrainConfig
@@ -32,6 +30,8 @@ from fedmf.runs.export import check_export_path
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.terminal import progress_bar
+from fedmf.training.examples import NotFinite, count
+from fedmf.training.fine_tuning import fine_tuned_metrics, learning_rates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

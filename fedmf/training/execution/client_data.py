@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Epochs, Examples, NotFinite, count, take
 from fedmf.federated.task import Task
 from fedmf.runs.config import TrainConfig
+from fedmf.training.examples import Epochs, Examples, NotFinite, count, take
 
 
 class ClientRound(NamedTuple):

@@ -4,9 +4,9 @@ import math
 import warnings
 
 from fedmf import checks
-from fedmf.federated.training.callbacks import Callback, Row
-from fedmf.federated.training.under_way import Training
 from fedmf.privacy.private_metrics import mean_over
+from fedmf.training.callbacks import Callback, Row
+from fedmf.training.under_way import Training
 
 
 class EarlyStopping(Callback):

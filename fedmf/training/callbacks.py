@@ -5,8 +5,8 @@ from typing import Any
 import tqdm
 
 from fedmf import checks
-from fedmf.federated.training.under_way import Training
 from fedmf.terminal import progress_bar
+from fedmf.training.under_way import Training
 
 Row = dict[str, Any]
 

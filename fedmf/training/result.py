@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.federated.training.under_way import Training
 from fedmf.privacy.statement import today
 from fedmf.privacy.stopping import stopped_after
 from fedmf.runs.audit import write_final_statement
 from fedmf.runs.folder import Run
+from fedmf.training.under_way import Training
 
 
 def write_result(training: Training, seconds: float) -> None:

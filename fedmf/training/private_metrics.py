@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from fedmf import strict_json
-from fedmf.federated.examples import NotFinite, count
+from fedmf.federated.evaluation import Evaluator
 from fedmf.federated.task import Task
-from fedmf.federated.training.evaluation import Evaluator
 from fedmf.files import append_privately, write_atomically
 from fedmf.privacy.plan import Plan
 from fedmf.runs.notes import smaller_is_better
 from fedmf.server.metrics_stream import MetricsStream
+from fedmf.training.examples import NotFinite, count
 
 
 class PrivateRoundMetrics:

@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
-from fedmf.federated.training.callbacks import Callback, Row
-from fedmf.federated.training.under_way import Training
 from fedmf.files import make_folder
+from fedmf.training.callbacks import Callback, Row
+from fedmf.training.under_way import Training
 
 _EVENTS = "events.out.tfevents.*"
 # What TensorBoard's own tf.summary.scalar writes; newer releases of TensorFlow come without it.

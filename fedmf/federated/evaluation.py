@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Examples, apart, count, take
 from fedmf.federated.execution.client_work import cores
 from fedmf.federated.execution.records import specs_of
 from fedmf.federated.loss import batch_loss, is_mean, keras_mask
@@ -20,6 +19,7 @@ from fedmf.federated.task import Task
 from fedmf.federated.tensorflow_import import check_eager
 from fedmf.federated.tff_models import Outputs, TffModel
 from fedmf.runs.config import TrainConfig
+from fedmf.training.examples import Examples, apart, count, take
 
 # Larger outputs the C library gets from the system each time, page by page: a fifth of the time
 # with 256 examples of 20 words among 10,000.

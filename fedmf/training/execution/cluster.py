@@ -29,15 +29,15 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.client_data import ClientRound, client_epochs
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import Broadcast, ClientWork, cores
-from fedmf.federated.execution.groups import GroupSum
 from fedmf.federated.execution.threads import limited_threads
 from fedmf.federated.task import Task
 from fedmf.runs.executions import execution_kind
 from fedmf.terminal import interrupts
+from fedmf.training.examples import Epochs
+from fedmf.training.execution.client_data import ClientRound, client_epochs
+from fedmf.training.execution.groups import GroupSum
 
 _ADDRESS = re.compile(
     r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}"
@@ -308,7 +308,7 @@ class ClusterClients(ClientWork):
                 "that is open here, such as files, connections or locks"
             ) from error
         self._cluster, self._setup = cluster, cluster.put(pickled)
-        self._train = cluster.function("fedmf.federated.execution.cluster:train")
+        self._train = cluster.function("fedmf.training.execution.cluster:train")
 
     def explain(self) -> str:
         """See `ClientWork.explain`."""

@@ -8,17 +8,17 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.examples import Epochs
-from fedmf.federated.execution.base import Execution, parameters
-from fedmf.federated.execution.canaries import Canaries
-from fedmf.federated.execution.client_data import ClientRound
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import ClientWork, broadcast
-from fedmf.federated.execution.cluster import ClusterClients, connected
-from fedmf.federated.execution.groups import checked, group_size, in_groups
 from fedmf.federated.execution.records import Records
 from fedmf.server.means import NoisyMeans, check_zeroing_norm, in_shapes
 from fedmf.server.optimizers import checked_step
+from fedmf.training.examples import Epochs
+from fedmf.training.execution.base import Execution, parameters
+from fedmf.training.execution.canaries import Canaries
+from fedmf.training.execution.client_data import ClientRound
+from fedmf.training.execution.cluster import ClusterClients, connected
+from fedmf.training.execution.groups import checked, group_size, in_groups
 
 
 class FastExecution(Execution):

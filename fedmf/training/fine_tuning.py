@@ -18,15 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.examples import Epochs, Examples, NotFinite, count, take
-from fedmf.federated.execution.client_data import shuffled_epochs
+from fedmf.federated.evaluation import Evaluator, mean_and_deciles
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import ClientWork, broadcast
-from fedmf.federated.execution.groups import in_groups
 from fedmf.federated.task import Task
-from fedmf.federated.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.runs.config import TrainConfig
 from fedmf.terminal import progress_bar
+from fedmf.training.examples import Epochs, Examples, NotFinite, count, take
+from fedmf.training.execution.client_data import shuffled_epochs
+from fedmf.training.execution.groups import in_groups
 
 _AT_ONCE = 32  # clients whose examples are in memory
 # Of a generator: apart from the orders of training, which have 2 in the same place.

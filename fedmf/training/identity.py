@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
-from fedmf.federated import examples as of_examples
 from fedmf.federated.task import Task
+from fedmf.training import examples as of_examples
 
 _DIFFERS = {
     "batch_size": "batch_size={now} (the run has {kept})",

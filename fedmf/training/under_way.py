@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.federated.execution.base import Execution, RunOptions
-from fedmf.federated.training.evaluation import Evaluator
-from fedmf.federated.training.private_metrics import PrivateRoundMetrics
-from fedmf.federated.training.run_setup import RunSetup
+from fedmf.federated.evaluation import Evaluator
 from fedmf.fields import flat
 from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.folder import Run
+from fedmf.training.execution.base import Execution, RunOptions
+from fedmf.training.private_metrics import PrivateRoundMetrics
+from fedmf.training.run_setup import RunSetup
 
 # What of a row is public, or follows from what was released with noise.
 _COVERED = ("private", "clip_norm", "scale_drift", "noise_stddev")
