@@ -10,7 +10,7 @@ import secrets
 import shlex
 import weakref
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TextIO
 
 
@@ -71,6 +71,32 @@ def write_atomically(
       content: bytes, text to be written as UTF-8, or a function that writes to an open file.
       mode: permissions, of which the process's umask takes away as usual.
     """
+    with _whole_temporary(path, content, mode) as temporary:
+        os.replace(temporary, path)
+
+
+def write_exclusively(
+    path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
+) -> None:
+    """Makes a file that was not there, whole or not at all: of two processes one makes it.
+
+    Args:
+      path, content, mode: as of `write_atomically`.
+
+    Raises:
+      FileExistsError: the file is there.
+      OSError: it cannot be written, or the file system has no hard links.
+    """
+    with _whole_temporary(path, content, mode) as temporary:
+        os.link(temporary, path)
+        os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def _whole_temporary(
+    path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], mode: int
+) -> Iterator[pathlib.Path]:
+    """Gives the content in a temporary file beside `path`, which is removed after an error."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -81,7 +107,7 @@ def write_atomically(
                 out.write(content.encode() if isinstance(content, str) else content)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(temporary, path)
+        yield temporary
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -106,6 +132,15 @@ def append_privately(path: pathlib.Path) -> TextIO:
     return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
+def sync_folder(folder: pathlib.Path) -> None:
+    """Makes the names in a folder ones that no power failure takes back."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 _LOCKS: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
 
 
@@ -117,10 +152,12 @@ class FolderLock:
 
     Attributes:
       descriptor: of the folder; None once it was released, and in a forked process.
+      is_exclusive: whether the file system has locks, so that no other process holds the folder.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor: int | None = descriptor
+        self.is_exclusive = False
         _LOCKS.add(self)
 
     def release(self) -> None:
@@ -170,6 +207,7 @@ def lock(path: str | os.PathLike[str], *, without: bool = True) -> FolderLock | 
 
         assert folder_lock.descriptor is not None
         fcntl.flock(folder_lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder_lock.is_exclusive = True
     except BlockingIOError:
         folder_lock.release()
         return None

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import reprlib
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,19 @@ class ParticipationController:
         trial._begin()
         trial._take_over(ledger)  # refuses before anything of this controller changes
         self._take_over(ledger)
+
+    def restore(self, cohorts: Sequence[np.ndarray], selections: Sequence[np.ndarray]) -> None:
+        """Takes over rounds of a journal, which this controller drew.
+
+        Args:
+          cohorts: the clients that took part, of each round.
+          selections: those that were selected.
+        """
+        is_noncompliant = None
+        if self.behavior.noncompliant_fraction:
+            is_noncompliant = self.behavior.noncompliant
+        self.ledger.restore(cohorts, selections, is_noncompliant)
+        self._catch_up()
 
     def _take_over(self, ledger: ParticipationLedger) -> None:
         for t in range(len(ledger)):

@@ -113,6 +113,26 @@ class ParticipationLedger:
             )
         )
 
+    def restore(
+        self,
+        cohorts: Sequence[np.ndarray],
+        selections: Sequence[np.ndarray],
+        is_noncompliant: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> None:
+        """Takes over rounds of a journal, whose clients were checked when they were recorded.
+
+        Args:
+          cohorts, selections: of each round, int64.
+          is_noncompliant: which of the selected deviate, bool; None for nobody.
+        """
+        for cohort, selected in zip(cohorts, selections, strict=True):
+            deviating = selected[:0]
+            if is_noncompliant is not None:
+                deviating = selected[is_noncompliant(selected)]
+            for clients in (cohort, selected, deviating):
+                clients.setflags(write=False)
+            self._rounds.append(_Round(cohort, selected, deviating))
+
     def cohort(self, t: int) -> np.ndarray:
         """The clients that took part in round t, int64 (clients,), read-only.
 

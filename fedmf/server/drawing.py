@@ -1,9 +1,15 @@
 """How a server draws the clients of its rounds."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.mechanisms.budget import participation_rule
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.sampling.draws import draw_generator
 from fedmf.server.folder import ServerConfig
+from fedmf.server.roster import Client
 from fedmf.server.source import derived_seed
 
 
@@ -38,3 +44,10 @@ def controller_of(plan: Plan, config: ServerConfig, seed: int) -> ParticipationC
         seed=seed,
         sampling=plan.sampling,
     )
+
+
+def drawn_of(eligible: Sequence[Client], size: int, seed: int, t: int) -> list[Client]:
+    """Returns `size` of the clients, or all, drawn evenly for round t, in their order."""
+    number = min(size, len(eligible))
+    chosen = draw_generator(seed, t).choice(len(eligible), number, replace=False)
+    return [eligible[i] for i in np.sort(chosen).tolist()]

@@ -4,43 +4,33 @@ server/
   server.json          plan, shapes, clients a round; makes the folder a server
   mechanism.npz        of the plan
   participation.jsonl  a row {"round", "client"} for each participation that was released, as
-                       `fedmf audit log` reads it; mode 0600
-  release.npz          the newest release, and what later rounds need of the past; mode 0600
-  private/noise_seed   secret; do not publish
-  private/released     rounds that were released, at least
-
-A round is released when release.npz is: one rename. Rows of participation.jsonl that belong to no
-release are those of a round that nobody saw, and go.
-
-release.npz holds digests of the files that noise and sums follow from. They are taken once, of what
-this process wrote or read, and compared with the files before every release: what somebody edits
-while the server runs is refused, and never signed.
+                       `fedmf audit log` reads it; written after the commit, from the journal;
+                       mode 0600
+  private/             noise_seed, secret: do not publish; and the journal, which has the releases
 """
 
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import os
-import pathlib
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from fedmf import checks, fields, strict_json
-from fedmf.files import check_archive, expanded, lock, make_folder, write_atomically
+from fedmf.files import expanded, lock, make_folder, sync_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
-from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.privacy.stopping import stopped_after
+from fedmf.server.appended_file import AppendedFile, FileWasEdited
 from fedmf.server.following import ClipState, ScalingState
+from fedmf.server.journal import JOURNAL, SERVER, Committed, Journal, round_of
 from fedmf.server.means import MeansState, check_zeroing_norm
 from fedmf.server.metrics_stream import SIZE
 
@@ -50,19 +40,13 @@ _WARNING = (
     "that were released would be released again with the same noise under other sums, which gives "
     "both away."
 )
-_CHANGED = (
-    "the server's folder {} was moved, replaced, closed or gone on with elsewhere: nothing was "
-    "released; open it again where it is, in one process"
-)
-_EDITED = (
-    "{} of the server's folder {} changed while it was in use: nothing was released; put back the "
-    "server's own file and call release() again, or begin a new server, with another seed"
-)
 _MOST_CLIENTS = 10**9
 _CONFIG, _MECHANISM, _SEED = "server.json", "mechanism.npz", "private/noise_seed"
+_LOG = "participation.jsonl"
 # What rows of noise and sums follow from.
 _BOUND = (_CONFIG, _MECHANISM, _SEED)
-_FILES = ("server.json", "mechanism.npz", "participation.jsonl", "release.npz", "private")
+_FILES = (_CONFIG, _MECHANISM, _LOG, "private")
+_BEFORE = "before."
 
 
 def _shapes(name: str, shapes: Any) -> tuple[tuple[int, ...], ...]:
@@ -123,20 +107,24 @@ class Released(NamedTuple):
     Attributes:
       mean: float32 (d,), the newest release; None before the first.
       state: for the next round; None before the first.
+      before: arrays of the caller's that were committed with the newest release.
       clients: of each round.
+      selected: of each round, those that the server drew; None where it draws nobody.
     """
 
     mean: np.ndarray | None
     state: MeansState | None
+    before: list[np.ndarray]
     clients: list[list[int | str]]
+    selected: list[list[int] | None]
 
 
-class _Past(NamedTuple):
-    """Rounds released, and the bytes of participation.jsonl that are theirs, with their digest."""
+class _NextLog(NamedTuple):
+    """Rows that join participation.jsonl, at byte `end`, once their round is committed."""
 
-    rounds: int
+    round: int
     end: int
-    digest: Any
+    rows: bytes
 
 
 class ServerFolder:
@@ -170,11 +158,10 @@ class ServerFolder:
             raise ValueError(
                 f"{shown} is in use by another server: end that one, or name another folder"
             )
-        self._lock = folder_lock
         self.close = weakref.finalize(self, folder_lock.release)
-        self._past = _Past(0, 0, hashlib.sha256())
-        self._digests = ""
-        self._log_stamp: tuple[int, ...] = ()
+        self._journal = Journal(self.path, folder_lock, _BOUND, SERVER)
+        self._participations = AppendedFile(self.path / _LOG)
+        self._next_log: _NextLog | None = None
 
     def create(self, config: ServerConfig, plan: Plan, seed: int) -> None:
         """Writes all that is there before round 0.
@@ -189,11 +176,8 @@ class ServerFolder:
             )
         # What a constructor that was killed left behind begins with the seed.
         there = {name for name in os.listdir(self.path) if not name.endswith(".part")}
-        begun = (self.path / "private" / "noise_seed").exists() and there <= set(_FILES)
-        with self._undamaged("release.npz"):
-            if begun and (self.path / "release.npz").exists():
-                begun = self._header()[0] == 0
-        if not begun and there != {"private"}:
+        begun = (self.path / _SEED).exists() and there <= set(_FILES)
+        if (not begun or self._journal.has_rounds()) and there != {"private"}:
             raise ValueError(
                 f"folder={str(self.path)!r} is not empty: name a new folder, so that nothing of "
                 "yours is overwritten"
@@ -202,7 +186,7 @@ class ServerFolder:
         write_atomically(self.path / _SEED, seed_text, mode=0o600)
         whole.mechanism.save(self.path / _MECHANISM)
         mechanism = (self.path / _MECHANISM).read_bytes()
-        write_atomically(self.path / "participation.jsonl", b"", mode=0o600)
+        self._participations.begin()
         content = {
             "format": _FORMAT,
             "warning": _WARNING,
@@ -214,12 +198,12 @@ class ServerFolder:
         if plan.longer is not None:
             content["stop_after"] = plan.mechanism.rounds
         config_text = strict_json.dumps(content, indent=2) + "\n"
-        self._digests = _digests_of(config_text.encode(), mechanism, seed_text.encode())
-        self._write_release(self._header_of_past(), {})
+        contents = (config_text.encode(), mechanism, seed_text.encode())
+        self._journal.begin(dict(zip(_BOUND, contents, strict=True)))
         write_atomically(self.path / _CONFIG, config_text)
         for folder in (self.path / "private", self.path, *self.path.parents):
             with contextlib.suppress(PermissionError):
-                _sync(folder)
+                sync_folder(folder)
 
     def read(self) -> tuple[ServerConfig, Plan, int, Released]:
         """What the server was made with, its seed, and what was released.
@@ -232,8 +216,6 @@ class ServerFolder:
                 f"folder={str(self.path)!r} holds no server (no server.json): make one with "
                 "fedmf.Server, or name its folder"
             )
-        # What is read here is handed out: no power failure may take it back.
-        _sync(self.path)
         with self._undamaged(_CONFIG):
             config_text = (self.path / _CONFIG).read_bytes()
             content = json.loads(config_text)
@@ -256,48 +238,38 @@ class ServerFolder:
             if not (seed_text.endswith(b"\n") and seed_text[:-1].isdigit()):
                 raise ValueError("it is no whole number")
             seed = int(seed_text)
-        self._digests = _digests_of(config_text, mechanism_file, seed_text)
-        with self._undamaged("release.npz"):
+        contents = (config_text, mechanism_file, seed_text)
+        committed = self._journal.read(dict(zip(_BOUND, contents, strict=True)))
+        with self._undamaged(_LOG):
+            self._restore_participations(committed.rows)
+        with self._undamaged(JOURNAL):
             metrics = 0 if plan.private_metrics is None else SIZE
-            mean, state = self._release(config.size, metrics)
-        with self._undamaged("participation.jsonl"):
-            clients = self._clients()
-        return config, plan, seed, Released(mean, state, clients)
+            released = _released(committed, config.size, metrics)
+        return config, plan, seed, released
 
-    @contextlib.contextmanager
-    def _undamaged(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except checks.TooLargeForMemory:
-            raise  # nothing is damaged
-        except READ_ERRORS as error:
-            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(
-                f"{self.path / name} is damaged or not of this server ({cause}): without its own "
-                "newest file no round can be released safely, so begin a new server, with another "
-                "seed"
-            ) from None
+    def _undamaged(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return self._journal.undamaged(self.path / name)
 
-    def _header_of_past(self) -> list[Any]:
-        """Returns the header with which release.npz holds what was released so far."""
-        return [self._past.rounds, self._past.end, self._past.digest.hexdigest(), self._digests]
-
-    def _check_files(self) -> None:
-        """Refuses files that are not the ones of `create` or `read`.
-
-        Raises:
-          ValueError: one was edited, replaced or removed.
-        """
-        for name, digest in zip(_BOUND, self._digests.split(), strict=True):
-            try:
-                is_same = hashlib.sha256((self.path / name).read_bytes()).hexdigest() == digest
-            except OSError:
-                is_same = False
-            if not is_same:
-                raise ValueError(_EDITED.format(name, self.path))
+    def _restore_participations(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the participations of the newest round where a crash kept them from the log."""
+        texts = [_participations(row["round"], row["clients"]) for row in rows]
+        rest = self._participations.restore(b"".join(texts))
+        # What is behind is of no release, and goes. Rows of later rounds show that the journal is
+        # an older one.
+        for line in rest.splitlines(keepends=True):
+            if line.endswith(b"\n") and (later := round_of(line)) is not None:
+                raise ValueError(
+                    f"it has round {later} and the journal's newest round is {len(rows) - 1}"
+                )
 
     def commit(
-        self, t: int, clients: Sequence[int | str], mean: np.ndarray, state: MeansState
+        self,
+        t: int,
+        clients: Sequence[int | str],
+        selected: Sequence[int] | None,
+        mean: np.ndarray,
+        state: MeansState,
+        before: Sequence[np.ndarray],
     ) -> None:
         """Makes round t a released one; survives a crash at any point, and may be called again with
         the same arguments after an error.
@@ -306,196 +278,75 @@ class ServerFolder:
           ValueError: the folder or one of its files is not the one that this process left.
           OSError: it could not be written.
         """
-        if self._past.rounds == t + 1:  # an interrupt came when all was done
-            return
-        rows = "".join(json.dumps({"round": t, "client": client}) + "\n" for client in clients)
-        digest = self._past.digest.copy()
-        digest.update(rows.encode())
-        after = _Past(t + 1, self._past.end + len(rows), digest)
-        ours = [after.rounds, after.end, digest.hexdigest(), self._digests]
-        on_disk = self._there()
-        if on_disk == ours:  # an interrupt came behind its release
-            os.fsync(self._descriptor)
-            self._end_commit(after)
-            return
-        if on_disk != self._header_of_past():
-            raise ValueError(_CHANGED.format(self.path))
-        self._check_files()
-        self._check_mark()
-        self._write_log(rows.encode())
+        if self._journal.rounds == t:
+            self._journal.check_place()
+            self._check_participations()
+            self._next_log = _NextLog(t, self._participations.end, _participations(t, clients))
+        row: dict[str, Any] = {"clients": list(clients)}
+        if selected is not None:
+            row["selected"] = list(selected)
         arrays = {"mean": mean} | _entries(state.clip) | _entries(state.scaling)
-        arrays |= {"metrics": np.asarray(state.metrics)} if len(state.metrics) else {}
-        self._write_release(ours, arrays)
-        # Before anybody sees it: a rename that a power failure takes back would make the round one
-        # that was never released.
-        os.fsync(self._descriptor)
-        if self._there() != ours:
-            raise ValueError(_CHANGED.format(self.path))
-        self._end_commit(after)
+        if len(state.metrics):
+            arrays["metrics"] = np.asarray(state.metrics)
+        arrays |= {f"{_BEFORE}{i}": array for i, array in enumerate(before)}
+        self._journal.commit(t, row, arrays)
+        # The release is safe, and nothing from here on may raise and lose it: the next commit, or
+        # `read`, writes what is missing.
+        with contextlib.suppress(OSError, FileWasEdited):
+            self._log_committed()
 
-    def _end_commit(self, after: _Past) -> None:
-        """Counts the round as released. Nothing from here on may raise, and lose it."""
-        self._past = after
-        # Tells a release.npz that was put back from a backup.
-        with contextlib.suppress(OSError):
-            self._mark.write_text(f"{after.rounds}\n")
+    def _log_committed(self) -> None:
+        """Writes the participations of the newest round; an interrupt may come anywhere."""
+        log = self._next_log
+        if log is None or self._journal.rounds <= log.round:
+            return
+        if self._participations.end == log.end:
+            self._participations.append(log.rows)
+        self._participations.flush()
 
-    @property
-    def _mark(self) -> pathlib.Path:
-        return self.path / "private" / "released"
-
-    def _check_mark(self) -> None:
-        """Warns, before anything is released, where private/released cannot be written."""
+    def _check_participations(self) -> None:
+        """Refuses a participation.jsonl that is not the one that this process left."""
         try:
-            self._mark.open("a").close()
-        except OSError as error:
-            warnings.warn(
-                f"{self._mark} cannot be written ({error.strerror}): without it a release.npz that "
-                "is put back from a backup is not recognised; make the file writable",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-
-    def _write_log(self, rows: bytes) -> None:
-        """Writes the rows behind those of the rounds that were released.
-
-        Raises:
-          ValueError: those before are not the ones that this process left.
-        """
-        path = self.path / "participation.jsonl"
-        try:
-            log = open(path, "r+b")  # noqa: SIM115 (closed below)
-        except FileNotFoundError:
-            raise ValueError(_EDITED.format(path.name, self.path)) from None
-        with log as out:
-            if _stamp(out.fileno()) != self._log_stamp:  # somebody has written to it
-                past = hashlib.sha256(out.read(self._past.end))
-                if past.digest() != self._past.digest.digest():
-                    raise ValueError(_EDITED.format(path.name, self.path))
-            out.truncate(self._past.end)
-            out.seek(self._past.end)
-            out.write(rows)
-            out.flush()
-            os.fsync(out.fileno())
-            self._log_stamp = _stamp(out.fileno())
-
-    @property
-    def _descriptor(self) -> int:
-        """The folder that is locked.
-
-        Raises:
-          ValueError: it is closed, or of the process that this one was forked from.
-        """
-        if self._lock.descriptor is None:
-            raise ValueError(_CHANGED.format(self.path))
-        return self._lock.descriptor
-
-    def _there(self) -> Any:
-        """Returns the header of the newest release, in the folder that is locked.
-
-        Raises:
-          ValueError: the folder is closed, another one stands in its place, or release.npz is
-            damaged.
-        """
-        ours = os.fstat(self._descriptor)
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            raise ValueError(_CHANGED.format(self.path)) from None
-        if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
-            raise ValueError(_CHANGED.format(self.path))
-        try:
-            return self._header()
-        except FileNotFoundError:
-            raise ValueError(_EDITED.format("release.npz", self.path)) from None
-        except OSError:  # which may be over the next time
-            raise
-        except READ_ERRORS:
-            raise ValueError(_EDITED.format("release.npz", self.path)) from None
-
-    def _write_release(self, header: list[Any], arrays: Mapping[str, np.ndarray]) -> None:
-        entries = {"header": np.array(json.dumps(header)), **arrays}
-        write_atomically(
-            self.path / "release.npz", lambda out: np.savez(out, **entries), mode=0o600
-        )
-
-    def _header(self) -> Any:
-        """Rounds released, end and digest of their participations, digests of the other files."""
-        with np.load(self.path / "release.npz", allow_pickle=False) as arrays:
-            return json.loads(arrays["header"].item())
-
-    def _release(self, size: int, count: int) -> tuple[np.ndarray | None, MeansState | None]:
-        """The newest release and the state after it."""
-        check_archive(self.path / "release.npz")
-        rounds, _, _, digests = self._header()
-        if digests != self._digests:
-            raise ValueError(f"it was written with other files {', '.join(_BOUND)}")
-        if not rounds:
-            return None, None
-        with np.load(self.path / "release.npz", allow_pickle=False) as arrays:
-            clip = _entered(ClipState, arrays)
-            scaling = _entered(ScalingState, arrays)
-            mean = arrays["mean"]
-            metrics = arrays["metrics"] if count else np.zeros(0, np.float32)
-        for array, entries in ((mean, size), (metrics, count)):
-            if array.shape != (entries,) or array.dtype != np.float32:
-                raise ValueError(f"its release is {array.dtype} of shape {array.shape}")
-        return mean, MeansState(np.array(rounds), clip, scaling, metrics if len(metrics) else ())
-
-    def _clients(self) -> list[list[int | str]]:
-        """The clients of each round that was released."""
-        rounds, end, digest, _ = self._header()
-        content = (self.path / "participation.jsonl").read_bytes()
-        past = hashlib.sha256(content[:end])
-        if past.hexdigest() != digest:
-            raise ValueError("it is not the record that release.npz was written with")
-        ever = self._mark.read_text().strip() if self._mark.is_file() else "0"
-        if ever.isdecimal() and int(ever) > rounds:
-            raise ValueError(f"{ever} rounds were released, and release.npz is of {rounds}")
-        # What is behind is of the round under way, which nobody saw, and a power failure leaves
-        # anything of it. Whole rows of later rounds show that release.npz is an older one.
-        for line in content[end:].splitlines(keepends=True):
-            if line.endswith(b"\n") and _round_of(line) not in (None, rounds):
-                raise ValueError(f"it has rounds behind {rounds}, the rounds of release.npz")
-        if len(content) > end:
-            with contextlib.suppress(OSError):  # the next release does the same
-                os.truncate(self.path / "participation.jsonl", end)
-        self._past = _Past(rounds, end, past)
-        clients: list[list[int | str]] = [[] for _ in range(rounds)]
-        for line in content[:end].splitlines():
-            row = json.loads(line)
-            clients[row["round"]].append(row["client"])
-        return clients
+            self._participations.check()
+            self._log_committed()
+        except FileWasEdited:
+            raise self._journal.edited(_LOG) from None
 
 
-def _stamp(descriptor: int) -> tuple[int, ...]:
-    """Returns what changes when somebody writes to a file."""
-    state = os.fstat(descriptor)
-    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+def _released(committed: Committed, size: int, count: int) -> Released:
+    """Returns what was released, of arrays with so many entries and so many metrics.
+
+    Raises:
+      KeyError, ValueError: it is not what a server with them commits.
+    """
+    rows, arrays = committed.rows, committed.arrays
+    clients = [row["clients"] for row in rows]
+    selected = [row.get("selected") for row in rows]
+    if not rows:
+        return Released(None, None, [], clients, selected)
+    mean = arrays["mean"]
+    metrics = np.zeros(0, np.float32)
+    if count:
+        metrics = arrays["metrics"]
+    for array, entries in ((mean, size), (metrics, count)):
+        if array.shape != (entries,) or array.dtype != np.float32:
+            raise ValueError(f"its release is {array.dtype} of shape {array.shape}")
+    clip = _entered(ClipState, arrays)
+    scaling = _entered(ScalingState, arrays)
+    state = MeansState(np.array(len(rows)), clip, scaling, metrics if count else ())
+    num_before = sum(name.startswith(_BEFORE) for name in arrays)
+    before = [arrays[f"{_BEFORE}{i}"] for i in range(num_before)]
+    return Released(mean, state, before, clients, selected)
 
 
-def _digests_of(*contents: bytes) -> str:
-    """Digests of the contents of the files of _BOUND, in their order."""
-    return " ".join(hashlib.sha256(content).hexdigest() for content in contents)
+def _participations(t: int, clients: Sequence[int | str]) -> bytes:
+    """Returns the rows of a round in participation.jsonl."""
+    rows = [f'{{"round": {t}, "client": {_json(client)}}}\n' for client in clients]
+    return "".join(rows).encode()
 
 
-def _round_of(line: bytes) -> int | None:
-    """Returns the round of a row of participation.jsonl; None where the line is no such row."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    t = row.get("round") if isinstance(row, dict) else None
-    return t if isinstance(t, int) else None
-
-
-def _sync(folder: pathlib.Path) -> None:
-    """The names in a folder are on disk from now on."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _json(client: int | str) -> str:
+    return json.dumps(client) if isinstance(client, str) else str(client)
 
 
 State = TypeVar("State", ClipState, ScalingState)

@@ -1,5 +1,6 @@
 """The clients of a server: what they are called, and which of them are eligible."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,3 +132,24 @@ class Roster:
             entries.append(self._entry_by_number.setdefault(number, next_entry))
         self._history.grow(len(self._entry_by_number) + 1)
         self._history.record(t, np.array(entries, np.int64))
+
+    def restore(self, rounds: Sequence[Sequence[Client]]) -> list[np.ndarray]:
+        """Counts the recorded clients of rounds from 0 on, and returns their numbers, sorted.
+
+        Args:
+          rounds: of each round its clients, as `recorded` spells them.
+        """
+        if self._population is None:
+            # Each client is recorded in one spelling.
+            self.names = list(dict.fromkeys(itertools.chain.from_iterable(rounds)))
+            self._numbers = {self.look(name): number for number, name in enumerate(self.names)}
+            number_by_name = {name: number for number, name in enumerate(self.names)}
+            cohorts = [
+                np.sort(np.array([number_by_name[name] for name in clients], np.int64))
+                for clients in rounds
+            ]
+        else:
+            cohorts = [np.sort(np.array(clients, np.int64)) for clients in rounds]
+        for t, cohort in enumerate(cohorts):
+            self.record(cohort.tolist(), t)
+        return cohorts

@@ -23,13 +23,13 @@ from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import ALWAYS_SAID, calibrate_command
 from fedmf.privacy.flat_config import OF_THE_FIT
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.sampling.draws import draw_generator
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import Subject
 from fedmf.server.calls import ExclusiveCalls, count_seed, exclusive, warn_of_used_seed
 from fedmf.server.clipping import largest_norm
-from fedmf.server.drawing import cohort_seed, controller_of
+from fedmf.server.drawing import cohort_seed, controller_of, drawn_of
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
+from fedmf.server.journal import checked_arrays
 from fedmf.server.means import (
     MeansState,
     NoisyMeans,
@@ -164,6 +164,7 @@ class Server(ExclusiveCalls):
         self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private)
         self._state = self._means.initial()
         self._last: np.ndarray | None = None
+        self._before: list[np.ndarray] = []
         self._sum = self._means.empty_sum()
         varies = plan.sampling is not None and plan.sampling.independent
         self._ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
@@ -181,11 +182,15 @@ class Server(ExclusiveCalls):
     def _go_on_from(self, released: Released) -> None:
         if released.state is None:
             return
-        for t, clients in enumerate(released.clients):
-            self._draw(t, quiet=True)  # it was said then
-            self._added = {self._roster.look(client): client for client in clients}
-            self._record(t)
-        self._state, self._last = released.state, released.mean
+        cohorts = self._roster.restore(released.clients)
+        selections = [
+            cohort if selected is None else np.array(selected, np.int64)
+            for cohort, selected in zip(cohorts, released.selected, strict=True)
+        ]
+        self._ledger.restore(cohorts, selections)
+        if self._controller is not None:
+            self._controller.restore(selections, selections)
+        self._state, self._last, self._before = released.state, released.mean, released.before
         if self._last is not None:
             self._last.setflags(write=False)
 
@@ -249,12 +254,10 @@ class Server(ExclusiveCalls):
                 "population to draw from"
             )
         named = self._roster.by_look("available", available)
-        t = self.round
         clients = [named[look] for look in sorted(named)]
-        eligible = np.flatnonzero(self._roster.is_eligible(clients, t))
-        size = min(self._config.clients_per_round, len(eligible))
-        chosen = draw_generator(self._seed, t).choice(len(eligible), size, replace=False)
-        return [clients[i] for i in eligible[np.sort(chosen)].tolist()]
+        is_eligible = self._roster.is_eligible(clients, self.round)
+        eligible = [clients[i] for i in np.flatnonzero(is_eligible)]
+        return drawn_of(eligible, self._config.clients_per_round, self._seed, self.round)
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -353,17 +356,24 @@ class Server(ExclusiveCalls):
         self._sum.add_clipped(leaves, len(named), clipped or 0, 0)
 
     @exclusive
-    def release(self) -> list[np.ndarray]:
+    def release(self, *, before: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         """Ends the round: (sum + row t of N Z) / clients_per_round, read-only float32 arrays of the
         shapes.
 
         With no client at all it is the noise.
 
+        Args:
+          before: arrays that are committed with the release, such as the model and the optimizer's
+            state of before the step: after a crash the step is done again from `last_before` and
+            `last_release`.
+
         Raises:
+          TypeError: `before` is no list of arrays of numbers or texts.
           ValueError: all rounds are done; or a file of the folder is not the server's own any more.
           OSError: it could not be written. Nothing was released; call it again, for the same sum.
         """
         self._check_round(sealed=True)
+        arrays = checked_arrays("before", before)
         t = self.round
         if self._sealed is None:
             self._draw(t, quiet=True)
@@ -375,11 +385,19 @@ class Server(ExclusiveCalls):
         mean.setflags(write=False)
         release = in_shapes(mean, self._config.shapes)
         if self._folder is not None:
-            self._folder.commit(t, list(self._added.values()), mean, state)
+            selected = None if self._controller is None else self._controller.ledger.selected(t)
+            self._folder.commit(
+                t,
+                clients=list(self._added.values()),
+                selected=None if selected is None else selected.tolist(),
+                mean=mean,
+                state=state,
+                before=arrays,
+            )
         # An interrupt between these would leave the old sum for the next round.
         self._torn = True
         self._record(t)
-        self._state, self._last = state, mean
+        self._state, self._last, self._before = state, mean, arrays
         self._torn = False
         return release
 
@@ -387,6 +405,11 @@ class Server(ExclusiveCalls):
     def last_release(self) -> list[np.ndarray] | None:
         """The newest release, read-only arrays; None before the first."""
         return None if self._last is None else in_shapes(self._last, self._config.shapes)
+
+    @property
+    def last_before(self) -> list[np.ndarray]:
+        """The arrays that `before` had at the newest release, read-only."""
+        return list(self._before)
 
     def audit(self) -> Audit:
         """What the rounds that were released have cost, for the clients that took part."""

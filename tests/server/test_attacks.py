@@ -44,9 +44,11 @@ class TestTheFolder:
 
     def test_put_back_from_a_backup_under_the_server_releases_nothing(self, tmp_path):
         keeper = server(tmp_path / "server")
-        before = (tmp_path / "server" / "release.npz").read_bytes()
+        journal = tmp_path / "server" / "private" / "journal"
+        before = (journal / "000000.npz").read_bytes()
         keeper.release()
-        (tmp_path / "server" / "release.npz").write_bytes(before)
+        (journal / "000001.npz").unlink()
+        (journal / "000000.npz").write_bytes(before)
         with refusal(GONE):
             keeper.release()
 
@@ -87,7 +89,7 @@ class TestTheFolder:
         keeper.close()
         synced.clear()
         fedmf.Server.open(folder)
-        assert synced[0] == str(folder)
+        assert synced == [str(folder / "private" / "journal")]
 
     def test_keeps_its_seed_out_of_errors(self, tmp_path):
         server(tmp_path / "server", noise_seed=123_454_321).close()

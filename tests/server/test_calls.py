@@ -11,6 +11,7 @@ import pytest
 import fedmf
 from fedmf.server import calls, rows
 from fedmf.server.folder import ServerFolder
+from fedmf.server.journal import Journal
 from fedmf.server.rows import HostNoise
 from tests.refusals import assert_refused, refusal
 from tests.server.plans import server, update
@@ -36,7 +37,7 @@ def in_a_call(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(HostNoise, "row"), (ServerFolder, "commit"), (ServerFolder, "_there")]
+    ("owner", "name"), [(HostNoise, "row"), (ServerFolder, "commit"), (Journal, "commit")]
 )
 def test_close_in_a_handler_closes_when_the_call_ends(tmp_path, in_a_call, owner, name):
     keeper, refused = server(tmp_path / "server"), []

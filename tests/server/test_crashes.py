@@ -23,7 +23,7 @@ from tests.refusals import refusal
 from tests.server.plans import plan_of
 
 # What reaches the disk goes through one of these.
-CALLS = ("open", "fsync", "replace", "close", "unlink", "mkdir")
+CALLS = ("open", "fsync", "replace", "link", "close", "unlink", "mkdir")
 ROUNDS = 6
 
 
@@ -186,7 +186,7 @@ def test_killed_at_every_write_before_round_0(new, tmp_path, plan):
 def test_without_room_the_same_sum_is_released_later(new, monkeypatch):
     server = new()
     collect(server, 0.1)
-    for name in ("fsync", "replace"):
+    for name in ("fsync", "link"):
 
         def full(*args):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -296,8 +296,8 @@ class TestFilesThatAreNotItsOwn:
         [
             "server.json",
             "mechanism.npz",
-            "participation.jsonl",
-            "release.npz",
+            "private/rounds.jsonl",
+            "private/journal/000003.npz",
             "private/noise_seed",
         ],
     )
@@ -331,18 +331,24 @@ class TestFilesThatAreNotItsOwn:
         fedmf.Server.open(folder).release()
 
     def test_an_older_release_alone(self, folder, tmp_path):
-        old = (folder / "release.npz").read_bytes()
+        old = folder / "private" / "journal" / "000003.npz"
+        content = old.read_bytes()
         server = fedmf.Server.open(folder)
         collect(server, 0.3)
         server.release()
         collect(server, 0.4)
         server.release()
         server.close()
-        (folder / "release.npz").write_bytes(old)
-        with refusal("5 rounds were released, and release.npz is of 3"):
+        (folder / "private" / "journal" / "000005.npz").unlink()
+        with refusal("000000.npz is damaged or not of this server"):
             fedmf.Server.open(folder)
-        (folder / "private" / "released").unlink()
-        with refusal("it has rounds behind 3, the rounds of release.npz"):
+        old.write_bytes(content)
+        with refusal("4 rounds were committed, and the journal's newest file is of 3"):
+            fedmf.Server.open(folder)
+        rows = folder / "private" / "rounds.jsonl"
+        lines = rows.read_text().splitlines(keepends=True)
+        rows.write_text("".join(lines[:3]))
+        with refusal("it has round 3 and the journal's newest round is 2"):
             fedmf.Server.open(folder)
 
     def test_another_server_s(self, folder, plan, tmp_path):
@@ -350,7 +356,8 @@ class TestFilesThatAreNotItsOwn:
         server = fedmf.Server(plan, shapes=[(3,)], clients_per_round=4, noise_seed=9, folder=other)
         server.release()
         server.close()
-        for name in ("release.npz", "private/noise_seed"):
+        shutil.copy(other / "private/journal/000001.npz", other / "private/journal/000003.npz")
+        for name in ("private/journal/000003.npz", "private/noise_seed"):
             copied = tmp_path / f"copy of {name.replace('/', ' ')}"
             shutil.copytree(folder, copied)
             shutil.copy(other / name, copied / name)
@@ -373,8 +380,8 @@ def test_a_file_that_grows_too_large_kills_in_the_middle_of_a_write(new, tmp_pat
     server.release()
     server.close()
     folder = tmp_path / "server"
-    sizes = (folder / "release.npz").stat().st_size, (folder / "participation.jsonl").stat().st_size
-    for limit in (sizes[1] + 9, sizes[0] // 2, sizes[0] - 1):
+    size = (folder / "private" / "journal" / "000001.npz").stat().st_size
+    for limit in (9, size // 2, size - 1):
 
         def work(pipe, limit=limit):
             server = fedmf.Server.open(folder)

@@ -2,6 +2,7 @@
 none is signed by a release.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 import fedmf
 from fedmf.privacy.stopping import stopped_after
+from fedmf.server.appended_file import AppendedFile
 from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import refusal
 from tests.server.plans import plan_of, server, update
@@ -48,8 +50,7 @@ def another_seed(folder):
 def another_server(folder):
     """Copies all files of a server with the same clients in the same rounds."""
     with fedmf.Server.open(folder.with_name("other")):
-        for name in ("server.json", "mechanism.npz", "private/noise_seed", "release.npz"):
-            shutil.copy(folder.with_name("other") / name, folder / name)
+        shutil.copytree(folder.with_name("other"), folder, dirs_exist_ok=True)
 
 
 EDITS = {
@@ -105,7 +106,13 @@ def test_a_release_goes_on_where_the_own_file_is_put_back(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["server.json", "mechanism.npz", "participation.jsonl", "release.npz", "private/noise_seed"],
+    [
+        "server.json",
+        "mechanism.npz",
+        "participation.jsonl",
+        "private/rounds.jsonl",
+        "private/noise_seed",
+    ],
 )
 def test_a_removed_file_is_refused_until_it_is_put_back(tmp_path, name):
     folder, aside = tmp_path / "server", tmp_path / "aside"
@@ -174,21 +181,29 @@ def test_rubbish_behind_the_newest_release_goes(tmp_path, rubbish):
         assert (keeper.round, keeper.clients) == (2, ["ann"])
 
 
-def test_the_mark_of_released_rounds_may_fail_and_no_release_is_lost(tmp_path):
+def test_a_log_that_cannot_be_written_loses_no_release(tmp_path, monkeypatch):
     keeper = server(tmp_path / "server")
-    mark = tmp_path / "server" / "private" / "released"
-    keeper.release()
-    mark.unlink()
-    mark.mkdir()
-    with pytest.warns(RuntimeWarning, match="released cannot be written"):
+    log = tmp_path / "server" / "participation.jsonl"
+
+    def full(self, *, sync=False):
+        if self.path == log and self._pending:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(self, sync=sync)
+
+    flush = AppendedFile.flush
+    for t, client in enumerate(("ann", "bo")):
+        keeper.add(update(), client=client)
+        with monkeypatch.context() as patch:
+            patch.setattr(AppendedFile, "flush", full)
+            keeper.release()
+            assert keeper.round == 2 * t + 1
+            with pytest.raises(OSError, match="No space left"):
+                keeper.release()
         keeper.release()
-    assert keeper.round == 2
+    assert keeper.round == 4
     keeper.close()
-    with fedmf.Server.open(tmp_path / "server") as keeper:
-        assert keeper.round == 2
-        mark.rmdir()
-        keeper.release()
-    assert mark.read_text() == "3\n"
+    clients = [json.loads(line)["client"] for line in log.read_text().splitlines()]
+    assert clients == ["ann", "bo"]
 
 
 def test_a_plan_of_the_first_rounds_is_the_same_after_open(tmp_path):

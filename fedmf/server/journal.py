@@ -1,0 +1,384 @@
+"""The journal of a server or a run: the only code that commits a round.
+
+private/
+  rounds.jsonl          a row for each round that was committed: who took part, counts; mode 0600
+  journal/000012.npz    the newest of 12 committed rounds: its row, its release, and what the steps
+                        after it need; digests of the rows before, and of the files that noise and
+                        sums follow from; mode 0600
+
+Between a round's noise and its commit runs only this library's arithmetic, and nothing of a round
+is shown before. A round is committed by making its numbered file, which can be done once: a
+committed release is never computed again, and one that was not committed has been seen by nobody.
+
+The row of the newest round is in its numbered file, and joins rounds.jsonl before the next round is
+committed. The digests of the bound files are taken of what this process wrote or read, and compared
+before every commit: what somebody edits meanwhile is refused, and never signed.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedmf import checks, strict_json
+from fedmf.files import (
+    FolderLock,
+    check_archive,
+    make_folder,
+    sync_folder,
+    write_atomically,
+    write_exclusively,
+)
+from fedmf.mechanisms.storage import READ_ERRORS
+from fedmf.server.appended_file import AppendedFile, FileWasEdited
+
+JOURNAL = "private/journal"
+ROWS = "private/rounds.jsonl"
+_CHANGED = (
+    "the {owner}'s folder {path} was moved, replaced, closed or gone on with elsewhere: nothing "
+    "was released; open it again where it is, in one process"
+)
+_EDITED = (
+    "{name} of the {owner}'s folder {path} changed while it was in use: nothing was released; put "
+    "back the {owner}'s own file and {go_on}, or begin a new {owner}, with another seed"
+)
+_DAMAGED = (
+    "{path} is damaged or not of this {owner} ({cause}): without its own newest file no round can "
+    "be released safely, so begin a new {owner}, with another seed"
+)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Owner:
+    """Whose rounds a journal has, in the words of its errors.
+
+    Attributes:
+      noun: "server" or "run".
+      go_on: what its user does once a file was put back.
+    """
+
+    noun: str
+    go_on: str
+
+
+SERVER = Owner(noun="server", go_on="call release() again")
+RUN = Owner(noun="run", go_on="resume it with resume=True")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Committed:
+    """What a journal has of the past.
+
+    Attributes:
+      rows: of all rounds, as they were committed.
+      arrays: of the newest round; empty before the first.
+    """
+
+    rows: list[dict[str, Any]]
+    arrays: dict[str, np.ndarray]
+
+
+class Journal:
+    """Commits rounds in a folder that is locked.
+
+    Args:
+      path: of the folder.
+      folder_lock: its lock, which `commit` needs.
+      bound: names of the files that noise and sums follow from.
+      owner: whose rounds they are.
+    """
+
+    def __init__(
+        self, path: pathlib.Path, folder_lock: FolderLock, bound: Sequence[str], owner: Owner
+    ) -> None:
+        self.path = path
+        self._lock = folder_lock
+        self._bound = tuple(bound)
+        self._owner = owner
+        self._rows = AppendedFile(path / ROWS)
+        self._header: dict[str, Any] = {}
+        self._digest_by_name: dict[str, str] = {}
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were committed."""
+        return int(self._header["rounds"])
+
+    def begin(self, contents: Mapping[str, bytes]) -> None:
+        """Makes the journal before round 0.
+
+        Args:
+          contents: of the bound files, by their names.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        self._digest_by_name = {name: _sha256(contents[name]) for name in self._bound}
+        make_folder(self._folder)
+        for left in self._folder.iterdir():  # by a process that was killed before round 0
+            left.unlink()
+        self._rows.begin()
+        self._header = self._header_after(0, "")
+        self._write(0, self._header, {})
+        sync_folder(self._folder)
+
+    def has_rounds(self) -> bool:
+        """Whether a round was committed in this folder."""
+        return self._newest_number() > 0
+
+    def read(self, contents: Mapping[str, bytes]) -> Committed:
+        """Reads what was committed.
+
+        Args:
+          contents: of the bound files as they are now, by their names.
+
+        Raises:
+          ValueError: a file is damaged, missing, or of another server or run.
+        """
+        self._digest_by_name = {name: _sha256(contents[name]) for name in self._bound}
+        number = self._newest_number()
+        path = self._file(max(number, 0))
+        with self.undamaged(path):
+            check_archive(path)
+            with np.load(path, allow_pickle=False) as entries:
+                header = json.loads(entries["header"].item())
+                arrays = {name: entries[name] for name in entries.files if name != "header"}
+            if header["rounds"] != number:
+                raise ValueError(f"it is of {header['rounds']} rounds")
+            if header["files"] != self._digest_by_name:
+                raise ValueError(f"it was written with other files {', '.join(self._bound)}")
+        with self.undamaged(self.path / ROWS):
+            rows = self._restored_rows(header)
+        # What is read here is handed out: no power failure may take it back.
+        sync_folder(self._folder)
+        self._header = header
+        self._remove_older()
+        return Committed(rows=rows, arrays=arrays)
+
+    def _restored_rows(self, header: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Returns the rows of all rounds, and writes that of the newest where a crash kept it."""
+        content = (self.path / ROWS).read_bytes()
+        past = content[: header["end"]]
+        if _sha256(past) != header["digest"]:
+            raise ValueError("it is not the record that the newest round was committed with")
+        # What is behind is of a round that was not committed, and a power failure leaves anything
+        # of it. Whole rows of later rounds show that the journal is an older one.
+        rows = past + header["row"].encode()
+        rest = self._rows.restore(rows)
+        for line in rest.splitlines(keepends=True):
+            if line.endswith(b"\n") and (later := round_of(line)) is not None:
+                raise ValueError(
+                    f"{later + 1} rounds were committed, and the journal's newest file is of "
+                    f"{header['rounds']}"
+                )
+        return msgspec.json.Decoder(dict[str, Any]).decode_lines(rows)
+
+    def commit(self, t: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Makes round t a committed one; survives a crash at any point, and may be called again
+        with the same arguments after an error.
+
+        Args:
+          t: the round.
+          row: what is kept of it for ever; JSON.
+          arrays: what the steps after it need, until the next round is committed.
+
+        Raises:
+          ValueError: the folder or one of its files is not the one that this process left.
+          OSError: it could not be written.
+        """
+        if self.rounds == t + 1:  # an interrupt came when all was done
+            return
+        if self._rows.end == self._header["end"]:
+            self._rows.append(self._header["row"].encode())
+        text = strict_json.dumps({"round": t, **row}) + "\n"
+        after = self._header_after(t + 1, text)
+        self.check_place()
+        number = self._newest_number()
+        if number == t + 1 and self._header_of(number) == after:  # an interrupt came behind it
+            self._end_commit(after)
+            return
+        if number != t:
+            raise self._changed()
+        if self._header_of(t) != self._header:
+            raise self.edited(f"{JOURNAL}/{self._file(t).name}")
+        self.check_files()
+        try:
+            self._rows.check()
+            self._rows.flush(sync=True)
+        except FileWasEdited:
+            raise self.edited(ROWS) from None
+        self._write(t + 1, after, arrays)
+        self.check_place()
+        if self._newest_number() != t + 1:
+            raise self._changed()
+        self._end_commit(after)
+
+    def _end_commit(self, after: dict[str, Any]) -> None:
+        """Makes the newest file one that no power failure takes back, and counts its round.
+
+        It may be called again after an interrupt.
+        """
+        # Before anybody sees it: a name that a power failure takes back would make the round one
+        # that was never released.
+        sync_folder(self._folder)
+        self._header = after
+        self._remove_older()
+
+    def _remove_older(self) -> None:
+        """Removes all but the newest file: without that, no round may be released again."""
+        with contextlib.suppress(OSError):
+            for path in self._folder.iterdir():
+                if path.name != self._file(self.rounds).name:
+                    path.unlink()
+
+    def _header_after(self, rounds: int, row: str) -> dict[str, Any]:
+        """Returns the header of the file that makes so many rounds committed ones."""
+        return {
+            "rounds": rounds,
+            "end": self._rows.end,
+            "digest": self._rows.digest(),
+            "row": row,
+            "files": self._digest_by_name,
+        }
+
+    def check_files(self) -> None:
+        """Refuses bound files that are not the ones of `begin` or `read`.
+
+        Raises:
+          ValueError: one was edited, replaced or removed.
+        """
+        for name, digest in self._digest_by_name.items():
+            try:
+                is_same = _sha256((self.path / name).read_bytes()) == digest
+            except OSError:
+                is_same = False
+            if not is_same:
+                raise self.edited(name)
+
+    def check_place(self) -> None:
+        """Refuses another folder than the locked one in its place.
+
+        Raises:
+          ValueError: the folder is closed, moved or of the process that this was forked from.
+        """
+        if self._lock.descriptor is None:
+            raise self._changed()
+        ours = os.fstat(self._lock.descriptor)
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            raise self._changed() from None
+        if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
+            raise self._changed()
+
+    @property
+    def _folder(self) -> pathlib.Path:
+        return self.path / JOURNAL
+
+    def _file(self, rounds: int) -> pathlib.Path:
+        return self._folder / f"{rounds:06d}.npz"
+
+    def _newest_number(self) -> int:
+        """Returns the committed rounds by the names of the files; -1 where there is no file."""
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return -1
+        stems = [name.removesuffix(".npz") for name in names if name.endswith(".npz")]
+        return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
+
+    def _header_of(self, rounds: int) -> Any:
+        """Returns the header of a numbered file.
+
+        Raises:
+          ValueError: it is damaged.
+        """
+        try:
+            with np.load(self._file(rounds), allow_pickle=False) as entries:
+                return json.loads(entries["header"].item())
+        except OSError:  # which may be over the next time
+            raise
+        except READ_ERRORS:
+            raise self.edited(f"{JOURNAL}/{self._file(rounds).name}") from None
+
+    def _write(
+        self, rounds: int, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> None:
+        entries = {"header": np.array(json.dumps(header)), **arrays}
+        path = self._file(rounds)
+
+        def write(out: Any) -> None:
+            np.savez(out, **entries)
+
+        try:
+            write_exclusively(path, write, mode=0o600)
+        except FileExistsError:
+            raise self._changed() from None
+        except OSError as error:
+            if error.errno not in _NO_LINKS or not self._lock.is_exclusive:
+                raise
+            # Nobody else writes here while this process has the lock.
+            write_atomically(path, write, mode=0o600)
+
+    @contextlib.contextmanager
+    def undamaged(self, path: pathlib.Path) -> Iterator[None]:
+        """Raises ValueError where the file turns out to be damaged or not of this owner."""
+        try:
+            yield
+        except checks.TooLargeForMemory:
+            raise  # nothing is damaged
+        except READ_ERRORS as error:
+            cause = type(error).__name__
+            if str(error):
+                cause = str(error).splitlines()[0]
+            noun = self._owner.noun
+            raise ValueError(_DAMAGED.format(path=path, owner=noun, cause=cause)) from None
+
+    def _changed(self) -> ValueError:
+        return ValueError(_CHANGED.format(owner=self._owner.noun, path=self.path))
+
+    def edited(self, name: str) -> ValueError:
+        """Returns the error for a file of the folder that somebody changed."""
+        owner = self._owner
+        text = _EDITED.format(name=name, owner=owner.noun, path=self.path, go_on=owner.go_on)
+        return ValueError(text)
+
+
+def checked_arrays(name: str, value: Any) -> list[np.ndarray]:
+    """Returns read-only copies of arrays that a journal can keep.
+
+    Raises:
+      TypeError: `value` is no list of arrays of numbers or texts.
+    """
+    hint = "give a list of arrays, such as the model's weights"
+    arrays = []
+    for i, entry in enumerate(checks.entries(name, value, hint=hint)):
+        array = np.array(entry)
+        if array.dtype.hasobject:
+            raise TypeError(f"{name}[{i}] is of dtype object: {hint}")
+        array.setflags(write=False)
+        arrays.append(array)
+    return arrays
+
+
+def round_of(line: bytes) -> int | None:
+    """Returns the round of a row; None where the line is no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    t = row.get("round") if isinstance(row, dict) else None
+    return t if isinstance(t, int) else None
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
