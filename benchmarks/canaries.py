@@ -47,7 +47,8 @@ def main(clients: int, canaries: int, rounds: int, small: bool) -> None:
     for t in range(rounds + 1):
         for which in (0, 1) if t % 2 else (1, 0):
             began = time.perf_counter()
-            states[which], _ = executions[which].next(states[which], cohort, ())
+            release = executions[which].collect_release(states[which], cohort)
+            states[which] = executions[which].step(states[which], release)
             seconds[which].append(time.perf_counter() - began)
     special, means = executions[1]._canaries, executions[1]._means  # type: ignore[attr-defined]
     mean, total = executions[1].weights(states[1]), means.empty_sum()

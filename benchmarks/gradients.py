@@ -95,7 +95,7 @@ def steps_of(examples: int, batch: int) -> dict[str, Callable[[], Any]]:
             minimize(x[i : i + batch], y[i : i + batch])
 
     steps = (
-        lambda: execution.next(state, cohort),
+        lambda: execution.step(state, execution.collect_release(state, cohort)),
         loop,
         lambda: gradient(x, y)[-1].numpy(),
         tf_privacy,

@@ -18,6 +18,7 @@ FLOORS = [
         "files",
         "identifiers",
         "matplotlib_import",
+        "nest",
         "numpy_errors",
         "strict_json",
         "terminal",

@@ -213,7 +213,7 @@ class HostNoise:
         t = int(noise.next_round)
         # Not within: the tree's error would show the state, and the key in it
         row = self.row(t)[None]
-        return _replace(state, lambda noise: noise._replace(made_for=np.int32(t), rows=row))
+        return replace_noise(state, lambda noise: noise._replace(made_for=np.int32(t), rows=row))
 
 
 def _checked_key(key: Any) -> np.ndarray:
@@ -227,7 +227,7 @@ def _checked_key(key: Any) -> np.ndarray:
 
 def _the_noise(state: Any) -> NoiseState:
     noises: list[NoiseState] = []
-    _replace(state, lambda noise: noises.append(noise) or noise)  # type: ignore[func-returns-value]
+    replace_noise(state, lambda noise: noises.append(noise) or noise)  # type: ignore[func-returns-value]
     if len(noises) != 1:
         raise ValueError(
             f"state holds {len(noises)} NoiseStates where one is needed: pass the state of one "
@@ -236,8 +236,8 @@ def _the_noise(state: Any) -> NoiseState:
     return noises[0]
 
 
-def _replace(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
-    """`state` with every NoiseState in it changed."""
+def replace_noise(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
+    """Returns the state with every NoiseState in it changed."""
     import tree  # comes with TensorFlow, whose states these are
 
     return tree.traverse(lambda part: change(part) if isinstance(part, NoiseState) else None, state)

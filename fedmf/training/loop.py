@@ -205,10 +205,13 @@ def _round(training: Training) -> tuple[Any, dict[str, Any]]:
     own_metrics = training.options.round_metrics
     weights_before = training.weights() if own_metrics else []
     try:
-        state, metrics = execution.next(training.state, clients, canaries)
+        release = execution.collect_release(training.state, clients, canaries)
     except (tf.errors.InvalidArgumentError, *execution.errors) as error:
         raise misfit(training) or error from error
+    state = execution.step(training.state, release)
+    metrics = dict(release.row)
     training.not_finite = int(metrics.pop("not_finite"))
+    training.canary_releases[t] = release.canaries
     row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
     if training.private_metrics is not None:
         row["private"] = training.private_metrics.of_round(t, training.weights(), training.cohort)

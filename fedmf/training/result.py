@@ -24,7 +24,8 @@ def write_result(training: Training, seconds: float) -> None:
     folder.write_table()
     folder.write_record(controller.ledger.first(done))
     if config.canaries:
-        folder.write_canaries(training.execution.canary_evidence(training.state))
+        evidence = training.execution.canary_evidence(training.state, training.canary_releases)
+        folder.write_canaries(evidence)
     ended = done < config.rounds
     audit = controller.audit(stopped_after(plan, done) if ended else plan)
     # Our controller drew as the plan's sampling says; a ledger alone could not show it.

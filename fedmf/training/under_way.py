@@ -24,6 +24,7 @@ class Training:
       options: how this machine runs it.
       recorded: the run as its folder had it when this process began, with the rows so far.
       done: complete rounds; `state` is the execution's after them.
+      canary_releases: `Release.canaries` of each round, float64 (rounds, canaries).
       last: rounds after which the run is finished.
       seconds: of the newest round, validation and all.
       cohort: indices of the newest round's clients, in the task's order.
@@ -36,11 +37,13 @@ class Training:
         self.folder, self.options, self.execution = setup.folder, options, execution
         self.controller = setup.controller()
         checkpoint = self.folder.load_checkpoint()
+        self.canary_releases = np.zeros((self.config.rounds, self.config.canaries))
         if checkpoint is None:
             self.state, self.done = execution.init(), 0
         else:
             self.controller.go_on_from(checkpoint.ledger)
-            self.state, self.done = execution.from_leaves(checkpoint.state), checkpoint.rounds_done
+            *leaves, self.canary_releases = checkpoint.state
+            self.state, self.done = execution.from_leaves(leaves), checkpoint.rounds_done
         # What was released must be in the guarantee
         self.last = max(setup.rounds(), self.folder.rounds_ever_done())
         if (ended := Run.load(self.folder.path).ended_after) is not None:
@@ -106,7 +109,7 @@ class Training:
             Checkpoint(
                 rounds_done=self.done,
                 config_digest=self._digest,
-                state=self.execution.leaves(self.state),
+                state=[*self.execution.leaves(self.state), self.canary_releases],
                 ledger=self.controller.ledger.first(self.done),
             )
         )

@@ -15,8 +15,9 @@ from fedmf.federated.tff import tff
 from fedmf.federated.tff.aggregator import dp_aggregator
 from fedmf.federated.tff.optimizers import client_optimizer, server_optimizer
 from fedmf.federated.tff.worker import TffWorker
+from fedmf.server.rows import replace_noise
 from fedmf.training.examples import Epochs
-from fedmf.training.execution.base import Execution
+from fedmf.training.execution.base import Execution, Release, packed_like
 
 
 class TffExecution(Execution):
@@ -57,10 +58,14 @@ class TffExecution(Execution):
             )
         return self._state
 
-    def next(
+    def collect_release(
         self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()
-    ) -> tuple[Any, dict[str, float]]:
-        """See `Execution.next`. There are no canaries: TFF does not hand out what it releases."""
+    ) -> Release:
+        """See `Execution.collect_release`. There are no canaries: TFF does not hand out what it
+        releases.
+
+        The arrays are the leaves of TFF's state after the round, without the noise's key and rows.
+        """
         state, data = self.noise.hand_in(state), [self._dataset(epochs) for epochs in cohort]
         output = self._worker.run(lambda: self._process.next(state, data))
         train = output.metrics["client_work"]["train"]
@@ -75,7 +80,47 @@ class TffExecution(Execution):
         query = output.metrics["aggregator"]["dp_query_metrics"]
         of_query = ("scale_drift", "clip_norm", "clip_fraction", "zeroed", "noise_stddev")
         row |= {name: float(query[name]) for name in of_query if name in query}
-        return output.state, row | {"zeroed": zeroed + int(query["zeroed"])}
+        row["zeroed"] += zeroed
+        leaves = zip(tf.nest.flatten(output.state), self._is_released, strict=True)
+        arrays = [np.asarray(leaf) for leaf, is_released in leaves if is_released]
+        return Release(arrays=arrays, row=row, canaries=np.zeros(0))
+
+    def step(self, state: Any, release: Release) -> Any:
+        """See `Execution.step`. TFF took it already: this is the state after it, with the key that
+        follows from the seed and without a row of noise.
+        """
+        template = self.init()
+        arrays = iter(release.arrays)
+        pairs = zip(tf.nest.flatten(template), self._is_released, strict=True)
+        leaves = [next(arrays) if is_released else leaf for leaf, is_released in pairs]
+        return tf.nest.pack_sequence_as(template, leaves)
+
+    def before(self, state: Any) -> list[np.ndarray]:
+        """See `Execution.before`. A release of TFF's is a whole state."""
+        return []
+
+    def from_before(self, arrays: Sequence[np.ndarray]) -> Any:
+        """See `Execution.from_before`."""
+        if len(arrays):
+            raise ValueError("execution=tff needs nothing of the state before a step")
+        return self.init()
+
+    @functools.cached_property
+    def _is_released(self) -> list[bool]:
+        """Whether a leaf of TFF's state is part of a release: all but the noise's key and rows."""
+        secret = object()
+        marked = replace_noise(self.init(), lambda n: n._replace(key=secret, rows=secret))
+        return [leaf is not secret for leaf in tf.nest.flatten(marked)]
+
+    def leaves(self, state: Any) -> list[np.ndarray]:
+        """See `Execution.leaves`."""
+        return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+
+    def from_leaves(self, leaves: Sequence[np.ndarray]) -> Any:
+        """See `Execution.from_leaves`."""
+        template = self.init()
+        in_order = packed_like(tf.nest.flatten(template), leaves)
+        return tf.nest.pack_sequence_as(template, in_order)
 
     def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
         none = tf.nest.map_structure(

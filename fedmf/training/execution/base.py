@@ -5,13 +5,12 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import tensorflow as tf
 
-from fedmf import checks, fields
+from fedmf import checks, fields, nest
 from fedmf.federated.task import Task
 from fedmf.noise.strategies import HOST_STRATEGIES
 from fedmf.privacy.plan import Plan
@@ -75,10 +74,34 @@ def parameters(task: Task, config: TrainConfig) -> int:
     return sum(weight.size for weight in task.initial_weights(config.seed))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Release:
+    """The release of a round, which nobody has seen yet.
+
+    Attributes:
+      arrays: all that the server's step needs of it: no sum without noise, no noise, no seed.
+      row: numbers of the round: {"examples", "train_loss", "not_finite", "clip_fraction", "zeroed",
+        "noise_stddev"}; with scaled updates {"scale_drift"}, with a clip norm that adapts
+        {"clip_norm"}. train_loss is the mean of the batches' losses before each step, each example
+        counts once, without the model's own losses. not_finite counts the clients whose examples
+        are not finite: they are among the zeroed, and not among the examples.
+      canaries: products of the released sum with the directions of the run's canaries, float64
+        (canaries,); empty without canaries.
+    """
+
+    arrays: Sequence[np.ndarray]
+    row: Mapping[str, float]
+    canaries: np.ndarray
+
+
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Execution(abc.ABC):
-    """init / next over an opaque state; `leaves` and `from_leaves` carry it through a checkpoint
-    bit for bit.
+    """init / collect_release / step over an opaque state; `leaves` and `from_leaves` carry it
+    through a checkpoint bit for bit.
+
+    A round is `collect_release`, in which clients train and noise is added, and `step`, which
+    follows from the release alone. After a crash the step is taken again from the release and from
+    `before`, and neither clients nor noise take part.
 
     A context manager, which ends what it has started, a worker or a cluster. The noise is made by
     the host and handed into the state. Any round may be asked for; rounds in order are fast.
@@ -127,7 +150,7 @@ class Execution(abc.ABC):
         self._started.close()
 
     def client(self, t: int, client: int) -> Epochs | ClientRound:
-        """What `next` takes for a client, by its index, in round t."""
+        """What `collect_release` takes for a client, by its index, in round t."""
         return client_epochs(self.task, self.config, t, client)
 
     @abc.abstractmethod
@@ -139,34 +162,54 @@ class Execution(abc.ABC):
         """State before round 0."""
 
     @abc.abstractmethod
-    def next(
+    def collect_release(
         self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()
-    ) -> tuple[Any, dict[str, float]]:
-        """One round on what `client` gives for the cohort's clients, and with those of the run's
-        canaries that take part.
+    ) -> Release:
+        """Returns the release of the coming round.
 
-        Returns:
-          The new state and {"examples", "train_loss", "not_finite"} with the query's
-          {"clip_fraction", "zeroed", "noise_stddev"}; with scaled updates {"scale_drift"}, with a
-          clip norm that adapts {"clip_norm"}. train_loss is the mean of the batches' losses before
-          each step, an example a vote, without the model's own losses. not_finite counts the
-          clients whose examples are not finite: they are among the zeroed,
-          and not among the examples.
+        Args:
+          state: before the round.
+          cohort: what `client` returns for each client of the cohort.
+          canaries: those of the run's canaries that take part.
+        """
+
+    @abc.abstractmethod
+    def step(self, state: Any, release: Release) -> Any:
+        """Returns the state after the server's step: a pure function of the release's arrays and of
+        what `before` has of the state.
+        """
+
+    @abc.abstractmethod
+    def before(self, state: Any) -> list[np.ndarray]:
+        """Returns all that `step` needs of the state before it: the leaves of weights and optimizer
+        state.
+        """
+
+    @abc.abstractmethod
+    def from_before(self, arrays: Sequence[np.ndarray]) -> Any:
+        """Returns a state from which `step` comes to the same bits; it is for that alone.
+
+        Raises:
+          ValueError: the arrays are not those of this execution's `before`.
         """
 
     @abc.abstractmethod
     def weights(self, state: Any) -> list[np.ndarray]:
         """The global model's trainable weights."""
 
-    def canary_evidence(self, state: Any) -> dict[str, np.ndarray]:
-        """What the state shows of the run's canaries, as in `fedmf.audits.canaries.CanaryEvidence`;
+    def canary_evidence(self, state: Any, releases: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns what a run shows of its canaries, as in `fedmf.audits.canaries.CanaryEvidence`;
         empty without canaries.
+
+        Args:
+          state: after the last round.
+          releases: `Release.canaries` of each round, float64 (rounds, canaries).
         """
         return {}
 
     def leaves(self, state: Any) -> list[np.ndarray]:
         """The state as numpy arrays in a fixed order, trainable weights first."""
-        return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+        return [np.asarray(leaf) for leaf in nest.flatten(state)]
 
     def from_leaves(self, leaves: Sequence[np.ndarray]) -> Any:
         """The inverse of `leaves`. The noise is made again from its seed.
@@ -174,11 +217,19 @@ class Execution(abc.ABC):
         Raises:
           ValueError: the leaves are not those of this execution.
         """
-        template = self.init()
-        expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in tf.nest.flatten(template)]
-        if expected != [(leaf.shape, leaf.dtype) for leaf in leaves]:
-            raise ValueError(
-                "the checkpoint's state does not fit this model and mechanism: resume with "
-                "the version that wrote it"
-            )
-        return tf.nest.pack_sequence_as(template, list(leaves))
+        return packed_like(self.init(), leaves)
+
+
+def packed_like(template: Any, leaves: Sequence[np.ndarray]) -> Any:
+    """Returns leaves that were saved in the structure of a state.
+
+    Raises:
+      ValueError: their number, shapes or dtypes are others than those of the state.
+    """
+    expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in nest.flatten(template)]
+    if expected != [(leaf.shape, leaf.dtype) for leaf in leaves]:
+        raise ValueError(
+            "the saved state does not fit this model and mechanism: resume with "
+            "the version that wrote it"
+        )
+    return nest.pack(template, list(leaves))

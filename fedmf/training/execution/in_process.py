@@ -3,22 +3,37 @@ server's step in numpy.
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
 
+from fedmf import nest
 from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.federated.execution.client_work import ClientWork, broadcast
 from fedmf.federated.execution.records import Records
-from fedmf.server.means import NoisyMeans, check_zeroing_norm, in_shapes
+from fedmf.server.means import MeansState, NoisyMeans, check_zeroing_norm, in_shapes
 from fedmf.server.optimizers import checked_step
 from fedmf.training.examples import Epochs
-from fedmf.training.execution.base import Execution, parameters
+from fedmf.training.execution.base import Execution, Release, packed_like, parameters
 from fedmf.training.execution.canaries import Canaries
 from fedmf.training.execution.client_data import ClientRound
 from fedmf.training.execution.cluster import ClusterClients, connected
 from fedmf.training.execution.groups import checked, group_size, in_groups
+
+
+class FastState(NamedTuple):
+    """The state of a run between rounds.
+
+    Attributes:
+      weights: trainable weights of the model.
+      optimizer: state of the server optimizer, a nest of arrays.
+      means: what follows from the releases so far; None in a state that is for `step` alone.
+    """
+
+    weights: list[np.ndarray]
+    optimizer: Any
+    means: MeansState | None
 
 
 class FastExecution(Execution):
@@ -44,6 +59,7 @@ class FastExecution(Execution):
             zeroing_norm=check_zeroing_norm(config.zeroing_norm),
             scaling=config.scaling(),
         )
+        self._means_structure = nest.map_leaves(lambda leaf: None, self._means.initial())
         self._zero = Records(self._initial).zero()
         self._optimizer = self.options.server_optimizer or config.server_steps()
         self._rates = config.server_schedule().learning_rates()
@@ -64,26 +80,25 @@ class FastExecution(Execution):
         """See `Execution.explain`. With a cluster only once it is connected."""
         return self._clients.explain()
 
-    def init(self) -> Any:
-        """Weights, optimiser state, state of the means; with canaries the releases so far along
-        their directions, float64 (rounds, canaries).
-        """
-        state = list(self._initial), self._optimizer.init(self._initial), self._means.initial()
-        if not self.config.canaries:
-            return state
-        return *state, np.zeros((len(self._rates), self.config.canaries))
+    def init(self) -> FastState:
+        """See `Execution.init`."""
+        initial = list(self._initial)
+        return FastState(initial, self._optimizer.init(self._initial), self._means.initial())
 
-    def next(
-        self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()
-    ) -> tuple[Any, dict[str, float]]:
-        """See `Execution.next`."""
-        weights, optimizer_state, means, *releases = state
+    def collect_release(
+        self, state: FastState, cohort: Sequence[Any], canaries: Sequence[int] = ()
+    ) -> Release:
+        """See `Execution.collect_release`. Of the arrays the first is the noisy mean; the others
+        are the state of the means after it.
+        """
+        means = state.means
+        assert means is not None, "a state of `from_before` is for `step` alone"
         t, sent = int(means.next_round), self._means.to_clients(means)
         total, loss, examples, not_finite = self._means.empty_sum(), 0.0, 0, 0
         scales = in_shapes(sent.scales, self._shapes) if len(sent.scales) else ()
         groups = list(in_groups(cohort, self._group_size))
         parts = self._clients.sums(
-            broadcast(weights, sent.clip_norm, sent.zeroing_norm, scales), groups
+            broadcast(state.weights, sent.clip_norm, sent.zeroing_norm, scales), groups
         )
         sizes = list(map(len, groups))
         for part in checked(parts, sizes, zero=self._zero, clip_norm=sent.clip_norm):
@@ -93,27 +108,47 @@ class FastExecution(Execution):
             not_finite += part.not_finite
         self._canaries.add(total, canaries, sent)
         mean, means = self._means.release(means, total, self.noise.row(t))
-        if releases:
-            releases = [np.array(releases[0])]
-            divisor = self._means.clients_per_round
-            releases[0][t] = divisor * self._canaries.released(mean, sent)
-        update = [
-            part.astype(w.dtype)
-            for part, w in zip(in_shapes(mean, self._shapes), weights, strict=True)
-        ]
-        optimizer_state, stepped = self._optimizer.step(
-            optimizer_state, weights, update, float(self._rates[t])
-        )
-        weights = checked_step(self._optimizer, stepped, weights)
         row = {
             "examples": examples,
             "train_loss": loss / examples if examples else 0.0,
             "not_finite": not_finite,
         }
-        state = weights, optimizer_state, means, *releases
-        return state, row | self._means.metrics(means, total)
+        along_canaries: np.ndarray = np.zeros(0)
+        if self.config.canaries:
+            divisor = self._means.clients_per_round
+            along_canaries = divisor * self._canaries.released(mean, sent)
+        return Release(
+            arrays=[mean, *nest.flatten(means)],
+            row=row | self._means.metrics(means, total),
+            canaries=along_canaries,
+        )
 
-    def canary_evidence(self, state: Any) -> dict[str, np.ndarray]:
+    def step(self, state: FastState, release: Release) -> FastState:
+        """See `Execution.step`."""
+        mean, *leaves = release.arrays
+        means = nest.pack(self._means_structure, leaves)
+        update = [
+            part.astype(w.dtype)
+            for part, w in zip(in_shapes(mean, self._shapes), state.weights, strict=True)
+        ]
+        learning_rate = float(self._rates[int(means.next_round) - 1])
+        optimizer_state, stepped = self._optimizer.step(
+            state.optimizer, state.weights, update, learning_rate
+        )
+        weights = checked_step(self._optimizer, stepped, state.weights)
+        return FastState(weights, optimizer_state, means)
+
+    def before(self, state: FastState) -> list[np.ndarray]:
+        """See `Execution.before`."""
+        return [np.asarray(leaf) for leaf in nest.flatten((state.weights, state.optimizer))]
+
+    def from_before(self, arrays: Sequence[np.ndarray]) -> FastState:
+        """See `Execution.from_before`."""
+        template = list(self._initial), self._optimizer.init(self._initial)
+        weights, optimizer_state = packed_like(template, arrays)
+        return FastState(weights, optimizer_state, None)
+
+    def canary_evidence(self, state: FastState, releases: np.ndarray) -> dict[str, np.ndarray]:
         """See `Execution.canary_evidence`."""
         if not self.config.canaries:
             return {}
@@ -121,10 +156,10 @@ class FastExecution(Execution):
         end = self._canaries.projections(self.weights(state))
         return {
             "included": self._canaries.included,
-            "releases": np.asarray(state[3]),
+            "releases": releases,
             "model": start - end,
         }
 
-    def weights(self, state: Any) -> list[np.ndarray]:
+    def weights(self, state: FastState) -> list[np.ndarray]:
         """See `Execution.weights`."""
-        return [np.asarray(w) for w in state[0]]
+        return [np.asarray(w) for w in state.weights]

@@ -113,4 +113,4 @@ def test_a_round_takes_no_more_than_clients_can_add(monkeypatch):
     monkeypatch.setattr(execution._clients, "sums", forged_sums)
     epochs = [[task.examples_of(name)] for name in task.client_ids[:4]]
     with refusal("group 0 of 2, of worker 'node-7', .* norm is"):
-        execution.next(execution.init(), epochs)
+        execution.collect_release(execution.init(), epochs)

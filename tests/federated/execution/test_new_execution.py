@@ -22,10 +22,10 @@ class Counting(FastExecution):
 
     rounds = 0
 
-    def next(self, state, cohort, canaries=()):
-        """See `Execution.next`."""
+    def collect_release(self, state, cohort, canaries=()):
+        """See `Execution.collect_release`."""
         type(self).rounds += 1
-        return super().next(state, cohort, canaries)
+        return super().collect_release(state, cohort, canaries)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,69 @@
+"""The step of a round follows from its release: after a crash it is taken again, bitwise."""
+
+import numpy as np
+import pytest
+
+from fedmf.training.execution.base import RunOptions
+from fedmf.training.execution.choice import build_execution
+from tests.federated.small_runs import config, small_task
+from tests.federated.training.test_adaptive_training import BOTH
+from tests.refusals import refusal
+
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
+ROUNDS = 3
+
+
+def execution_of(settings):
+    options = RunOptions(server_optimizer=settings.server_steps())
+    return build_execution(small_task(), settings.plan(), settings, 9, options=options)
+
+
+def committed(release):
+    """What a journal gives back of a release: its arrays, in memory of their own."""
+    fields = {"arrays": [np.array(array) for array in release.arrays], "row": {}, "canaries": None}
+    return type(release)(**fields)
+
+
+def assert_same_state(execution, one, other):
+    for ours, theirs in zip(execution.leaves(one), execution.leaves(other), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"server_optimizer": "sgd", "server_momentum": 0.9}, id="sgd"),
+        pytest.param({"server_optimizer": "adam", "canaries": 3} | BOTH, id="adam, all adapts"),
+        pytest.param({"server_optimizer": "adagrad"}, id="adagrad"),
+        pytest.param({"server_optimizer": "yogi"}, id="yogi"),
+        pytest.param({"execution": "tff"} | BOTH, id="tff", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_taken_again_is_the_same_and_goes_on_to_the_same(changes):
+    settings = config(**changes)
+    with execution_of(settings) as execution:
+        state = execution.init()
+        start = execution.weights(state)
+        for t in range(ROUNDS):
+            cohort = [execution.client(t, client) for client in range(4)]
+            before = [np.array(array) for array in execution.before(state)]
+            release = execution.collect_release(state, cohort, range(settings.canaries))
+            again = execution.collect_release(state, cohort, range(settings.canaries))
+            for ours, theirs in zip(release.arrays, again.arrays, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+            assert release.canaries.shape == (settings.canaries,)
+            stepped = execution.step(state, release)
+            assert_same_state(execution, execution.step(state, again), stepped)
+            resumed = execution.step(execution.from_before(before), committed(release))
+            assert_same_state(execution, resumed, stepped)
+            np.testing.assert_equal(execution.weights(resumed), execution.weights(stepped))
+            state = resumed
+        for before, after in zip(start, execution.weights(state), strict=True):
+            assert not np.array_equal(before, after)
+
+
+def test_arrays_of_another_model_or_optimizer_are_refused():
+    adam, sgd = (execution_of(config(server_optimizer=name)) for name in ("adam", "sgd"))
+    with refusal("the saved state does not fit"):
+        sgd.from_before(adam.before(adam.init()))

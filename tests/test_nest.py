@@ -1,0 +1,63 @@
+"""Structures of arrays have the order and the kinds that `tf.nest` gives them."""
+
+import collections
+from typing import Any, NamedTuple
+
+import pytest
+
+from fedmf import nest
+from tests.refusals import refusal
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+STRUCTURES = [
+    7,
+    None,
+    [],
+    (),
+    {},
+    [1, (2, [3]), ()],
+    {"b": 1, "a": (2, {"z": 3, "y": [4]})},
+    collections.OrderedDict([("b", 1), ("a", 2)]),
+    collections.defaultdict(list, {"b": 1, "a": 2}),
+    Pair({"q": 1, "p": 2}, [3, None]),
+    {2: "two", 1: "one"},
+]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
+def test_leaves_come_back_in_a_structure_of_the_same_classes(structure):
+    leaves = nest.flatten(structure)
+    packed = nest.pack(structure, leaves)
+    assert packed == structure
+    assert type(packed) is type(structure)
+    assert nest.has_same_structure(packed, structure)
+    if isinstance(structure, dict):
+        assert list(packed) == list(structure)
+    negated = nest.map_leaves(lambda leaf: (leaf,), structure)
+    assert nest.flatten(negated) == leaves
+
+
+def test_structures_differ_by_kind_keys_and_length():
+    for first, second in [
+        ([1], (1,)),
+        ({"a": 1}, {"b": 1}),
+        (Pair(1, 2), (1, 2)),
+        ([1, 2], [1]),
+        ([1], 1),
+        ({"a": [1]}, {"a": (1,)}),
+    ]:
+        assert not nest.has_same_structure(first, second)
+    with refusal("there are 3 leaves, and the structure has 2"):
+        nest.pack([1, 2], "abc")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
+def test_it_is_the_order_of_tensorflow(structure):
+    tf = pytest.importorskip("tensorflow")
+    assert nest.flatten(structure) == tf.nest.flatten(structure)
