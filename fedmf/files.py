@@ -38,6 +38,25 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
     return whole.absolute() if str(whole).startswith("~") else whole
 
 
+def shell_word(text: str) -> str:
+    """Returns a text as one word of a command line, in quotes where a shell needs them.
+
+    A text with a line end or another character that does not show is written in bash's $'...', so
+    that the command stays one line.
+
+    >>> shell_word("first"), shell_word("my run"), shell_word("two\\nlines")
+    ('first', "'my run'", "$'two\\\\nlines'")
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    escapes = {ord("\n"): "\\n", ord("'"): "\\'", ord("\\"): "\\\\"}
+    characters = []
+    for byte in os.fsencode(text):
+        plain = chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}"
+        characters.append(escapes.get(byte, plain))
+    return f"$'{''.join(characters)}'"
+
+
 def shell_path(path: str | os.PathLike[str]) -> str:
     """Returns a path as a command line takes it: in quotes where a shell needs them, and with ./ in
     front of what would be an option or a home folder.
@@ -46,7 +65,8 @@ def shell_path(path: str | os.PathLike[str]) -> str:
     ('runs/first', "'my run'", './-x')
     """
     text = os.fspath(path)
-    return shlex.quote(f"./{text}" if text.startswith(("-", "~")) else text)
+    is_special = text.startswith(("-", "~"))
+    return shell_word(f"./{text}" if is_special else text)
 
 
 def checked_path(name: str, value: Any, *, hint: str = "name a file") -> pathlib.Path:

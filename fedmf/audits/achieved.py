@@ -224,3 +224,32 @@ def later_rounds(unrecorded: Any) -> Sequence[int]:
     if not isinstance(unrecorded, Sequence | np.ndarray) or isinstance(unrecorded, str | bytes):
         raise TypeError(f"unrecorded={reprlib.repr(unrecorded)} is no list of rounds: {hint}")
     return [checks.integer("unrecorded", t, low=0, hint=hint) for t in np.asarray(unrecorded).flat]
+
+
+def unrecorded_sentence(tally: Tally, hint: str) -> str | None:
+    """Returns a sentence on what rounds without a record are counted as, which ends with `hint`, or
+    None where there are none.
+    """
+    rounds = tally.besides
+    if not rounds:
+        return None
+    assumed = "as much as the plan allows"
+    if tally.offenders:
+        assumed = (
+            "as if every client had taken part in all of them, since the "
+            "recorded ones break the plan"
+        )
+    be, count = ("is", "counts") if len(rounds) == 1 else ("are", "count")
+    return (
+        f"{named(rounds)} {be} not in the record of participations, and {count} {assumed}: {hint}"
+    )
+
+
+def named(rounds: Sequence[int]) -> str:
+    """Returns increasing rounds in words."""
+    first = rounds[0]
+    last = rounds[-1]
+    if first == last:
+        return f"round {first}"
+    some = "" if last - first < len(rounds) else f"{len(rounds)} of the "
+    return f"{some}rounds {first} to {last}"

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.audits.achieved import Achieved, Offender, Offenders, Tally, later_rounds
+from fedmf.audits.achieved import (
+    Achieved,
+    Offender,
+    Offenders,
+    Tally,
+    later_rounds,
+    unrecorded_sentence,
+)
 from fedmf.audits.log import DEFAULT_MEMORY, LogForm, ParticipationLog, sorted_log
 from fedmf.files import checked_path
 from fedmf.mechanisms.sensitivity import sensitivity
@@ -27,6 +34,7 @@ from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.attack_risk import AttackRisk
 from fedmf.privacy.describe import (
     attack_values,
+    audit_log_command,
     group_values,
     guarantee_values,
     statement_values,
@@ -34,7 +42,7 @@ from fedmf.privacy.describe import (
 from fedmf.privacy.plan import Plan, check_plan
 from fedmf.privacy.rounding import finite
 from fedmf.privacy.statement import markdown
-from fedmf.privacy.systems import SYSTEMS, Subject
+from fedmf.privacy.systems import SYSTEMS, Subject, check_audited_system
 
 _MOST_MEMORY = 2**50  # bytes, of any machine
 
@@ -124,8 +132,11 @@ class Audit(fields.Checked, fields.ShortRepr):
 
         Args:
           cohort_size, population: of the run, where they are known.
-          system: the kind of system, a key of `fedmf.privacy.systems.SYSTEMS` such as "pipeline"
-            for a TFF pipeline with `dp_aggregator`; None for that of the audit.
+          system: "pipeline" for a TFF pipeline with `dp_aggregator`, of whose ledger or log this is
+            the audit; None for the system that was audited.
+
+        Raises:
+          TypeError, ValueError: naming the argument; a system of which the audit knows nothing.
         """
         subject = None if system is None else Subject(system=system)
         return markdown(
@@ -151,8 +162,15 @@ class Audit(fields.Checked, fields.ShortRepr):
         Args:
           subject: the system that was audited; None says its kind alone.
           cohort_size, population: of the run, where they are known.
-          pretraining, canaries, commands: as of `fedmf.privacy.describe.statement_values`.
+          pretraining, canaries: as of `fedmf.privacy.describe.statement_values`.
+          commands: that check what is stated; None for those that the audit knows.
+
+        Raises:
+          TypeError, ValueError: naming the argument; a subject of another kind than was audited.
         """
+        subject = Subject(system=self.system) if subject is None else subject
+        fields.instance(Subject)("subject", subject)
+        check_audited_system(subject.system, self.system)
         if cohort_size is not None:
             hint = "use the number of clients, or None where it is not known"
             cohort_size = checks.integer("cohort_size", cohort_size, low=1, hint=hint)
@@ -161,8 +179,8 @@ class Audit(fields.Checked, fields.ShortRepr):
             pretraining=pretraining,
             population=population,
             canaries=canaries,
-            commands=commands,
-            subject=Subject(system=self.system) if subject is None else subject,
+            commands=self._commands() if commands is None else commands,
+            subject=subject,
         )
         observed = self.observed
         log = self.log
@@ -212,6 +230,14 @@ class Audit(fields.Checked, fields.ShortRepr):
                 "achieved_by_all": everyone._achieved_values(),
             },
         }
+
+    def _commands(self) -> list[str] | None:
+        """Returns the commands that audit the log again; None without a log."""
+        if self.log is None:
+            return None
+        form = dataclasses.asdict(self.log.form)
+        rounds_run = self.log.rounds_run
+        return [audit_log_command(self.planned, self.log.name, rounds_run=rounds_run, options=form)]
 
     def _achieved_values(self) -> dict[str, Any] | None:
         if self.achieved is None or self.planned.simulation is not None:
@@ -320,7 +346,7 @@ def audit_ledger(
             observed,
             tally,
             lambda row: int(clients[np.searchsorted(rounds.starts, row)]),
-            unrecorded=_unrecorded(tally, hint),
+            unrecorded=unrecorded_sentence(tally, hint),
         )
 
     everyone = audited(ledger)
@@ -398,7 +424,7 @@ def audit_log(
             tally,
             log.client,
             first_round=log.first_round,
-            unrecorded=_unrecorded(tally, hint),
+            unrecorded=unrecorded_sentence(tally, hint),
         )
     contradictions = audit.contradictions
     if log.description.lookalikes is not None:
@@ -408,9 +434,8 @@ def audit_log(
             f"clients {one} and {other} differ only in characters that leave no mark, in how "
             "letters are composed or in the script of letters that look alike: they count as one",
         )
-    return dataclasses.replace(
-        audit, log=log.description, contradictions=contradictions, system="log"
-    )
+    description = dataclasses.replace(log.description, rounds_run=rounds_run)
+    return dataclasses.replace(audit, log=description, contradictions=contradictions, system="log")
 
 
 def _audited(
@@ -461,30 +486,3 @@ def _audited(
         shares_spent=tally.spent,
         unrecorded=unrecorded,
     )
-
-
-def _unrecorded(tally: Tally, hint: str) -> str | None:
-    """What rounds without a record are counted as; `hint` says what to do about it."""
-    rounds = tally.besides
-    if not rounds:
-        return None
-    assumed = "as much as the plan allows"
-    if tally.offenders:
-        assumed = (
-            "as if every client had taken part in all of them, since the "
-            "recorded ones break the plan"
-        )
-    be, count = ("is", "counts") if len(rounds) == 1 else ("are", "count")
-    return (
-        f"{named(rounds)} {be} not in the record of participations, and {count} {assumed}: {hint}"
-    )
-
-
-def named(rounds: Sequence[int]) -> str:
-    """Increasing rounds in words."""
-    first = rounds[0]
-    last = rounds[-1]
-    if first == last:
-        return f"round {first}"
-    some = "" if last - first < len(rounds) else f"{len(rounds)} of the "
-    return f"{some}rounds {first} to {last}"

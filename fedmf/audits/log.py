@@ -77,6 +77,9 @@ class ParticipationLog:
       duplicates: rows left out because another has the same client and round.
       lookalikes: two clients that no reader can tell apart, and count as one;
         None where there are none.
+      form: how it is written.
+      rounds_run: rounds after which the run ended, as the audit was told; None for all of the
+        plan's.
     """
 
     name: str
@@ -85,6 +88,8 @@ class ParticipationLog:
     rows: int
     duplicates: int
     lookalikes: tuple[str, str] | None
+    form: LogForm
+    rounds_run: int | None = None
 
 
 class SortedLog:
@@ -146,6 +151,14 @@ class SortedLog:
         return client
 
 
+def _is_unicode(path: pathlib.Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def sorted_log(
     path: str | os.PathLike[str],
@@ -187,6 +200,11 @@ def sorted_log(
         raise FileNotFoundError(
             f"log {path} {wrong}: name a CSV, JSON lines or Parquet file of clients and rounds"
         )
+    if not _is_unicode(path):
+        raise ValueError(
+            f"log {str(path)!a} has a path that is no UTF-8, which the database that reads logs "
+            "cannot open: rename it"
+        )
     import duckdb
 
     scratch_folder = None if folder is None else expanded(folder)
@@ -221,6 +239,7 @@ def sorted_log(
                 rows=rows,
                 duplicates=repeated,
                 lookalikes=lookalikes,
+                form=form,
             )
             yield SortedLog(db, description, form.first_round)
     except duckdb.OutOfMemoryException as error:

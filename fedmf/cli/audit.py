@@ -5,7 +5,6 @@ the noise that a mechanism makes.
 import dataclasses
 import math
 import pathlib
-import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +75,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
       fedmf audit runs/first
       fedmf audit runs/first --statement statement.md
     """
-    from fedmf.runs.audit import audit_run, run_statement_values
+    from fedmf.runs.audit import audit_run
     from fedmf.runs.folder import Run
     from fedmf.terminal.progress_bar import elapsed
 
@@ -89,7 +88,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
         )
     result = audit_run(loaded)
     if statement is not None:
-        _write(statement, run_statement_values(loaded, result))
+        _write(statement, result.statement_values())
     _show(result, as_json)
 
 
@@ -156,9 +155,7 @@ def log(
     """
     from fedmf.audits.guarantee import audit_log
     from fedmf.audits.log import LogForm
-    from fedmf.files import shell_path
-    from fedmf.privacy.describe import ALWAYS_SAID
-    from fedmf.privacy.flat_config import OF_THE_FIT
+    from fedmf.privacy.describe import audit_log_command
 
     with arguments_checked():
         config = plan_config(promise)
@@ -166,16 +163,15 @@ def log(
         result = audit_log(log_file, plan, form=LogForm(**form), **reading)
     statement, pretraining = told["statement"], told["pretraining"]
     if statement is not None:
-        flags = config.stating(plan).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
-        more = {"pretraining": pretraining, "statement": statement.name}
-        values = {**form, "rounds_run": reading["rounds_run"], **more}
-        flags += [
-            f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-            for name, value in values.items()
-            if value is not None
-        ]
-        files = [shell_path(file.name) for file in (log_file, promise["mechanism_file"])]
-        command = " ".join(["fedmf audit log", *files, *flags])
+        told_again = {"pretraining": pretraining, "statement": statement.name}
+        command = audit_log_command(
+            plan,
+            log_file.name,
+            promise["mechanism_file"].name,
+            rounds_run=reading["rounds_run"],
+            options=form | told_again,
+            config=config,
+        )
         _write(
             statement,
             result.statement_values(pretraining=pretraining, commands=[command]),

@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fedmf import checks, fields
-from fedmf.files import shell_path
+from fedmf.files import shell_path, shell_word
 from fedmf.mechanisms.budget import most_rounds
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy import statement as _statement
@@ -217,6 +218,7 @@ def statement_values(
             sentences["evidence"] = evidence
     guarantee = guarantee_values(plan) | ({"rdp_epsilon": finite(rdp_epsilon(plan))} if rdp else {})
     private = plan.noise_multiplier > 0
+    released = "all privatised aggregates" if private else "all aggregates, without noise"
     values = {
         "format": _statement.FORMAT,
         "date": _statement.today(),
@@ -225,7 +227,7 @@ def statement_values(
         "dp_setting": "central",
         "simulation": _simulation(plan, population),
         "pretraining": pretraining,
-        "output": {"rounds": plan.mechanism.rounds, "released": "all privatised aggregates"},
+        "output": {"rounds": plan.mechanism.rounds, "released": released},
         "unit_of_privacy": "client",
         "neighbouring_relation": "zero-out",
         "mechanism": {
@@ -279,7 +281,7 @@ def calibrate_command(
     rdp: bool = False,
     config: PlanConfig | None = None,
 ) -> str:
-    """The command that prints the statement of this plan again.
+    """Returns the command that prints the statement of this plan again.
 
     Args:
       plan: what is stated.
@@ -287,9 +289,44 @@ def calibrate_command(
       rdp: as of `statement_values`.
       config: that the plan is of; None for one that was made in Python.
     """
-    whole = dataclasses.replace(plan.longer or plan, delta=plan.delta)
     stop = [] if plan.longer is None else [f"--stop-after {plan.mechanism.rounds}"]
-    said = PlanConfig.of(whole) if config is None else config.stating(whole)
-    flags = said.flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
+    flags = _flags_of_all_rounds(plan, config)
     words = [shell_path(mechanism), *flags, *stop, "--statement", *["--rdp"] * rdp]
     return " ".join(["fedmf calibrate", *words])
+
+
+def audit_log_command(
+    plan: Plan,
+    log: str,
+    mechanism: str = "mechanism.npz",
+    *,
+    rounds_run: int | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    config: PlanConfig | None = None,
+) -> str:
+    """Returns the command that audits a log against this plan.
+
+    Args:
+      plan: what the run was planned with.
+      log, mechanism: the file of participations, and that of the mechanism of all rounds.
+      rounds_run: rounds after which the run ended or stands; None for all of the plan's.
+      options: of the command, by the names of their arguments; None leaves one out.
+      config: as of `calibrate_command`.
+    """
+    rounds_run = plan.participation.rounds if rounds_run is None else rounds_run
+    whole_rounds = (plan.longer or plan).participation.rounds
+    more = {"rounds_run": None if rounds_run == whole_rounds else rounds_run, **options}
+    words = [shell_path(log), shell_path(mechanism), *_flags_of_all_rounds(plan, config)]
+    words += [
+        f"--{name.replace('_', '-')} {shell_word(str(value))}"
+        for name, value in more.items()
+        if value is not None
+    ]
+    return " ".join(["fedmf audit log", *words])
+
+
+def _flags_of_all_rounds(plan: Plan, config: PlanConfig | None) -> list[str]:
+    """Returns the options that say what is planned for all rounds of the mechanism."""
+    whole = dataclasses.replace(plan.longer or plan, delta=plan.delta)
+    pinned = PlanConfig.of(whole) if config is None else config.stating(whole)
+    return pinned.flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)

@@ -3,12 +3,12 @@ stand beside the fields.
 """
 
 import json
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from fedmf import checks
 from fedmf.fields import plain_text
+from fedmf.files import shell_word
 from fedmf.mechanisms.family import families_with, fitted_families
 
 # Options of families that are fields of a config themselves.
@@ -143,9 +143,10 @@ def flags_of(
             continue
         if name.startswith(TASK_OPTION):
             setting = f"{name.removeprefix(TASK_OPTION)}={value}"
-            flags.append(f"--task-option {shlex.quote(setting)}")
+            flags.append(f"--task-option {shell_word(setting)}")
         elif isinstance(value, bool):
             flags.append(option if value else f"--no-{option[2:]}")
         else:
-            flags.append(f"{option} {shlex.quote('none' if value is None else str(value))}")
+            word = "none" if value is None else str(value)
+            flags.append(f"{option} {shell_word(word)}")
     return flags

@@ -25,6 +25,8 @@ from fedmf.identifiers import shown_client, shown_rounds
 from fedmf.mechanisms.base import Mechanism
 from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy import rounding
+from fedmf.privacy.checking import command_checks
+from fedmf.privacy.markdown_text import GLUED_BLANK, code_span, in_one_line, plain_markdown
 from fedmf.privacy.references import references_of
 from fedmf.privacy.systems import System, system_of
 
@@ -45,6 +47,7 @@ NOT_COVERED = (
     "Floating-point arithmetic: attacks on rounding, on the generator of the noise or on timing "
     "are out of scope.",
 )
+_NOTHING_COVERED = "Whatever clients contribute: without noise there is no guarantee to cover it."
 _COVERED_METRICS = (
     " A choice by the private metrics of the run is covered.",
     " The private metrics are covered.",
@@ -60,6 +63,8 @@ _OPTIONAL = (
 _WIDTH = 110
 # What a line of the template begins with that is not the rest of the line before.
 _MARKER = re.compile(r" *(?:\d+\. |- |> )|(?=[|#]|    \S)")
+# At a line's start it would begin a block of Markdown.
+_BLOCK_START = rf"\d+[.)](?:[ {GLUED_BLANK}]|$)|[-+*#=]+(?:[ {GLUED_BLANK}]|$)|[>:!]"
 
 
 def not_covered(system: System, *, private_metrics: bool, private: bool) -> list[str]:
@@ -70,12 +75,14 @@ def not_covered(system: System, *, private_metrics: bool, private: bool) -> list
       private_metrics: whether metrics of the rounds are released with noise.
       private: whether noise is added at all.
     """
+    if not private:
+        return [_NOTHING_COVERED]
     *points, arithmetic = NOT_COVERED
     if private_metrics:
         _, choice, metrics, *_ = points
         additions = dict(zip((choice, metrics), _COVERED_METRICS, strict=True))
         points = [point + additions.get(point, "") for point in points]
-    if private and system.generator is not None:
+    if system.generator is not None:
         arithmetic = f"{arithmetic} {system.generator}"
     return [*points, arithmetic]
 
@@ -145,18 +152,18 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
-        finalize=lambda value: _in_one_line(value) if isinstance(value, str) else value,
+        finalize=lambda value: in_one_line(value) if isinstance(value, str) else value,
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        up=rounding.up, down=rounding.down, client=shown_client, rounds=shown_rounds
+        up=rounding.up,
+        down=rounding.down,
+        client=shown_client,
+        rounds=shown_rounds,
+        name=plain_markdown,
+        code=code_span,
     )
     return environment
-
-
-def _in_one_line(text: str) -> str:
-    """Returns the text with a blank for each character that ends a line."""
-    return re.sub(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text)
 
 
 def markdown(values: dict[str, Any]) -> str:
@@ -169,6 +176,7 @@ def markdown(values: dict[str, Any]) -> str:
         "kind": system_of(values["system"]),
         "assumption": _environment().from_string(schema.assumption).render(limits),
         "separation_kind": schema.separation_kind,
+        "checks": command_checks(values),
     }
     text = _environment().get_template("statement.md.jinja").render(facts)
     references = [f"- {reference}." for reference in references_of(text)]
@@ -179,19 +187,20 @@ def markdown(values: dict[str, Any]) -> str:
             points[-1] += f" {line.strip()}"
         elif line.strip() or (points and points[-1]):
             points.append(line.rstrip())
-    return "\n".join(map(_wrapped, points)).rstrip() + "\n"
+    lines = "\n".join(map(_wrapped, points))
+    return lines.replace(GLUED_BLANK, " ").rstrip() + "\n"
 
 
 def _wrapped(point: str) -> str:
-    """`point` in lines of the indentation of its text; never with a number at a line's start that
-    Markdown reads as a list's.
+    """Returns the point in lines of the indentation of its text, none of which begins with what
+    Markdown reads as the start of a list, a heading or another block.
     """
     marker = _MARKER.match(point)
     start = marker[0] if marker else ""
     if marker and not start:
         return point
     kept = re.sub(r"\s+", " ", point[len(start) :])
-    kept = re.sub(r" (?=\d+[.)](?: |$)|[-+*#>] )", "\0", kept)
+    kept = re.sub(rf" (?={_BLOCK_START})", GLUED_BLANK, kept)
     lines = textwrap.wrap(
         kept,
         _WIDTH,
@@ -200,7 +209,7 @@ def _wrapped(point: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join(lines).replace("\0", " ")
+    return "\n".join(lines)
 
 
 def as_text(values: dict[str, Any], suffix: str) -> str:

@@ -18,8 +18,10 @@ class System:
       title: what the statement is about.
       client: what counts as one client.
       enforced: who enforces the assumptions of the guarantee.
+      noise_enforced: who enforces those about the noise; read where noise is added.
       generator: how the noise is drawn; None where fedmf does not know.
       verification: how what the statement says can be tested, where noise is added.
+      record: where the record of participation is, if no printed command reads it; a sentence.
       names_data: whether the statement names the task, its data and the model; of other systems
         whoever publishes the statement has to.
     """
@@ -27,8 +29,10 @@ class System:
     title: str
     client: str
     enforced: str
+    noise_enforced: str = ""
     generator: str | None = None
     verification: str = ""
+    record: str = ""
     names_data: bool = False
 
 
@@ -45,13 +49,14 @@ _SEED = (
 _SERVER = (
     "enforces this: in each round it refuses the clients whom the plan does not allow, clips every "
     "update that is given to `add`, and divides by a fixed number. The updates of a sum that is "
-    f"given to `add_sum` have to be clipped before it comes: only its norm is checked. {_SEED}"
+    "given to `add_sum` have to be clipped before it comes: only its norm is checked."
 )
-_RUN_AUDIT = (
-    "`fedmf audit` with the run's folder compares the files that the run left with the SHA-256 "
-    "digests in its result.json, and computes the guarantee from its record of participation. "
+_IN_MEMORY = "Without a folder the server keeps its record of participation in memory alone."
+_LEDGER = "`fedmf audit log` can read it once `to_csv` of the ledger has written it to a file."
+_NOT_SEEN = (
+    "How that system clips, sums and draws noise has not been seen; `fedmf audit aggregator` can "
+    "test a function of it."
 )
-_LOG_AUDIT = "`fedmf audit log` computes the guarantee again from the record of participation. "
 
 SYSTEMS = {
     "plan": System(
@@ -66,9 +71,10 @@ SYSTEMS = {
         client="A client is one of the task's client ids.",
         enforced="fedmf's training loop enforces this: its participation controller draws the "
         "cohorts, every update is clipped before it is summed, and each sum is divided by the "
-        f"fixed cohort size. {_SEED}",
+        "fixed cohort size.",
+        noise_enforced=_SEED,
         generator=_HOST,
-        verification=f"{_RUN_AUDIT}{_TESTED}.",
+        verification=f"{_TESTED}.",
         names_data=True,
     ),
     "run_tff": System(
@@ -76,17 +82,20 @@ SYSTEMS = {
         client="A client is one of the task's client ids.",
         enforced="fedmf's training in TensorFlow Federated enforces this: its participation "
         "controller draws the cohorts, and `dp_aggregator` clips every update before it is "
-        f"summed and divides each sum by the fixed cohort size. {_SEED}",
+        "summed and divides each sum by the fixed cohort size.",
+        noise_enforced=_SEED,
         generator=_HOST,
-        verification=f"{_RUN_AUDIT}{_TESTED}, with `--query` of what TensorFlow Federated runs.",
+        verification=f"{_TESTED}, with `--query` of what TensorFlow Federated runs.",
         names_data=True,
     ),
     "server": System(
         title="A system with a `fedmf.Server`.",
         client="A client is what has one id in the calls of the server.",
         enforced=f"`fedmf.Server` {_SERVER}",
+        noise_enforced=_SEED,
         generator=_HOST,
-        verification=f"{_LOG_AUDIT}{_TESTED}.",
+        verification=f"{_TESTED}.",
+        record=_IN_MEMORY,
     ),
     "flower": System(
         title="A Flower app with `fedmf.flower.MatrixFactorizationDP`.",
@@ -94,21 +103,25 @@ SYSTEMS = {
         "tells of itself, and else a node id, which Flower gives to a registration. Neither "
         "proves a person or a device.",
         enforced=f"The strategy draws the nodes of a round, and its `fedmf.Server` {_SERVER}",
+        noise_enforced=_SEED,
         generator=_HOST,
-        verification=f"{_LOG_AUDIT}{_TESTED}.",
+        verification=f"{_TESTED}.",
+        record=_IN_MEMORY,
     ),
     "pipeline": System(
         title="A pipeline of TensorFlow Federated with `dp_aggregator`.",
         client="A client is what the pipeline counts as one.",
         enforced="`dp_aggregator` enforces a part of this: it clips every update before it is "
-        "summed, adds the noise and divides by a fixed number. The pipeline has to enforce the "
-        "rest: who takes part, that one run begins from an initial state, that the state stays "
-        "secret, and the bounds and the noise of private metrics, if the plan pays for some.",
+        "summed, and divides by a fixed number. The pipeline has to enforce the rest: who takes "
+        "part, and that one run begins from an initial state.",
+        noise_enforced="`dp_aggregator` adds the noise. The pipeline has to keep the state secret, "
+        "and to enforce the bounds and the noise of private metrics, if the plan pays for some.",
         generator="Gaussians are drawn in float32, by Philox4x32-10 in TensorFlow's graph or by "
         "AES-256 in counter mode in a `HostNoise`.",
         verification="`fedmf audit mechanism --query` tests whether the noise that "
         "`dp_aggregator` adds is the noise that is accounted here, and "
         "`federated.check_process` lists what else a process aggregates.",
+        record=f"The record of participation is the ledger, in memory. {_LEDGER}",
     ),
     "controller": System(
         title="The cohorts of a `fedmf.ParticipationController`.",
@@ -116,26 +129,28 @@ SYSTEMS = {
         enforced="The controller draws the cohorts, and breaks the plan only for devices that it "
         "was told to simulate as deviating. The system that trains has to train nobody else, and "
         "to enforce all the rest.",
-        verification="How that system clips, sums and draws noise has not been seen; `fedmf audit "
-        "aggregator` can test a function of it.",
+        verification=_NOT_SEEN,
+        record=f"The record of participation is the controller's ledger, in memory. {_LEDGER}",
     ),
     "ledger": System(
         title="A participation ledger. The system that kept it has not been seen.",
         client="A client is one of the ledger's numbers.",
         enforced="fedmf has read the ledger alone: the system that kept it had to enforce all "
         "of this.",
-        verification="How that system clips, sums and draws noise has not been seen; `fedmf audit "
-        "aggregator` can test a function of it.",
+        verification=_NOT_SEEN,
+        record=f"The record of participation is the ledger, in memory. {_LEDGER}",
     ),
     "log": System(
         title="The log of another system. That system itself has not been seen.",
         client="A client is one of the log's client ids.",
         enforced="fedmf has read the log alone: the system that wrote it had to enforce all of "
         "this.",
-        verification="`fedmf audit log` reads the log again. How that system clips, sums and "
-        "draws noise has not been seen; `fedmf audit aggregator` can test a function of it.",
+        verification=_NOT_SEEN,
     ),
 }
+
+# What an audit of a pipeline can have read.
+_IN_PIPELINES = ("controller", "ledger", "log")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +174,11 @@ class Subject:
     model_sha256: str | None = None
 
     def __post_init__(self) -> None:
-        system_of(self.system)
+        if system_of(self.system).names_data and self.task is None:
+            raise ValueError(
+                f"system={self.system!r} is a training run of fedmf, and its statement names the "
+                "task: state the audit of the run's folder, fedmf.audit_run(folder).statement()"
+            )
 
     def values(self) -> dict[str, str | None]:
         """Returns what is known beside the kind, in plain JSON types."""
@@ -178,3 +197,20 @@ def system_of(name: str) -> System:
     False
     """
     return SYSTEMS[checks.one_of("system", name, tuple(SYSTEMS))]
+
+
+def check_audited_system(name: str, audited: str) -> None:
+    """Refuses to state what was audited as a system that nobody has seen.
+
+    A run names its task, so that its folder was read; who trained with a ledger or a log in a
+    pipeline of TensorFlow Federated knows that alone.
+
+    Raises:
+      ValueError: naming the kinds that it can be stated as.
+
+    >>> check_audited_system("pipeline", "controller")
+    """
+    known = [audited, "pipeline"] if audited in _IN_PIPELINES else [audited]
+    if name not in known and not system_of(name).names_data:
+        hint = " or ".join(f"system={kind!r}" for kind in known)
+        raise ValueError(f"system={name!r} is not what was audited: pass {hint}, or leave it out")

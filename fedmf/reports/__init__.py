@@ -6,14 +6,13 @@ They read `Run`s only, and need no TensorFlow.
 import base64
 import os
 import pathlib
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import jinja2
 
 from fedmf import matplotlib_import  # noqa: F401
-from fedmf.files import expanded, make_folder, shell_path, write_atomically
+from fedmf.files import expanded, make_folder, shell_path, shell_word, write_atomically
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.rounding import up
 from fedmf.reports import plots, tables
@@ -157,7 +156,7 @@ def _commands(runs: list[Run], title: str) -> list[str]:
         if run.config.task is not None
     ]
     folders = " ".join(map(shell_path, names))
-    return [*train, f"fedmf report {folders} --out report --title {shlex.quote(title)}"]
+    return [*train, f"fedmf report {folders} --out report --title {shell_word(title)}"]
 
 
 def _facts(runs: list[Run]) -> list[tuple[str, str]]:

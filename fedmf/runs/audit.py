@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedmf.audits.achieved import named
 from fedmf.audits.canaries import CanaryAudit, CanaryEvidence, audit_canaries
-from fedmf.audits.guarantee import Audit, audit_ledger, named
+from fedmf.audits.guarantee import Audit, audit_ledger
 from fedmf.files import checked_path, expanded, shell_path, write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.numpy_errors import with_numpy_defaults
@@ -29,8 +30,44 @@ from fedmf.runs.folder import CANARIES, IDENTITY, Run, RunFolder
 FINAL_STATEMENT = "final_statement"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunAudit(Audit):
+    """The audit of a run folder, whose statement names the run.
+
+    Attributes:
+      run: the run.
+    """
+
+    run: Run = dataclasses.field(repr=False, compare=False)
+
+    def statement_values(
+        self,
+        *,
+        subject: Subject | None = None,
+        cohort_size: int | None = None,
+        population: int | None = None,
+        pretraining: str | None = None,
+        canaries: int = 0,
+        commands: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Returns the statement of the run, as `Audit.statement_values` does; what is passed stands
+        in place of what the run's folder says.
+        """
+        passed = {
+            "subject": subject,
+            "cohort_size": cohort_size,
+            "population": population,
+            "pretraining": pretraining,
+            "canaries": canaries or None,
+            "commands": commands,
+        }
+        arguments = _statement_arguments(self.run, self.planned)
+        arguments |= {name: value for name, value in passed.items() if value is not None}
+        return super().statement_values(**arguments) | _other_values(self.run)
+
+
 @with_numpy_defaults
-def audit_run(folder: str | pathlib.Path | Run) -> Audit:
+def audit_run(folder: str | pathlib.Path | Run) -> RunAudit:
     """Audits the rounds of a run that are on disk, finished or not, with the plan it ran with.
 
     Args:
@@ -49,7 +86,9 @@ def audit_run(folder: str | pathlib.Path | Run) -> Audit:
         run = folder
     else:
         run = Run.load(checked_path("folder", folder, hint="name the folder of a run"))
-    return dataclasses.replace(_audited(run), system=system_of_run(run.config))
+    audit = _audited(run)
+    facts = {field.name: getattr(audit, field.name) for field in dataclasses.fields(audit)}
+    return RunAudit(**facts | {"system": system_of_run(run.config)}, run=run)
 
 
 def system_of_run(config: TrainConfig) -> str:
@@ -245,29 +284,46 @@ def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
       run: the run.
       audit: from `audit_run`, or of the controller that served the run.
     """
+    values = Audit.statement_values(audit, **_statement_arguments(run, audit.planned))
+    return values | _other_values(run)
+
+
+def _statement_arguments(run: Run, planned: Plan) -> dict[str, Any]:
+    """Returns what the folder of a run says for `Audit.statement_values`."""
     folder = run.path.resolve().name
+    result = run.result or {}
+    subject = dataclasses.replace(
+        subject_of_run(run.config, run.plan),
+        folder=folder,
+        finished=result.get("date"),
+        model_sha256=result.get("sha256", {}).get("model.npz"),
+    )
+    return {
+        "subject": subject,
+        "cohort_size": run.config.cohort_size,
+        "population": run.plan["task"]["clients"] + run.config.canaries,
+        "canaries": run.config.canaries,
+        "pretraining": pretraining(run.config),
+        "commands": _commands(run, folder, planned),
+    }
+
+
+def _commands(run: Run, folder: str, planned: Plan) -> list[str]:
+    """Returns the commands that check the run in the folder of this name."""
     commands = [
         f"fedmf audit run {shell_path(folder)}",
-        calibrate_command(audit.planned, f"{folder}/mechanism.npz"),
+        calibrate_command(planned, f"{folder}/mechanism.npz"),
     ]
-    if run.config.canaries:
+    if run.config.canaries and run.result is not None:  # canaries are judged at the end
         commands.append(f"fedmf audit canaries {shell_path(folder)}")
-    finished = {} if run.result is None else run.result
-    values = audit.statement_values(
-        subject=dataclasses.replace(
-            subject_of_run(run.config, run.plan),
-            folder=folder,
-            finished=finished.get("date"),
-            model_sha256=finished.get("sha256", {}).get("model.npz"),
-        ),
-        cohort_size=run.config.cohort_size,
-        population=run.plan["task"]["clients"] + run.config.canaries,
-        canaries=run.config.canaries,
-        pretraining=pretraining(run.config),
-        commands=commands,
-    )
-    told = {name: run.plan["task"][name] for name in ("made_clients",) if name in run.plan["task"]}
-    return values | told | {"versions": run.plan["versions"]} | scaling_values(run.config)
+    return commands
+
+
+def _other_values(run: Run) -> dict[str, Any]:
+    """Returns the values of a run's statement that no audit computes."""
+    task = run.plan["task"]
+    made_clients = {name: task[name] for name in ("made_clients",) if name in task}
+    return made_clients | {"versions": run.plan["versions"]} | scaling_values(run.config)
 
 
 def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:

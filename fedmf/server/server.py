@@ -15,13 +15,10 @@ import numpy as np
 from fedmf import checks, identifiers
 from fedmf.audits.guarantee import Audit, audit_ledger
 from fedmf.cohorts.controller import PoolRanDryWarning
-from fedmf.files import shell_path
 from fedmf.mechanisms.budget import participation_rule
 from fedmf.numpy_errors import numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
-from fedmf.privacy.config import PlanConfig
-from fedmf.privacy.describe import ALWAYS_SAID, calibrate_command
-from fedmf.privacy.flat_config import OF_THE_FIT
+from fedmf.privacy.describe import audit_log_command, calibrate_command
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import Subject
@@ -416,16 +413,14 @@ class Server(ExclusiveCalls):
         return dataclasses.replace(audit_ledger(self._ledger, self.plan), system=self.system)
 
     def statement(self) -> str:
-        """The privacy statement: planned, observed so far and achieved, as Markdown."""
-        if self._folder is None:
-            folder, commands = None, [calibrate_command(self.plan)]
-        else:
+        """Returns the privacy statement: planned, observed so far and achieved, as Markdown."""
+        audit = self.audit()
+        folder = None
+        commands = [calibrate_command(self.plan)]
+        if self._folder is not None:
             folder = self._folder.path.resolve().name
-            commands = [
-                self._audit_command(folder),
-                calibrate_command(self.plan, f"{folder}/mechanism.npz"),
-            ]
-        values = self.audit().statement_values(
+            commands = self._commands(folder, is_record_empty=not audit.observed.participations)
+        values = audit.statement_values(
             subject=Subject(system=self.system, folder=folder),
             cohort_size=self._config.clients_per_round,
             population=self._config.population,
@@ -433,15 +428,14 @@ class Server(ExclusiveCalls):
         )
         return markdown(values)
 
-    def _audit_command(self, folder: str) -> str:
-        """Returns the command that audits the record in the folder of this name."""
-        names = ("participation.jsonl", "mechanism.npz")
-        files = " ".join(shell_path(f"{folder}/{name}") for name in names)
-        whole = self.plan.longer or self.plan  # whose mechanism is mechanism.npz
-        flags = PlanConfig.of(whole).flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
-        if self.round < whole.participation.rounds:
-            flags = [*flags, f"--rounds-run {self.round}"]
-        return " ".join(["fedmf audit log", files, *flags])
+    def _commands(self, folder: str, *, is_record_empty: bool) -> list[str]:
+        """Returns the commands that check the folder of this name."""
+        mechanism = f"{folder}/mechanism.npz"
+        calibrate = calibrate_command(self.plan, mechanism)
+        if is_record_empty:  # there is no row that a command could read
+            return [calibrate]
+        log = f"{folder}/participation.jsonl"
+        return [audit_log_command(self.plan, log, mechanism, rounds_run=self.round), calibrate]
 
     def __enter__(self) -> "Server":
         return self

@@ -19,7 +19,7 @@ from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
 from fedmf.privacy.config import PlanConfig
-from fedmf.privacy.describe import calibrate_command, statement_values
+from fedmf.privacy.describe import statement_values
 from fedmf.privacy.flat_config import differences
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.same_plan import plan_differences
@@ -137,7 +137,6 @@ class RunSetup:
                     population=len(self.task.client_ids) + self.config.canaries,
                     pretraining=pretraining(self.config),
                     canaries=self.config.canaries,
-                    commands=["fedmf audit run .", calibrate_command(plan)],
                     subject=subject_of_run(self.config, record),
                 )
                 | scaling_values(self.config)

@@ -269,6 +269,12 @@ def test_a_name_is_no_pattern(tmp_path, kind):
     assert read_log(named, rounds=8)[1].max_participations == 4
 
 
+def test_a_path_that_is_no_text_is_refused(tmp_path):
+    path = write(tmp_path / "log\udcff.csv", [("ann", 0)])
+    with refusal("has a path that is no UTF-8"):
+        read_log(path, rounds=8)
+
+
 ALIKE = {
     "joined and NFD": ("zo\u00e9", "zoe\u034f\u0301"),
     "at the end": ("anna", "anna\u3164"),

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,6 @@ import time
 import click
 import pytest
 
-from fedmf.files import shell_path
 from fedmf.tasks.cifar10.data import load_images
 from tests.cli.program import SEED, TABLE, TRAIN, fedmf, printed_by, refused
 from tests.cli.test_errors import commands
@@ -95,8 +95,9 @@ def test_train_audit_report(trained, tmp_path):
 def test_a_run_folder_of_any_name_is_taken(name, trained, tmp_path, monkeypatch):
     shutil.copytree(trained[0], tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    assert fedmf(f"audit {shell_path(name)}").stdout == fedmf("audit --", pathlib.Path(name)).stdout
-    fedmf(f"report {shell_path(name)} --csv", pathlib.Path("-x.csv"))
+    in_quotes = shlex.quote(f"./{name}")
+    assert fedmf(f"audit {in_quotes}").stdout == fedmf("audit --", pathlib.Path(name)).stdout
+    fedmf(f"report {in_quotes} --csv", pathlib.Path("-x.csv"))
     assert (tmp_path / "-x.csv").exists()
     if name == "-x":  # no option has that name
         fedmf("audit", pathlib.Path(name))

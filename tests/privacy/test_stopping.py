@@ -78,9 +78,9 @@ def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
     assert stopped.stddev == pytest.approx(whole.stddev, rel=1e-12)
     assert stopped.noise_multiplier == pytest.approx(unit_noise(whole) / value, rel=1e-12)
     text = " ".join(statement(stopped).split())
-    assert "The noise was made for 64 rounds, and this is about the first 20 of them." in text
+    assert "The mechanism has 64 rounds, and this is about the first 20 of them." in text
     assert "guarantee of all 64 rounds" in text
-    assert "The noise was made for" not in statement(whole)
+    assert "The mechanism has" not in statement(whole)
 
 
 @pytest.mark.parametrize("change", [{"clip_norm": 0.1}, {"noise_multiplier": 9.0}])

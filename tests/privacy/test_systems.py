@@ -2,6 +2,7 @@
 nothing that fedmf does not know of it.
 """
 
+import dataclasses
 import re
 
 import pytest
@@ -32,6 +33,13 @@ NEEDED = {
     "controller": ["draws the cohorts, and breaks the plan only for", "to enforce all the rest"],
     "ledger": ["has read the ledger alone", "had to enforce all of this"],
     "log": ["has read the log alone", "had to enforce all of this"],
+}
+# What the statements of folders and logs print beside.
+COMMANDS = {
+    "run": ["fedmf audit run x"],
+    "run_tff": ["fedmf audit run x"],
+    "server": ["fedmf audit log x"],
+    "flower": ["fedmf audit log x"],
 }
 # Sentences about code of ours, with the kinds of system that run it.
 OURS = {
@@ -91,7 +99,10 @@ def test_a_statement_says_what_is_known_of_its_kind_of_system_and_nothing_else(m
     for name, system in SYSTEMS.items():
         values = statement_values(made)
         if name != "plan":
-            values = audit.statement_values(subject=Subject(system=name))
+            task = "emnist" if system.names_data else None
+            subject = Subject(system=name, task=task, finished="2026-11-28")
+            seen = dataclasses.replace(audit, system=name)
+            values = seen.statement_values(subject=subject, commands=COMMANDS.get(name))
         assert values["system"] == name
         text = flat(markdown(values))
         for words in NEEDED[name]:
@@ -100,7 +111,8 @@ def test_a_statement_says_what_is_known_of_its_kind_of_system_and_nothing_else(m
         for words, kinds in OURS.items():
             assert name in kinds or words not in text, (name, words)
         assert private or "Gaussians are drawn" not in text
-        assert ("weakens its own guarantee and nobody else's." in text) == (made.sampling is None)
+        alone = "weakens its own guarantee and nobody else's." in text
+        assert alone == (private and made.sampling is None)
 
 
 def test_the_table_knows_every_kind():
@@ -138,3 +150,48 @@ def test_audits_know_what_they_are_of(tmp_path):
     assert "`fedmf.Server` enforces this" in flat(server.statement())
     text = flat(controller.audit(made).statement(system="pipeline"))
     assert "`dp_aggregator` enforces a part of this" in text
+
+
+@pytest.mark.parametrize("system", ["run", "run_tff", "plan", "server", "flower", "log"])
+def test_a_ledger_is_not_stated_as_a_system_that_nobody_has_seen(system):
+    audit = audit_ledger(ledger_of([[0]], 1), plan(APART))
+    with pytest.raises(ValueError, match=f"system='{system}' is"):
+        audit.statement(system=system)
+
+
+@pytest.mark.parametrize("made", ["without noise"], indirect=True)
+def test_without_noise_there_are_no_words_of_noise(made):
+    audit = audit_ledger(ledger_of([[t % 4] for t in range(ROUNDS)], None), made)
+    for name, system in SYSTEMS.items():
+        task = "emnist" if system.names_data else None
+        seen = dataclasses.replace(audit, system=name)
+        text = markdown(seen.statement_values(subject=Subject(system=name, task=task)))
+        text = text.replace("The noise multiplier of this plan is 0.", "")
+        for words in ("Gaussian", "seed", "noise multiplier", "standard deviation", "entries of Z"):
+            assert words not in text, (name, words)
+
+
+def test_canaries_count_as_clients_of_a_run():
+    subject = Subject(system="run", task="emnist")
+    with_canaries = flat(markdown(statement_values(plan(APART), subject=subject, canaries=3)))
+    without = flat(markdown(statement_values(plan(APART), subject=subject)))
+    assert "task's client ids. Each canary counts as one client too." in with_canaries
+    assert "anary" not in without
+
+
+@pytest.mark.parametrize("finished", [None, "2026-11-28"])
+def test_only_a_finished_run_has_a_result(finished):
+    subject = Subject(system="run", task="emnist", begun="2026-11-27", finished=finished)
+    values = statement_values(plan(APART), subject=subject, commands=["fedmf audit run x"])
+    assert ("result.json" in markdown(values)) == (finished is not None)
+
+
+def test_an_audit_of_a_simulation_without_rounds_says_nothing_of_clients():
+    simulation = plan(APART).simulating(simulated=2, claimed=20)
+    for cohorts, words in (
+        ([], "No round is in the record of participation of the simulation yet"),
+        ([[]], "Nobody took part in the simulation; the participation of the claimed run"),
+    ):
+        text = flat(audit_ledger(ledger_of(cohorts, 2), simulation).statement())
+        assert words in text
+        assert "the output depends on no client" not in text

@@ -7,6 +7,7 @@ import html.parser
 import pathlib
 import re
 import shlex
+import subprocess
 
 import matplotlib
 import pytest
@@ -272,6 +273,12 @@ def test_the_commands_are_those_of_the_command_line(make_run, tmp_path, undrawn)
         cli.commands[words[0]].make_context(words[0], words[1:], resilient_parsing=True)
 
 
+def words_in_a_shell(command):
+    script = f"printf '%s\\0' {command}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
 @pytest.mark.parametrize("name", ["-x", "--", "two words", "ü", "two\nlines"])
 def test_the_command_of_a_report_names_run_folders_as_they_are_typed(
     make_run, name, tmp_path, monkeypatch
@@ -286,11 +293,11 @@ def test_the_command_of_a_report_names_run_folders_as_they_are_typed(
     run = dataclasses.replace(run, path=tmp_path / name)
     config = dataclasses.replace(run.config, task="regression")
     train, again = reports._commands([dataclasses.replace(run, config=config)], "-t")
-    words = shlex.split(train)
+    words = words_in_a_shell(train)
     context = cli.commands["train"].make_context("train", words[2:], resilient_parsing=True)
     assert context.params["config_file"] == pathlib.Path(name) / "config.json"
     assert context.params["out"] == pathlib.Path("again") / name
-    words = shlex.split(again)
+    words = words_in_a_shell(again)
     context = cli.commands["report"].make_context("report", words[2:], resilient_parsing=True)
     assert context.params["title"] == "-t"
     assert pathlib.Path(words[2]) == pathlib.Path(name)

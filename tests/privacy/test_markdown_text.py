@@ -1,0 +1,87 @@
+"""Names of clients, tasks, folders and files stay text in the Markdown of a statement."""
+
+import html
+import re
+
+import pytest
+
+import fedmf
+from fedmf.privacy.describe import statement_values
+from fedmf.privacy.markdown_text import code_span, plain_markdown
+from fedmf.privacy.statement import markdown
+from fedmf.privacy.systems import Subject
+from tests.privacy.plans import plan
+
+markdown_package = pytest.importorskip("markdown")
+
+APART = fedmf.Participation(rounds=8, schema="min_sep", min_sep=4)
+LINE_ENDS = "\n \r \v \f \x1c \x85 \u2028 \u2029".split(" ")
+ODD_NAMES = [
+    "<script>alert(1)</script>",
+    "`x` ``y`",
+    "a | b | c",
+    "**No privacy.** _x_ __y__",
+    "[a](http://a) ![b](http://b)",
+    "&lt;b&gt; \\<b> \\` \\",
+    "<!-- ",
+    "~~~ --- === # x",
+    *[f"a{end}# A heading{end}- **Model.** x{end}> y{end}```{end}</div>" for end in LINE_ENDS],
+]
+
+
+def rendered(text):
+    return markdown_package.markdown(text, extensions=["tables", "fenced_code"])
+
+
+def shape_of(page):
+    """The tags of a page, but for those of code that a name may be."""
+    return re.findall(r"</?(?!code\b)\w+", page)
+
+
+def text_of(page):
+    """What a page shows, with one blank for all there are between words."""
+    return " ".join(html.unescape(re.sub("<[^>]*>", "", page)).split())
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("write", [plain_markdown, code_span])
+def test_a_name_is_shown_and_nothing_of_it_is_read(name, write):
+    page = rendered(f"Before {write(name)} after.".replace("\0", " "))
+    assert shape_of(page) == ["<p", "</p"]
+    assert text_of(page) == " ".join(f"Before {name} after.".split())
+
+
+@pytest.mark.parametrize("name", ["my_task", "next-word", "C4 (en), 3.1 + 2", "it's #3 a_b"])
+def test_a_plain_name_is_left_as_it_is(name):
+    assert plain_markdown(name) == name
+
+
+def statement_of(name, folder):
+    """A statement with the name wherever a statement has one."""
+    log = folder / "log.csv"
+    quoted = name.replace('"', '""')
+    # A client's name has no line end at its ends
+    log.write_text(f'client,round\n"{quoted}x",0\n"{quoted}x",1\n')
+    values = fedmf.audit_log(log, plan(APART)).statement_values(
+        subject=Subject(system="run", task=name, data=name, folder=name),
+        pretraining=name,
+        commands=["fedmf audit run x"],
+    )
+    values["observed"]["log"]["name"] = name
+    return markdown(values | {"made_clients": name})
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_no_name_breaks_out_of_a_statement(name, tmp_path):
+    plain = shape_of(rendered(statement_of("name", tmp_path)))
+    assert shape_of(rendered(statement_of(name, tmp_path))) == plain
+
+
+def test_a_wrapped_line_does_not_begin_a_block():
+    starts = "- x 1. x === x > x # x"
+    plain = None
+    for length in range(75, 105):  # so that each of the starts once stands where a line ends
+        values = statement_values(plan(APART), pretraining=f"{'a' * length} {starts}")
+        shape = shape_of(rendered(markdown(values)))
+        plain = plain or shape
+        assert shape == plain, length
