@@ -144,6 +144,11 @@ class ParticipationController:
                 epoch=p.min_sep,
                 seed=self.seed,
             )
+        if self.behavior.timer_jitter and not isinstance(self._rule.new_history(1), TimerHistory):
+            raise ValueError(
+                f"timer_jitter={self.behavior.timer_jitter} has no timer that could fire early: "
+                f"schema={p.schema!r} has none; leave it out, or use schema='min_sep'"
+            )
         if self.behavior.timer_jitter >= p.min_sep:
             raise ValueError(
                 f"timer_jitter={self.behavior.timer_jitter} leaves nothing of min_sep={p.min_sep}: "
@@ -207,11 +212,14 @@ class ParticipationController:
                 f"{p.max_participations * b} of rounds={p.rounds}: use max_participations={epochs}"
             )
         if size * p.rounds > self.population * p.max_participations:
+            most = self.population * p.max_participations // p.rounds
+            ways_out = [f"lower `cohort_size` to at most {most},"] if most else []
+            needed = math.ceil(size * p.rounds / self.population)
+            ways_out.append(f"raise `max_participations` to {needed}")
             raise ValueError(
                 f"max_participations={p.max_participations} of {self.population} clients cannot "
                 f"fill rounds={p.rounds} with cohort_size={size}: "
-                f"{_lower_cohort_size(self.population * p.max_participations // p.rounds)}or raise "
-                f"`max_participations` to {math.ceil(size * p.rounds / self.population)}"
+                f"{' or '.join(ways_out)}"
             )
 
     def go_on_from(self, ledger: ParticipationLedger) -> None:
@@ -432,8 +440,3 @@ class ParticipationController:
           ValueError: the ledger is longer than the plan.
         """
         return dataclasses.replace(audit_ledger(self.ledger, plan), system="controller")
-
-
-def _lower_cohort_size(most: int) -> str:
-    """A hint, unless only a cohort size below 1 would help."""
-    return f"lower `cohort_size` to at most {most}, " if most >= 1 else ""

@@ -113,11 +113,11 @@ def check_certificate(certificate: Certificate | None, certificate_reason: str) 
         )
 
 
-def check_mechanism(mechanism: object) -> None:
-    """Refuses what is no mechanism: TypeError."""
+def check_mechanism(mechanism: object, name: str = "mechanism") -> None:
+    """Refuses what is no mechanism, naming the argument: TypeError."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
-            f"mechanism is a {type(mechanism).__name__}: pass a mechanism, as fedmf.fit or "
+            f"{name} is a {type(mechanism).__name__}: pass a mechanism, as fedmf.fit or "
             "fedmf.load_mechanism makes"
         )
 

@@ -42,11 +42,12 @@ def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "Stampe
            [0., 0., 0., 1.],
            [0., 0., 1., 1.]])
     """
+    check_mechanism(mechanism)
     return StampedMechanism(part=mechanism, times=times, decoder=decoder)
 
 
 def _part(name: str, value: Any) -> Mechanism:
-    check_mechanism(value)
+    check_mechanism(value, name)
     return value
 
 

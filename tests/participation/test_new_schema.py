@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.participation.schema import SCHEMAS
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.stopping import stopped_after
@@ -173,6 +174,14 @@ def test_the_limits_hold_whatever_its_rule_allows():
     controller = fedmf.ParticipationController(free, population=5, cohort_size=1, seed=0)
     run(controller)
     assert all(map(same.allows, rounds_of_clients(controller.ledger).values()))
+
+
+@pytest.mark.usefixtures("any_rounds")
+def test_it_has_no_timer_that_fires_early():
+    free = fedmf.Participation(rounds=9, schema="any_rounds", min_sep=4)
+    jitter = DeviceBehavior(timer_jitter=1)
+    with refusal("timer_jitter=1 .*schema='any_rounds' has none; leave it out"):
+        fedmf.ParticipationController(free, population=5, cohort_size=1, seed=0, behavior=jitter)
 
 
 def test_the_first_rounds_alone_have_no_guarantee(plan, participation):

@@ -20,7 +20,13 @@ from fedmf.cohorts.availability import (
 )
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast
-from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
+from fedmf.mechanisms import (
+    DenseMechanism,
+    IdentityMechanism,
+    StampedMechanism,
+    TreeMechanism,
+    stamp,
+)
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
 from fedmf.privacy.statement import as_text
 from tests.mechanisms.schemas import epochs, every_round, separated, single
@@ -232,6 +238,15 @@ MISMATCHES = [
         for answer in (np.ones(31, bool), np.ones(30), True)
     ),
     (lambda: controller(**device(timer_jitter=5)), "timer_jitter=5 leaves nothing of min_sep=5"),
+    # Nobody fits: no smaller cohort helps, and the sentence has one way out
+    (
+        lambda: controller(separated(20, 1, 1), population=3, cohort_size=1),
+        "fill rounds=20 with cohort_size=1: raise `max_participations` to 7",
+    ),
+    (
+        lambda: controller(separated(20, 1, 2), population=20, cohort_size=4),
+        "cohort_size=4: lower `cohort_size` to at most 2, or raise `max_participations` to 4",
+    ),
     *(
         (lambda changes=changes: controller(FIXED, **device(**changes)), 'schema="fixed_epoch"')
         for changes in ({"noncompliant_fraction": 0.1}, {"timer_jitter": 1})
@@ -266,6 +281,8 @@ MISMATCHES = [
     ("call", "kind", "words"),
     [
         *NAMED,
+        (lambda: StampedMechanism(part=3, times=2), TypeError, "^part is a int: pass a mechanism"),
+        (lambda: stamp(3, 2), TypeError, "^mechanism is a int: pass a mechanism"),
         *((call, ValueError, words) for call, words in MISMATCHES),
     ],
 )
