@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import types
@@ -72,10 +73,20 @@ def _leave_our_code_as_it_is() -> None:
         config.CONVERSION_RULES = (config.DoNotConvert("fedmf"), *config.CONVERSION_RULES)
 
 
+_KERAS3_NOTE = (
+    " of Keras 3 (`import keras`), where fedmf takes those of Keras 2 (the package tf-keras): "
+    "make it with tf.keras, after `from fedmf import federated`"
+)
+
+
+def _has_keras3() -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and getattr(keras, "__version__", "").startswith("3.")
+
+
 def keras3_note(thing: Any) -> str:
     """Returns a clause for an error about an object or a class of Keras 3; empty for any other."""
-    keras = sys.modules.get("keras")
-    if keras is None or not getattr(keras, "__version__", "").startswith("3."):
+    if not _has_keras3():
         return ""
     kind = thing if isinstance(thing, type) else type(thing)
     modules = [base.__module__ for base in kind.__mro__]
@@ -83,10 +94,15 @@ def keras3_note(thing: Any) -> str:
         modules.append(thing.__module__)
     if not any(module.split(".")[0] == "keras" for module in modules):
         return ""
-    return (
-        " of Keras 3 (`import keras`), where fedmf takes those of Keras 2 (the package tf-keras): "
-        "make it with tf.keras, after `from fedmf import federated`"
-    )
+    return _KERAS3_NOTE
+
+
+def keras3_error_note(error: Exception) -> str:
+    """Returns a clause on an error of Keras 2 that names a class of Keras 3, such as that of a
+    layer in a model; empty for any other error.
+    """
+    names_class = re.search(r"<class 'keras\.", str(error)) is not None
+    return _KERAS3_NOTE if names_class and _has_keras3() else ""
 
 
 def check_eager() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.tensorflow_import import keras3_note, rewritten
+from fedmf.federated.tensorflow_import import keras3_error_note, keras3_note, rewritten
 from fedmf.training.examples import errors_of
 
 
@@ -33,7 +33,12 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
       ValueError: loss and metrics are missing, or given beside a model that brings its own.
     """
     with errors_of(f"build_model of task {name!r}"):
-        model = build_model(seed)
+        try:
+            model = build_model(seed)
+        except (TypeError, ValueError) as error:
+            if note := keras3_error_note(error):
+                raise TypeError(f"build_model of task {name!r} takes a layer{note}") from error
+            raise
     # Where TFF was not imported nothing is a model of it.
     if (tff := sys.modules.get("tensorflow_federated")) is not None:
         if isinstance(model, tff.learning.models.FunctionalModel):
@@ -52,6 +57,10 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
             f"build_model of task {name!r} gives a model without weights: begin it with "
             "tf.keras.Input, or call it once"
         )
+    if isinstance(model, tf.keras.Model) and (note := _keras3_variable_note(model)):
+        raise TypeError(
+            f"build_model of task {name!r} gives a model that computes with a variable{note}"
+        )
     if isinstance(model, TffModel) and not brings_own:
         raise ValueError(
             f"task {name!r} has loss or metrics beside a {model.kind} of TFF, which brings "
@@ -62,6 +71,20 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
             f"task {name!r} has neither loss nor metrics, which a tf.keras.Model needs: give both"
         )
     return model
+
+
+def _keras3_variable_note(model: tf.keras.Model) -> str:
+    """Returns a clause on a variable of Keras 3 that the model computes with; empty without one.
+
+    Keras 2 takes the function of a layer of Keras 3 into its graph, and does not train the layer's
+    variables.
+    """
+    for layer in model.layers:
+        for node in layer.inbound_nodes:
+            for value in tf.nest.flatten((node.call_args, node.call_kwargs)):
+                if note := keras3_note(value):
+                    return note
+    return ""
 
 
 class TffModel(abc.ABC):

@@ -75,6 +75,34 @@ def test_a_model_itself_in_place_of_a_function_is_refused():
         small_task(build_model=keras3_model())
 
 
+def with_a_layer_of_keras3(seed=0):
+    import tensorflow as tf
+
+    return tf.keras.Sequential([tf.keras.Input((5,)), keras.layers.Dense(7)])
+
+
+def through_a_layer_of_keras3(seed=0):
+    """Keras 2 takes the layer's function into the graph, and none of its weights."""
+    import tensorflow as tf
+
+    inputs = tf.keras.Input((5,))
+    hidden = tf.keras.layers.Dense(3)(inputs)
+    return tf.keras.Model(inputs, keras.layers.Dense(7)(hidden))
+
+
+@pytest.mark.parametrize(
+    ("build_model", "words"),
+    [
+        (with_a_layer_of_keras3, "takes a layer of"),
+        (through_a_layer_of_keras3, "gives a model that computes with a variable of"),
+    ],
+)
+def test_a_layer_of_keras_3_in_a_model_of_keras_2_is_refused(build_model, words, tmp_path):
+    with refusal(f"^build_model of task 'small' {words} {NAMED}", TypeError):
+        train(tmp_path / "run", config(), small_task(build_model=build_model))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_file_of_keras_3_is_refused_as_a_start(tmp_path):
     path = tmp_path / "keras3.keras"
     keras3_model().save(path)
