@@ -119,6 +119,7 @@ def evaluate(
     """
     from fedmf.runs.folder import RunFolder
     from fedmf.runs.notes import figures_note
+    from fedmf.terminal.progress_bar import elapsed
 
     by_client, picture = each_client.pop("by_client"), each_client.pop("out")
     chosen = {name: value for name, value in each_client.items() if value is not None}
@@ -133,7 +134,9 @@ def evaluate(
         same = made.data_version == recorded["data_version"]
         values["data"] = "the run's" if same else "not the run's"
     on = split or "test"
-    values |= {f"{on} {name}": value for name, value in trained.evaluate(on).items()}
+    with elapsed(f"evaluating on the {on} examples", disable=quiet):
+        metrics = trained.evaluate(on)
+    values |= {f"{on} {name}": value for name, value in metrics.items()}
     kept = same and made.description == recorded["description"] and trained.result is not None
     if by_client:
         with warnings_in_a_line():
@@ -187,11 +190,12 @@ def export(run: pathlib.Path, out: pathlib.Path, asked: dict[str, Any], as_json:
     folder. Words counted over the training clients are not covered by the guarantee.
     """
     from fedmf.runs.export import check_export_path
+    from fedmf.terminal.progress_bar import elapsed
 
     with arguments_checked():
         check_export_path(out)
-    trained = _trained(run, None, asked, quiet=True)
-    with arguments_checked():
+    trained = _trained(run, None, asked, quiet=as_json)
+    with arguments_checked(), elapsed("writing the model", disable=as_json):
         model = trained.export(out)
     statement = "final_statement.md" if trained.result else "statement.md"
     show(
@@ -223,12 +227,14 @@ def predict(run: pathlib.Path, text: str, count: int, as_json: bool) -> None:
     """
     from fedmf.federated.tensorflow_import import import_tensorflow
     from fedmf.runs.folder import Run
+    from fedmf.terminal.progress_bar import elapsed
 
-    loaded = Run.load(run)
-    import_tensorflow()
-    from fedmf.tasks.stackoverflow.prediction import next_words
+    with elapsed("reading the run", disable=as_json):
+        loaded = Run.load(run)
+        import_tensorflow()
+        from fedmf.tasks.stackoverflow.prediction import next_words
 
-    with arguments_checked():
+    with arguments_checked(), elapsed("loading the model", disable=as_json):
         values = next_words(loaded, text, count)
     show(values, as_json)
 
@@ -250,17 +256,20 @@ def _trained(
     path: pathlib.Path, data: str | None, asked: Mapping[str, Any], *, quiet: bool
 ) -> "TrainedRun":
     from fedmf.runs.folder import Run
+    from fedmf.terminal.progress_bar import elapsed
 
-    run = Run.load(path)
-    from fedmf import federated, tasks
+    with elapsed("reading the run", disable=quiet):
+        run = Run.load(path)
+        from fedmf import federated, tasks
 
     with arguments_checked():
         options = dict(asked["task_options"])
         made = tasks.task_of_run(
             run, task=asked["task"], task_options=options, data=data, progress=not quiet
         )
-        trained = federated.TrainedRun.of(run, made)
-        _ = trained.weights  # refuses the model of another task
+        with elapsed("loading the model", disable=quiet):
+            trained = federated.TrainedRun.of(run, made)
+            _ = trained.weights  # refuses the model of another task
         return trained
 
 

@@ -1,5 +1,6 @@
 """fedmf evaluate, export and report --csv on a run of the command line."""
 
+import contextlib
 import json
 import shutil
 
@@ -85,6 +86,26 @@ def test_export(trained, tmp_path):
     assert json.loads((tmp_path / "model.vocabulary.json").read_text()) == words
     assert words["special_ids"]["end"] == 63
     assert "vocabulary.json" in json.loads((folder / "result.json").read_text())["sha256"]
+
+
+@pytest.mark.parametrize("line", ["evaluate {run}", "export {run} --out {out}", "predict {run} a"])
+def test_a_model_that_takes_long_to_load_is_told_from_the_start(
+    line, trained, tmp_path, monkeypatch
+):
+    told = []
+
+    @contextlib.contextmanager
+    def elapsed(description, *, disable=False):
+        told.append((description, disable))
+        yield
+
+    monkeypatch.setattr("fedmf.terminal.progress_bar.elapsed", elapsed)
+    command = line.format(run=trained[0], out=tmp_path / "model.keras")
+    fedmf(command)
+    assert told[:2] == [("reading the run", False), ("loading the model", False)]
+    told.clear()
+    fedmf(command.replace("model.keras", "again.keras"), "--json")
+    assert all(is_quiet for _, is_quiet in told) == (not command.startswith("evaluate"))
 
 
 @pytest.mark.slow
