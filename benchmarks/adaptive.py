@@ -129,7 +129,6 @@ def main(
         shared |= {
             "family": "banded",
             "evaluate_every": shared["rounds"],
-            "checkpoint_every": 999,
         } | more
         mechanism = fedmf.TrainConfig(**shared).fit()
         mechanism.save(folder / "mechanism.npz")

@@ -22,11 +22,11 @@ Kinds of rounds, each a `federated.train` in a process of its own, all on the sa
   stock     the same with Keras's own LSTM layer in place of ours; none without an LSTM
 
 The processes take turns, one round each and in the opposite order the next time: slow drifts of the
-machine cancel in the ratios. While one works the others wait. The first round (tracing, compiling)
-is counted apart, and the second is not counted, because TFF's memory still grows in it. CPU seconds
-and the peak of memory are of the process and its TFF worker. On a machine that others use as well,
-CPU seconds say more than seconds. With the published model TFF takes 5.3 GB and 45 MB a client. A
-client's work is one epoch.
+machine cancel in the ratios. The commit of a round, medians, is in columns of its own. While one
+works the others wait. The first round (tracing, compiling) is counted apart, and the second is not
+counted, because TFF's memory still grows in it. CPU seconds and the peak of memory are of the
+process and its TFF worker. On a machine that others use as well, CPU seconds say more than seconds.
+With the published model TFF takes 5.3 GB and 45 MB a client. A client's work is one epoch.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ from benchmarks.core import cpu_seconds, memory_bytes
 KINDS = ("compiled", "autodiff", "cluster", "tff", "stock")
 IN_TFF = ("tff", "stock")
 _NOT_COUNTED = 2  # rounds
-# Round -> seconds, CPU seconds, peak bytes and training loss, of each kind.
+# Round -> seconds, CPU seconds, peak bytes, training loss, seconds of the commit, of each kind.
 Rounds = dict[str, list[dict[str, float]]]
 
 
@@ -89,6 +89,16 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
         began[:] = time.perf_counter(), cpu_seconds(_family()), cpu_seconds([os.getpid()])
 
     class Measure(federated.Callback):
+        def on_start(self, training: Any) -> None:
+            commit = training.folder.rounds.commit
+
+            def timed(committed: Any) -> None:
+                start = time.perf_counter()
+                commit(committed)
+                self._commit = time.perf_counter() - start
+
+            training.folder.rounds.commit = timed
+
         def on_round(self, training: Any, row: dict[str, Any]) -> None:
             seconds, cpu = time.perf_counter() - began[0], cpu_seconds(_family()) - began[1]
             own = cpu_seconds([os.getpid()]) - began[2]
@@ -101,6 +111,7 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
                     "own": own,
                     "peak": memory_bytes(_family()),
                     "loss": row["train_loss"],
+                    "commit": self._commit,
                 }
             )
 
@@ -108,7 +119,7 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
         rounds=rounds, cohort_size=clients, family="blt", schema="every_round",
         noise_multiplier=1e-6, clip_norm=1.0,
         client_learning_rate=1.0, execution="tff" if kind in IN_TFF else "fast", seed=0,
-        evaluate_every=rounds, checkpoint_every=rounds,
+        evaluate_every=rounds,
     )  # fmt: skip
     task = (
         random_examples(model, clients)
@@ -173,8 +184,7 @@ def measure(
     """Rounds in turns; see the head of this file."""
     rows: Rounds = {kind: [] for kind in kinds}
     count = passes + _NOT_COUNTED
-    # One more round is planned than made: the last of a run is followed by evaluation
-    # and a checkpoint.
+    # One more round is planned than made: the last of a run is followed by evaluation.
     options = ["--model", model, "--clients", clients, "--passes", count + 1]
     with children(kinds, *options, *([] if threads is None else ["--threads", threads])) as started:
         for turn in range(count):
@@ -198,7 +208,7 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
     lines = [f"{model}, {clients} clients a round, load of the machine {os.getloadavg()[0]:.1f}"]
     lines.append(
         f"{'':<12}{'clients/s':>10}{'single rounds':>18}{'CPU s/client':>14}"
-        f"{'driver CPU s':>14}{'first round s':>15}{'peak GB':>9}"
+        f"{'driver CPU s':>14}{'first round s':>15}{'peak GB':>9}{'commit ms':>11}{'of round':>10}"
     )
     counted = {kind: rows[_NOT_COUNTED:] for kind, rows in rounds.items()}
     for kind, rows in counted.items():
@@ -209,9 +219,11 @@ def text(model: str, clients: int, rounds: Rounds) -> str:
         )
         span = f"{clients / max(seconds):.2f} to {clients / min(seconds):.2f}"
         first, peak = rounds[kind][0]["seconds"], rows[-1]["peak"] / 1e9
+        commit = statistics.median(row["commit"] for row in rows)
+        share = commit / statistics.median(seconds)
         lines.append(
             f"{kind:<12}{clients / mean:>10.2f}{span:>18}{cpu / clients:>14.4f}"
-            f"{own:>14.2f}{first:>15.1f}{peak:>9.2f}"
+            f"{own:>14.2f}{first:>15.1f}{peak:>9.2f}{commit * 1e3:>11.1f}{share:>10.1%}"
         )
     for base in (base for base in (*IN_TFF, "compiled") if base in rounds):
         others = ("cluster",) if base == "compiled" else ("compiled", "autodiff", "cluster", "tff")

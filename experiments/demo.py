@@ -52,7 +52,6 @@ SETTINGS: dict[str, Any] = {
     "client_learning_rate": 4.0,
     "server_momentum": 0.9,  # the papers' 0.95 remembers too long for a run of 128 rounds
     "evaluate_every": 8,
-    "checkpoint_every": 32,
 }
 
 

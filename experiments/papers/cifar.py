@@ -199,7 +199,6 @@ def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
         "cooldown": 0.25,
         "zeroing_norm": None,
         "evaluate_every": max(1, steps // 5),
-        "checkpoint_every": steps,
     }
     return Study(
         name=f"cifar-{name}",

@@ -63,7 +63,6 @@ def _study(
         "rounds": size.rounds,
         "delta": DELTA,
         "evaluate_every": 20 if size.rounds > 200 else max(1, size.rounds // 8),
-        "checkpoint_every": size.rounds if size.rounds < 200 else 100,
         "client_learning_rate": size.client_rate,
         "warmup": 0.0,
     }

@@ -279,7 +279,7 @@ def _what(trained: "TrainedRun") -> dict[str, Any]:
         "folder": str(trained.path),
         "rounds": rounds
         if trained.result
-        else f"{trained.saved_rounds()} of {rounds}, the run is not finished",
+        else f"{trained.num_rounds()} of {rounds}, the run is not finished",
     }
 
 

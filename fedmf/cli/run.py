@@ -63,6 +63,11 @@ from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, RUN, Gigabytes, OneOf, 
         "--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume."
     ),
     click.option(
+        "--accept-changed-task",
+        is_flag=True,
+        help="With --resume: go on though the task's model or loss changed; the statement says so.",
+    ),
+    click.option(
         "--no-test",
         is_flag=True,
         help="Leave out the test split, as for tuning; `fedmf evaluate` reads it later.",
@@ -179,7 +184,7 @@ def train(
         note = (
             "stopped: go on with --resume; `fedmf audit` states the guarantee of the rounds so far"
         )
-        show({"folder": str(run.path), "rounds": run.saved_rounds(), "note": note}, as_json)
+        show({"folder": str(run.path), "rounds": run.num_rounds(), "note": note}, as_json)
         return
     first = run.plan["task"]["headline_metric"]
     metrics = [first, *(name for name in run.result["validation"] if name != first)]

@@ -58,7 +58,7 @@ def _how_to_go_on(out: pathlib.Path) -> str:
 
     if not (out / "config.json").exists():
         return "the run had not begun: give the same command again"
-    saved = RunFolder(out).saved_rounds()
+    saved = RunFolder(out).committed_rounds()
     rounds = f"{saved} round{'' if saved == 1 else 's'}" if saved else "no round"
     return f"{rounds} of the run {'is' if saved < 2 else 'are'} saved in {out}: go on with --resume"
 

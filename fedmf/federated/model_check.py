@@ -9,13 +9,13 @@ from tensorflow.python.framework import op_def_registry
 
 from fedmf.federated.evaluation import update_metric
 from fedmf.federated.execution.stateless_model import operations
-from fedmf.federated.graph_digest import graph_digest
+from fedmf.federated.fingerprint import fingerprint
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised
 from fedmf.federated.task import Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
-from fedmf.training.examples import Examples, digest, take
+from fedmf.training.examples import Examples, take
 
 # Operations that break the guarantee, what they do, and what to use instead.
 _FORBIDDEN = (
@@ -56,12 +56,11 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
     """Looks at every operation of the task's model and loss in training, forwards and backwards.
 
     A written variable or table would carry a client's data into the next client's update without
-    being clipped: the sensitivity would not be the plan's. After random draws a resumed run would
-    repeat its noise on other updates, whose difference is free of it. Python may do both.
+    being clipped: the sensitivity would not be the plan's. A run with random draws could not be
+    repeated. Python may do both.
 
     Returns:
-      Digests, hexadecimal: "model", of what model and loss compute in training; "initial_weights",
-        of those that are trained.
+      The fingerprint of model and loss.
 
     Raises:
       ValueError: for such an operation, for trained weights or computations in other than float32,
@@ -103,10 +102,7 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
             f"{_way_to_a_scalar(task)}"
         )
     # Before the model's first batch, which may write local variables.
-    digests = {
-        "model": graph_digest(traced, model.trainable_variables),
-        "initial_weights": digest([variable.numpy() for variable in model.trainable_variables]),
-    }
+    program = fingerprint(task, model)
     first = take(task.split("validation"), slice(task.batch_size))
     try:
         traced_step(*tf.nest.map_structure(tf.constant, first))
@@ -144,7 +140,7 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
             f"({', '.join(fixed)}), which "
             f"execution={config.execution!r} does not take: use execution='fast'"
         )
-    return digests
+    return program
 
 
 def _way_to_a_scalar(task: Task) -> str:

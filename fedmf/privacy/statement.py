@@ -58,7 +58,7 @@ _PACKAGES = (
 # Values that only some statements have.
 _OPTIONAL = (
     "subject canaries made_clients longer contradictions unrecorded achieved noncompliant "
-    "offenders noise_source server_optimizer quantile_clipping private_metrics attack"
+    "offenders noise_source programs server_optimizer quantile_clipping private_metrics attack"
 ).split()
 _WIDTH = 110
 # What a line of the template begins with that is not the rest of the line before.

@@ -292,7 +292,7 @@ TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "war
 _IN_TABLE_ONLY = {
     "family", "decoder", "mechanism", "data", "seed", "client_learning_rate",
     "server_learning_rate", "server_momentum",
-    "evaluate_every", "checkpoint_every", "execution",
+    "evaluate_every", "execution",
 }  # fmt: skip
 
 

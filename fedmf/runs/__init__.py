@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its configuration, its folder, its checkpoint."""
+"""What a run leaves on disk: its configuration, its folder, its rounds."""

@@ -25,7 +25,10 @@ from fedmf.privacy.systems import Subject
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.digests import changed_files, digests
 from fedmf.runs.executions import execution_kind
-from fedmf.runs.folder import CANARIES, IDENTITY, Run, RunFolder
+from fedmf.runs.folder import CANARIES, Run, RunFolder
+from fedmf.runs.notes import programs_phrase
+from fedmf.runs.rounds import IDENTITY, journal_cohorts
+from fedmf.server.journal import JOURNAL
 
 FINAL_STATEMENT = "final_statement"
 
@@ -114,21 +117,16 @@ def _audited(run: Run) -> Audit:
             f"{named(sorted(wrong))}: no guarantee can be "
             "stated; put the run's own files back, or run it again in another folder"
         )
-    # Rounds after the last checkpoint have metrics, and no record yet of who took part. Saved ones
-    # without metrics may have been empty, and release something of those before all the same;
-    # others were done before a crash.
     files, ended = RunFolder(run.path), run.ended_after is not None
-    saved = (
-        max(files.saved_rounds(), files.rounds_before_crashes())
-        if run.result is None or ended
-        else 0
-    )
+    committed = 0
+    if run.result is None or ended:
+        committed = files.committed_rounds()
     beyond = {
         row["round"]
         for row in run.metrics
         if row.get("clients") != 0 and row["round"] >= len(ledger)
     }
-    unrecorded = sorted(beyond.union(range(len(ledger), saved)))
+    unrecorded = sorted(beyond.union(range(len(ledger), committed)))
     # An end that the data decided is not that of a shorter plan
     if run.result is None and files.was_stopped_by_data():
         hint = "what the run showed decided that it stopped before them"
@@ -169,18 +167,19 @@ def _check_begun(run: Run) -> None:
 
 
 def _record(run: Run) -> ParticipationLedger:
-    """participation.csv: all rounds of a finished run; of another those up to the last that is
-    known to be recorded.
+    """Who took part in the rounds of a finished run, by participation.csv, and in the committed
+    rounds of another, by its journal; of a copy without one, in those that are known to be
+    recorded.
     """
     path = run.path / "participation.csv"
-    if not path.exists():
-        raise ValueError(
-            f"{run.path} has no participation.csv yet: it is written with the first checkpoint"
-        )
     scheme = run.config.scheme()
     cohort_size = None if scheme is not None and scheme.independent else run.config.cohort_size
+    if not path.exists():
+        raise ValueError(f"{run.path} has no participation.csv: put back the run's own")
+    if run.result is None and (run.path / JOURNAL).exists():
+        cohorts = journal_cohorts(run.path)
+        return ParticipationLedger(cohort_size=cohort_size, cohorts=cohorts)
     try:
-        # After a resume from an older checkpoint it may have more rounds than metrics.jsonl.
         ledger = ParticipationLedger.from_csv(
             path.read_text(), rounds=run.config.rounds, cohort_size=cohort_size
         )
@@ -322,8 +321,11 @@ def _commands(run: Run, folder: str, planned: Plan) -> list[str]:
 def _other_values(run: Run) -> dict[str, Any]:
     """Returns the values of a run's statement that no audit computes."""
     task = run.plan["task"]
-    made_clients = {name: task[name] for name in ("made_clients",) if name in task}
-    return made_clients | {"versions": run.plan["versions"]} | scaling_values(run.config)
+    values = {name: task[name] for name in ("made_clients",) if name in task}
+    phrase = programs_phrase(run.plan.get("programs", ()), run.config.rounds)
+    if phrase:
+        values["programs"] = phrase
+    return values | {"versions": run.plan["versions"]} | scaling_values(run.config)
 
 
 def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:

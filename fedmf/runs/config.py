@@ -153,7 +153,6 @@ class TrainConfig(PlanConfig):
         None, "End before the round with which the plan's epsilon would pass this."
     )
     evaluate_every: int = fields.whole(20, "Rounds between validations.")
-    checkpoint_every: int = fields.whole(20, "Rounds between checkpoints.")
     execution: str = fields.choice(
         "fast",
         "fast: our loop; tff: TFF's own learning process.",

@@ -23,7 +23,6 @@ RELEASED = (
     "model.npz",
     "initial_model.npz",
     "vocabulary.json",
-    "private_metrics.jsonl",
 )
 
 

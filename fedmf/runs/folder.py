@@ -8,7 +8,7 @@ run/
   metrics.jsonl        one row a round; the same bits for the same seeds; mode 0600
   timings.jsonl        seconds of every round; not reproducible, hence apart; mode 0600
   metrics.csv          the rows of metrics.jsonl as a flat table, once it is finished; mode 0600
-  participation.csv    (round, client), written at every checkpoint; mode 0600
+  participation.csv    (round, client), written after every commit; mode 0600
   selected.csv         beside it where selected clients failed to report: everybody who was selected
   final_statement.md, final_statement.json  the privacy statement of the finished run; mode 0600
   result.json          test metrics, achieved guarantee, SHA-256 of the files of
@@ -18,15 +18,11 @@ run/
   clients.json, fine_tuned.json  metrics over training clients, of `fedmf evaluate --by-client` and
                        `--fine-tune`; mode 0600
   tensorboard/         the metrics as events, if wanted; mode 0700
-  checkpoints/         round-000020.ckpt: everything a resume needs
-  private_metrics.jsonl  the releases of private metrics, each once, whatever a resume does again
   stopped_by_data      where what the run showed decided that it stopped, such as training losses
                        or a validation: after how many rounds
-  rounds_done          after a crash: how many rounds were done before it, also those that the
-                       resumed run does again
   private/noise_seed   secret; do not publish
-  private/identity.json  digests of what a resume must not change: files above, model, loss and the
-                       first clients' examples
+  private/identity.json  what a resume must have again: client ids, model and loss
+  private/journal/, private/rounds.jsonl  the committed rounds, see `fedmf.runs.rounds`
   private/canaries.npz with canaries: their coins, and what was released along their directions; as
                        secret until the audit
 """
@@ -34,8 +30,6 @@ run/
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -48,27 +42,25 @@ from fedmf.files import (
     checked_path,
     lock,
     make_folder,
+    sync_folder,
     write_atomically,
 )
 from fedmf.mechanisms import Mechanism, load_mechanism
-from fedmf.participation.ledger import GrowingCsv, ParticipationLedger
-from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.digests import AUDITED, RELEASED, digests, sha256
 from fedmf.runs.metric_table import columns, metrics_csv
-from fedmf.runs.reading import read_object, read_rows, read_weights, rows_of
+from fedmf.runs.reading import read_object, read_rows, read_weights
+from fedmf.runs.rounds import IDENTITY, RunRounds, changed_bound_files
+from fedmf.server.journal import JOURNAL, newest_number
 
-_KEPT_CHECKPOINTS = 2
 CANARIES = "private/canaries.npz"
-IDENTITY = "private/identity.json"
-# What noise and updates follow from.
-_BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed")
+_BEFORE_ROUND_0 = "config.json plan.json mechanism.npz statement.md vocabulary.json".split()
 # What a run writes beside its folders and config.json.
 _WRITTEN = (
-    "plan.json statement.md mechanism.npz metrics.jsonl private_metrics.jsonl metrics.csv "
+    "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv "
     "timings.jsonl participation.csv selected.csv result.json model.npz initial_model.npz "
     "vocabulary.json clients.json fine_tuned.json tensorboard final_statement.md "
-    "final_statement.json stopped_by_data rounds_done"
+    "final_statement.json stopped_by_data"
 ).split()
 
 
@@ -82,7 +74,7 @@ class RunFolder:
     def __init__(self, path: str | pathlib.Path) -> None:
         self.path = checked_path("folder", path, hint="name the folder of a run")
         self._digest_by_name: dict[str, str] = {}
-        self._csv_by_name = {name: GrowingCsv() for name in ("participation.csv", "selected.csv")}
+        self._rounds: RunRounds | None = None
 
     @staticmethod
     def create(path: str | pathlib.Path) -> "RunFolder":
@@ -99,20 +91,19 @@ class RunFolder:
                     f"{folder.path} already holds a run: resume it with resume=True, "
                     "or name another folder"
                 )
-            # A run that was stopped at once leaves its private folder, and no result or checkpoint.
+            # A run that was stopped at once leaves its private folder, and no result or round.
             names = ("result.json",) if (folder.path / "private").exists() else _WRITTEN
-            left = [
-                folder.path / name for name in names if (folder.path / name).exists()
-            ] + folder._checkpoints()
+            left = [folder.path / name for name in names if (folder.path / name).exists()]
+            if folder.committed_rounds():
+                left.append(folder.path / JOURNAL)
             if left:
                 name = left[0].relative_to(folder.path)
                 raise ValueError(
                     f"{folder.path} has a {name} and no config.json: a new run would overwrite it; "
                     "name another folder, or empty this one"
                 )
-            for part in ("checkpoints", "private"):
-                make_folder(folder.path / part)
-                (folder.path / part).chmod(0o700)
+            make_folder(folder.path / "private")
+            (folder.path / "private").chmod(0o700)
             write_atomically(folder.path / "metrics.jsonl", "", mode=0o600)
         except OSError as error:
             raise folder._cannot_write(error) from error
@@ -142,9 +133,11 @@ class RunFolder:
                 f"another process trains in {self.path}: wait for it, stop it and resume with "
                 "resume=True, or name another folder"
             )
+        self._rounds = RunRounds(self.path, folder_lock)
         try:
             yield
         finally:
+            self._rounds = None
             folder_lock.release()
 
     @staticmethod
@@ -156,7 +149,7 @@ class RunFolder:
         """
         folder = RunFolder(path)
         if not (folder.path / "config.json").is_file():
-            if (folder.path / "private").is_dir() and not folder.saved_rounds():
+            if (folder.path / "private").is_dir() and not folder.committed_rounds():
                 raise ValueError(
                     f"{folder.path} holds no run yet: one was stopped there before it began (no "
                     "config.json); give its command again, without resume=True"
@@ -167,120 +160,68 @@ class RunFolder:
             )
         return folder
 
-    def digest(self) -> str:
-        """Hash of config, plan, mechanism and noise seed, which a resume must not change."""
-        return sha256(b"\0".join((self.path / part).read_bytes() for part in _BOUND))
+    @property
+    def rounds(self) -> RunRounds:
+        """The committed rounds, inside `locked`."""
+        assert self._rounds is not None, "a run's rounds are committed in a locked folder"
+        return self._rounds
 
     def begin(self, config: TrainConfig, identity: Mapping[str, Any]) -> None:
-        """Writes private/identity.json, and then config.json, which makes the folder a run.
+        """Makes the journal, and then writes config.json, which makes the folder a run.
 
         All other files of before round 0 are there.
         """
         text = config.to_json()
-        files = {
-            name: sha256((self.path / name).read_bytes())
-            for name in _BOUND
-            if name != "config.json"
-        }
-        files["config.json"] = sha256(text.encode())
-        content = strict_json.dumps({"files": files, "run": identity}, indent=2) + "\n"
-        write_atomically(self.path / IDENTITY, content, mode=0o600)
+        self.rounds.begin(text, identity)
         write_atomically(self.path / "config.json", text)
-        self._digest_by_name |= files
-        for path in (self.path / "statement.md", self.path / "vocabulary.json"):
-            if path.exists():
-                self._digest_by_name[path.name] = sha256(path.read_bytes())
+        sync_folder(self.path)
+        self._count_digests()
+
+    def _count_digests(self) -> None:
+        """Takes the digests of what is there before round 0, which result.json signs."""
+        for name in _BEFORE_ROUND_0:
+            if (self.path / name).exists():
+                self._digest_by_name[name] = sha256((self.path / name).read_bytes())
 
     def identity(self) -> dict[str, Any]:
         """What `begin` was given.
 
         Raises:
-          ValueError: private/identity.json is missing or damaged, or a file that it names is not
-            the one that the run was begun with.
+          ValueError: a file that the journal binds is not the one that the run was begun with, or
+            the journal is missing or damaged.
         """
         try:
-            content = read_object(self.path / IDENTITY)
-            recorded, run = content["files"], content["run"]
-            if not set(_BOUND) <= recorded.keys() or not isinstance(run, dict):
-                raise TypeError("not as it was written")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"cannot resume {self.path}: {IDENTITY} is missing or damaged, so that nothing "
-                "says what the run was begun with: put back its own, or start a new folder"
-            ) from error
-        changed = [
-            name for name in _BOUND if recorded[name] != sha256((self.path / name).read_bytes())
-        ]
+            changed = changed_bound_files(self.path)
+        except ValueError as error:
+            raise ValueError(f"cannot resume {self.path}: {error}") from error
         if changed:
             raise ValueError(
                 f"cannot resume {self.path}: {', '.join(changed)} changed since the run was begun: "
                 "put back its own, or start a new folder"
             )
-        self._digest_by_name |= recorded
-        return run
+        return read_object(self.path / IDENTITY)
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Writes it, then drops all but the newest two."""
-        folder = self.path / "checkpoints"
-        make_folder(folder)  # somebody may have removed it to make room
-        # First the rows that belong to the checkpoint: a resume from it does not write them again.
-        for name in ("metrics.jsonl", "timings.jsonl"):
-            if (self.path / name).exists():
-                with open(self.path / name, "rb") as rows:
-                    os.fsync(rows.fileno())
-        self.write_record(checkpoint.ledger)
-        write_atomically(
-            folder / f"round-{checkpoint.rounds_done:06d}.ckpt", checkpoint.write, mode=0o600
-        )
-        # A writer that was killed leaves its temporary file, as large as a checkpoint.
-        for old in [*self._checkpoints()[:-_KEPT_CHECKPOINTS], *folder.glob(".round-*.part")]:
-            old.unlink()
+    def note_programs(self, first_rounds: Sequence[int]) -> None:
+        """Writes into plan.json the first round of each program that computed some."""
+        plan = read_object(self.path / "plan.json")
+        if plan.get("programs", [0]) == list(first_rounds):
+            return
+        self.write_json("plan", plan | {"programs": list(first_rounds)})
+        self._digest_by_name["plan.json"] = sha256((self.path / "plan.json").read_bytes())
 
-    def write_record(self, ledger: ParticipationLedger) -> None:
-        """Writes who took part, and who was selected where others were.
+    def committed_rounds(self) -> int:
+        """Rounds that were committed, by the name of the journal's newest file; 0 without one."""
+        return max(newest_number(self.path), 0)
 
-        It is as secret as a checkpoint, which holds the same: amplification by sampling rests on
-        nobody knowing who took part.
-        """
-        cohorts = ledger.cohorts
-        record = {"participation.csv": cohorts}
-        selections = ledger.selections
-        pairs = zip(selections, cohorts, strict=True)
-        if any(len(selected) > len(cohort) for selected, cohort in pairs):
-            record["selected.csv"] = selections
-        for name, rounds in record.items():
-            text = self._csv_by_name[name].text(rounds)
-            write_atomically(self.path / name, text, mode=0o600)
-            self._digest_by_name[name] = sha256(text.encode())
-
-    def _checkpoints(self) -> list[pathlib.Path]:
-        """Oldest first; by number, as names of seven digits sort before names of six."""
-        paths = (self.path / "checkpoints").glob("round-*.ckpt")
-        return sorted(
-            (path for path in paths if path.stem[6:].isdecimal()),
-            key=lambda path: int(path.stem[6:]),
-        )
-
-    def saved_rounds(self) -> int:
-        """Rounds of the newest checkpoint, by its name; 0 before the first."""
-        return max((int(path.stem[6:]) for path in self._checkpoints()), default=0)
-
-    def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint; None before the first.
-
-        Raises:
-          ValueError: it is damaged, or belongs to another run.
-        """
-        paths = self._checkpoints()
-        if not paths:
-            return None
-        checkpoint = Checkpoint.read(paths[-1])
-        if checkpoint.config_digest != self.digest():
-            raise ValueError(
-                f"checkpoint {paths[-1]} belongs to another run (its config, plan, mechanism or "
-                "noise seed differs): move it out of the folder"
-            )
-        return checkpoint
+    def read_rounds(self) -> None:
+        """Reads what was committed; see `RunRounds.read`."""
+        self.rounds.read()
+        self._count_digests()
+        path = self.path / "timings.jsonl"
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:  # a killed process left half a line
+            write_atomically(path, whole, mode=0o600)
 
     def mark_stopped_by_data(self, rounds_done: int) -> None:
         """Keeps that what the run showed decided to stop it after so many rounds."""
@@ -290,55 +231,10 @@ class RunFolder:
         """Whether what the run showed ever decided to stop it."""
         return (self.path / "stopped_by_data").exists()
 
-    def rounds_ever_done(self) -> int:
-        """Rounds whose results somebody may have seen: of the checkpoints, of the metrics, and of
-        crashes before them.
-        """
-        seen = [row["round"] + 1 for row in read_rows(self.path / "metrics.jsonl")]
-        return max([self.saved_rounds(), self.rounds_before_crashes(), *seen])
-
-    def rounds_before_crashes(self) -> int:
-        """The most rounds that were done when a crash took rows; 0 without one; ValueError where
-        the file is damaged.
-        """
-        path = self.path / "rounds_done"
-        text = path.read_text().strip() if path.exists() else "0"
-        if not text.isdecimal():
-            raise ValueError(
-                f"{path} is damaged: it must hold a number of rounds; put the run's own file back"
-            )
-        return int(text)
-
-    def truncate_rows(self, rounds_done: int) -> None:
-        """Drops metric and timing rows of rounds that the resumed run will do again, and a
-        half-written last line.
-
-        Raises:
-          ValueError: a line other than the last is not a row.
-        """
-        if (ever := self.rounds_ever_done()) > rounds_done:
-            write_atomically(self.path / "rounds_done", f"{ever}\n")
-        for name in ("metrics.jsonl", "timings.jsonl"):
-            path = self.path / name
-            if path.exists():
-                lines = [line for line, row in rows_of(path) if row["round"] < rounds_done]
-                write_atomically(path, "".join(line + "\n" for line in lines), mode=0o600)
-
-    @contextlib.contextmanager
-    def rows(self, name: str) -> Iterator[Any]:
-        """Append to name.jsonl: yields a function that writes one row and flushes it."""
-        path = self.path / f"{name}.jsonl"
-        with append_privately(path) as out:
-            digest = hashlib.sha256(path.read_bytes())
-
-            def write(row: dict[str, Any]) -> None:
-                line = strict_json.dumps(row) + "\n"
-                out.write(line)
-                out.flush()
-                digest.update(line.encode())
-                self._digest_by_name[path.name] = digest.hexdigest()
-
-            yield write
+    def add_timing(self, t: int, seconds: float) -> None:
+        """Adds a row to timings.jsonl."""
+        with append_privately(self.path / "timings.jsonl") as out:
+            out.write(strict_json.dumps({"round": t, "seconds": round(seconds, 4)}) + "\n")
 
     def write_weights(self, name: str, weights: Sequence[np.ndarray]) -> None:
         """Writes name.npz.
@@ -381,6 +277,8 @@ class RunFolder:
         if name == "result":
             written = {name: self._digest_by_name.get(name) for name in (*AUDITED, *RELEASED)}
             own = {name: digest for name, digest in written.items() if digest is not None}
+            if self._rounds is not None:
+                own |= self._rounds.digest_by_name()
             content = content | {"sha256": digests(self.path) | own}
         text = strict_json.dumps(content, indent=2) + "\n"
         write_atomically(self.path / f"{name}.json", text, mode=0o644 if name == "plan" else 0o600)

@@ -1,6 +1,5 @@
 """A file that grows by rows, and that somebody else may not edit meanwhile."""
 
-import contextlib
 import hashlib
 import os
 import pathlib
@@ -47,10 +46,10 @@ class AppendedFile:
         return whole.hexdigest()
 
     def restore(self, rows: bytes) -> bytes:
-        """Makes `rows` the content, and returns what the file had behind them.
+        """Makes `rows` the content for the next `flush`, and returns what the file has behind them.
 
-        A file that is missing, or that has the first of these bytes only, gets the others: a crash
-        kept them from it.
+        A file that is missing, or that has the first of these bytes only, gets the others then: a
+        crash kept them from it.
 
         Raises:
           FileWasEdited: it has other bytes in their place.
@@ -67,8 +66,6 @@ class AppendedFile:
         self._digest = hashlib.sha256(shared)
         self._pending = rows[len(shared) :]
         self._stamp = None
-        with contextlib.suppress(OSError):  # the next flush does the same
-            self.flush()
         return content[len(rows) :]
 
     def append(self, rows: bytes) -> None:
@@ -83,7 +80,7 @@ class AppendedFile:
         """
         try:
             with open(self.path, "rb") as file:
-                if self._stamp != _stamp_of(file.fileno()):
+                if self._stamp != stamp_of(file.fileno()):
                     written = hashlib.sha256(file.read(self._end))
                     if written.digest() != self._digest.digest():
                         raise FileWasEdited(f"{self.path.name} was edited")
@@ -116,7 +113,7 @@ class AppendedFile:
                 file.flush()
             if sync:
                 os.fsync(descriptor)
-            self._count(_stamp_of(descriptor))
+            self._count(stamp_of(descriptor))
 
     def _count(self, stamp: Stamp) -> None:
         """Counts the pending rows as written."""
@@ -126,7 +123,7 @@ class AppendedFile:
         self._digest, self._end, self._pending, self._stamp = digest, end, b"", stamp
 
 
-def _stamp_of(descriptor: int) -> Stamp:
-    """Returns what changes when somebody writes to a file."""
-    state = os.fstat(descriptor)
+def stamp_of(file: int | pathlib.Path) -> Stamp:
+    """Returns what changes when somebody writes to a file, an open or a named one."""
+    state = os.stat(file)
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns

@@ -261,6 +261,8 @@ class ServerFolder:
                 raise ValueError(
                     f"it has round {later} and the journal's newest round is {len(rows) - 1}"
                 )
+        with contextlib.suppress(OSError):  # the next commit does the same
+            self._participations.flush()
 
     def commit(
         self,

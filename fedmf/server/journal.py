@@ -11,8 +11,9 @@ is shown before. A round is committed by making its numbered file, which can be 
 committed release is never computed again, and one that was not committed has been seen by nobody.
 
 The row of the newest round is in its numbered file, and joins rounds.jsonl before the next round is
-committed. The digests of the bound files are taken of what this process wrote or read, and compared
-before every commit: what somebody edits meanwhile is refused, and never signed.
+committed, with the record of what was computed from its release. The digests of the bound files are
+taken of what this process wrote or read, and compared before every commit: what somebody edits
+meanwhile is refused, and never signed.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,7 +39,7 @@ from fedmf.files import (
     write_exclusively,
 )
 from fedmf.mechanisms.storage import READ_ERRORS
-from fedmf.server.appended_file import AppendedFile, FileWasEdited
+from fedmf.server.appended_file import AppendedFile, FileWasEdited, Stamp, stamp_of
 
 JOURNAL = "private/journal"
 ROWS = "private/rounds.jsonl"
@@ -54,6 +55,7 @@ _DAMAGED = (
     "{path} is damaged or not of this {owner} ({cause}): without its own newest file no round can "
     "be released safely, so begin a new {owner}, with another seed"
 )
+_TRIES = 10
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -79,7 +81,7 @@ class Committed:
     """What a journal has of the past.
 
     Attributes:
-      rows: of all rounds, as they were committed.
+      rows: of all rounds, as they were committed; those before the newest with their records.
       arrays: of the newest round; empty before the first.
     """
 
@@ -95,18 +97,28 @@ class Journal:
       folder_lock: its lock, which `commit` needs.
       bound: names of the files that noise and sums follow from.
       owner: whose rounds they are.
+      read_bound: reads of a bound file what its digest is taken of.
     """
 
     def __init__(
-        self, path: pathlib.Path, folder_lock: FolderLock, bound: Sequence[str], owner: Owner
+        self,
+        path: pathlib.Path,
+        folder_lock: FolderLock,
+        bound: Sequence[str],
+        owner: Owner,
+        *,
+        read_bound: Callable[[pathlib.Path], bytes] = pathlib.Path.read_bytes,
     ) -> None:
         self.path = path
         self._lock = folder_lock
         self._bound = tuple(bound)
         self._owner = owner
+        self._read_bound = read_bound
         self._rows = AppendedFile(path / ROWS)
         self._header: dict[str, Any] = {}
         self._digest_by_name: dict[str, str] = {}
+        self._stamp_by_name: dict[str, Stamp] = {}
+        self._record: dict[str, Any] | None = None
 
     @property
     def rounds(self) -> int:
@@ -170,16 +182,18 @@ class Journal:
         past = content[: header["end"]]
         if _sha256(past) != header["digest"]:
             raise ValueError("it is not the record that the newest round was committed with")
-        # What is behind is of a round that was not committed, and a power failure leaves anything
+        # What is behind joined for a commit that was not done, and a power failure leaves anything
         # of it. Whole rows of later rounds show that the journal is an older one.
-        rows = past + header["row"].encode()
-        rest = self._rows.restore(rows)
-        for line in rest.splitlines(keepends=True):
-            if line.endswith(b"\n") and (later := round_of(line)) is not None:
+        for line in self._rows.restore(past).splitlines(keepends=True):
+            later = round_of(line)
+            if line.endswith(b"\n") and later is not None and later >= header["rounds"]:
                 raise ValueError(
                     f"{later + 1} rounds were committed, and the journal's newest file is of "
                     f"{header['rounds']}"
                 )
+        with contextlib.suppress(OSError):  # the next commit does the same
+            self._rows.flush()
+        rows = past + header["row"].encode()
         return msgspec.json.Decoder(dict[str, Any]).decode_lines(rows)
 
     def commit(self, t: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -197,8 +211,7 @@ class Journal:
         """
         if self.rounds == t + 1:  # an interrupt came when all was done
             return
-        if self._rows.end == self._header["end"]:
-            self._rows.append(self._header["row"].encode())
+        self._join_newest_row()
         text = strict_json.dumps({"round": t, **row}) + "\n"
         after = self._header_after(t + 1, text)
         self.check_place()
@@ -222,6 +235,23 @@ class Journal:
             raise self._changed()
         self._end_commit(after)
 
+    def add_record(self, record: Mapping[str, Any]) -> None:
+        """Adds to the newest round what was computed from its release.
+
+        It is kept for ever once the next round is committed. A crash before loses it, and it is
+        computed again.
+        """
+        self._record = dict(record)
+
+    def _join_newest_row(self) -> None:
+        """Adds the newest round's row to the rows, once."""
+        if self._rows.end != self._header["end"]:
+            return
+        text = self._header["row"]
+        if self._record is not None:
+            text = strict_json.dumps(json.loads(text) | {"record": self._record}) + "\n"
+        self._rows.append(text.encode())
+
     def _end_commit(self, after: dict[str, Any]) -> None:
         """Makes the newest file one that no power failure takes back, and counts its round.
 
@@ -230,7 +260,7 @@ class Journal:
         # Before anybody sees it: a name that a power failure takes back would make the round one
         # that was never released.
         sync_folder(self._folder)
-        self._header = after
+        self._header, self._record = after, None
         self._remove_older()
 
     def _remove_older(self) -> None:
@@ -258,11 +288,15 @@ class Journal:
         """
         for name, digest in self._digest_by_name.items():
             try:
-                is_same = _sha256((self.path / name).read_bytes()) == digest
+                stamp = stamp_of(self.path / name)
+                if stamp == self._stamp_by_name.get(name):
+                    continue
+                is_same = _sha256(self._read_bound(self.path / name)) == digest
             except OSError:
                 is_same = False
             if not is_same:
                 raise self.edited(name)
+            self._stamp_by_name[name] = stamp
 
     def check_place(self) -> None:
         """Refuses another folder than the locked one in its place.
@@ -288,13 +322,7 @@ class Journal:
         return self._folder / f"{rounds:06d}.npz"
 
     def _newest_number(self) -> int:
-        """Returns the committed rounds by the names of the files; -1 where there is no file."""
-        try:
-            names = os.listdir(self._folder)
-        except FileNotFoundError:
-            return -1
-        stems = [name.removesuffix(".npz") for name in names if name.endswith(".npz")]
-        return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
+        return newest_number(self.path)
 
     def _header_of(self, rounds: int) -> Any:
         """Returns the header of a numbered file.
@@ -351,6 +379,66 @@ class Journal:
         owner = self._owner
         text = _EDITED.format(name=name, owner=owner.noun, path=self.path, go_on=owner.go_on)
         return ValueError(text)
+
+
+def newest_number(path: pathlib.Path) -> int:
+    """Returns the committed rounds of a folder by the names in its journal; -1 without a file."""
+    try:
+        names = os.listdir(path / JOURNAL)
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
+    stems = [name.removesuffix(".npz") for name in names if name.endswith(".npz")]
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
+
+
+def bound_digests(path: pathlib.Path) -> dict[str, str]:
+    """Returns the digests, by name, of the files that a folder's journal was written with.
+
+    Raises:
+      READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
+    """
+    with _newest_file(path) as entries:
+        header = json.loads(entries["header"].item())
+    return dict(header["files"])
+
+
+def committed_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the rows of all rounds of a folder, in which rounds may be committed meanwhile.
+
+    Raises:
+      READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
+    """
+    with _newest_file(path) as entries:
+        header = json.loads(entries["header"].item())
+    with open(path / ROWS, "rb") as file:
+        past = file.read(header["end"])
+    if _sha256(past) != header["digest"]:
+        raise ValueError(f"{ROWS} is not the record that the newest round was committed with")
+    return msgspec.json.Decoder(dict[str, Any]).decode_lines(past + header["row"].encode())
+
+
+def newest_of(path: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Returns the row of a folder's newest round, in a list, and its arrays; no row before the
+    first.
+
+    Raises:
+      READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
+    """
+    with _newest_file(path) as entries:
+        header = json.loads(entries["header"].item())
+        arrays = {name: entries[name] for name in entries.files if name != "header"}
+    rows = [json.loads(line) for line in header["row"].splitlines()]
+    return rows, arrays
+
+
+def _newest_file(path: pathlib.Path) -> Any:
+    """Opens the newest file of a journal, also while rounds are committed there."""
+    for _ in range(_TRIES):
+        newest = path / JOURNAL / f"{max(newest_number(path), 0):06d}.npz"
+        # Another process may have removed it since.
+        with contextlib.suppress(FileNotFoundError):
+            return np.load(newest, allow_pickle=False)
+    raise FileNotFoundError(f"{path / JOURNAL} has no file")
 
 
 def checked_arrays(name: str, value: Any) -> list[np.ndarray]:

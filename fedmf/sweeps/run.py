@@ -62,11 +62,11 @@ def state(out: pathlib.Path, name: str) -> str:
         return "finished"
     if not (folder / "config.json").exists():
         return "not begun"
-    done = _rounds_done(folder)
+    done = _num_rounds(folder)
     return f"{done} round{'' if done == 1 else 's'} done"
 
 
-def _rounds_done(folder: pathlib.Path) -> int:
+def _num_rounds(folder: pathlib.Path) -> int:
     metrics = folder / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
@@ -274,7 +274,7 @@ def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
     return [
         Run.load(folder)
         for folder in folders
-        if (folder / "result.json").exists() or RunFolder(folder).rounds_ever_done()
+        if (folder / "result.json").exists() or RunFolder(folder).committed_rounds()
     ]
 
 
@@ -302,7 +302,7 @@ def train_all(
             prepare(out, name, config, training.seed_of(config))
 
     def done(*names: str) -> int:
-        return sum(_rounds_done(run_folder(out, name)) for name in names or configs)
+        return sum(_num_rounds(run_folder(out, name)) for name in names or configs)
 
     total = sum(config.rounds for config in configs.values())
     if training.halving:

@@ -113,7 +113,7 @@ class LocalRuns:
 class ClusterRuns:
     """Runs on a cluster's machines.
 
-    A run whose machine is lost goes on elsewhere, from its checkpoint in the shared folder.
+    A run whose machine is lost goes on elsewhere, from its journal in the shared folder.
 
     Args:
       cluster: connected.

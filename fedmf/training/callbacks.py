@@ -1,4 +1,4 @@
-"""`Callback`, what follows a run from round to round; the bar, the checkpoints, an earlier end."""
+"""`Callback`, what follows a run from round to round; the bar, an earlier end."""
 
 from typing import Any
 
@@ -20,7 +20,8 @@ class Callback:
     examples or of the evaluation data. `training.scalars(row)` names every number by that.
 
     To end a run early call `training.stop()`, which the audit knows of. An exception stops the run
-    like a crash: a resume goes on from the newest checkpoint.
+    like a crash: a resume goes on after the newest round. No round is seen twice: the rows that a
+    crash kept from a callback are in `training.recorded` at `on_start`.
 
     Example:
       >>> class Losses(Callback):
@@ -39,7 +40,7 @@ class Callback:
 
 
 class StopAfter(Callback):
-    """Stops the run after so many rounds, saved and without a result, to go on at a resume.
+    """Stops the run after so many rounds, without a result, to go on at a resume.
 
     Raises:
       TypeError, ValueError: rounds is no whole number from 1 on.
@@ -57,16 +58,6 @@ class StopAfter(Callback):
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
         self.on_start(training)
-
-
-class Checkpoints(Callback):
-    """Saves the run every `checkpoint_every` rounds, and after the last."""
-
-    def on_round(self, training: Training, row: Row) -> None:
-        """See `Callback`."""
-        done = training.done
-        if done % training.config.checkpoint_every == 0 or done == training.last:
-            training.save()
 
 
 class Bar(Callback):

@@ -135,7 +135,7 @@ class Divergence(Callback):
 
 
 class StopOnDivergence(Divergence):
-    """Stops the run with `DivergedRun`, checkpointed and without a result, where it would warn of a
+    """Stops the run with `DivergedRun`, without a result, where it would warn of a
     divergence.
 
     The private losses decide that where the run has private metrics; else the exact ones, which the

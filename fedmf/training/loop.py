@@ -1,4 +1,4 @@
-"""The training loop: cohort, client work, noisy mean, server step, metrics, checkpoint; and again
+"""The training loop: cohort, client work, noisy mean, server step, commit, metrics; and again
 from where it stopped.
 """
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from fedmf import checks, fields
@@ -24,10 +25,9 @@ from fedmf.privacy.plan import Plan, check_plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
 from fedmf.runs.folder import Run, RunFolder
-from fedmf.runs.round_metrics import FinishedRound, computed_metrics
 from fedmf.server.source import check_noise_seed
 from fedmf.terminal import interrupts
-from fedmf.training.callbacks import Bar, Callback, Checkpoints
+from fedmf.training.callbacks import Bar, Callback
 from fedmf.training.divergence import DivergedRun, Divergence
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.choice import build_execution
@@ -40,7 +40,7 @@ from fedmf.training.under_way import Training
 
 
 class InterruptedRun(interrupts.Interrupted):
-    """Ctrl-C: the run has been checkpointed and can be resumed."""
+    """Ctrl-C: all rounds are committed, and the run can be resumed."""
 
 
 def _check_arguments(
@@ -103,7 +103,7 @@ def train(
         Needed for a new run that adds noise; without noise None is "os".
       plan: a plan of your own in place of the one `config` describes;
         must have its rounds and participation.
-      resume: go on from the newest checkpoint.
+      resume: go on after the newest round that was committed.
       callbacks: what else follows the run, such as `TensorBoard()` or `StopAfter(20)`.
       options: of `RunOptions`, such as threads=2, a `server_optimizer` or `round_metrics`.
 
@@ -112,7 +112,7 @@ def train(
 
     Raises:
       TypeError, ValueError: before anything is trained, for inputs that cannot give the guarantee
-        asked for, a folder that holds another run, a damaged checkpoint.
+        asked for, a folder that holds another run, a damaged journal.
       InterruptedRun: after Ctrl-C, once the last complete round is safely on disk. A second Ctrl-C
         stops at once.
       WorkersLost: the cluster does not answer at the start, or has no worker left;
@@ -159,78 +159,64 @@ def train(
 
 def _run(training: Training, callbacks: Sequence[Callback]) -> None:
     """Trains the rounds that are left, and writes the result after the last one."""
-    began, folder, shown = time.perf_counter(), training.folder, training.options.progress
+    began, shown = time.perf_counter(), training.options.progress
     if shown:
         _announce(training)
     watch = () if any(isinstance(one, Divergence) for one in callbacks) else (Divergence(),)
-    callbacks = (*((Bar(),) if shown else ()), ZeroedClients(), Checkpoints(), *callbacks, *watch)
+    callbacks = (*((Bar(),) if shown else ()), ZeroedClients(), *callbacks, *watch)
     try:
         with interrupts.deferred(), contextlib.ExitStack() as ending:
-            rows = ending.enter_context(folder.rows("metrics"))
-            timings = ending.enter_context(folder.rows("timings"))
             for callback in callbacks:
                 callback.on_start(training)
                 ending.callback(callback.on_end, training)
             while training.done < training.last and not training.stops:
-                state, row = _round(training)
-                rows(row)
-                timings({"round": training.done, "seconds": round(training.seconds, 4)})
-                # A round counts from here on: its row is written.
-                training.state, training.done = state, training.done + 1
+                row = _round(training)
                 for callback in callbacks:
                     callback.on_round(training, row)
                 interrupts.check()
     except (KeyboardInterrupt, WorkersLost, DivergedRun) as stop:
         raise _stopped(training, stop) from (stop if isinstance(stop, WorkersLost) else None)
-    except (TypeError, ValueError):
-        # A client's examples do not do: the rounds before are worth keeping
-        training.save()
-        raise
-    training.save()
     if training.done == training.last:
         write_result(training, time.perf_counter() - began)
 
 
-def _round(training: Training) -> tuple[Any, dict[str, Any]]:
-    """The state after the next round, and its row: client work, noisy mean of the updates, server
-    step; validation where it is due.
+def _round(training: Training) -> dict[str, Any]:
+    """Returns the row of the next round: client work and noisy mean of the updates, which are
+    committed; and then the server's step, metrics and validation, which follow from them.
     """
-    began, t, config = time.perf_counter(), training.done, training.config
+    began, t = time.perf_counter(), training.done
     task, execution = training.task, training.execution
     cohort = training.controller.cohort(t).tolist()
     known = len(task.client_ids)  # canaries have the indices behind the clients'
     training.cohort = [client for client in cohort if client < known]
     canaries = [client - known for client in cohort if client >= known]
+    metrics, private = training.private_metrics, None
+    weights_before: list[np.ndarray] = []
+    if metrics is not None or training.options.round_metrics:
+        weights_before = training.weights()
+    # Whatever is the caller's own program comes before the noise, or after the commit.
+    metric_sum = np.zeros(0)
+    if metrics is not None:
+        metric_sum = metrics.sum_of(weights_before, training.cohort)
     clients = [execution.client(t, client) for client in training.cohort]
-    own_metrics = training.options.round_metrics
-    weights_before = training.weights() if own_metrics else []
     try:
         release = execution.collect_release(training.state, clients, canaries)
     except (tf.errors.InvalidArgumentError, *execution.errors) as error:
         raise misfit(training) or error from error
-    state = execution.step(training.state, release)
-    metrics = dict(release.row)
-    training.not_finite = int(metrics.pop("not_finite"))
-    training.canary_releases[t] = release.canaries
-    row: dict[str, Any] = {"round": t, "clients": len(cohort), **metrics}
-    if training.private_metrics is not None:
-        row["private"] = training.private_metrics.of_round(t, training.weights(), training.cohort)
-    if own_metrics:
-        client_ids = [task.client_ids[client] for client in training.cohort]
-        weights_after = execution.weights(state)
-        finished = FinishedRound(t, weights_before, weights_after, client_ids)
-        row |= computed_metrics(own_metrics, finished)
-    if (t + 1) % config.evaluate_every == 0 or t + 1 == training.last:
-        row["validation"] = training.evaluator(execution.weights(state), "validation")
+    if metrics is not None:
+        private = metrics.release(t, metric_sum)
+    committed = training.commit(release, private)
+    training.not_finite = int(release.row["not_finite"])
+    training.state = execution.step(training.state, release)
+    training.done = t + 1
+    row = training.add_record(committed, weights_before)
     training.seconds = time.perf_counter() - began
-    return state, row
+    training.folder.add_timing(t, training.seconds)
+    return row
 
 
 def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInterrupt:
-    """Saves the last complete round; returns what the caller of `train` sees."""
-    if not training.saved and training.options.progress:
-        print(f"\nstopping: saving round {training.done}", file=sys.stderr, flush=True)
-    training.save()
+    """Returns what the caller of `train` sees of a run that was stopped."""
     folder = training.folder
     done = f"{training.done} of {training.config.rounds} rounds"
     if isinstance(stop, WorkersLost):

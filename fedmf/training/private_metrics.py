@@ -1,18 +1,13 @@
 """The private metrics of a round: the model that it begins with, on its clients' examples."""
 
-import json
 import math
-import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedmf import strict_json
 from fedmf.federated.evaluation import Evaluator
 from fedmf.federated.task import Task
-from fedmf.files import append_privately, write_atomically
 from fedmf.privacy.plan import Plan
 from fedmf.runs.notes import smaller_is_better
 from fedmf.server.metrics_stream import MetricsStream
@@ -22,47 +17,26 @@ from fedmf.training.examples import NotFinite, count
 class PrivateRoundMetrics:
     """Loss and headline metric of each client, as `MetricsStream` releases them.
 
-    A release is on disk before anybody sees it, and is handed out again where its round is done
-    again: whatever an evaluation then came to, no row of noise is released under two sums.
+    The sum is there before the round's noise is made, and the release is committed with the round.
 
     A client without examples, or with some that are not finite, adds nothing: it is not counted.
 
     Args:
       task, plan, noise_seed: of the run; the task's headline metric stands for the accuracy.
       evaluator: of the run.
-      path: of the file of the releases.
     """
 
-    def __init__(
-        self, task: Task, plan: Plan, noise_seed: int, evaluator: Evaluator, path: pathlib.Path
-    ) -> None:
-        self._task, self._evaluator, self._path = task, evaluator, path
+    def __init__(self, task: Task, plan: Plan, noise_seed: int, evaluator: Evaluator) -> None:
+        self._task, self._evaluator = task, evaluator
         self._metrics = MetricsStream(plan, noise_seed=noise_seed)
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # a line that a killed process began, and nobody saw
-            write_atomically(path, whole, mode=0o600)
-        rows = [json.loads(line) for line in whole.splitlines()]
-        self._released = {row["round"]: row["private"] for row in rows}
 
-    def of_round(self, t: int, weights: list[np.ndarray], cohort: Sequence[int]) -> dict[str, Any]:
-        """What is released of round t.
+    def sum_of(self, weights: list[np.ndarray], cohort: Sequence[int]) -> np.ndarray:
+        """Returns the sum of what a cohort's clients contribute: it has no noise yet.
 
         Args:
-          t: round.
-          weights: of the model before it.
+          weights: of the model before the round.
           cohort: indices of its clients.
         """
-        if t not in self._released:
-            private = self._computed(t, weights, cohort)
-            with append_privately(self._path) as out:
-                out.write(strict_json.dumps({"round": t, "private": private}) + "\n")
-                out.flush()
-                os.fsync(out.fileno())
-            self._released[t] = private
-        return self._released[t]
-
-    def _computed(self, t: int, weights: list[np.ndarray], cohort: Sequence[int]) -> dict[str, Any]:
         total = self._metrics.empty_sum()
         for client in cohort:
             try:
@@ -73,6 +47,10 @@ class PrivateRoundMetrics:
                 evaluated = self._evaluator.on(weights, examples)
                 values = bounded_metrics(evaluated, self._task.headline)
                 total += self._metrics.contribution(values)
+        return total
+
+    def release(self, t: int, total: np.ndarray) -> dict[str, Any]:
+        """Returns what is released of round t, whose sum is `total`."""
         return self._metrics.values(range(t, t + 1), self._metrics.release(t, total))
 
 

@@ -22,9 +22,9 @@ def write_result(training: Training, seconds: float) -> None:
     controller, weights = training.controller, training.weights()
     folder.write_weights("model", weights)
     folder.write_table()
-    folder.write_record(controller.ledger.first(done))
     if config.canaries:
-        evidence = training.execution.canary_evidence(training.state, training.canary_releases)
+        releases = np.array(training.canary_releases)
+        evidence = training.execution.canary_evidence(training.state, releases)
         folder.write_canaries(evidence)
     ended = done < config.rounds
     audit = controller.audit(stopped_after(plan, done) if ended else plan)

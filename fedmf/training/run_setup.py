@@ -41,7 +41,7 @@ from fedmf.server.source import check_noise_seed
 from fedmf.training.examples import NotFinite
 from fedmf.training.execution.base import RunOptions, parameters
 from fedmf.training.execution.canaries import largest_entry
-from fedmf.training.identity import difference, first_clients, task_identity
+from fedmf.training.identity import difference, program_difference, task_identity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ class RunSetup:
       server_optimizer: the caller's, or the one that the config names.
       plan_given: the plan is the caller's and not the config's.
       identity: of the task, when the run was begun; see `task_identity`.
+      program: the fingerprint of what goes on with the run, where it is another than before.
     """
 
     task: Task
@@ -62,6 +63,7 @@ class RunSetup:
     server_optimizer: ServerOptimizer
     plan_given: bool
     identity: Mapping[str, Any]
+    program: Mapping[str, str] | None = None
 
     def controller(self) -> ParticipationController:
         """The controller of the run, before its first round."""
@@ -174,7 +176,7 @@ def new_run(
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))
     check_plan(plan, config)
-    controller = controller_of(task, config, plan, seed)
+    controller_of(task, config, plan, seed)  # refuses what cannot be drawn
     setup = RunSetup(
         task=task,
         config=config,
@@ -183,7 +185,7 @@ def new_run(
         folder=RunFolder(folder),
         server_optimizer=options.server_optimizer or config.server_steps(),
         plan_given=plan_given,
-        identity=task_identity(task, model, controller, resumed=False),
+        identity=task_identity(task, model),
     )
     setup.check(options)
     return setup
@@ -277,9 +279,6 @@ def reopen_run(
 ) -> RunSetup:
     """The setup with which a run goes on.
 
-    Resumed rounds repeat their noise: on other data the difference of the two releases would be
-    free of it.
-
     Args:
       task, config, folder, plan: of the run.
       model: what `check_model` gives.
@@ -341,6 +340,7 @@ def reopen_run(
         )
     seed = _stored_seed(folder.path / "private" / "noise_seed")
     identity = folder.identity()
+    folder.read_rounds()
     # The recorded plan goes on, whatever this machine would calibrate today: the noise stays.
     recorded = recorded_plan(run)
     if plan is not None and (changes := plan_differences(plan, recorded)):
@@ -358,29 +358,50 @@ def reopen_run(
         plan_given=bool(run.plan.get("given")),
         identity=identity,
     )
-    _check_task(setup, model)
-    return setup
+    program = _checked_program(setup, model, options)
+    return dataclasses.replace(setup, program=program)
 
 
-def _check_task(setup: RunSetup, model: Mapping[str, str]) -> None:
-    """Refuses a task that is not the one that the run was begun with."""
+def _checked_program(
+    setup: RunSetup, model: Mapping[str, str], options: RunOptions
+) -> Mapping[str, str] | None:
+    """Refuses a task that is not the one that the run was begun with.
+
+    Returns:
+      The fingerprint of another program, where that is accepted; None of the same one.
+    """
     task, folder = setup.task, setup.folder
-    now = task_identity(task, model, setup.controller(), resumed=True)
-    if folder.saved_rounds():
-        del now["initial_weights"]  # the checkpoint has those of its round
-    reason = difference(setup.identity, now, first_clients(task, setup.controller()))
-    if reason is not None:
-        raise ValueError(
-            f"cannot resume {folder.path} {reason}; take the run's "
-            f"own{_begun_with(Run.load(folder.path))}, or start a new folder"
-        )
+    now = task_identity(task, model)
+    own = f"take the run's own{_begun_with(Run.load(folder.path))}, or start a new folder"
+    if (reason := difference(setup.identity, now)) is not None:
+        raise ValueError(f"cannot resume {folder.path} {reason}; {own}")
     if not task.data_version:
         warnings.warn(
-            f"task {task.name!r} has no data_version: only the first cohort's examples are known "
-            "to be those that the run was begun on, and on others the guarantee does not hold; set "
+            f"task {task.name!r} has no data_version, so that other data would go unnoticed: set "
             "Task.data_version to a text that changes with the data",
             stacklevel=4,
         )
+    reason = program_difference(_newest_program(setup), now["program"])
+    if reason is None:
+        return None
+    if not options.accept_changed_task:
+        raise ValueError(
+            f"cannot resume {folder.path} with another program: {reason}; {own}, or go on with "
+            "accept_changed_task=True, which plan.json and the statement will say"
+        )
+    warnings.warn(
+        f"{folder.path} goes on with another program ({reason}): no copy of this folder may go on "
+        "as well, or the noise of a round is released under two sums",
+        stacklevel=4,
+    )
+    return now["program"]
+
+
+def _newest_program(setup: RunSetup) -> Mapping[str, str]:
+    """Returns the fingerprint of the program that computed the newest round."""
+    rows = setup.folder.rounds.committed.rows
+    programs = [row["program"] for row in rows if "program" in row]
+    return programs[-1] if programs else setup.identity["program"]
 
 
 def _begun_with(run: Run) -> str:

@@ -25,18 +25,22 @@ from fedmf.federated.task import SPLITS, Task
 from fedmf.federated.tff_models import TffModel
 from fedmf.files import expanded, write_atomically
 from fedmf.numpy_errors import with_numpy_defaults
+from fedmf.runs.audit import recorded_plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.export import check_export_path
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.runs.rounds import newest_round
 from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.terminal import progress_bar
 from fedmf.training.examples import NotFinite, count
+from fedmf.training.execution.base import Release, RunOptions
+from fedmf.training.execution.choice import build_execution
 from fedmf.training.fine_tuning import fine_tuned_metrics, learning_rates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainedRun(Run):
-    """A run with its task. Of an unfinished run the weights are those of its newest checkpoint.
+    """A run with its task. Of an unfinished run the weights are those of its newest round.
 
     Metrics are exact functions of the data that they are measured on; the run's guarantee covers
     the model, not them.
@@ -66,16 +70,10 @@ class TrainedRun(Run):
         """The weights in the order of the model's trainable variables.
 
         Raises:
-          ValueError: there is no checkpoint yet, or the task's model has other weights.
+          ValueError: no round is committed yet, or the task's model has other weights.
         """
         shapes = [tuple(v.shape) for v in self._initial_model().trainable_variables]
-        checkpoint = None if self.result is not None else RunFolder(self.path).load_checkpoint()
-        if self.result is None and checkpoint is None:
-            raise ValueError(
-                f"run {self.path} has no model yet: it is saved with the first checkpoint"
-            )
-        # A state begins with the model's weights, as `Execution.leaves` says.
-        weights = super().weights if checkpoint is None else list(checkpoint.state[: len(shapes)])
+        weights = super().weights if self.result is not None else self._committed_weights()
         if [weight.shape for weight in weights] != shapes:
             raise ValueError(
                 f"the weights of run {self.path} have the shapes "
@@ -84,13 +82,23 @@ class TrainedRun(Run):
             )
         return weights
 
-    def saved_rounds(self) -> int:
+    def _committed_weights(self) -> list[np.ndarray]:
+        """Returns the weights after the newest round that was committed."""
+        newest = newest_round(self.path)
+        if newest is None:
+            raise ValueError(f"run {self.path} has no model yet: no round is committed")
+        options = RunOptions(progress=False)
+        release = Release(arrays=newest.release, row=newest.numbers, canaries=newest.canaries)
+        plan = recorded_plan(self)
+        with build_execution(self.task, plan, self.config, 0, options=options) as execution:
+            state = execution.step(execution.from_before(newest.before), release)
+            return execution.weights(state)
+
+    def num_rounds(self) -> int:
         """The rounds that the weights were trained for."""
-        return (
-            RunFolder(self.path).saved_rounds()
-            if self.result is None
-            else self.ended_after or self.config.rounds
-        )
+        if self.result is None:
+            return RunFolder(self.path).committed_rounds()
+        return self.ended_after or self.config.rounds
 
     def model(self) -> Any:
         """A tf.keras.Model with the run's weights, which Keras saves and loads without

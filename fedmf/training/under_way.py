@@ -6,9 +6,11 @@ import numpy as np
 
 from fedmf.federated.evaluation import Evaluator
 from fedmf.fields import flat
-from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.folder import Run
-from fedmf.training.execution.base import Execution, RunOptions
+from fedmf.runs.round_metrics import FinishedRound, computed_metrics
+from fedmf.runs.rounds import CommittedRound, selected_of
+from fedmf.server.journal import Committed
+from fedmf.training.execution.base import Execution, Release, RunOptions
 from fedmf.training.private_metrics import PrivateRoundMetrics
 from fedmf.training.run_setup import RunSetup
 
@@ -23,8 +25,8 @@ class Training:
       task, config, plan, folder: of the run.
       options: how this machine runs it.
       recorded: the run as its folder had it when this process began, with the rows so far.
-      done: complete rounds; `state` is the execution's after them.
-      canary_releases: `Release.canaries` of each round, float64 (rounds, canaries).
+      done: committed rounds; `state` is the execution's after them.
+      canary_releases: `Release.canaries` of each round, float64 (canaries,).
       last: rounds after which the run is finished.
       seconds: of the newest round, validation and all.
       cohort: indices of the newest round's clients, in the task's order.
@@ -36,16 +38,10 @@ class Training:
         self.task, self.config, self.plan = setup.task, setup.config, setup.plan
         self.folder, self.options, self.execution = setup.folder, options, execution
         self.controller = setup.controller()
-        checkpoint = self.folder.load_checkpoint()
-        self.canary_releases = np.zeros((self.config.rounds, self.config.canaries))
-        if checkpoint is None:
-            self.state, self.done = execution.init(), 0
-        else:
-            self.controller.go_on_from(checkpoint.ledger)
-            *leaves, self.canary_releases = checkpoint.state
-            self.state, self.done = execution.from_leaves(leaves), checkpoint.rounds_done
+        committed = self.folder.rounds.committed
+        self.done = len(committed.rows)
         # What was released must be in the guarantee
-        self.last = max(setup.rounds(), self.folder.rounds_ever_done())
+        self.last = max(setup.rounds(), self.done)
         if (ended := Run.load(self.folder.path).ended_after) is not None:
             raise ValueError(
                 f"{self.folder.path} has ended after {ended} rounds, as its `stop_at_epsilon` "
@@ -53,17 +49,82 @@ class Training:
                 "rounds"
             )
         self.evaluator = Evaluator(self.task, self.config)
-        releases = self.folder.path / "private_metrics.jsonl"
-        self.private_metrics = (
-            PrivateRoundMetrics(self.task, self.plan, setup.noise_seed, self.evaluator, releases)
-            if self.plan.private_metrics is not None
-            else None
-        )
+        self.private_metrics = None
+        if self.plan.private_metrics is not None:
+            self.private_metrics = PrivateRoundMetrics(
+                self.task, self.plan, setup.noise_seed, self.evaluator
+            )
+        self.program = setup.program
+        self._first_rounds = [0, *(row["round"] for row in committed.rows if "program" in row)]
+        self.folder.note_programs(self._first_rounds)
+        self.canary_releases = [np.array(row.get("canaries", ())) for row in committed.rows]
         self.seconds, self.cohort, self.not_finite = 0.0, list[int](), 0
         self.stops = False
-        self._saved, self._digest = self.done, self.folder.digest()
-        self.folder.truncate_rows(self.done)
+        self.state = execution.init()
+        if committed.rows:
+            self._go_on_from(committed)
         self.recorded = Run.load(self.folder.path)
+
+    def _go_on_from(self, committed: Committed) -> None:
+        """Takes the newest step, from what was committed of its round, and measures what follows
+        from it where a crash kept its record.
+        """
+        self.controller.restore(
+            [np.array(row["clients"], np.int64) for row in committed.rows],
+            [selected_of(row) for row in committed.rows],
+        )
+        newest = CommittedRound.of(committed)
+        release = Release(arrays=newest.release, row=newest.numbers, canaries=newest.canaries)
+        before = self.execution.from_before(newest.before)
+        self.state = self.execution.step(before, release)
+        if "record" not in committed.rows[-1]:
+            self.add_record(newest, self.execution.weights(before))
+
+    def commit(self, release: Release, private: dict[str, Any] | None) -> CommittedRound:
+        """Commits the coming round: nobody has seen anything of it before."""
+        t, ledger = self.done, self.controller.ledger
+        committed = CommittedRound(
+            t=t,
+            clients=ledger.cohort(t),
+            selected=ledger.selected(t),
+            numbers=dict(release.row),
+            private=private,
+            canaries=release.canaries,
+            release=release.arrays,
+            before=self.execution.before(self.state),
+            program=self.program,
+        )
+        self.folder.rounds.commit(committed)
+        if self.program is not None:
+            self._first_rounds.append(t)
+            self.folder.note_programs(self._first_rounds)
+        self.program = None
+        self.canary_releases.append(release.canaries)
+        return committed
+
+    def add_record(
+        self, committed: CommittedRound, weights_before: list[np.ndarray]
+    ) -> dict[str, Any]:
+        """Returns the row of the newest round, once it is written: what was committed of it, and
+        what follows from its release.
+        """
+        t, config = committed.t, self.config
+        clients = committed.clients.tolist()
+        row: dict[str, Any] = {"round": t, "clients": len(clients)}
+        row |= {name: committed.numbers[name] for name in committed.numbers if name != "not_finite"}
+        if committed.private is not None:
+            row["private"] = dict(committed.private)
+        own_metrics = self.options.round_metrics
+        weights_after = self.execution.weights(self.state)
+        if own_metrics:
+            known = len(self.task.client_ids)  # canaries have the indices behind the clients'
+            client_ids = [self.task.client_ids[client] for client in clients if client < known]
+            finished = FinishedRound(t, weights_before, weights_after, client_ids)
+            row |= computed_metrics(own_metrics, finished)
+        if (t + 1) % config.evaluate_every == 0 or t + 1 == self.last:
+            row["validation"] = self.evaluator(weights_after, "validation")
+        self.folder.rounds.add_record(row)
+        return row
 
     def weights(self) -> list[np.ndarray]:
         """The model's trainable weights after `done` rounds."""
@@ -85,7 +146,7 @@ class Training:
         }
 
     def stop(self, *, by_data: bool = True) -> None:
-        """Stops the run before its next round, saved and without a result.
+        """Stops the run before its next round, without a result.
 
         Args:
           by_data: whether anything that the run showed decided that, such as a loss or a
@@ -95,22 +156,3 @@ class Training:
         self.stops = True
         if by_data and self.done < self.last:
             self.folder.mark_stopped_by_data(self.done)
-
-    @property
-    def saved(self) -> bool:
-        """Whether the newest round is in a checkpoint."""
-        return self.done == self._saved
-
-    def save(self) -> None:
-        """Saves the run, unless its newest round is saved."""
-        if self.saved:
-            return
-        self.folder.save_checkpoint(
-            Checkpoint(
-                rounds_done=self.done,
-                config_digest=self._digest,
-                state=[*self.execution.leaves(self.state), self.canary_releases],
-                ledger=self.controller.ledger.first(self.done),
-            )
-        )
-        self._saved = self.done

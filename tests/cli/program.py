@@ -16,15 +16,9 @@ SMALL_MODEL = (
     "-o vocabulary-size=60 -o embedding-size=8 -o lstm-size=8 -o sequence-length=4 "
     "-o max-sentences=8 -o validation-sentences=50 -o test-sentences=50"
 )
-SMALL = (
-    f"--rounds 4 --cohort-size 4 --min-sep 2 {SMALL_MODEL} --checkpoint-every 2 "
-    "--evaluate-every 2 --quiet"
-)
+SMALL = f"--rounds 4 --cohort-size 4 --min-sep 2 {SMALL_MODEL} --evaluate-every 2 --quiet"
 # A run on a table of numbers, for what is the same for every task.
-TABLE = (
-    "--task regression --rounds 4 --cohort-size 4 --min-sep 2 --checkpoint-every 2 "
-    "--evaluate-every 2 --quiet"
-)
+TABLE = "--task regression --rounds 4 --cohort-size 4 --min-sep 2 --evaluate-every 2 --quiet"
 SECRET = "98765432109876543210"
 SEED = f"--noise-seed {SECRET}"
 TRAIN = f"{SMALL} --epsilon 8 {SEED}"

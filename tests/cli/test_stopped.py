@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from fedmf.mechanisms import IdentityMechanism
-from fedmf.runs.folder import RunFolder
+from fedmf.runs.rounds import RunRounds
 from fedmf.training import loop
 from fedmf.training.run_setup import RunSetup
 from tests.cli.program import SECRET, SEED, TABLE, fedmf, refused
@@ -47,15 +47,15 @@ def test_a_folder_that_lacks_something_is_named(run):
 def test_an_error_in_a_round_is_a_failed_run(tmp_path, monkeypatch):
     """Before the first round it would be bad input."""
     command = f"train --out {tmp_path}/run {TABLE} --epsilon 8 --noise-seed 1 {SLOW}"
-    save = RunFolder.save_checkpoint
+    commit = RunRounds.commit
 
     def fails_with(error):
-        def failing(folder, state):
-            if state.rounds_done > 2:
+        def failing(rounds, committed):
+            if committed.t == 2:
                 raise error
-            save(folder, state)
+            commit(rounds, committed)
 
-        monkeypatch.setattr(RunFolder, "save_checkpoint", failing)
+        monkeypatch.setattr(RunRounds, "commit", failing)
 
     fails_with(FULL)
     refused(command, f"2 rounds of the run are saved in {tmp_path}/run", status=1)
@@ -96,5 +96,4 @@ def test_a_run_that_diverges_ends_with_status_1(tmp_path):
     (line,) = stopped.stderr.strip().splitlines()[-1:]
     for words in ("fedmf: error: the ", "--server-learning-rate than 1e+09", "with --resume"):
         assert words in line
-    assert (tmp_path / "run" / "checkpoints").is_dir()
     assert not (tmp_path / "run" / "result.json").exists()

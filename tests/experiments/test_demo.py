@@ -20,7 +20,7 @@ def tiny(monkeypatch, clients_in_turn):
     monkeypatch.setattr(demo, "CLIENTS", 12)
     monkeypatch.setattr(demo, "SENTENCES_PER_CLIENT", 12.0)
     small = {
-        "rounds": 4, "cohort_size": 4, "min_sep": 2, "evaluate_every": 2, "checkpoint_every": 2,
+        "rounds": 4, "cohort_size": 4, "min_sep": 2, "evaluate_every": 2,
         "task_options": demo.TASK_OPTIONS
         | {"lstm_size": 8, "embedding_size": 8, "sequence_length": 4, "max_sentences": 8}
         | {"validation_sentences": 40, "test_sentences": 40},

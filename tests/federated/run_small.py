@@ -24,7 +24,7 @@ def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
     """Six rounds of banded noise that matters."""
     values: dict[str, object] = {
         "rounds": 6, "cohort_size": 4, "min_sep": 2, "family": "banded", "noise_multiplier": 0.3,
-        "client_learning_rate": 0.5, "server_learning_rate": 0.5, "checkpoint_every": 1,
+        "client_learning_rate": 0.5, "server_learning_rate": 0.5,
         "evaluate_every": 2,
         "execution": execution, "seed": 3,
     }  # fmt: skip

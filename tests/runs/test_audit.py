@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -13,18 +14,17 @@ from fedmf.mechanisms import DenseMechanism
 from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.statement import as_text
 from fedmf.runs.audit import audit_run, run_statement_values, write_final_statement
-from fedmf.runs.checkpoint import Checkpoint
 from fedmf.runs.folder import RunFolder
 from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by, refused
 from tests.refusals import refusal
-from tests.runs.test_folder import new_run
+from tests.runs.test_folder import new_run, trained
 
 VERSIONS = {"fedmf": "0.1.0", "python": "3.11.7"}
 COHORT = 4
 CONFIG = fedmf.TrainConfig(
     rounds=12, cohort_size=COHORT, schema="fixed_epoch", min_sep=3, family="identity",
-    epsilon=4.887, checkpoint_every=6,
+    epsilon=4.887,
 )  # fmt: skip
 PLAN = CONFIG.plan()
 
@@ -39,27 +39,23 @@ def said_of(arguments):
     return dict(line.split(maxsplit=1) for line in command(arguments).stdout.splitlines())
 
 
-def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, recorded=12, run=12):
-    """A folder as `federated.train` leaves it after `run` rounds, the first `recorded` of which are
-    in a checkpoint.
+def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, run=12, published=0):
+    """A folder as `federated.train` leaves it after `run` rounds.
+
+    Of a copy that was made to be published the journal is missing, and participation.csv has so
+    many rounds.
     """
     folder = new_run(
         path, config, plan, given=given, versions=VERSIONS, date="2026-11-28",
         task={"name": "x", "description": "12 | clients", "clients": 12},
     )  # fmt: skip
-    cohorts = cohorts or in_turn()
+    cohorts = (cohorts or in_turn())[:run]
+    trained(folder, cohorts)
     ledger = fedmf.ParticipationLedger(cohort_size=COHORT, cohorts=cohorts)
-    checkpoint = Checkpoint(
-        rounds_done=recorded,
-        config_digest=folder.digest(),
-        state=[np.zeros(3, np.float32)],
-        ledger=ledger.first(recorded),
-    )
-    folder.save_checkpoint(checkpoint)
-    with folder.rows("metrics") as write:
-        for t in range(run):
-            write({"round": t, "clients": len(cohorts[t])})
-    if run == recorded == config.rounds:
+    if published:
+        shutil.rmtree(path / "private")
+        write_atomically(path / "participation.csv", ledger.first(published).to_csv())
+    elif run == config.rounds:
         folder.write_weights("model", [np.zeros(3, np.float32)])
         result = {"participation": ledger.observed().summary(), "date": "2026-11-29"}
         folder.write_json("result", result)
@@ -73,20 +69,26 @@ def finished(tmp_path):
 
 @pytest.fixture
 def interrupted(tmp_path):
-    """Killed after 11 rounds, with a checkpoint of 6."""
-    return folder_of(tmp_path / "run", recorded=6, run=11)
+    """Stopped after 11 rounds."""
+    return folder_of(tmp_path / "run", run=11)
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy without its journal, of 11 rounds, of which participation.csv has 6."""
+    return folder_of(tmp_path / "run", run=11, published=6)
 
 
 class TestRoundsBeyondTheRecord:
-    def test_are_not_counted_as_nothing(self, interrupted, tmp_path):
-        audit = audit_run(interrupted)
+    def test_are_not_counted_as_nothing(self, copied, tmp_path):
+        audit = audit_run(copied)
         assert audit.observed.rounds == 6
         assert (audit.epsilon, audit.rho) == (PLAN.epsilon, PLAN.rho)
         assert audit.contradictions == ()
         assert audit.unrecorded.startswith("rounds 6 to 10 are not in the record of participations")
         assert "resume the run, and audit it when it is done" in audit.unrecorded
         out = tmp_path / "statement.md"
-        said = said_of(f"audit {interrupted} --statement {out}")
+        said = said_of(f"audit {copied} --statement {out}")
         assert said["epsilon_achieved"] == said["epsilon_planned"]
         assert said["not_in_the_record"] == audit.unrecorded
         assert said["keeps_to_the_plan"] == "yes, as far as it is recorded"
@@ -94,20 +96,20 @@ class TestRoundsBeyondTheRecord:
         assert "**Not all is recorded.** Rounds 6 to 10 are not in the record of part" in text
         assert "for the rounds that are not in the record, the same noise gives" in text
 
-    def test_nobody_in_the_record_is_not_nobody_in_the_run(self, interrupted):
-        write_atomically(interrupted / "participation.csv", "round,client\n")
-        assert audit_run(interrupted).epsilon == PLAN.epsilon
+    def test_nobody_in_the_record_is_not_nobody_in_the_run(self, copied):
+        write_atomically(copied / "participation.csv", "round,client\n")
+        assert audit_run(copied).epsilon == PLAN.epsilon
 
     def test_without_clients_hide_nothing(self, tmp_path):
         cohorts = in_turn()
         cohorts[6] = cohorts[5] = cohorts[7] = np.zeros(0, np.int64)
-        audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=8))
+        audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, run=8, published=6))
         assert audit.unrecorded is None
         assert (audit.observed.rounds, audit.observed.empty_rounds) == (8, 3)
 
     def test_after_a_broken_plan_may_be_anything(self, tmp_path):
         cohorts = [np.arange(COHORT) for _ in range(12)]
-        audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, recorded=6, run=11))
+        audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, run=11, published=6))
         # The six rounds of each client and the five that nothing is known of;
         # the twelfth was not run.
         assert audit.achieved.sensitivity.value == pytest.approx(np.sqrt(11), rel=1e-12)
@@ -118,35 +120,30 @@ class TestRoundsBeyondTheRecord:
         sampled = {"family": "banded", "bands": 2, "sampling": "poisson", "population": 12}
         config = dataclasses.replace(CONFIG, schema="min_sep", min_sep=None, **sampled)
         plan, cohorts = config.plan(), [np.arange(t % 2, 4, 2) for t in range(12)]
-        shape = {"cohorts": cohorts, "recorded": 6, "run": 11}
+        shape = {"cohorts": cohorts, "run": 11, "published": 6}
         audit = audit_run(folder_of(tmp_path / "run", config=config, plan=plan, **shape))
         assert audit.epsilon == unamplified_epsilon(plan)
         assert audit.amplified_epsilon == plan.epsilon
 
-    def test_there_are_none_after_ctrl_c(self, tmp_path):
-        run = folder_of(tmp_path / "run", recorded=6, run=6)
+    def test_there_are_none_where_the_journal_is(self, tmp_path):
+        run = folder_of(tmp_path / "run", run=6)
         assert audit_run(run).unrecorded is None
         assert audit_run(run).epsilon < PLAN.epsilon
+        # As after a kill behind the commit of the newest round.
+        for name in ("participation.csv", "metrics.jsonl"):
+            rows = (run / name).read_text().splitlines(keepends=True)
+            newest = COHORT if name == "participation.csv" else 1
+            write_atomically(run / name, "".join(rows[:-newest]))
+        assert audit_run(run).observed.rounds == 6
+        assert audit_run(run).unrecorded is None
 
-    def test_that_were_saved_are_known_without_metrics(self, tmp_path):
+    def test_that_were_empty_count(self, tmp_path):
         # Nobody came in the last three rounds; their releases say something of those
         # before all the same.
         cohorts = in_turn(9) + [np.zeros(0, np.int64)] * 3
-        run = folder_of(tmp_path / "run", cohorts=cohorts, recorded=11, run=11)
-        assert audit_run(run).planned.participation.rounds == 11
+        run = folder_of(tmp_path / "run", cohorts=cohorts, run=11)
         write_atomically(run / "metrics.jsonl", "")
-        audit = audit_run(run)
-        assert audit.unrecorded.startswith("rounds 9 to 10 are not in the record of participations")
-        assert audit.planned.participation == PLAN.participation
-        assert audit.epsilon == PLAN.epsilon
-
-    def test_a_record_may_be_ahead_of_the_metrics(self, tmp_path):
-        # A damaged checkpoint was deleted, the run resumed from the one before and was killed.
-        run = folder_of(tmp_path / "run", recorded=9, run=9)
-        rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-        write_atomically(run / "metrics.jsonl", "".join(rows[:7]))
-        assert audit_run(run).observed.rounds == 9
-        assert audit_run(run).unrecorded is None
+        assert audit_run(run).planned.participation.rounds == 11
 
 
 class TestFilesThatChanged:
@@ -156,8 +153,7 @@ class TestFilesThatChanged:
         "statement.md model.npz final_statement.md".split(),
     )
     def test_after_the_run_are_refused_by_name(self, finished, name):
-        for path in [finished / "private" / "noise_seed", *(finished / "checkpoints").iterdir()]:
-            path.unlink()  # nothing rests on these
+        shutil.rmtree(finished / "private")  # nothing rests on it
         assert audit_run(finished).epsilon == pytest.approx(4.887, rel=1e-6)
         added = {"selected.csv": b"round,client\n0,9\n", "final_statement.md": b"All is well."}
         content = added[name] if name in added else (finished / name).read_bytes()
@@ -176,6 +172,9 @@ class TestFilesThatChanged:
         record = (run / "participation.csv").read_text().splitlines(keepends=True)
         # Every client once, and the record ends with the last round that ran.
         write_atomically(run / "participation.csv", "".join([*record[: 1 + 2 * COHORT], "10,8\n"]))
+        with refusal("participation.csv is not what the run's journal has"):
+            audit_run(run)
+        shutil.rmtree(run / "private")
         with refusal(
             r"participation.csv has other .* than metrics.jsonl in rounds 2 to 10: no guar"
         ):
@@ -234,7 +233,7 @@ class TestTheFinalStatement:
         assert printed_by(calibrate)["epsilon"] == PLAN.epsilon
         for name in ("participation.csv", "result.json"):
             (finished / name).unlink()
-        refused(f"audit {finished}", "has no participation.csv yet", status=1)
+        refused(f"audit {finished}", "has no participation.csv", status=1)
 
     def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(self, tmp_path):
         without = dataclasses.replace(PLAN, noise_multiplier=0.0)
@@ -272,12 +271,10 @@ KINDS = {
 def test_a_trained_run_agrees_with_itself_interrupted_resumed_and_finished(tmp_path, kind):
     from tests.federated.small_runs import broken_off, config, train
 
-    settings = config(checkpoint_every=2, **KINDS[kind])
+    settings = config(**KINDS[kind])
     audit = audit_run(broken_off(tmp_path / "run", 5, settings))
     assert audit.contradictions == ()
-    if json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[4])["clients"]:
-        assert audit.unrecorded.startswith("round 4 is not")
-        assert audit.epsilon == unamplified_epsilon(audit.planned)
+    assert (audit.unrecorded, audit.observed.rounds) == (None, 5)
     train(tmp_path / "run", settings, resume=True)
     run = fedmf.Run.load(tmp_path / "run")
     audit = audit_run(run)

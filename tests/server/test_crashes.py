@@ -343,13 +343,15 @@ class TestFilesThatAreNotItsOwn:
         with refusal("000000.npz is damaged or not of this server"):
             fedmf.Server.open(folder)
         old.write_bytes(content)
-        with refusal("4 rounds were committed, and the journal's newest file is of 3"):
-            fedmf.Server.open(folder)
+        for _ in range(2):
+            with refusal("4 rounds were committed, and the journal's newest file is of 3"):
+                fedmf.Server.open(folder)
         rows = folder / "private" / "rounds.jsonl"
         lines = rows.read_text().splitlines(keepends=True)
         rows.write_text("".join(lines[:3]))
-        with refusal("it has round 3 and the journal's newest round is 2"):
-            fedmf.Server.open(folder)
+        for _ in range(2):
+            with refusal("it has round 3 and the journal's newest round is 2"):
+                fedmf.Server.open(folder)
 
     def test_another_server_s(self, folder, plan, tmp_path):
         other = tmp_path / "other"

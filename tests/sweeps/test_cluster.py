@@ -22,7 +22,7 @@ from tests.sweeps.programs import Here
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.cluster]
 FIXED = {
     "task": "regression", "task_option.clients": 60, "cohort_size": 4, "min_sep": 5,
-    "evaluate_every": 10, "checkpoint_every": 5, "epsilon": 4.0, "family": "banded", "warmup": 0.0,
+    "evaluate_every": 10, "epsilon": 4.0, "family": "banded", "warmup": 0.0,
 }  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def machines():
     started.shutdown()
 
 
-def rounds_done(out, name):
+def num_rounds(out, name):
     file = sweep.run_folder(out, name) / "metrics.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
@@ -54,7 +54,7 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path, monkeypa
             Training(noise_seed=5, jobs=2, cluster="auto"),
         )
         while (
-            done := max(rounds_done(tmp_path / "on", name) for name in configs)
+            done := max(num_rounds(tmp_path / "on", name) for name in configs)
         ) < 12 and not training.done():
             time.sleep(0.02)
         machines.remove_node(node, allow_graceful=False)
@@ -100,7 +100,7 @@ def test_the_command_on_a_cluster_with_halving(tmp_path):
     )
     place = f"--out {out} -o clients=60 --cluster auto --jobs 2 --quiet"
     answer = printed_by(f"sweep {place} {options} {rates}")
-    done = {path.name: rounds_done(out, path.name) for path in (out / "runs").iterdir()}
+    done = {path.name: num_rounds(out, path.name) for path in (out / "runs").iterdir()}
     assert done == {"server_learning_rate=0.2": 20, "server_learning_rate=1000000": 10}
     assert "The 2 private runs together" in answer["together"]
     assert "Halving went by validations, which the guarantee does not cover" in answer["together"]

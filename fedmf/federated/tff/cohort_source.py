@@ -112,8 +112,8 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
     source: ClassVar[CohortDataSource]
 
-    def __init__(self, rounds_done: int = 0) -> None:
-        self._rounds_done = rounds_done
+    def __init__(self, num_selected: int = 0) -> None:
+        self._num_selected = num_selected
 
     @property
     def federated_type(self) -> tff.FederatedType:
@@ -139,8 +139,8 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
                 f"k={k} clients a round, but the controller draws "
                 f"cohort_size={size}: ask for {size}"
             )
-        data = self.source.training_selection_fn(self._rounds_done + 1)
-        self._rounds_done += 1
+        data = self.source.training_selection_fn(self._num_selected + 1)
+        self._num_selected += 1
         return data
 
     def to_bytes(self) -> bytes:
@@ -150,7 +150,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         ledger = self.source.controller.ledger
         rounds = [
             [ledger.cohort(t).tolist(), ledger.selected(t).tolist()]
-            for t in range(self._rounds_done)
+            for t in range(self._num_selected)
         ]
         return json.dumps(
             {"controller": _described(self.source.controller), "rounds": rounds}

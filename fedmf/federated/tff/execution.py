@@ -17,7 +17,7 @@ from fedmf.federated.tff.optimizers import client_optimizer, server_optimizer
 from fedmf.federated.tff.worker import TffWorker
 from fedmf.server.rows import replace_noise
 from fedmf.training.examples import Epochs
-from fedmf.training.execution.base import Execution, Release, packed_like
+from fedmf.training.execution.base import Execution, Release
 
 
 class TffExecution(Execution):
@@ -111,16 +111,6 @@ class TffExecution(Execution):
         secret = object()
         marked = replace_noise(self.init(), lambda n: n._replace(key=secret, rows=secret))
         return [leaf is not secret for leaf in tf.nest.flatten(marked)]
-
-    def leaves(self, state: Any) -> list[np.ndarray]:
-        """See `Execution.leaves`."""
-        return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
-
-    def from_leaves(self, leaves: Sequence[np.ndarray]) -> Any:
-        """See `Execution.from_leaves`."""
-        template = self.init()
-        in_order = packed_like(tf.nest.flatten(template), leaves)
-        return tf.nest.pack_sequence_as(template, in_order)
 
     def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
         none = tf.nest.map_structure(

@@ -286,8 +286,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return result, state, dp_accounting.UnsupportedDpEvent()
 
     def derive_metrics(self, global_state: QueryState) -> "collections.OrderedDict[str, Any]":
-        """rounds_done and noise_stddev (of Z), which are public, and what the last round's records
-        were like.
+        """rounds_released and noise_stddev (of Z), which are public, and what the last round's
+        records were like.
 
         With a `Scaling` there is scale_drift, rho of the last round; where the clip norm adapts,
         clip_norm. Both are as public.
@@ -297,7 +297,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         count_metrics=False leaves them out.
         """
         metrics = collections.OrderedDict(
-            rounds_done=global_state.noise.next_round,
+            rounds_released=global_state.noise.next_round,
             noise_stddev=tf.constant(self.plan.stddev, tf.float32),
         )
         if self._adaptive is not None:

@@ -53,6 +53,8 @@ class RunOptions(fields.Checked):
       progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
       server_optimizer: in place of the one that the config names, with its own fields; of a class
         that is registered. plan.json records it, and a resume needs an equal one.
+      accept_changed_task: go on with a run whose model or loss is another than before; plan.json,
+        report and statement say so.
       round_metrics: columns of yours in metrics.jsonl; see `fedmf.runs.round_metrics.RoundMetric`.
     """
 
@@ -66,6 +68,7 @@ class RunOptions(fields.Checked):
     server_optimizer: ServerOptimizer | None = fields.checked(
         fields.instance(ServerOptimizer), None
     )
+    accept_changed_task: bool = fields.flag(False, "")
     round_metrics: Sequence[RoundMetric] = fields.checked(checked_metrics, ())
 
 
@@ -96,8 +99,7 @@ class Release:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Execution(abc.ABC):
-    """init / collect_release / step over an opaque state; `leaves` and `from_leaves` carry it
-    through a checkpoint bit for bit.
+    """init / collect_release / step over an opaque state.
 
     A round is `collect_release`, in which clients train and noise is added, and `step`, which
     follows from the release alone. After a crash the step is taken again from the release and from
@@ -206,18 +208,6 @@ class Execution(abc.ABC):
           releases: `Release.canaries` of each round, float64 (rounds, canaries).
         """
         return {}
-
-    def leaves(self, state: Any) -> list[np.ndarray]:
-        """The state as numpy arrays in a fixed order, trainable weights first."""
-        return [np.asarray(leaf) for leaf in nest.flatten(state)]
-
-    def from_leaves(self, leaves: Sequence[np.ndarray]) -> Any:
-        """The inverse of `leaves`. The noise is made again from its seed.
-
-        Raises:
-          ValueError: the leaves are not those of this execution.
-        """
-        return packed_like(self.init(), leaves)
 
 
 def packed_like(template: Any, leaves: Sequence[np.ndarray]) -> Any:

@@ -1,7 +1,7 @@
 """Client work on a Ray cluster: groups of the cohort are tasks of Ray, and their sums come back in
 the order of the groups.
 
-Noise, controller, ledger and checkpoints stay in this process, the driver. A worker gets weights,
+Noise, controller and journal stay in this process, the driver. A worker gets weights,
 examples and what `ClientSetup` holds. Ray does the work of a lost worker again, on any other; it is
 a pure function, so that the second time gives the same bits.
 

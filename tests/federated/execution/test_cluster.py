@@ -305,7 +305,7 @@ def test_without_workers_it_waits_stops_and_resumes_elsewhere(
 ):
     monkeypatch.setattr(cluster, "WAIT_SECONDS", 3.0)
     # What is saved is saved because the workers were lost
-    settings = config(cohort_size=6, checkpoint_every=6)
+    settings = config(cohort_size=6)
 
     def leave(t):
         if t == 2:

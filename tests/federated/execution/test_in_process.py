@@ -135,7 +135,7 @@ def test_memory_does_not_grow(tmp_path):
         if t in (99, 498):
             in_use.append(memory_in_use())
 
-    settings = config(rounds=500, min_sep=3, checkpoint_every=50, evaluate_every=500)
+    settings = config(rounds=500, min_sep=3, evaluate_every=500)
     task = stackoverflow_nwp(options, progress=False)
     train(tmp_path / "run", settings, task, on_round=look)
     assert in_use[1] - in_use[0] <= 4 << 20

@@ -25,9 +25,10 @@ def committed(release):
 
 
 def assert_same_state(execution, one, other):
-    for ours, theirs in zip(execution.leaves(one), execution.leaves(other), strict=True):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
+    for read in (execution.before, execution.weights):
+        for ours, theirs in zip(read(one), read(other), strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(

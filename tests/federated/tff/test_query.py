@@ -135,7 +135,7 @@ def test_inside_queries_of_tensorflow_privacy():
     result, state = test_utils.run_query(nested, [record])
     expected = ([0.6, 0.8] + rows(query, 2)[0]) / 4, [0.1, 0.2] + rows(pair, 2, seed=2)[0]
     np.testing.assert_allclose([*result.values()], expected, atol=1e-5)
-    assert int(nested.derive_metrics(state)["b/rounds_done"]) == 1
+    assert int(nested.derive_metrics(state)["b/rounds_released"]) == 1
 
 
 def test_a_restart_which_would_repeat_the_noise_is_refused():
@@ -152,14 +152,14 @@ def test_metrics_are_those_of_the_last_round():
         )
         metrics = {name: value.numpy() for name, value in query.derive_metrics(state).items()}
         assert metrics == {
-            "rounds_done": t + 1,
+            "rounds_released": t + 1,
             "noise_stddev": pytest.approx(query.plan.stddev),
             "clients": len(values),
             "clip_fraction": (0.5, 0.0, 0.0)[t],
             "zeroed": (1, 0, 1)[t],
         }
     fewer = make_query(count_metrics=False).derive_metrics(state)
-    assert set(fewer) == {"rounds_done", "noise_stddev"}
+    assert set(fewer) == {"rounds_released", "noise_stddev"}
 
 
 def test_one_client_beside_many_moves_the_sum_by_what_it_sends():

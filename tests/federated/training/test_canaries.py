@@ -37,7 +37,7 @@ def config(**changes):
     values = {
         "rounds": 8, "cohort_size": 20, "min_sep": 4, "family": "banded", "epsilon": 8.0,
         "clip_norm": 0.5, "seed": 3,
-        "client_learning_rate": 0.1, "evaluate_every": 8, "checkpoint_every": 2,
+        "client_learning_rate": 0.1, "evaluate_every": 8,
         "canaries": CANARIES,
     }  # fmt: skip
     return fedmf.TrainConfig(**(values | changes))

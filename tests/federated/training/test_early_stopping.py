@@ -66,6 +66,6 @@ def test_a_run_that_no_longer_improves_ends_and_states_all_rounds(tmp_path, shar
     with contextlib.nullcontext() if share else said:
         run = train(tmp_path, settings, callbacks=[federated.EarlyStopping(1)])
     assert run.result is None
-    assert 1 < run.saved_rounds() == len(run.metrics) < 8
+    assert 1 < run.num_rounds() == len(run.metrics) < 8
     # test_stopping_in_training.py has what that means for the guarantee
     assert "what the run showed decided" in fedmf.audit_run(tmp_path).unrecorded

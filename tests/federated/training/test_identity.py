@@ -1,10 +1,7 @@
-"""A run goes on only as what it was begun with: nothing else gets the noise of rounds
-that are done again.
-"""
+"""A run goes on as what it was begun with; with another program only where that is accepted."""
 
 import dataclasses
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -14,10 +11,11 @@ from fedmf.federated.model_check import check_model
 from fedmf.mechanisms import BandedMechanism
 from fedmf.privacy.describe import summary
 from fedmf.runs.folder import RunFolder
+from fedmf.runs.notes import figures_note
 from fedmf.training.execution.base import RunOptions
-from fedmf.training.run_setup import controller_of, new_run, reopen_run
+from fedmf.training.run_setup import new_run, reopen_run
 from tests.federated.small_runs import config, train
-from tests.federated.small_task import CLASSES, small_task, task_of_arrays
+from tests.federated.small_task import small_task, task_of_arrays
 from tests.refusals import refusal
 
 VERSIONED = small_task(data_version="1")
@@ -38,23 +36,16 @@ def _versioned_model():
 def begin(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
     """A run as it is before round 0."""
     options, model = RunOptions(progress=False, **options), model_of(task, settings)
-    new_run(task, settings, folder, 9, plan, model, options).write()
+    setup = new_run(task, settings, folder, 9, plan, model, options)
+    with setup.folder.locked():
+        setup.write()
     return RunFolder.open(folder)
 
 
-def go_on(folder, task=VERSIONED, settings=SETTINGS, plan=None):
-    options = RunOptions(progress=False)
-    return reopen_run(task, settings, folder, plan, model_of(task, settings), options)
-
-
-def examples_with(client, change):
-    """The clients' examples, of which one client's inputs are changed."""
-
-    def examples(name):
-        x, y = small_task().client_examples(name)
-        return (change(x) if name == client else x), y
-
-    return examples
+def go_on(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
+    options = RunOptions(progress=False, **options)
+    with folder.locked():
+        return reopen_run(task, settings, folder, plan, model_of(task, settings), options)
 
 
 def seeded_by(more):
@@ -64,11 +55,6 @@ def seeded_by(more):
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     return begin(tmp_path_factory.mktemp("begun") / "run")
-
-
-def first_clients(folder):
-    cohort = go_on(folder).controller().cohort(0)
-    return [VERSIONED.client_ids[client] for client in cohort if client % 10]  # those with examples
 
 
 def test_the_same_goes_on(begun, recwarn):
@@ -81,10 +67,13 @@ def test_the_same_goes_on(begun, recwarn):
     [
         (
             {"loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=False)},
-            "another model or loss",
+            "another program: loss from_logits is false .the run has true",
         ),
         ({"batch_size": 3}, "batch_size=3 .*4"),
-        ({"build_model": seeded_by(1)}, "another initial model"),
+        (
+            {"build_model": seeded_by(1)},
+            "another program: layer 1 kernel_initializer.config.seed is 4 .the run has 3",
+        ),
         ({"client_ids": small_task().client_ids[::-1]}, "client_ids"),
         ({"data_version": "2"}, "data_version='2' .*'1'"),
     ],
@@ -93,15 +82,6 @@ def test_the_same_goes_on(begun, recwarn):
 def test_another_task_is_refused(begun, changes, said):
     with refusal(rf"cannot resume .* {said}.*start a new folder"):
         go_on(begun, dataclasses.replace(VERSIONED, **changes))
-
-
-def test_other_examples_of_one_client_are_refused(begun):
-    client = first_clients(begun)[-1]
-    other = dataclasses.replace(
-        VERSIONED, client_examples=examples_with(client, lambda x: (x + 1) % CLASSES)
-    )
-    with refusal(rf"on other data: client '{client}'"):
-        go_on(begun, other)
 
 
 def weighted(task_weights=(1.0, 2.0), last_class=1.0):
@@ -118,51 +98,21 @@ def weighted(task_weights=(1.0, 2.0), last_class=1.0):
     )  # fmt: skip
 
 
-def test_other_weights_of_examples_or_classes_are_refused(tmp_path):
+def test_other_class_weights_are_refused(tmp_path):
     folder = begin(tmp_path / "run", weighted())
     go_on(folder, weighted())
     for other, said in (
         (weighted(last_class=3.0), r"class_weight=\[1.0, 0.5, 3.0\] .*1.0, 0.5, 1.0"),
         (weighted(last_class=None), "class_weight=None"),
-        (weighted((1.0, 3.0)), "on other data: client '"),
-        (weighted(None), "on other data: client '"),
     ):
         with refusal(f"cannot resume .* {said}"):
             go_on(folder, other)
-    plain = begin(tmp_path / "plain", weighted(None, None))
-    with refusal("another model or loss"):
-        go_on(plain, weighted(last_class=None))
-
-
-def test_a_first_round_without_clients_binds_the_data_all_the_same(tmp_path):
-    settings = next(
-        settings
-        for seed in range(99)
-        if not len(
-            controller_of(
-                VERSIONED, settings := config(cohort_size=1, dropout=0.5, seed=seed)
-            ).cohort(0)
-        )
-    )
-    folder = begin(tmp_path / "run", settings=settings)
-    go_on(folder, settings=settings)
-    other = dataclasses.replace(
-        VERSIONED, client_examples=lambda name: small_task().client_examples("1")
-    )
-    with refusal("on other data"):
-        go_on(folder, other, settings)
-
-
-def test_other_initial_weights_do_not_matter_once_there_is_a_checkpoint(tmp_path):
-    train(tmp_path, task=VERSIONED, stop_after=1)
-    other = dataclasses.replace(VERSIONED, build_model=seeded_by(1))
-    go_on(RunFolder.open(tmp_path), other, config())
 
 
 @pytest.mark.parametrize(
     "name", ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"]
 )
-def test_a_file_that_changed_is_refused_before_the_first_checkpoint(tmp_path, name):
+def test_a_file_that_changed_is_refused_before_round_0(tmp_path, name):
     folder = begin(tmp_path / "run")
     path, settings = folder.path / name, SETTINGS
     if name == "config.json":  # and the caller's config with it
@@ -195,17 +145,21 @@ def test_another_mechanism_that_looks_the_same_is_refused(tmp_path):
         go_on(folder, plan=other)
 
 
-def test_a_missing_or_damaged_identity_is_refused(tmp_path):
+def test_a_changed_identity_is_refused(tmp_path):
     folder = begin(tmp_path / "run")
-    kept = folder.identity()
-    for left_out in ("first_cohort", "batch_size", "model", "client_ids", "initial_weights"):
-        folder.begin(SETTINGS, {name: kept[name] for name in kept if name != left_out})
-        with refusal("cannot resume"):
-            go_on(folder)
     path = folder.path / "private" / "identity.json"
-    for content in ("", "{}", '{"files": {}, "run": {}}', '["files", "run"]', None):
+    for content in ("{}", path.read_text().replace("batch_size", "size"), None):
         path.unlink() if content is None else path.write_text(content)
-        with refusal(r"private/identity\.json is missing or damaged"):
+        with refusal(r"private/identity\.json changed since the run was begun"):
+            go_on(folder)
+
+
+def test_a_missing_or_damaged_journal_is_refused(tmp_path):
+    folder = begin(tmp_path / "run")
+    path = folder.path / "private" / "journal" / "000000.npz"
+    for content in (b"", path.read_bytes()[:-40], None):
+        path.unlink() if content is None else path.write_bytes(content)
+        with refusal("private/journal is missing or damaged"):
             go_on(folder)
 
 
@@ -223,36 +177,6 @@ def test_the_place_of_the_data_may_change(tmp_path):
     folder = begin(tmp_path / "run", settings=dataclasses.replace(SETTINGS, data="here.sqlite"))
     there = dataclasses.replace(SETTINGS, data="there.sqlite")
     assert go_on(folder, settings=there).config == there
-
-
-def test_functions_that_are_not_pure_are_refused_before_anything_is_written(begun, tmp_path):
-    client, reads = first_clients(begun)[-1], itertools.count()
-    impure = dataclasses.replace(
-        VERSIONED, client_examples=examples_with(client, lambda x: (x + next(reads)) % CLASSES)
-    )
-    with refusal(f"client '{client}' .* other examples when they are read"):
-        begin(tmp_path / "run", impure)
-    assert not (tmp_path / "run").exists()
-
-
-def test_examples_that_depend_on_who_was_read_before_are_refused_at_the_resume(tmp_path):
-    """A generator that goes on from client to client, behind a cache:
-    one process always sees the same.
-    """
-
-    def task():
-        rng = np.random.default_rng(0)
-        reads = functools.cache(
-            lambda name: tuple(
-                rng.integers(0, CLASSES, array.shape, np.int32)
-                for array in VERSIONED.client_examples(name)
-            )
-        )
-        return dataclasses.replace(VERSIONED, client_examples=reads)
-
-    folder = begin(tmp_path / "run", task())
-    with refusal("on other data: client 'client"):
-        go_on(folder, task())
 
 
 def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
@@ -280,3 +204,21 @@ def test_the_end_is_declared_before_the_first_round(tmp_path):
     ):
         with refusal("with another config: stop_at_epsilon="):
             go_on(begun, settings=asked)
+
+
+def test_another_program_goes_on_where_it_is_accepted_and_plan_json_says_so(tmp_path):
+    train(tmp_path, task=VERSIONED, stop_after=2)
+    other = dataclasses.replace(VERSIONED, build_model=seeded_by(1))
+    with refusal("accept_changed_task=True"):
+        train(tmp_path, task=other, resume=True)
+    with pytest.warns(UserWarning, match="no copy of this folder may go on"):
+        train(tmp_path, task=other, resume=True, accept_changed_task=True, stop_after=2)
+    with refusal("accept_changed_task=True"):  # nothing was computed by it
+        train(tmp_path, task=other, resume=True)
+    with pytest.warns(UserWarning, match="kernel_initializer.config.seed is 4"):
+        train(tmp_path, task=other, resume=True, accept_changed_task=True, stop_after=4)
+    run = train(tmp_path, task=other, resume=True)
+    assert run.plan["programs"] == [0, 2]
+    words = " ".join((tmp_path / "final_statement.md").read_text().split())
+    assert "rounds 0-1 and 2-5 were computed by different programs" in words
+    assert "rounds 0-1 and 2-5 were computed by different programs" in figures_note([run])

@@ -43,10 +43,9 @@ def test_the_first_round_starts_from_the_weights(whole, keras_file, tmp_path, ki
 
 @pytest.mark.slow
 def test_a_resume_needs_the_file_no_more(keras_file, tmp_path):
-    """Stopped before the first checkpoint, and after it, when the start is not read again."""
     own = tmp_path / "own.keras"
     own.write_bytes(keras_file.read_bytes())
-    settings = config(initial_model=str(own), checkpoint_every=2)
+    settings = config(initial_model=str(own))
     parts = [broken_off(tmp_path / f"{rounds}", rounds, settings) for rounds in (1, 4)]
     own.unlink()
     runs = [train(folder, settings, resume=True) for folder in parts]
@@ -54,8 +53,7 @@ def test_a_resume_needs_the_file_no_more(keras_file, tmp_path):
 
 
 def test_a_resume_from_other_weights_is_refused(keras_file, tmp_path):
-    """Its first rounds would repeat their noise on another model."""
-    settings = config(initial_model=str(keras_file), checkpoint_every=6)
+    settings = config(initial_model=str(keras_file))
     path = broken_off(tmp_path / "run", 1, settings) / "initial_model.npz"
     with np.load(path) as arrays:
         changed = {name: arrays[name] + 1 for name in arrays.files}

@@ -93,7 +93,7 @@ def test_the_run_folder_says_what_was_run_and_keeps_the_seed_private(tmp_path):
     assert seed.read_text() == "918273645\n"
     assert seed.stat().st_mode & 0o077 == 0
     for path in run.path.rglob("*"):
-        if path.is_file() and path.parent.name not in ("private", "checkpoints"):
+        if path.is_file() and "private" not in path.parts:
             assert b"918273645" not in path.read_bytes(), path
 
 
@@ -112,24 +112,26 @@ def test_seeds_change_what_they_say(tmp_path):
     assert participation(one) == participation(other) != participation(seed)
 
 
-def test_ctrl_c_saves_the_last_complete_round(whole, tmp_path):
-    settings = config(checkpoint_every=100)
+def test_ctrl_c_leaves_all_complete_rounds(whole, tmp_path):
+    settings = config()
     broken_off(tmp_path / "parts", 3, settings, error=KeyboardInterrupt)
-    assert RunFolder(tmp_path / "parts").saved_rounds() == 3
+    assert RunFolder(tmp_path / "parts").committed_rounds() == 3
     assert_same_run(whole, train(tmp_path / "parts", settings, resume=True))
 
 
-def test_a_crash_loses_only_the_rounds_since_the_last_checkpoint(whole, tmp_path):
-    settings = config(checkpoint_every=2)
-    parts = broken_off(tmp_path / "parts", 5, settings)
-    with open(parts / "metrics.jsonl", "a") as rows:
-        rows.write('{"round": 5, "cli')  # a row half written
+def test_a_crash_loses_no_round(whole, tmp_path):
+    """Whatever it kept from the files for readers is written again from the journal."""
+    parts = broken_off(tmp_path / "parts", 5)
+    for name in ("metrics.jsonl", "participation.csv", "timings.jsonl"):
+        with open(parts / name, "a") as rows:
+            rows.write('{"round": 5, "cli')  # a row half written
     none = shutil.copytree(parts, tmp_path / "none")
-    shutil.rmtree(none / "checkpoints")
-    for folder, kept in ((parts, 4), (none, 0)):
+    for name in ("metrics.jsonl", "participation.csv", "timings.jsonl"):
+        (none / name).unlink()
+    for folder in (parts, none):
         executed = []
-        assert_same_run(whole, train(folder, settings, resume=True, on_round=executed.append))
-        assert executed == [*range(kept, 6)]
+        assert_same_run(whole, train(folder, resume=True, on_round=executed.append))
+        assert executed == [5]
 
 
 def test_a_run_goes_on_where_other_software_computes_its_plan_up_to_rounding(whole, tmp_path):
@@ -156,7 +158,7 @@ def test_what_another_version_computes_otherwise_is_named_with_the_versions(tmp_
     other = dataclasses.replace(config().plan(), noise_multiplier=0.3001)
     with refusal("noise_multiplier=0.3001 .was 0.3. .it was begun with scipy 0.9 .here is"):
         train(tmp_path, resume=True, plan=other)
-    with refusal("another model or loss.* begun with scipy 0.9 .here is"):
+    with refusal("another program: loss from_logits.* begun with scipy 0.9 .here is"):
         train(
             tmp_path,
             task=small_task(loss=tf.keras.losses.SparseCategoricalCrossentropy()),
@@ -185,23 +187,18 @@ def test_another_run_is_refused_and_touches_nothing(parts, settings, task, optio
     assert snapshot(parts) == before
 
 
-def test_resume_refuses_damaged_and_foreign_checkpoints(parts, tmp_path):
-    newest = sorted((parts / "checkpoints").iterdir())[-1]
+def test_resume_refuses_a_damaged_or_foreign_journal(parts, tmp_path):
+    newest = parts / "private" / "journal" / "000003.npz"
     good = newest.read_bytes()
     newest.write_bytes(good[: len(good) // 2])
     before = snapshot(parts)
-    with refusal(f"{newest.name} is damaged"):
+    with refusal("private/journal is missing or damaged"):
         train(parts, resume=True)
     assert snapshot(parts) == before
-    # The way out that the error names works: delete it, and the checkpoint before serves.
-    newest.unlink()
-    executed = []
-    train(parts, resume=True, on_round=executed.append)
-    assert executed == [2, 3, 4, 5]
 
     other = broken_off(tmp_path / "other", 3, noise_seed=10)
-    sorted((other / "checkpoints").iterdir())[-1].write_bytes(good)
-    with refusal("belongs to another run"):
+    (other / "private" / "journal" / "000003.npz").write_bytes(good)
+    with refusal("private/noise_seed changed since the run was begun"):
         train(other, resume=True)
 
 
@@ -280,8 +277,7 @@ def test_timings_are_apart_from_metrics(whole):
     assert [row["round"] for row in whole.timings] == list(range(6))
     assert all("seconds" not in row for row in whole.metrics)
     assert json.loads((whole.path / "result.json").read_text())["seconds"] > 0
-    kept = ["round-000005.ckpt", "round-000006.ckpt"]
-    assert sorted(os.listdir(whole.path / "checkpoints")) == kept
+    assert os.listdir(whole.path / "private" / "journal") == ["000006.npz"]
 
 
 DIVERGING = config(

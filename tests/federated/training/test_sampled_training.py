@@ -34,7 +34,7 @@ def whole_and_resumed(folder, settings):
 
 @pytest.mark.slow
 def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path):
-    settings = sampled(availability="independent:0.8", dropout=0.2, checkpoint_every=2)
+    settings = sampled(availability="independent:0.8", dropout=0.2)
     whole, rounds = whole_and_resumed(tmp_path, settings)
     assert len({row["clients"] for row in whole.metrics}) > 1  # Poisson cohorts vary
     assert all(len(set(each % 2)) == 1 for each in rounds)
@@ -47,7 +47,7 @@ def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path):
 
 @pytest.mark.slow
 def test_a_min_sep_run_keeps_its_separation_and_resumes_to_the_same(tmp_path, quick):
-    settings = sampled(sampling="min-sep-poisson", checkpoint_every=2, dropout=0.2)
+    settings = sampled(sampling="min-sep-poisson", dropout=0.2)
     whole, rounds = whole_and_resumed(tmp_path, settings)
     assert min(np.diff(each).min(initial=2) for each in rounds) == 2
     assert whole.plan["sampling"]["min_sep"] == 2

@@ -24,7 +24,7 @@ def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_
 
     ending = dataclasses.replace(settings, stop_at_epsilon=target)
     run = train(tmp_path / "run", ending)
-    assert run.ended_after == rounds == run.saved_rounds() == len(run.metrics)
+    assert run.ended_after == rounds == run.num_rounds() == len(run.metrics)
     assert "validation" in run.metrics[-1]
     assert run.result["achieved"]["epsilon"] <= target
     audit = fedmf.audit_run(run.path)
@@ -77,7 +77,7 @@ def test_an_end_that_a_callback_chose_by_data_is_not_that_of_a_shorter_plan(tmp_
     plan = config().plan()
     run = train(tmp_path / "data", callbacks=[Early()])
     assert run.result is None
-    assert len(run.metrics) == run.saved_rounds() == 2
+    assert len(run.metrics) == run.num_rounds() == 2
     audit = fedmf.audit_run(run.path)
     assert audit.epsilon == plan.epsilon
     assert "what the run showed decided that it stopped before them" in audit.unrecorded
@@ -89,7 +89,7 @@ def test_an_end_that_a_callback_chose_by_data_is_not_that_of_a_shorter_plan(tmp_
 
 @pytest.mark.slow
 def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
-    settings = config(checkpoint_every=3)
+    settings = config()
     folder = broken_off(tmp_path, 5, settings)
 
     def crash():

@@ -33,7 +33,7 @@ def expected(run):
 @pytest.mark.slow
 def test_each_point_once_also_after_a_resume(tmp_path):
     """Begun without the callback, gone on with it, and once more."""
-    settings, board = config(checkpoint_every=2), {"callbacks": [TensorBoard()]}
+    settings, board = config(), {"callbacks": [TensorBoard()]}
     broken_off(tmp_path, 3, settings)
     assert not (tmp_path / "tensorboard").exists()
     broken_off(tmp_path, 5, settings, resume=True, **board)

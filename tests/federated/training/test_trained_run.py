@@ -10,7 +10,7 @@ import tensorflow as tf
 import fedmf
 from fedmf import federated
 from fedmf.training.examples import NotFinite
-from tests.federated.small_runs import broken_off, config, small_task
+from tests.federated.small_runs import Crash, broken_off, config, small_task, train
 from tests.refusals import refusal
 
 
@@ -79,15 +79,20 @@ def test_clients_with_values_not_finite_are_counted_apart(whole, monkeypatch):
 
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
-def test_an_unfinished_run_has_the_weights_of_its_checkpoint(tmp_path, execution):
-    part = read(broken_off(tmp_path, 4, config(execution, checkpoint_every=2)))
-    assert part.saved_rounds() == 4
+def test_an_unfinished_run_has_the_weights_of_its_newest_round(tmp_path, execution):
+    part = read(broken_off(tmp_path, 4, config(execution)))
+    assert part.num_rounds() == 4
     # Validated after the same round.
     assert part.evaluate("validation") == part.metrics[3]["validation"]
 
 
-def test_a_run_without_a_checkpoint_or_of_another_model_is_refused(whole, tmp_path):
-    broken_off(tmp_path, 1, config(checkpoint_every=6))
+def test_a_run_without_a_round_or_of_another_model_is_refused(whole, tmp_path):
+
+    def crash():
+        raise Crash
+
+    with pytest.raises(Crash):
+        train(tmp_path, on_start=crash)
     with refusal("no model yet"):
         _ = read(tmp_path).weights
     other = dataclasses.replace(

@@ -1,0 +1,128 @@
+"""A run that is broken off anywhere goes on with the same noise under no other sum."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedmf.runs.folder import RunFolder
+from fedmf.runs.round_metrics import RoundMetric
+from fedmf.runs.rounds import CommittedRound, RunRounds
+from fedmf.server.journal import Journal
+from fedmf.server.rows import _the_noise as the_noise
+from fedmf.training.execution.base import RunOptions
+from fedmf.training.execution.choice import build_execution
+from fedmf.training.under_way import Training
+from tests.federated.small_runs import assert_same_run, broken_off, config, train
+from tests.federated.small_task import small_task
+
+pytestmark = pytest.mark.usefixtures("clients_in_turn")
+# Before and behind each, a kill finds another folder.
+POINTS = (
+    (RunRounds, "commit"),
+    (Journal, "_write"),
+    (Journal, "_end_commit"),
+    (Training, "add_record"),
+    (RunRounds, "add_record"),
+)
+
+
+def newest_release(path):
+    """The arrays of the newest committed round."""
+    folder = RunFolder.open(path)
+    with folder.locked():
+        folder.read_rounds()
+        return CommittedRound.of(folder.rounds.committed).release
+
+
+@pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
+def test_killed_at_any_point_of_a_round_it_goes_on_to_the_same(tmp_path, monkeypatch, execution):
+    copies = {}
+
+    def copied_around(method):
+        def wrapped(self, *args, **options):
+            copy(f"before {method.__name__}")
+            result = method(self, *args, **options)
+            copy(f"behind {method.__name__}")
+            return result
+
+        return wrapped
+
+    def copy(point):
+        """Keeps what a kill leaves there in round 2."""
+        committed = RunFolder(tmp_path / "run").committed_rounds()
+        if committed in (2, 3) and (point, committed) not in copies:
+            copies[point, committed] = tmp_path / f"{point} {committed}"
+            shutil.copytree(tmp_path / "run", copies[point, committed])
+
+    settings = config(execution)
+    with monkeypatch.context() as patch:
+        for owner, name in POINTS:
+            patch.setattr(owner, name, copied_around(getattr(owner, name)))
+        whole = train(tmp_path / "run", settings)
+    kept = sorted(copies)[:: 1 if execution == "fast" else 5]
+    assert len(sorted(copies)) >= 10
+    for point in kept:
+        assert_same_run(whole, train(copies[point], settings, resume=True))
+
+
+class Broken(RoundMetric):
+    """A column that cannot be computed in round 2."""
+
+    name = "largest"
+
+    def compute(self, finished):
+        if finished.round == 2:
+            raise RuntimeError("broken metric")
+        return float(max(np.abs(weight).max() for weight in finished.weights_after))
+
+
+class Mended(Broken):
+    def compute(self, finished):
+        return 0.0 if finished.round == 2 else super().compute(finished)
+
+
+def test_a_metric_that_fails_and_is_mended_leaves_the_release_as_it_was(whole, tmp_path):
+    with pytest.raises(RuntimeError, match="broken metric"):
+        train(tmp_path / "run", round_metrics=[Broken()])
+    release = newest_release(tmp_path / "run")
+    with pytest.raises(RuntimeError, match="broken metric"):
+        train(tmp_path / "run", resume=True, round_metrics=[Broken()])
+    seen = []
+    run = train(tmp_path / "run", resume=True, round_metrics=[Mended()], on_round=seen.append)
+    assert seen == [3, 4, 5]  # round 2 is in `training.recorded`
+    assert [row["round"] for row in run.metrics] == list(range(6))
+    assert [row["largest"] for row in run.metrics].count(0.0) == 1
+    np.testing.assert_equal(run.weights, whole.weights)
+    assert len(release) == len(newest_release(tmp_path / "run"))
+
+
+def test_another_program_computes_later_rounds_and_none_again(tmp_path):
+    """What is committed stays, whatever the resumed program would have computed."""
+    other = small_task(batch_size=4, build_model=lambda seed: small_task().build_model(seed + 1))
+    folder = broken_off(tmp_path / "run", 3)
+    release = newest_release(folder)
+    train(folder, task=other, resume=True, accept_changed_task=True, stop_after=3)
+    for before, after in zip(release, newest_release(folder), strict=True):
+        np.testing.assert_array_equal(before, after)
+    run = train(folder, task=other, resume=True, accept_changed_task=True)
+    assert run.plan["programs"] == [0, 3]
+
+
+@pytest.mark.slow
+def test_the_journal_of_a_run_in_tff_has_neither_the_key_nor_a_row_of_noise(tmp_path):
+    settings = config("tff")
+    run = train(tmp_path / "run", settings, stop_after=3)
+    options = RunOptions(progress=False)
+    secrets = []
+    with build_execution(run.task, settings.plan(), settings, 9, options=options) as execution:
+        for t in range(3):
+            secrets.append(execution.noise.row(t)[:8].tobytes())
+        state = execution.noise.hand_in(execution.init())
+    secrets.append(np.asarray(the_noise(state).key).tobytes())
+    whole = tmp_path / "whole.npz"  # the control: a state with all its leaves has the key
+    np.savez(whole, *map(np.asarray, tf.nest.flatten(state)))
+    assert any(secret in whole.read_bytes() for secret in secrets)
+    for path in [*(run.path / "private" / "journal").iterdir(), run.path / "private/rounds.jsonl"]:
+        assert not any(secret in path.read_bytes() for secret in secrets)
