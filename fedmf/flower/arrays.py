@@ -1,16 +1,10 @@
-"""A model's arrays in Flower's messages, and the file that keeps them between rounds."""
+"""A model's arrays in Flower's messages."""
 
-import itertools
-import json
-import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
-
-from fedmf.files import check_archive, write_atomically
-from fedmf.flower.strategy_state import Packed, Path
 
 Model = Mapping[str, np.ndarray]
 
@@ -18,6 +12,25 @@ Model = Mapping[str, np.ndarray]
 def as_record(model: Model) -> ArrayRecord:
     """The arrays as Flower sends them."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
+
+
+def copy_of(arrays: ArrayRecord) -> ArrayRecord:
+    """Returns a record of its own for whoever may change it; the bytes are shared."""
+    copies = (Array(a.dtype, a.shape, a.stype, a.data) for a in arrays.values())
+    return ArrayRecord(dict(zip(arrays, copies, strict=True)))
+
+
+def is_model(arrays: ArrayRecord, model: Model) -> bool:
+    """Says whether a record holds the arrays of a model, to the bit."""
+    if set(arrays) != set(model):
+        return False
+    pairs = [(arrays[name].numpy(), array) for name, array in model.items()]
+    return all(
+        sent.dtype == array.dtype
+        and sent.shape == array.shape
+        and sent.tobytes() == array.tobytes()
+        for sent, array in pairs
+    )
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
@@ -66,9 +79,9 @@ def metrics_of(content: RecordDict) -> dict[str, float] | None:
       Exception: as of `update_of`.
     """
     for record in content.metric_records.values():
-        said = {name: record.get(name) for name in ("accuracy", "loss")}
-        if all(isinstance(value, int | float) for value in said.values()):
-            return {name: float(value) for name, value in said.items()}
+        values = {name: record.get(name) for name in ("accuracy", "loss")}
+        if all(isinstance(value, int | float) for value in values.values()):
+            return {name: float(value) for name, value in values.items()}
     return None
 
 
@@ -94,67 +107,12 @@ def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:
     if set(record) != set(model):
         raise ValueError(f"arrays of the names {sorted(record)} and not {sorted(model)}")
     update = []
-    for name, before in model.items():
-        if tuple(record[name].shape) != before.shape:
-            raise ValueError(f"{name!r} has shape {record[name].shape} and not {before.shape}")
-        after = record[name].numpy()
-        if after.shape != before.shape or after.dtype.kind != "f":
-            raise ValueError(f"{name!r} holds {after.dtype} entries of shape {after.shape}")
+    for name, sent in model.items():
+        if tuple(record[name].shape) != sent.shape:
+            raise ValueError(f"{name!r} has shape {record[name].shape} and not {sent.shape}")
+        replied = record[name].numpy()
+        if replied.shape != sent.shape or replied.dtype.kind != "f":
+            raise ValueError(f"{name!r} holds {replied.dtype} entries of shape {replied.shape}")
         with np.errstate(over="ignore", invalid="ignore"):
-            update.append(after.astype(np.float64) - before)
+            update.append(replied.astype(np.float64) - sent)
     return update
-
-
-class SavedRound(NamedTuple):
-    """What model.npz keeps of the round under way.
-
-    Attributes:
-      round: t.
-      model: arrays by name, before the round.
-      before: the wrapped strategy's state before it made the round's messages.
-      after: what making the messages changed in it.
-    """
-
-    round: int
-    model: dict[str, np.ndarray]
-    before: dict[Path, Packed]
-    after: dict[Path, Packed]
-
-
-def write_model(path: pathlib.Path, saved: SavedRound) -> None:
-    """Writes the model and the strategy's state in one step; mode 0600."""
-    arrays = list(saved.model.values())
-    states: dict[str, list[Any]] = {"before": [], "after": []}
-    for name, state in (("before", saved.before), ("after", saved.after)):
-        for attribute, packed in state.items():
-            states[name].append([attribute, packed.tree, len(packed.arrays)])
-            arrays += packed.arrays
-    header = json.dumps({"round": saved.round, "names": list(saved.model), **states})
-    content = {"header": np.array(header)} | {str(i): array for i, array in enumerate(arrays)}
-    write_atomically(path, lambda out: np.savez(out, **content), mode=0o600)
-
-
-def read_model(path: pathlib.Path) -> SavedRound:
-    """Returns what `write_model` wrote.
-
-    Raises:
-      ValueError: it is missing or damaged.
-    """
-    try:
-        check_archive(path)
-        with np.load(path, allow_pickle=False) as content:
-            header = json.loads(content["header"].item())
-            arrays = iter([content[str(i)] for i in range(len(content.files) - 1)])
-        model = {name: next(arrays) for name in header["names"]}
-        states: list[dict[Path, Packed]] = []
-        for name in ("before", "after"):
-            states.append({})
-            for attribute, tree, count in header[name]:
-                packed = Packed(tree, list(itertools.islice(arrays, count)))
-                states[-1][tuple(attribute)] = packed
-        return SavedRound(int(header["round"]), model, *states)
-    except Exception as error:
-        raise ValueError(
-            f"{path} is missing or damaged ({error}): put back its own newest file, or train "
-            "another model with a folder and a guarantee of its own"
-        ) from error

@@ -1,45 +1,45 @@
 """The strategy: from Flower's messages to a server's updates, and back."""
 
-import json
 import os
 import pathlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fedmf import checks
-from fedmf.files import expanded
+from fedmf.flower import arguments
 from fedmf.flower.arrays import (
-    SavedRound,
     as_record,
-    fitted,
+    copy_of,
     floats,
     in_order,
-    metrics_of,
-    read_model,
     record_of,
     shapes_of,
-    update_of,
-    write_model,
 )
-from fedmf.flower.evaluation import evaluate, text_of
-from fedmf.flower.identity import check_same_run, epsilons
-from fedmf.flower.nodes import Nodes, PatientGrid, log
-from fedmf.flower.strategy_state import StrategyState, restore, round_state
-from fedmf.flower.trial import check_is_kept, next_model, refusal_of, shown, try_strategy
+from fedmf.flower.evaluation import evaluate, number_from, text_of
+from fedmf.flower.identity import log_plan, log_round
+from fedmf.flower.nodes import Nodes, PatientGrid, log, seconds_of
+from fedmf.flower.record import StepRecord, recovered
+from fedmf.flower.rounds import Replies, Round, add_updates, letter_of
+from fedmf.flower.strategy_state import State, StrategyState
+from fedmf.flower.trial import (
+    check_is_kept,
+    check_strategy,
+    refusal_of,
+    shown,
+    step,
+    try_strategy,
+)
 from fedmf.privacy.plan import Plan
 from fedmf.server.folder import ServerConfig
 from fedmf.server.server import Server
 from fedmf.server.source import check_noise_seed
 from fedmf.server.state import check_plan
-
-_MODEL = "model.npz"
 
 
 class MatrixFactorizationDP(Strategy):
@@ -58,14 +58,14 @@ class MatrixFactorizationDP(Strategy):
     (`tell_partition`). Not covered: what clients send beside their arrays. Their metrics of
     training are dropped for that reason; those of evaluation are the wrapped strategy's to keep.
 
-    Before the first round a copy of the wrapped strategy gets a synthetic reply: one that does not
-    move the model by it is refused.
+    Before the first round the wrapped strategy gets a synthetic reply, and then its own state back:
+    one that does not move the model by it is refused.
 
     With a folder the run survives a crash at any point: the same program, started again, goes on
-    with the round after the newest release. The folder holds the server (see `fedmf.Server`) and
-    model.npz: the arrays, and the attributes of the wrapped strategy that rounds changed (its
-    momentum), written before a message goes out. A release that nobody used is applied to them.
-    A strategy with attributes that the file cannot hold is refused before the first round.
+    with the round after the newest release. The folder is that of a `fedmf.Server`. Each release is
+    committed together with the model before the round and with what rounds have changed in the
+    wrapped strategy (its momentum), and the strategy's step is done again from them. A strategy
+    that changes what no file can hold is refused before the first round.
 
     Replies that failed, come twice, answer another round, are not of a drawn node or have other
     arrays are dropped and counted, and so are evaluations that the wrapped strategy cannot take.
@@ -99,17 +99,7 @@ class MatrixFactorizationDP(Strategy):
         population: int | None = None,
         zeroing_norm: float | None = None,
     ) -> None:
-        if not isinstance(strategy, Strategy):
-            raise TypeError(
-                f"strategy={strategy!r} is no flwr.serverapp.strategy.Strategy: wrap one such as "
-                "FedAvg()"
-            )
-        takes_metrics = getattr(strategy, "train_metrics_aggr_fn", aggregate_metricrecords)
-        if takes_metrics is not aggregate_metricrecords:
-            raise ValueError(
-                f"strategy.train_metrics_aggr_fn={takes_metrics!r} needs metrics of clients, which "
-                "the guarantee does not cover and which are dropped: leave it out"
-            )
+        check_strategy(strategy)
         check_plan(plan)
         self.strategy, self.plan = strategy, plan
         self._settings: dict[str, Any] = {
@@ -119,13 +109,15 @@ class MatrixFactorizationDP(Strategy):
         }
         ServerConfig(shapes=[(1,)], **self._settings)  # refused before any node is asked
         self._seed = check_noise_seed(noise_seed)
-        # Absolute, whatever becomes of the working folder.
-        self._folder = None if folder is None else expanded(folder).absolute()
+        self._folder = arguments.checked_folder(folder)
         self._server: Server | None = None
         self._nodes: Nodes | None = None
         self._model: dict[str, np.ndarray] = {}  # of the round under way, by name
         self._moved: ArrayRecord | None = None  # after the newest release
-        self._asked: dict[int, int] | None = None  # node -> client
+        self._round: Round | None = None  # under way
+        self._dropped: Counter[str] = Counter()  # replies of it, by the reason
+        self._evaluated = 0  # the rounds after which clients have evaluated the model
+        self._before_evaluation: State | None = None  # of the wrapped strategy, while it lasts
         self._patience = 3600.0
         self._state = StrategyState(strategy)
         self._is_tried = False
@@ -150,7 +142,7 @@ class MatrixFactorizationDP(Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int | None = None,
-        timeout: float = 3600,
+        timeout: float | None = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
@@ -162,7 +154,8 @@ class MatrixFactorizationDP(Strategy):
           initial_arrays: the model before the first round; a run that goes on has its own.
           num_rounds: of the whole run, those that were done before it was interrupted included;
             None for all of the plan.
-          timeout: how long to wait for replies, and for nodes that may come, in seconds.
+          timeout: how long to wait for replies, and for nodes that may come, in seconds; None
+            for no limit.
           train_config, evaluate_config: as of Flower.
           evaluate_fn: as of Flower; rounds are numbered over the whole run.
 
@@ -173,40 +166,63 @@ class MatrixFactorizationDP(Strategy):
           TypeError, ValueError: naming the argument, its value and what to do instead.
           TimeoutError: no node that may come was connected in time.
         """
-        most = self.plan.participation.rounds
+        arguments.check_grid(grid)
+        arguments.check_arrays("initial_arrays", initial_arrays)
+        arguments.check_config("train_config", train_config, is_optional=True)
+        arguments.check_config("evaluate_config", evaluate_config, is_optional=True)
+        arguments.check_evaluate_fn(evaluate_fn)
+        plan_rounds = self.plan.participation.rounds
         hint = "the plan has no more rounds, and its guarantee covers no others"
-        rounds = (
-            most
-            if num_rounds is None
-            else checks.integer("num_rounds", num_rounds, low=1, high=most, hint=hint)
-        )
+        rounds = plan_rounds
+        if num_rounds is not None:
+            rounds = checks.integer("num_rounds", num_rounds, low=1, high=plan_rounds, hint=hint)
+        self._patience = seconds_of(timeout)
         self._begin(initial_arrays)
-        arrays = initial_arrays if self._moved is None else self._moved
-        self._patience = timeout
-        done = self.server.round
+        self._undo_interrupted()
+        try:
+            return self._train(
+                grid, initial_arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn
+            )
+        except BaseException:  # an interrupt, too
+            self._undo_interrupted()
+            raise
 
-        def evaluate(number: int, model: ArrayRecord) -> MetricRecord | None:
+    def _train(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        rounds: int,
+        timeout: float | None,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> Result:
+        """Trains until so many rounds of the whole run are done."""
+        self._finish_round()
+        arrays = initial_arrays if self._moved is None else self._moved
+        done = self.server.round
+        metrics = None
+        if 0 < done < rounds and self._evaluated != done:
+            metrics = self._evaluate_again(grid, arrays, evaluate_config, timeout)
+
+        def evaluate_copy(number: int, model: ArrayRecord) -> MetricRecord | None:
             assert evaluate_fn is not None
-            return evaluate_fn(done + number, model)
+            return evaluate_fn(done + number, copy_of(model))
 
         result = super().start(
             grid,
-            arrays,
+            copy_of(arrays),
             max(0, rounds - done),
             timeout,
             train_config,
             evaluate_config,
-            evaluate if evaluate_fn else None,
+            evaluate_copy if evaluate_fn else None,
         )
         if not result.arrays:
-            result.arrays = arrays
-        for metrics in (
-            "train_metrics_clientapp",
-            "evaluate_metrics_clientapp",
-            "evaluate_metrics_serverapp",
-        ):
-            by_round = getattr(result, metrics).items()
-            setattr(result, metrics, {done + number: said for number, said in by_round})
+            result.arrays = copy_of(arrays)
+        number_from(result, done)
+        if metrics is not None:
+            result.evaluate_metrics_clientapp[done] = metrics
         return result
 
     def configure_train(
@@ -224,45 +240,32 @@ class MatrixFactorizationDP(Strategy):
           ValueError: arrays that are no floats or not those of the run; all rounds are done.
           TimeoutError: no node that may come was connected in time.
         """
+        arguments.check_sending(server_round, arrays, config, grid)
         self._begin(arrays)
+        self._undo_interrupted()
+        self._finish_round()
         names = list(self._model)
         self._model = in_order(floats(arrays), names)
-        if list(arrays) != names:
-            arrays = as_record(self._model)
-        t = self.server.round
-        before = self._state.changes(self.strategy).kept if self._folder else {}
-        messages = self._messages(t, arrays, config, grid)
-        if not messages:
-            raise ValueError(
-                f"strategy={type(self.strategy).__name__} sends no message for training: let it "
-                "train one node at least (fraction_train, min_train_nodes)"
-            )
-        content = messages[0].content
-        if any(m.content is not content and m.content != content for m in messages):
-            raise ValueError(
-                f"strategy={type(self.strategy).__name__} sends nodes messages of their own, and "
-                "the nodes that train are drawn by the server: use one that sends all the same"
-            )
+        t, added = self.server.round, set()
+        if self._round is not None:  # it was interrupted, and its messages are made again
+            added = self._round.added
+        under_way = Round(t=t, before=self._state.changes().state, model=self._model, added=added)
+        self._round = under_way
+        messages = self._messages(t, as_record(self._model), config, grid)
+        letter = letter_of(type(self.strategy).__name__, messages, self._model)
         self._try_once(t)
         assert self._nodes is not None
-        self._asked = self._nodes.draw(grid, self._patience)
-        if self._folder is not None:  # before anybody sees it
-            state, lost = round_state(self._state, self.strategy, before)
-            write_model(self._folder / _MODEL, SavedRound(t, self._model, before, state))
-            if lost:
-                self._say(
-                    f"the folder does not keep strategy.{shown(lost)}: a run that is started again "
-                    "goes on without"
-                )
-        log.info(
-            "fedmf: round %d of %d goes to %d nodes",
-            t + 1,
-            self.plan.participation.rounds,
-            len(self._asked),
-        )
-        return [
-            Message(content, node, MessageType.TRAIN, group_id=str(t + 1)) for node in self._asked
-        ]
+        client_by_node = self._nodes.draw(grid, self._patience, added)
+        under_way.after, lost = self._state.changes()
+        if self._folder is not None and lost:
+            self._say(
+                f"the folder does not keep strategy.{shown(lost)}: a run that is started again "
+                "goes on without"
+            )
+        under_way.asked, under_way.message_type = client_by_node, letter.message_type
+        rounds = self.plan.participation.rounds
+        log.info("fedmf: round %d of %d goes to %d nodes", t + 1, rounds, len(client_by_node))
+        return [letter.to(node, t) for node in client_by_node]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -279,64 +282,31 @@ class MatrixFactorizationDP(Strategy):
 
         Raises:
           ValueError: no reply of this run has had the arrays that were sent; no round is under way.
-          OSError: the release could not be written; start the program again.
+          OSError: the release could not be written; start again.
         """
-        if self._asked is None:
+        arguments.check_round(server_round)
+        messages = arguments.checked_replies(replies)
+        under_way = self._round
+        if under_way is None or under_way.asked is None:
             raise ValueError("no round is under way: call configure_train first")
-        server, asked, t = self.server, dict(self._asked), self.server.round
-        dropped: Counter[str] = Counter()
-        misfit = ""
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                dropped["failed"] += 1
-            elif reply.metadata.group_id != str(t + 1):
-                dropped["of another round"] += 1
-            elif node not in self._asked:
-                dropped["of nodes that were not drawn"] += 1
-            elif node not in asked:
-                dropped["come twice"] += 1
-            else:
-                try:
-                    update = update_of(reply.content, self._model)
-                    metrics = metrics_of(reply.content) if self.plan.private_metrics else None
-                except Exception as error:  # whatever a hostile client makes of its bytes
-                    dropped["with other arrays"] += 1
-                    misfit = misfit or " ".join(str(error).split())
-                    continue
-                server.add(update, client=asked.pop(node), metrics=metrics)
-                if metrics is None and any(map(len, reply.content.metric_records.values())):
-                    self._say(
-                        "metrics that clients send with their updates are dropped: they are exact "
-                        "functions of the clients' data, which the guarantee does not cover"
-                    )
-        came = len(self._asked) - len(asked)
-        misfits = dropped["with other arrays"]
-        # Clients that send others are hostile, and stop nobody; where all have done so from the
-        # first round on it is the program.
-        is_everybody = misfits > 1 or len(self._asked) == 1
-        if misfits and not came and is_everybody and not self._has_worked():
-            raise ValueError(
-                f"no reply of round {t + 1} has the arrays that were sent ({misfit}): let clients "
-                "send back all of them, of the same names and shapes, as floats"
-            )
-        missing = len(asked) - sum(dropped[why] for why in ("failed", "with other arrays"))
-        if missing > 0:
-            dropped["missing"] = missing
-        mean = server.release()
-        self._asked = None
-        self._log_round(t, came, dropped)
-        self._moved = self._step(t, mean)
-        return self._moved, record_of(server.metrics)
+        if not under_way.is_summed:
+            self._add(under_way, messages)
+        self._finish_round()
+        assert self._moved is not None
+        return copy_of(self._moved), record_of(self.server.metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The wrapped strategy's messages, to nodes that it draws."""
+        arguments.check_sending(server_round, arrays, config, grid)
         number = self._server.round if self._server else server_round
+        self._before_evaluation = self._state.changes().state
         patient: Any = PatientGrid(grid, self._patience)
         try:
-            messages = list(self.strategy.configure_evaluate(number, arrays, config, patient))
+            messages = list(
+                self.strategy.configure_evaluate(number, copy_of(arrays), config, patient)
+            )
         except TimeoutError as error:
             log.warning("fedmf: round %d is not evaluated on clients: %s", number, error)
             return []
@@ -355,8 +325,15 @@ class MatrixFactorizationDP(Strategy):
 
         Replies that it cannot take are dropped and counted.
         """
+        arguments.check_round(server_round)
+        messages = arguments.checked_replies(replies)
         number = self._server.round if self._server else server_round
-        metrics, dropped = evaluate(self.strategy, number, list(replies))
+        state = self._state.changes().state
+        metrics, dropped = evaluate(
+            self.strategy, number, messages, lambda: self._state.restore(state)
+        )
+        self._evaluated = number
+        self._before_evaluation = None
         if dropped:
             lost = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
             log.warning("fedmf: evaluation after round %d: dropped: %s", number, lost)
@@ -364,17 +341,8 @@ class MatrixFactorizationDP(Strategy):
 
     def summary(self) -> None:
         """Logs the plan, and what it guarantees so far and in all."""
-        plan = self.plan
-        log.info("\t├──> Matrix-factorization differential privacy (fedmf):")
-        log.info("\t│\t├── Mechanism: %s", plan.mechanism.family)
-        log.info(
-            "\t│\t├── Noise multiplier %.6g, clip norm %g, divisor %d",
-            plan.noise_multiplier,
-            plan.clip_norm,
-            self._settings["clients_per_round"],
-        )
-        log.info("\t│\t├── Who takes part: %s", plan.participation)
-        log.info("\t│\t└── %s", epsilons(self.plan, self._server.round if self._server else 0))
+        num_released = self._server.round if self._server else 0
+        log_plan(self.plan, self._settings["clients_per_round"], num_released)
         self.strategy.summary()
 
     def _begin(self, arrays: ArrayRecord) -> None:
@@ -398,44 +366,97 @@ class MatrixFactorizationDP(Strategy):
         else:
             server = Server.open(folder)
             try:
-                self._moved = self._recover(server, folder)
+                self._recover(server, folder)
             except BaseException:
                 server.close()
                 raise
             log.info("fedmf: %s goes on with round %d", folder, server.round + 1)
         server.system = "flower"
-        self._server, self._nodes = server, Nodes(server, self._settings["population"])
+        self._server = server
+        self._nodes = Nodes(
+            server, self._settings["population"], self._settings["clients_per_round"]
+        )
 
-    def _recover(self, server: Server, folder: pathlib.Path) -> ArrayRecord:
-        """Checks that the folder is of this run, and returns the model after its newest release."""
-        begun = json.loads((folder / "server.json").read_text())["server"]
-        path = folder / _MODEL
-        saved = read_model(path) if path.exists() or server.round else None
+    def _recover(self, server: Server, folder: pathlib.Path) -> None:
+        """Takes up the round of the newest release: the step after it is done again."""
+        self._model, saved = recovered(server, folder, self.plan, self._settings, self._model)
         if saved is None:
-            self._model = fitted(self._model, begun["shapes"])
-        else:
-            self._model = in_order(self._model, list(saved.model))
-        shapes = [list(shape) for shape in shapes_of(self._model).values()]
-        settings = {"shapes": shapes, **self._settings}
-        check_same_run(folder, (server.plan, begun), (self.plan, settings))
-        if saved is None:
-            return as_record(self._model)
-        is_of_release = saved.round in (server.round - 1, server.round)
-        if list(saved.model) != list(self._model) or not is_of_release:
-            raise ValueError(
-                f"{path} is of round {saved.round + 1} with the arrays {shapes_of(saved.model)}, "
-                f"and the server has released {server.round} rounds for {shapes_of(self._model)}: "
-                "put back its own newest file"
+            self._moved = as_record(self._model)
+            return
+        self._state.restore(saved.state)
+        self._round = Round(
+            t=server.round - 1,
+            before=saved.state,
+            model=saved.model,
+            after=saved.state,
+            is_summed=True,
+        )
+
+    def _add(self, under_way: Round, messages: Iterable[Message]) -> None:
+        """Adds the updates of the replies to the server's sum."""
+        replies = Replies(messages, under_way, bool(self.plan.private_metrics))
+        add_updates(self.server, under_way, replies)
+        if replies.has_unpaid_metrics:
+            self._say(
+                "metrics that clients send with their updates are dropped: they are exact "
+                "functions of the clients' data, which the guarantee does not cover"
             )
-        self._model = saved.model
-        restore(self.strategy, saved.before)
+        under_way.is_summed = True
+        self._dropped = replies.dropped
+
+    def _finish_round(self) -> None:
+        """Releases the round whose replies are all added, and lets the strategy make its step.
+
+        Where an interrupt or an error ended one of the two, it is done again.
+
+        Raises:
+          OSError: the release could not be written; it may be called again.
+        """
+        under_way, server = self._round, self.server
+        if under_way is None or not under_way.is_summed:
+            return
+        t = under_way.t
+        if server.round == t:
+            assert under_way.after is not None
+            step_record = StepRecord(under_way.model, under_way.after)
+            server.release(before=step_record.to_arrays() if self._folder else ())
+        if under_way.asked is not None:  # in a run that was started again it was said before
+            log_round(self.plan, t, len(under_way.added), self._dropped)
+            under_way.asked = None
+        under_way.is_step_begun = True
         mean = server.last_release
-        if saved.round == server.round or mean is None:
-            return as_record(saved.model)
-        restore(self.strategy, saved.after)
-        arrays = self._step(saved.round, mean)
-        self._model = floats(arrays)
-        return arrays
+        assert mean is not None
+        self._moved = step(self.strategy, t, under_way.model, mean)
+        self._round = None
+
+    def _undo_interrupted(self) -> None:
+        """Gives the wrapped strategy the state before what it has begun and not ended.
+
+        At once, so that whoever mends the strategy before the next start finds it mended.
+        """
+        if self._before_evaluation is not None:
+            self._state.restore(self._before_evaluation)
+            self._before_evaluation = None
+        if self._round is not None:
+            self._round.undo_interrupted(self._state)
+
+    def _evaluate_again(
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        config: ConfigRecord | None,
+        timeout: float | None,
+    ) -> MetricRecord | None:
+        """Evaluates the newest model on clients, where an interruption came before that was over.
+
+        A strategy may go by it, and what it has changed then is kept with the next release only.
+        """
+        number = self.server.round
+        messages = list(self.configure_evaluate(number, arrays, config or ConfigRecord(), grid))
+        replies: Iterable[Message] = []
+        if messages:
+            replies = grid.send_and_receive(messages, timeout=timeout)
+        return self.aggregate_evaluate(number, replies)
 
     def _messages(
         self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -451,10 +472,6 @@ class MatrixFactorizationDP(Strategy):
                 raise
             raise ValueError(refusal_of(self.strategy, text_of(error))) from error
 
-    def _has_worked(self) -> bool:
-        """Returns whether a client's update has fitted in any round of this run."""
-        return self.server.ledger.observed().participations > 0
-
     def _try_once(self, t: int) -> None:
         """Refuses, before the first round of this program, a strategy that cannot train or be kept.
 
@@ -466,37 +483,13 @@ class MatrixFactorizationDP(Strategy):
             return
         lost = try_strategy(self.strategy, t, self._model)
         if self._folder is not None:
-            check_is_kept(lost | self._state.changes(self.strategy).lost, self._folder)
+            check_is_kept(lost | self._state.changes().lost, self._folder)
             if opaque := self._state.opaque:
                 self._say(
                     f"the folder does not keep strategy.{shown(opaque)}: a run that is started "
                     "again has those that its program makes"
                 )
         self._is_tried = True
-
-    def _step(self, t: int, mean: Sequence[np.ndarray]) -> ArrayRecord:
-        """What the wrapped strategy makes of round t's release, as one reply of weight 1."""
-        moved = {
-            name: (array + change).astype(array.dtype)
-            for (name, array), change in zip(self._model.items(), mean, strict=True)
-        }
-        result = next_model(self.strategy, t, self._model, moved)
-        if result is None:
-            log.warning("fedmf: the strategy gives no model after round %d: it stays", t + 1)
-        return as_record(self._model if result is None else result)
-
-    def _log_round(self, t: int, came: int, dropped: Mapping[str, int]) -> None:
-        lost = ", ".join(f"{number} {why}" for why, number in dropped.items() if number)
-        log.info(
-            "fedmf: round %d of %d: %d updates%s; %s",
-            t + 1,
-            self.plan.participation.rounds,
-            came,
-            f" (dropped: {lost})" if lost else "",
-            epsilons(self.plan, self._server.round if self._server else 0),
-        )
-        if not came:
-            log.warning("fedmf: no update came, so that round %d moves by noise alone", t + 1)
 
     def _say(self, text: str) -> None:
         """Warns of something once."""

@@ -1,207 +1,91 @@
-"""State of a wrapped strategy between rounds: what changed in it, and how a file keeps it."""
+"""State of a wrapped strategy between rounds: what changed in it, and how a file keeps it.
 
-import collections
+A strategy is a graph of objects: itself, the objects, functions and classes of its author that it
+leads to, and the lists, dicts and arrays that they hold. Each has an address, the names that lead
+to it first in a strategy that the program has just made. State is what changed in these objects; it
+is put back into the objects at the same addresses, so that whoever shares one goes on sharing it.
+"""
+
+import contextlib
 import copy
-import dataclasses
-import enum
-import functools
-import logging
-import pathlib
-import random
-import threading
+import itertools
+import pickle
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
-# An attribute of the strategy, or of an object that it holds: the names that lead to it.
+from fedmf.flower.reach import Reach, is_iterator, is_link, is_tool, set_attribute
+from fedmf.flower.values import (
+    Packed,
+    Unkeepable,
+    content_of,
+    empty_value,
+    fill,
+    is_immutable,
+    is_mutable,
+    pack,
+    unpack,
+)
+
+# The names that lead from the strategy to an object, or to an attribute.
 Path = tuple[str, ...]
-# Kinds of entries that a file without pickles holds.
-_ENTRIES = "biufcSUMm"
-# What a program makes again when it needs it.
-_TOOLS = (
-    types.ModuleType,
-    type,
-    logging.Logger,
-    type(threading.Lock()),
-    type(threading.RLock()),
-)
-# Values without a state of their own.
-_STATELESS = (
-    *_TOOLS,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    functools.partial,
-    enum.Enum,
-    pathlib.PurePath,
-)
+_DELETED = Packed(["deleted"], [])
 
 
-class _Kind(NamedTuple):
-    """How values of one type are taken apart into simpler ones, and put together again."""
+class State(NamedTuple):
+    """What changed in a strategy since the program made it.
 
-    type: type
-    apart: Callable[[Any], Any]
-    together: Callable[[Any], Any]
-
-
-def _pairs(mapping: Mapping[Any, Any]) -> list[list[Any]]:
-    return [[key, value] for key, value in mapping.items()]
-
-
-def _generator(state: dict[str, Any]) -> np.random.Generator:
-    bits = getattr(np.random, state["bit_generator"])()
-    bits.state = state
-    return np.random.Generator(bits)
-
-
-def _random_state(state: dict[str, Any]) -> np.random.RandomState:
-    result = np.random.RandomState()
-    result.set_state(state)
-    return result
-
-
-def _python_random(state: tuple[Any, ...]) -> random.Random:
-    result = random.Random()
-    result.setstate(state)
-    return result
-
-
-_FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "NoneType": None}
-
-
-def _of_default_dict(value: collections.defaultdict[Any, Any]) -> list[Any]:
-    name = getattr(value.default_factory, "__name__", "NoneType")
-    if _FACTORIES.get(name, value) is not value.default_factory:
-        raise Unkeepable(type(value).__name__)
-    return [name, _pairs(value)]
-
-
-_KINDS = {
-    kind.type.__name__: kind
-    for kind in (
-        _Kind(float, float.hex, float.fromhex),
-        _Kind(complex, lambda z: [z.real, z.imag], lambda parts: complex(*parts)),
-        _Kind(bytes, lambda text: np.frombuffer(text, np.uint8), lambda codes: codes.tobytes()),
-        _Kind(tuple, list, tuple),
-        _Kind(set, list, set),
-        _Kind(frozenset, list, frozenset),
-        _Kind(dict, _pairs, dict),
-        _Kind(collections.OrderedDict, _pairs, collections.OrderedDict),
-        _Kind(collections.Counter, _pairs, lambda pairs: collections.Counter(dict(pairs))),
-        _Kind(
-            collections.defaultdict,
-            _of_default_dict,
-            lambda parts: collections.defaultdict(_FACTORIES[parts[0]], parts[1]),
-        ),
-        _Kind(
-            collections.deque,
-            lambda queue: [list(queue), queue.maxlen],
-            lambda parts: collections.deque(*parts),
-        ),
-        _Kind(Array, lambda array: array.numpy(), Array),
-        _Kind(ArrayRecord, _pairs, lambda pairs: ArrayRecord(dict(pairs))),
-        _Kind(MetricRecord, _pairs, lambda pairs: MetricRecord(dict(pairs))),
-        _Kind(ConfigRecord, _pairs, lambda pairs: ConfigRecord(dict(pairs))),
-        _Kind(np.random.Generator, lambda draws: draws.bit_generator.state, _generator),
-        _Kind(np.random.RandomState, lambda draws: draws.get_state(legacy=False), _random_state),
-        _Kind(random.Random, random.Random.getstate, _python_random),
-    )
-}
-
-
-class Unkeepable(TypeError):
-    """A value that a file without pickles does not hold; its text is the value's type."""
-
-
-class Packed(NamedTuple):
-    """A value as JSON and arrays: `["array", i]` in the JSON stands for array i."""
-
-    tree: Any
-    arrays: list[np.ndarray]
-
-    def same_as(self, packed: "Packed | None") -> bool:
-        """Says whether both are of equal values, to the bit."""
-        if packed is None or self.tree != packed.tree:
-            return False
-        pairs = zip(self.arrays, packed.arrays, strict=True)
-        return all(
-            a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-            for a, b in pairs
-        )
-
-
-def pack(value: Any) -> Packed:
-    """Takes a value apart; its arrays are copies.
-
-    Raises:
-      Unkeepable: it is, or holds, what a file without pickles does not hold.
-
-    >>> pack({"rate": 0.5, "left": [3, None]}).tree
-    ['dict', ['list', ['list', 'rate', ['float', '0x1.0000000000000p-1']], ['list', 'left', \
-['list', 3, None]]]]
+    Attributes:
+      attributes: values and references, by the path of the attribute.
+      contents: of lists, dicts and arrays that were there at first, by their address.
+      new: contents of those that were not.
     """
-    arrays: list[np.ndarray] = []
-    try:
-        return Packed(_packed(value, arrays), arrays)
-    except RecursionError as error:
-        raise Unkeepable(type(value).__name__) from error
+
+    attributes: dict[Path, Packed]
+    contents: dict[Path, Packed]
+    new: list[Packed]
+
+    def to_arrays(self) -> tuple[Any, list[np.ndarray]]:
+        """Returns it as JSON and arrays."""
+        packed = [*self.attributes.items(), *self.contents.items(), *(((), p) for p in self.new)]
+        tree = [[path, value.tree, len(value.arrays)] for path, value in packed]
+        counts = [len(self.attributes), len(self.contents)]
+        return [counts, tree], [array for _, value in packed for array in value.arrays]
+
+    @classmethod
+    def from_arrays(cls, tree: Any, arrays: list[np.ndarray]) -> "State":
+        """Inverts `to_arrays`."""
+        [num_attributes, num_contents], entries = tree
+        array_iterator = iter(arrays)
+        packed = [
+            (tuple(path), Packed(value, list(itertools.islice(array_iterator, count))))
+            for path, value, count in entries
+        ]
+        end = num_attributes + num_contents
+        contents = dict(packed[num_attributes:end])
+        return cls(dict(packed[:num_attributes]), contents, [value for _, value in packed[end:]])
 
 
-def _packed(value: Any, arrays: list[np.ndarray]) -> Any:
-    kind = type(value)
-    if value is None or kind in (bool, int, str):
-        return value
-    if kind is list:
-        return ["list", *(_packed(item, arrays) for item in value)]
-    is_scalar = isinstance(value, np.generic)
-    if (kind is np.ndarray or is_scalar) and value.dtype.kind in _ENTRIES:
-        arrays.append(np.array(value))
-        return ["scalar" if is_scalar else "array", len(arrays) - 1]
-    if kind.__name__ in _KINDS and _KINDS[kind.__name__].type is kind:
-        return [kind.__name__, _packed(_KINDS[kind.__name__].apart(value), arrays)]
-    raise Unkeepable(kind.__name__)
-
-
-def unpack(packed: Packed) -> Any:
-    """Puts together what `pack` took apart.
-
-    >>> unpack(pack({"rate": (0.5, 2), "left": [3, None]}))
-    {'rate': (0.5, 2), 'left': [3, None]}
-    """
-    return _unpacked(packed.tree, packed.arrays)
-
-
-def _unpacked(tree: Any, arrays: list[np.ndarray]) -> Any:
-    if not isinstance(tree, list):
-        return tree
-    name, *parts = tree
-    if name == "list":
-        return [_unpacked(item, arrays) for item in parts]
-    if name in ("array", "scalar"):
-        array = np.array(arrays[parts[0]])
-        return array[()] if name == "scalar" else array
-    return _KINDS[name].together(_unpacked(parts[0], arrays))
+EMPTY = State({}, {}, [])
 
 
 class Changes(NamedTuple):
-    """Attributes of a strategy that are not as they were at first.
+    """How a strategy differs from the one that the program made.
 
     Attributes:
-      kept: those that a file keeps.
-      lost: the type of each that no file keeps.
+      state: what a file keeps of it.
+      lost: the type of each value that no file keeps, by its path.
     """
 
-    kept: dict[Path, Packed]
+    state: State
     lost: dict[Path, str]
 
 
 class StrategyState:
-    """Attributes of a strategy and of the objects that it holds, beside those it began with.
+    """The objects that a strategy leads to, and what they hold at first.
 
     Only what changed is state: a learning rate that rounds leave alone is the program's own, also
     where the program gives another one when it is started again.
@@ -211,134 +95,362 @@ class StrategyState:
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        # Objects that a wrapper or the author of the strategy made are looked into, and no others:
-        # what a library keeps inside of its objects is not to be set from outside.
-        self._modules = {kind.__module__ for kind in type(strategy).__mro__[:-1]}
-        self._holders: dict[Path, type] = {(): type(strategy)}
-        self._initial: dict[Path, Packed] = {}
-        self._unpacked: dict[Path, Any] = {}
-        for path, value in self._attributes(strategy, first=True):
-            try:
-                self._initial[path] = pack(value)
-            except Unkeepable:
-                self._unpacked[path] = value
+        self._reach = Reach(strategy)
+        self._strategy = strategy
+        self._objects: dict[Path, Any] = {}
+        self._addresses: dict[int, Path] = {}
+        for path, value in self._walk():
+            self._objects[path] = value
+            self._addresses[id(value)] = path
+        self._attributes: dict[Path, dict[str, Packed]] = {}
+        self._contents: dict[Path, Packed] = {}
+        self._unseen: set[Path] = set()
+        for path, value in list(self._objects.items()):
+            if self._reach.is_holder(value):
+                holds = self._reach.attributes(value).items()
+                self._attributes[path] = {
+                    n: self._first(path, n, attribute) for n, attribute in holds
+                }
+            elif is_mutable(value):
+                try:
+                    self._contents[path] = content_of(value, self._address_of).copied()
+                except Unkeepable:
+                    self._unseen.add(path)
 
     @property
     def opaque(self) -> dict[Path, str]:
-        """The type of each attribute whose state, if it has one, cannot be seen or kept."""
+        """The type of each object whose state, if it has one, cannot be seen or kept."""
+        opaque = self._opaque_objects()
+        return {path: type(value).__name__ for path, value in opaque.items()}
+
+    def changes(self) -> Changes:
+        """Returns what changed since the strategy was made."""
+        return _Comparison(self).changes()
+
+    def restore(self, state: State = EMPTY) -> None:
+        """Gives the strategy this state; without one that in which the program made it.
+
+        Raises:
+          ValueError: the strategy has no object of an address: it is another one.
+        """
+        self._put(state, frozenset())
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator["Copies | None"]:
+        """Lets something be tried, and gives the strategy back what the program made.
+
+        Objects whose state cannot be seen have copies in their place meanwhile.
+
+        Yields:
+          The copies; None where one cannot be copied, and nothing is to be tried.
+        """
+        opaque = self._opaque_objects()
+        links = {path: value for path, value in self._objects.items() if is_link(value)}
+        originals = links | opaque
+        # Whatever is seen stays itself, also where a copy holds it.
+        seen_paths = self._objects.keys() - originals.keys()
+        memo = {id(self._objects[path]): self._objects[path] for path in seen_paths}
+        try:
+            copies = copy.deepcopy(list(originals.values()), memo)
+        except Exception:  # whatever a lock, a file or a connection raises
+            yield None
+            return
+        try:
+            by_path = dict(zip(originals, copies, strict=True))
+            self._replace(by_path)
+            yield Copies({path: by_path[path] for path in opaque})
+        finally:
+            self._replace(originals)
+
+    def _replace(self, objects: Mapping[Path, Any]) -> None:
+        """Gives the strategy what it was made with, with these objects at their addresses."""
+        self._objects |= objects
+        self._addresses |= {id(value): path for path, value in objects.items()}
+        self._put(EMPTY, frozenset(objects))
+
+    def _first(self, path: Path, name: str, value: Any) -> Packed:
+        """Returns the value of an attribute at first, or a reference to what cannot be packed."""
+        try:
+            return pack(value, self._address_of).copied()
+        except Unkeepable:
+            address = (*path, name, "")
+            self._objects[address] = value
+            self._unseen.add(address)
+            return Packed(["at", *address], [])
+
+    def is_as_at_first(self, path: Path, value: Any) -> bool:
+        """Says whether an attribute that cannot be packed is the object that it was at first."""
+        return (*path, "") in self._unseen and self._objects[(*path, "")] is value
+
+    def _opaque_objects(self) -> dict[Path, Any]:
         return {
-            path: type(value).__name__
-            for path, value in self._unpacked.items()
-            if not isinstance(value, _STATELESS)
+            path: value
+            for path, value in self._objects.items()
+            if path in self._unseen or self._reach.is_opaque(value)
         }
 
-    def initial(self, paths: Iterable[Path]) -> dict[Path, Packed]:
-        """Returns the values that attributes had at first."""
-        return {path: self._initial[path] for path in paths if path in self._initial}
+    def _walk(self) -> Iterator[tuple[Path, Any]]:
+        """Yields each object that the strategy leads to, the nearest first, with its address."""
+        seen: dict[int, Any] = {}  # the values too, so that no id is given anew meanwhile
+        addresses: set[Path] = set()
+        todo: list[tuple[Path, Any]] = [((), self._strategy)]
+        while todo:
+            level, todo = todo, []
+            for path, value in level:
+                if id(value) in seen:
+                    continue
+                if not is_immutable(value):
+                    seen[id(value)] = value
+                    while path in addresses:  # two classes of one name
+                        path = (*path[:-1], f"{path[-1]}'")
+                    addresses.add(path)
+                    yield path, value
+                for name, child in self._reach.children(value):
+                    todo.append(((name,) if name.startswith("@") else (*path, name), child))
 
-    def changes(self, strategy: Strategy) -> Changes:
-        """Compares the strategy with what it was at first."""
-        kept: dict[Path, Packed] = {}
-        lost: dict[Path, str] = {}
-        paths = set()
-        for path, value in self._attributes(strategy, first=False):
-            paths.add(path)
-            try:
-                packed = pack(value)
-            except Unkeepable as error:
-                is_as_before = path in self._unpacked and self._unpacked[path] is value
-                if not is_as_before and not isinstance(value, _TOOLS):
-                    lost[path] = str(error)
+    def _address_of(self, value: Any) -> Any:
+        path = self._addresses.get(id(value))
+        if path is None:
+            raise Unkeepable(type(value).__name__)
+        return ["at", *path]
+
+    def _put(self, state: State, anew: frozenset[Path]) -> None:
+        """Gives the strategy a state; what refers to the addresses `anew` is set in any case."""
+        new = [empty_value(content) for content in state.new]
+
+        def resolve(tree: list[Any]) -> Any:
+            kind, *where = tree
+            if kind == "new":
+                return new[where[0]]
+            if kind == "method":
+                function, owner = (resolve(subtree) for subtree in where)
+                return types.MethodType(function, owner)
+            if tuple(where) not in self._objects:
+                raise self._has_no(tuple(where))
+            return self._objects[tuple(where)]
+
+        for value, packed in zip(new, state.new, strict=True):
+            fill(value, packed, resolve)
+        by_holder: dict[Path, dict[str, Packed]] = {}
+        for path, packed in state.attributes.items():
+            by_holder.setdefault(path[:-1], {})[path[-1]] = packed
+            if path[:-1] not in self._attributes:
+                raise self._has_no(path)
+        for path in state.contents.keys() - self._contents.keys():
+            raise self._has_no(path)
+        for path, packed in (self._contents | state.contents).items():
+            refers = not anew.isdisjoint(_references(packed.tree))
+            is_there = not refers and packed.same_as(self._present(self._objects[path]))
+            if not is_there and not fill(self._objects[path], packed, resolve):
+                raise self._has_no(path)
+        for path, attributes in self._attributes.items():
+            target = attributes | by_holder.get(path, {})
+            self._put_attributes(self._objects[path], target, resolve)
+
+    def _put_attributes(self, holder: Any, target: Mapping[str, Packed], resolve: Any) -> None:
+        present = self._reach.attributes(holder)
+        for name in present.keys() - target.keys():
+            if not is_tool(present[name]):
+                set_attribute(holder, name)
+        for name, packed in target.items():
+            if packed.same_as(_DELETED):
+                if name in present:
+                    set_attribute(holder, name)
                 continue
-            if not packed.same_as(self._initial.get(path)):
-                kept[path] = packed
-        for path in {*self._initial, *self._unpacked} - paths:
-            if not any(path[:length] in paths for length in range(1, len(path))):
-                lost[path] = "deleted"
-        return Changes(kept, lost)
+            value = unpack(packed, resolve)
+            if name not in present or not _is_same(present[name], value):
+                set_attribute(holder, name, value)
 
-    def undo(self, strategy: Strategy) -> None:
-        """Gives the strategy the attributes that it had at first."""
-        kept, lost = self.changes(strategy)
-        changed = {*kept, *lost}
-        restore(strategy, self.initial(changed))
-        for path in changed - set(self._initial):
-            holder = holder_of(strategy, path)
-            if path in self._unpacked:
-                vars(holder)[path[-1]] = self._unpacked[path]
-            else:
-                del vars(holder)[path[-1]]
+    def _present(self, value: Any) -> Packed | None:
+        """Returns what a list, a dict or an array holds now; None where it holds new objects."""
+        try:
+            return content_of(value, self._address_of)
+        except Unkeepable:
+            return None
 
-    def _attributes(
-        self, holder: Any, path: Path = (), inside: frozenset[int] = frozenset(), *, first: bool
-    ) -> Iterator[tuple[Path, Any]]:
-        """Yields the attributes of an object and of the objects that it holds."""
-        inside |= {id(holder)}
-        for name, value in list(vars(holder).items()):
-            here = (*path, name)
-            if first and self._is_holder(value):
-                self._holders[here] = type(value)
-            if self._holders.get(here) is not type(value):
-                yield here, value
-            elif id(value) not in inside:
-                yield from self._attributes(value, here, inside, first=first)
-
-    def _is_holder(self, value: Any) -> bool:
-        if not hasattr(value, "__dict__") or isinstance(value, _STATELESS):
-            return False
-        is_own = type(value).__module__ in self._modules and type(value).__name__ not in _KINDS
-        return isinstance(value, Strategy) or dataclasses.is_dataclass(value) or is_own
+    def _has_no(self, path: Path) -> ValueError:
+        return ValueError(
+            f"the folder keeps strategy.{shown_path(path)}, which "
+            f"strategy={type(self._strategy).__name__} has no place for: wrap the strategy that "
+            "the folder was begun with"
+        )
 
 
-def round_state(state: StrategyState, strategy: Strategy, before: Mapping[Path, Packed]) -> Changes:
-    """Returns what changed in the strategy since `before`, and what of it no file keeps.
+class _Comparison:
+    """One comparison of a strategy with what it was at first."""
+
+    def __init__(self, first: StrategyState) -> None:
+        self._first = first
+        self._new: dict[int, int] = {}
+        self._values: list[Any] = []  # the new objects, which keep their ids while they are here
+        self._paths: list[Path] = []  # where each was met
+        self._here: Path = ()
+
+    def changes(self) -> Changes:
+        first = self._first
+        lost: dict[Path, str] = {}
+        attributes: dict[Path, Packed] = {}
+        contents: dict[Path, Packed] = {}
+        for path, value in first._objects.items():
+            if path in first._attributes:
+                attributes_of_holder, unkeepable = self._attributes_of(path, value)
+                attributes |= attributes_of_holder
+                lost |= unkeepable
+            elif path in first._contents:
+                self._here = path
+                try:
+                    content = content_of(value, self._refer)
+                except Unkeepable as error:
+                    lost[path] = str(error)
+                    continue
+                first_content = first._contents[path]
+                if not content.same_as(first_content):
+                    contents[path] = content.copied()
+                if _shape(content) != _shape(first_content):
+                    lost[path] = "an array of another shape"
+        new: list[Packed] = []
+        for value in self._values:  # which grows meanwhile
+            self._here = self._paths[len(new)]
+            try:
+                new.append(content_of(value, self._refer).copied())
+            except Unkeepable as error:
+                lost[self._here] = str(error)
+                new.append(Packed(["list"], []))
+        lost |= self._overlaps()
+        return Changes(State(attributes, contents, new), lost)
+
+    def _attributes_of(self, path: Path, holder: Any) -> tuple[dict[Path, Packed], dict[Path, str]]:
+        first_values = self._first._attributes[path]
+        changed: dict[Path, Packed] = {}
+        lost: dict[Path, str] = {}
+        present = self._first._reach.attributes(holder)
+        for name, value in present.items():
+            self._here = (*path, name)
+            try:
+                packed = pack(value, self._refer)
+            except Unkeepable as error:
+                if not is_tool(value) and not self._first.is_as_at_first(self._here, value):
+                    lost[self._here] = str(error)
+                continue
+            if not packed.same_as(first_values.get(name)):
+                changed[self._here] = packed.copied()
+        for name in first_values.keys() - present.keys():
+            changed[(*path, name)] = _DELETED
+        return changed, lost
+
+    def _refer(self, value: Any) -> Any:
+        path = self._first._addresses.get(id(value))
+        if path is not None:
+            return ["at", *path]
+        if id(value) in self._new:
+            return ["new", self._new[id(value)]]
+        if is_mutable(value):
+            self._new[id(value)] = len(self._values)
+            self._values.append(value)
+            self._paths.append(self._here)
+            return ["new", len(self._values) - 1]
+        if isinstance(value, types.MethodType):
+            return ["method", self._refer(value.__func__), self._refer(value.__self__)]
+        raise Unkeepable(type(value).__name__)
+
+    def _overlaps(self) -> dict[Path, str]:
+        """Returns new arrays that share their memory with another array, as views do."""
+        arrays = [
+            (path, value)
+            for path, value in zip(self._paths, self._values, strict=True)
+            if isinstance(value, np.ndarray)
+        ]
+        by_memory: dict[int, list[np.ndarray]] = {}
+        for value in self._first._objects.values():
+            if isinstance(value, np.ndarray):
+                by_memory.setdefault(_memory_of(value), []).append(value)
+        lost = {}
+        for path, value in arrays:
+            neighbours = by_memory.setdefault(_memory_of(value), [])
+            if any(np.may_share_memory(value, neighbour) for neighbour in neighbours):
+                lost[path] = "an array that shares the memory of another"
+            neighbours.append(value)
+        return lost
+
+
+class Copies:
+    """Copies in the place of objects whose state cannot be seen, while something is tried.
 
     Args:
-      state: of the strategy, as it was at first.
-      strategy: as it is now.
-      before: its changes at an earlier time.
+      copies: by the objects' addresses.
     """
-    kept, lost = state.changes(strategy)
-    # What is again as it was at first has changed, too.
-    kept |= state.initial(before.keys() - kept.keys())
-    changed = {path: value for path, value in kept.items() if not value.same_as(before.get(path))}
-    return Changes(changed, lost)
+
+    def __init__(self, copies: Mapping[Path, Any]) -> None:
+        self._copies = copies
+        self._before = {path: _pickle_of(value) for path, value in copies.items()}
+
+    def changed(self) -> dict[Path, str]:
+        """Returns the type of each copy that is not as it was, as far as that can be told."""
+        return {
+            path: type(value).__name__
+            for path, value in self._copies.items()
+            if self._before[path] != _pickle_of(value)
+        }
 
 
-def restore(strategy: Strategy, kept: Mapping[Path, Packed]) -> None:
-    """Gives a strategy the attributes that were kept.
+def iterators_of(state: StrategyState) -> dict[Path, str]:
+    """Returns the type of each generator and iterator, which every use moves on."""
+    opaque = state._opaque_objects()
+    return {path: type(value).__name__ for path, value in opaque.items() if is_iterator(value)}
 
-    Raises:
-      ValueError: the strategy has no object of this path: it is another one.
+
+def shown_path(path: Path) -> str:
+    """Returns the names that lead to an attribute, for a sentence.
+
+    >>> shown_path(("optimizers", "[0]", "rate"))
+    'optimizers[0].rate'
     """
-    for path, packed in kept.items():
-        holder = holder_of(strategy, path)
-        if not hasattr(holder, "__dict__"):
-            raise ValueError(
-                f"the folder keeps strategy.{'.'.join(path)}, which "
-                f"strategy={type(strategy).__name__} has no place for: wrap the strategy that the "
-                "folder was begun with"
-            )
-        vars(holder)[path[-1]] = unpack(packed)
+    return ".".join(path).replace(".[", "[").replace("@", "")
 
 
-def holder_of(strategy: Strategy, path: Path) -> Any:
-    """Returns the object that has the last attribute of a path; None where there is none."""
-    holder: Any = strategy
-    for name in path[:-1]:
-        holder = getattr(holder, name, None)
-    return holder
+def _memory_of(array: np.ndarray) -> int:
+    """Returns the id of the object whose memory an array uses."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return id(array) if array.base is None else id(array.base)
 
 
-def duplicate(strategy: Strategy, memo: dict[int, Any] | None = None) -> Strategy:
-    """Returns a copy to try things with; what cannot be copied is shared."""
-    memo = {} if memo is None else memo
-    twin: Strategy = object.__new__(type(strategy))
-    memo[id(strategy)] = twin
-    for name, value in vars(strategy).items():
-        try:
-            copied = copy.deepcopy(value, memo)
-        except Exception:  # whatever a lock, a file or a connection raises
-            copied = duplicate(value, memo) if isinstance(value, Strategy) else value
-        vars(twin)[name] = copied
-    return twin
+def _shape(content: Packed) -> Any:
+    is_array = content.tree == ["ndarray"]
+    return (content.arrays[0].dtype, content.arrays[0].shape) if is_array else None
+
+
+def _is_same(present: Any, value: Any) -> bool:
+    """Says whether an attribute has this value already."""
+    if present is value:
+        return True
+    return type(present) is type(value) and is_immutable(value) and _equal(present, value)
+
+
+def _equal(present: Any, value: Any) -> bool:
+    try:
+        packed = [pack(side, _no_reference) for side in (present, value)]
+    except Unkeepable:
+        return False
+    return packed[0].same_as(packed[1])
+
+
+def _no_reference(value: Any) -> Any:
+    raise Unkeepable(type(value).__name__)
+
+
+def _references(tree: Any) -> Iterator[Path]:
+    """Yields the addresses that a value refers to."""
+    if isinstance(tree, list):
+        if tree[:1] == ["at"]:
+            yield tuple(tree[1:])
+        else:
+            for subtree in tree:
+                yield from _references(subtree)
+
+
+def _pickle_of(value: Any) -> bytes | None:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # whatever a lock, a file or a connection raises
+        return None

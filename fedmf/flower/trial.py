@@ -3,16 +3,40 @@
 import contextlib
 import logging
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from flwr.app import Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fedmf.flower.arrays import Model, as_record, floats, in_order, shapes_of
 from fedmf.flower.evaluation import text_of
 from fedmf.flower.nodes import log
-from fedmf.flower.strategy_state import Path, StrategyState, duplicate
+from fedmf.flower.strategy_state import Path, StrategyState, iterators_of, shown_path
+
+# A strategy whose model does not move in so many rounds never moves it.
+_ROUNDS_TO_MOVE = 3
+
+
+def check_strategy(strategy: Any) -> None:
+    """Refuses what is no strategy, and one that asks for metrics of training.
+
+    Raises:
+      TypeError, ValueError: naming what to do instead.
+    """
+    if not isinstance(strategy, Strategy):
+        raise TypeError(
+            f"strategy={strategy!r} is no flwr.serverapp.strategy.Strategy: wrap one such as "
+            "FedAvg()"
+        )
+    takes_metrics = getattr(strategy, "train_metrics_aggr_fn", aggregate_metricrecords)
+    if takes_metrics is not aggregate_metricrecords:
+        raise ValueError(
+            f"strategy.train_metrics_aggr_fn={takes_metrics!r} needs metrics of clients, which "
+            "the guarantee does not cover and which are dropped: leave it out"
+        )
 
 
 def next_model(
@@ -44,8 +68,24 @@ def next_model(
     return result
 
 
+def step(strategy: Strategy, t: int, model: Model, mean: Sequence[np.ndarray]) -> ArrayRecord:
+    """Returns what the strategy makes of the release of round t, as one reply of weight 1."""
+    moved = {
+        name: (array + change).astype(array.dtype)
+        for (name, array), change in zip(model.items(), mean, strict=True)
+    }
+    result = next_model(strategy, t, model, moved)
+    if result is None:
+        log.warning("fedmf: the strategy gives no model after round %d: it stays", t + 1)
+        result = dict(model)
+    return as_record(result)
+
+
 def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
-    """Checks on a copy that the strategy moves the model by one reply.
+    """Checks that the strategy moves the model by one reply, and leaves the strategy as it was.
+
+    What the strategy's author wrote is put back as it was. Objects of libraries, whose state cannot
+    be seen, have copies in their place meanwhile; where one cannot be copied nothing is tried.
 
     Args:
       strategy: has made the messages of round t.
@@ -53,28 +93,53 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
       model: before the round.
 
     Returns:
-      The type of each attribute that changes and that no file keeps.
+      The type of each object that changes and that no file keeps, by its path.
 
     Raises:
       ValueError: the model does not move in round 0, or the strategy fails.
     """
-    twin = duplicate(strategy)
-    # Those who replaced the strategy's methods by functions of their own hold the strategy itself.
-    states = [(each, StrategyState(each)) for each in (strategy, twin)]
+    state = StrategyState(strategy)
+    iterators = iterators_of(state)
+    lost: dict[Path, str] = {}
     # Far enough for every float type, and not so far that it overflows.
     reply = {name: (x + np.abs(x) / 4 + 1).astype(x.dtype) for name, x in model.items()}
-    try:
-        with _quiet():
-            result = next_model(twin, t, model, reply)
-        reason = "it gives no model" if result is None else _fault(model, result, t)
-        lost = [state.changes(each).lost for each, state in states]
-    except Exception as error:  # of the strategy's author
-        reason = text_of(error)
-    finally:
-        states[0][1].undo(strategy)
+    with state.restored() as copies:
+        if copies is None or iterators:
+            log.info(
+                "fedmf: strategy=%s is not tried before the first round, because strategy.%s "
+                "cannot be copied",
+                type(strategy).__name__,
+                shown(iterators or state.opaque),
+            )
+            return iterators
+        try:
+            with _quiet():
+                reason = _first_fault(strategy, t, model, reply)
+            lost = state.changes().lost | copies.changed()
+        except Exception as error:  # of the strategy's author
+            reason = text_of(error)
     if reason:
         raise ValueError(refusal_of(strategy, reason))
-    return lost[0] | lost[1]
+    return lost
+
+
+def _first_fault(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
+    """Returns what is wrong with the next models; nothing where the first one is right.
+
+    A schedule may begin with a learning rate of 0, so that a model which stays as it is gets some
+    more rounds. A run that goes on moved the model in its first rounds, and may stand still now.
+    """
+    for number in range(t, t + _ROUNDS_TO_MOVE):
+        result = next_model(strategy, number, model, reply)
+        if result is None:
+            return "it gives no model"
+        is_lost = (np.isfinite(model[name]) & ~np.isfinite(result[name]) for name in model)
+        if any(map(np.any, is_lost)):
+            return "the next model has entries that are not finite"
+        stays = all(np.array_equal(model[name], result[name], equal_nan=True) for name in model)
+        if not stays or t > 0:
+            return ""
+    return "the model stays as it is"
 
 
 def refusal_of(strategy: Strategy, reason: str) -> str:
@@ -84,21 +149,6 @@ def refusal_of(strategy: Strategy, reason: str) -> str:
         f"noisy mean of the clients' ({reason}): wrap one that moves a model by an average, such "
         "as FedAvg, FedAvgM, FedAdam, FedAdagrad, FedYogi or FedProx"
     )
-
-
-def _fault(model: Model, result: Model, t: int) -> str:
-    """Returns what is wrong with the next model; nothing where it is right.
-
-    A run that goes on moved the model in its first round, and may stand still in this one: a
-    learning rate may be 0.
-    """
-    is_lost = (np.isfinite(model[name]) & ~np.isfinite(result[name]) for name in model)
-    if any(map(np.any, is_lost)):
-        return "the next model has entries that are not finite"
-    stays = all(np.array_equal(model[name], result[name], equal_nan=True) for name in model)
-    if stays and t == 0:
-        return "the model stays as it is"
-    return ""
 
 
 def check_is_kept(lost: Mapping[Path, str], folder: pathlib.Path) -> None:
@@ -113,7 +163,7 @@ def check_is_kept(lost: Mapping[Path, str], folder: pathlib.Path) -> None:
 
 def shown(attributes: Mapping[Path, str]) -> str:
     """Returns the names of attributes with their types, for a sentence."""
-    return ", ".join(f"{'.'.join(path)} ({kind})" for path, kind in attributes.items())
+    return ", ".join(f"{shown_path(path)} ({kind})" for path, kind in attributes.items())
 
 
 @contextlib.contextmanager

@@ -19,6 +19,9 @@ ODD = {
     "two records": [GOOD, GOOD],
     "no record": [],
     "a weight that makes the sum 0": [{"num-examples": -14, "loss": 1.0}],
+    "a negative weight": [{"num-examples": -5, "loss": 1.0}],
+    "a weight that is not finite": [{"num-examples": float("inf"), "loss": 1.0}],
+    "a weight that is no number": [{"num-examples": float("nan"), "loss": 1.0}],
 }
 
 
@@ -85,3 +88,44 @@ def test_an_evaluation_for_which_too_few_nodes_are_connected_is_left_out(caplog,
         strategy.start(Grid(NODES), initial(), ROUNDS, timeout=0.05)
     assert strategy.server.round == ROUNDS
     assert caplog.text.count("is not evaluated on clients: 15 nodes were connected") == ROUNDS
+
+
+class Lowering(FedAvg):
+    """Goes by its evaluations, as a schedule that lowers a rate on a plateau."""
+
+    evaluations = 0
+    steps = ()
+
+    def aggregate_train(self, server_round, replies):
+        self.steps = (*self.steps, self.evaluations)
+        return super().aggregate_train(server_round, replies)
+
+    def aggregate_evaluate(self, server_round, replies):
+        self.evaluations += 1
+        return super().aggregate_evaluate(server_round, replies)
+
+
+@pytest.mark.parametrize("reply", [[GOOD], ODD["no weight"]], ids=["good", "odd"])
+def test_what_an_evaluation_changes_is_there_after_a_restart(reply, tmp_path):
+    """Once, also where the strategy gets the replies twice because one of them is odd. The newest
+    model is evaluated first, and a run that is over evaluates nothing.
+    """
+    grid = Grid(NODES, dict.fromkeys(NODES, replying([GOOD])) | {NODES[0]: replying(reply)})
+    for rounds in (1, 3, 4, 6, 6):
+        strategy = wrapped(tmp_path / "server", Lowering())
+        result = strategy.start(grid, initial(), rounds)
+        strategy.server.close()
+    assert strategy.strategy.steps[:6] == (0, 1, 2, 3, 4, 5)
+    assert result.evaluate_metrics_clientapp == {}
+
+
+def test_a_run_that_goes_on_has_the_evaluation_of_its_newest_model(tmp_path):
+    grid = Grid(NODES, dict.fromkeys(NODES, replying([GOOD])))
+    strategy = wrapped(tmp_path / "server", FedAvg())
+    strategy.start(grid, initial(), 3)
+    strategy.server.close()
+    strategy = wrapped(tmp_path / "server", FedAvg())
+    result = strategy.start(grid, initial(), 5)
+    assert sorted(result.evaluate_metrics_clientapp) == [3, 4, 5]
+    result = strategy.start(grid, initial(), 6)
+    assert sorted(result.evaluate_metrics_clientapp) == [6]

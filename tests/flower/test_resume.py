@@ -52,13 +52,14 @@ POINTS = {
 
 def run_until(point, strategy, grid):
     name, after, rounds = POINTS[point]
-    owner = grid if name == "send_and_receive" else strategy.strategy
+    # Not the strategy's own attribute, which would be a part of its state.
+    owner = type(grid if name == "send_and_receive" else strategy.strategy)
     call = getattr(owner, name)
 
-    def dying(*args, **options):
+    def dying(self, *args, **options):
         if not after and len(grid.asked) == rounds:
             raise Killed
-        result = call(*args, **options)
+        result = call(self, *args, **options)
         if after and len(grid.asked) == rounds:
             raise Killed
         return result
@@ -101,13 +102,12 @@ def test_a_run_that_is_done_gives_its_model_again(tmp_path):
     np.testing.assert_array_equal(flat(again.arrays), flat(done.arrays))
 
 
-def test_a_server_whose_model_was_not_written_yet_begins_anew(tmp_path):
+def test_a_server_that_has_released_nothing_yet_begins_anew(tmp_path):
     """A crash before the first message."""
     strategy = wrapped(tmp_path / "server")
     with refusal("0 nodes were connected", TimeoutError):
         wrapped_start(strategy, Grid([]))
     strategy.server.close()
-    assert not (tmp_path / "server" / "model.npz").exists()
     assert wrapped(tmp_path / "server").start(Grid(NODES), initial()).arrays
 
 
@@ -132,7 +132,7 @@ def test_other_settings_than_the_folders_are_refused(tmp_path):
         wrapped(folder, population=20).start(Grid(NODES), initial())
     with refusal("begun with shapes="):
         wrapped(folder).start(Grid(NODES), record({"weights": np.ones(3)}))
-    with refusal("is of round 2 with the arrays .*'bias'"):
+    with refusal("begun with the arrays .*'bias'.* and not .*'other'"):
         names = {"weights": np.ones((3, 2)), "other": np.ones(2)}
         wrapped(folder).start(Grid(NODES), record(names))
     others = {
@@ -183,27 +183,6 @@ def test_another_order_of_the_arrays_names_changes_nothing(rounds, tmp_path):
     result = strategy.start(Grid(NODES), other)
     assert list(result.arrays) == list(MODEL)
     np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
-
-
-@pytest.mark.parametrize("how", ["missing", "cut", "old", "flipped"])
-def test_a_damaged_model_is_refused(how, tmp_path):
-    folder = begun(tmp_path / "server")
-    path = folder / "model.npz"
-    content = path.read_bytes()
-    if how == "missing":
-        path.unlink()
-    elif how == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    elif how == "flipped":
-        at = len(content) // 2
-        path.write_bytes(content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :])
-    else:  # of two rounds before
-        strategy = wrapped(folder)
-        strategy.start(Grid(NODES), initial(), 4)
-        strategy.server.close()
-        path.write_bytes(content)
-    with refusal("put back its own newest file"):
-        wrapped(folder).start(Grid(NODES), initial())
 
 
 def test_nodes_under_new_ids_are_not_taken_for_new_clients(tmp_path):

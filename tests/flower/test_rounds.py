@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx
 
 from fedmf.privacy.stopping import stopped_after
@@ -221,7 +221,7 @@ def test_a_model_that_changes_its_shape_is_refused():
     strategy, grid = wrapped(), Grid(NODES)
     strategy.start(grid, initial(), 1)
     with refusal("the run's are"):
-        strategy.configure_train(2, record({"weights": np.ones((2, 2))}), {}, grid)
+        strategy.configure_train(2, record({"weights": np.ones((2, 2))}), ConfigRecord(), grid)
 
 
 def test_a_round_has_a_beginning():

@@ -75,6 +75,22 @@ def test_a_strategy_of_ones_own_that_cannot_train_is_refused_before_the_first_ro
     assert strategy.server.round == 0
 
 
+class WarmingUp(FedAvgM):
+    """A learning rate that begins with 0."""
+
+    def aggregate_train(self, server_round, replies):
+        self.server_learning_rate = (server_round - 1) / 2
+        return super().aggregate_train(server_round, replies)
+
+
+def test_a_rate_that_begins_with_0_is_none_that_stays_0():
+    grid = Grid(NODES)
+    strategy = WarmingUp(fraction_evaluate=0.0, server_learning_rate=0.5, server_momentum=0.0)
+    wrapped(strategy=strategy).start(grid, initial(), 3)
+    np.testing.assert_array_equal(grid.sent[1]["weights"], grid.sent[0]["weights"])
+    assert np.any(grid.sent[2]["weights"] != grid.sent[1]["weights"])
+
+
 def test_a_trial_leaves_the_strategy_as_it_was():
     """Also one whose methods were replaced by functions that hold it."""
 

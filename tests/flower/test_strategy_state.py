@@ -2,15 +2,18 @@
 
 import collections
 import dataclasses
-import datetime
+import functools
+import io
+import json
 import logging
+import threading
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, FedAvgM
 
-from fedmf.flower.strategy_state import Unkeepable, pack, unpack
+from fedmf.flower.strategy_state import State, StrategyState
 from tests.flower.made_up import ROUNDS, Grid, flat, initial, record, wrapped
 from tests.refusals import refusal
 
@@ -80,12 +83,205 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("name", STATES)
+class Optimizer:
+    """Holds arrays that whoever made it may hold, too."""
+
+    def __init__(self, velocity):
+        self.velocity = velocity
+
+    def step(self, mean):
+        self.velocity *= 0.9
+        self.velocity += mean
+        return float(self.velocity.mean())
+
+
+class Slotted(Optimizer):
+    __slots__ = ("velocity",)
+
+
+class Locked(Optimizer):
+    """As optimizers of libraries have one."""
+
+    def __init__(self, velocity):
+        super().__init__(velocity)
+        self.lock = threading.Lock()
+
+
+def zeros():
+    return np.zeros(8, np.float32)
+
+
+def of_the_optimizer(own, mean):
+    return 1 + own.optimizer.step(mean) + float(own.velocity[0])
+
+
+def shared(kind=Optimizer):
+    velocity = zeros()
+    return Moving(of_the_optimizer, velocity=velocity, optimizer=kind(velocity))
+
+
+def shared_later():
+    """Both hold an array that the first round makes."""
+
+    def push(own, mean):
+        if own.velocity is None:
+            own.velocity = own.optimizer.velocity = 0 * mean
+        return of_the_optimizer(own, mean)
+
+    return Moving(push, velocity=None, optimizer=Optimizer(None))
+
+
+def parted_later():
+    """What shared an array at first has one of its own after two rounds."""
+
+    def push(own, mean):
+        own.count += 1
+        if own.count == 2:
+            own.velocity = own.velocity.copy() + 1
+        return of_the_optimizer(own, mean)
+
+    strategy = shared()
+    strategy.push, strategy.count = push, 0
+    return strategy
+
+
+def views():
+    flat = zeros()
+    optimizer = Optimizer(flat[2:].reshape(3, 2))
+    return Moving(
+        lambda own, mean: 1 + own.optimizer.step(mean[0]) / 9 + float(own.flat.sum()) / 9,
+        flat=flat,
+        optimizer=optimizer,
+    )
+
+
+def in_containers():
+    both = [Optimizer(zeros()), Optimizer(zeros())]
+    by_name = {"first": both[0], "all": both}
+
+    def push(own, mean):
+        return 1 + sum(each.step(mean) for each in own.all) + own.by_name["first"].velocity[0]
+
+    return Moving(push, all=both, by_name=by_name)
+
+
+def closure():
+    velocity, count = None, 0
+
+    def push(own, mean):
+        nonlocal velocity, count
+        count += 1
+        velocity = mean if velocity is None else velocity * 0.9 + mean
+        return 1 + count * velocity.mean()
+
+    return Moving(push)
+
+
+def bound_method():
+    optimizer = Optimizer(zeros())
+    return Moving(lambda own, mean: 1 + own.step(mean), step=optimizer.step)
+
+
+def method_of_a_list():
+    history = []
+
+    def push(own, mean):
+        own.note(float(mean[0]))
+        return 1 + sum(history)
+
+    return Moving(push, note=history.append)
+
+
+def partial():
+    def step(memory, mean, *, options):
+        memory["v"] = memory.get("v", 0) * options["rate"] + mean
+        options["rate"] *= 0.9
+        return memory["v"].mean()
+
+    return Moving(
+        lambda own, mean: 1 + own.step(mean),
+        step=functools.partial(step, {}, options={"rate": 0.9}),
+    )
+
+
+def class_attribute():
+    class Classy(Moving):
+        velocity = 0.0
+
+        def move(self, mean):
+            type(self).velocity = 0.9 * type(self).velocity + float(mean.mean())
+            return 1 + self.velocity
+
+    return Classy(Classy.move)
+
+
+def mutable_default():
+    def push(own, mean, memory={}):  # noqa: B006 (what this is about)
+        memory["v"] = memory.get("v", 0) * 0.9 + mean
+        return 1 + memory["v"].mean()
+
+    return Moving(push)
+
+
+def attribute_of_a_function():
+    def push(own, mean):
+        push.velocity = 0.9 * getattr(push, "velocity", 0) + mean
+        return 1 + push.velocity.mean()
+
+    return Moving(push)
+
+
+def of_a_module():
+    """A variable of the module that the strategy's code names."""
+    module = {"np": np}
+    code = "v = 0.0\ndef push(own, mean):\n    global v\n    v = 0.9 * v + float(mean.mean())\n"
+    exec(code + "    return 1 + v", module)
+    return Moving(module["push"])
+
+
+def phases():
+    """Another function after two rounds."""
+
+    def early(own, mean):
+        own.count += 1
+        if own.count == 2:
+            own.push = own.late
+        return 1.5
+
+    return Moving(early, count=0, late=lambda own, mean: 0.5)
+
+
+SHARED = {
+    "an optimizer with the strategy's array": shared,
+    "one with slots": lambda: shared(Slotted),
+    "one with a lock": lambda: shared(Locked),
+    "shared from the first round on": shared_later,
+    "shared at first": parted_later,
+    "views": views,
+    "objects in containers": in_containers,
+    "closure": closure,
+    "bound method": bound_method,
+    "method of a list": method_of_a_list,
+    "partial": partial,
+    "class attribute": class_attribute,
+    "mutable default": mutable_default,
+    "attribute of a function": attribute_of_a_function,
+    "variable of a module": of_a_module,
+    "another function later": phases,
+} | {
+    name: lambda push=push, state=state: Moving(push, **state())
+    for name, (push, state) in STATES.items()
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_a_run_that_is_started_again_ends_as_one_that_was_not(name, tmp_path):
-    push, state = STATES[name]
-    whole = wrapped(strategy=Moving(push, **state())).start(Grid(NODES), initial())
+    """Nor does the trial before the first round leave a mark."""
+    untried = wrapped(strategy=SHARED[name]())
+    untried._is_tried = True
+    whole = untried.start(Grid(NODES), initial())
     for rounds in (2, 3, None):
-        strategy = wrapped(tmp_path / "server", Moving(push, **state()))
+        strategy = wrapped(tmp_path / "server", SHARED[name]())
         result = strategy.start(Grid(NODES), initial(), rounds)
         strategy.server.close()
     np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
@@ -145,9 +341,7 @@ def test_what_rounds_leave_alone_is_the_programs_own(tmp_path):
 
 
 class Buffer:
-    """A type that no file without pickles holds; `Momentum` stands for those that it holds."""
-
-    __slots__ = ("value",)
+    """A type of the strategy's author: no file makes objects of it."""
 
 
 def test_state_that_a_folder_cannot_keep_is_refused_before_the_first_round(tmp_path):
@@ -162,17 +356,49 @@ def test_state_that_a_folder_cannot_keep_is_refused_before_the_first_round(tmp_p
     assert wrapped(None, Moving(push, v=None)).start(Grid(NODES), initial()).arrays
 
 
+def numbers_of_a_generator():
+    yield from range(100)
+
+
+def of_a_view(own, mean):
+    own.flat = mean.copy()
+    own.view = own.flat[:2]
+    return 1.5
+
+
+UNKEPT = {
+    "generator": (lambda own, mean: 1 + next(own.v), numbers_of_a_generator, r"v \(generator\)"),
+    "iterator": (lambda own, mean: 1 + next(own.v), lambda: iter([1.0] * 99), "v .list_iterator"),
+    "buffer of a library": (lambda own, mean: 1 + own.v.write("x"), io.StringIO, "v .StringIO"),
+    "new views": (of_a_view, lambda: None, "view .an array that shares the memory of another"),
+}
+
+
+@pytest.mark.parametrize("name", UNKEPT)
+def test_what_is_seen_to_change_and_not_kept_is_refused(name, tmp_path):
+    push, value, words = UNKEPT[name]
+    strategy = wrapped(tmp_path / "server", Moving(push, v=value()))
+    with refusal(f"strategy.{words}.* changes from round to round, and folder="):
+        strategy.start(Grid(NODES), initial())
+    assert strategy.server.round == 0
+    untried = wrapped(None, Moving(push, v=value()))
+    untried._is_tried = True
+    whole = untried.start(Grid(NODES), initial())
+    result = wrapped(None, Moving(push, v=value())).start(Grid(NODES), initial())
+    np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
+
+
 def test_state_that_turns_up_later_or_cannot_be_seen_is_said(tmp_path, caplog):
     def push(own, mean):
         own.count += 1
         own.v = Buffer() if own.count > 2 else None
         return 1.5
 
-    strategy = wrapped(tmp_path / "server", Moving(push, v=None, count=0, hidden=Buffer()))
+    strategy = wrapped(tmp_path / "server", Moving(push, v=None, count=0, hidden=io.StringIO()))
     with caplog.at_level(logging.WARNING, "flwr"):
         strategy.start(Grid(NODES), initial())
     assert caplog.text.count("does not keep strategy.v (Buffer)") == 1
-    assert caplog.text.count("does not keep strategy.hidden (Buffer)") == 1
+    assert caplog.text.count("does not keep strategy.hidden (StringIO)") == 1
 
 
 def test_another_strategy_than_the_folders_is_refused(tmp_path):
@@ -210,27 +436,67 @@ VALUES = [
 ]
 
 
+def stored(state):
+    """What comes back from a file."""
+    tree, arrays = state.to_arrays()
+    return State.from_arrays(json.loads(json.dumps(tree)), arrays)
+
+
+def again(change):
+    """Returns a strategy that got the state of a changed one from a file, and its state."""
+    first, second = (FedAvg(fraction_evaluate=0.0) for _ in range(2))
+    states = StrategyState(first), StrategyState(second)
+    change(first)
+    states[1].restore(stored(states[0].changes().state))
+    return second, states[1]
+
+
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_values_come_back_as_they_were(value):
-    packed = pack(value)
-    back = unpack(packed)
-    assert type(back) is type(value)
-    np.testing.assert_equal(back, value)
-    assert pack(back).same_as(packed)
+    back, _ = again(lambda strategy: setattr(strategy, "v", value))
+    assert type(back.v) is type(value)
+    np.testing.assert_equal(back.v, value)
+
+
+def test_what_refers_to_itself_comes_back():
+    endless = [1]
+    endless.append(endless)
+    back, _ = again(lambda strategy: setattr(strategy, "v", endless))
+    assert back.v[0] == 1
+    assert back.v[1] is back.v
+
+
+def test_what_was_deleted_stays_deleted():
+    back, state = again(lambda strategy: delattr(strategy, "fraction_train"))
+    assert not hasattr(back, "fraction_train")
+    state.restore()
+    assert back.fraction_train == 1.0
 
 
 @pytest.mark.parametrize(
     "value",
-    [object(), np.array([None]), [object()], {1: lambda: 0}, datetime.date(2020, 1, 1), Momentum()],
+    [np.array([None]), [Momentum()], {1: lambda: 0}, io.StringIO(), Momentum()],
     ids=str,
 )
 def test_what_a_file_does_not_hold_is_named(value):
-    with pytest.raises(Unkeepable):
-        pack(value)
+    strategy = FedAvg(fraction_evaluate=0.0)
+    state = StrategyState(strategy)
+    strategy.v = value
+    lost = state.changes().lost
+    assert list(lost) == [("v",)]
 
 
-def test_a_list_within_itself_is_not_kept():
-    endless = []
-    endless.append(endless)
-    with pytest.raises(Unkeepable, match="list"):
-        pack(endless)
+def test_an_object_whose_copy_fails_is_left_alone(tmp_path, caplog):
+    """A file that is open for writing gets no line of a trial."""
+    path = tmp_path / "log"
+
+    def push(own, mean):
+        own.out.write("round\n")
+        return 1.5
+
+    with open(path, "w") as out, caplog.at_level(logging.INFO, "flwr"):
+        wrapped(None, Moving(push, out=out)).start(Grid(NODES), initial(), 2)
+    assert path.read_text() == "round\n" * 2
+    assert (
+        "is not tried before the first round, because strategy.out (TextIOWrapper)" in caplog.text
+    )

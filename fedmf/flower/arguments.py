@@ -1,0 +1,111 @@
+"""Checks of what a program hands to the strategy."""
+
+import os
+import pathlib
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+
+from fedmf import checks
+from fedmf.files import expanded
+
+
+def check_round(server_round: Any) -> None:
+    """Refuses what is no number of a round.
+
+    Raises:
+      TypeError, ValueError: naming what to do instead.
+    """
+    hint = "pass on the number that Flower gives, from 1 on"
+    checks.integer("server_round", server_round, low=1, hint=hint)
+
+
+def check_grid(grid: Any) -> None:
+    """Refuses what cannot be asked for nodes and replies.
+
+    Raises:
+      TypeError: naming what to do instead.
+    """
+    methods = [getattr(grid, name, None) for name in ("get_node_ids", "send_and_receive")]
+    if isinstance(grid, type) or not all(map(callable, methods)):
+        raise TypeError(
+            f"grid={grid!r} is no Grid of Flower's: pass on the one that the ServerApp's main "
+            "function gets"
+        )
+
+
+def check_arrays(name: str, arrays: Any) -> None:
+    """Refuses what is no model.
+
+    Raises:
+      TypeError, ValueError: naming what to do instead.
+    """
+    hint = "give the model's arrays as a flwr.app.ArrayRecord"
+    if not isinstance(arrays, ArrayRecord):
+        raise TypeError(f"{name}={arrays!r} is a {type(arrays).__name__}: {hint}")
+    if not arrays:
+        raise ValueError(f"{name} is empty: {hint}")
+
+
+def check_config(name: str, config: Any, *, is_optional: bool = False) -> None:
+    """Refuses what is no configuration of messages.
+
+    Raises:
+      TypeError: naming what to do instead.
+    """
+    if config is None and is_optional:
+        return
+    if not isinstance(config, ConfigRecord):
+        raise TypeError(
+            f"{name}={config!r} is a {type(config).__name__}: give a flwr.app.ConfigRecord"
+        )
+
+
+def check_evaluate_fn(evaluate_fn: Any) -> None:
+    """Refuses what is no function of two arguments, but None.
+
+    Raises:
+      TypeError: naming what to do instead.
+    """
+    if evaluate_fn is not None:
+        hint = "give a function of a round's number and the model's arrays, or None"
+        checks.function("evaluate_fn", evaluate_fn, num_arguments=2, hint=hint)
+
+
+def checked_folder(folder: Any) -> pathlib.Path | None:
+    """Returns the path of a folder, absolute, whatever becomes of the working folder; or None.
+
+    Raises:
+      TypeError: it is no path.
+    """
+    if folder is None:
+        return None
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+        raise TypeError(f"folder={folder!r} must be the path of a folder, or None")
+    return expanded(folder).absolute()
+
+
+def check_sending(server_round: Any, arrays: Any, config: Any, grid: Any) -> None:
+    """Refuses what messages to nodes cannot be made of.
+
+    Raises:
+      TypeError, ValueError: naming what to do instead.
+    """
+    check_round(server_round)
+    check_arrays("arrays", arrays)
+    check_config("config", config)
+    check_grid(grid)
+
+
+def checked_replies(replies: Any) -> list[Message]:
+    """Returns the replies of nodes as a list.
+
+    Raises:
+      TypeError: they are none.
+    """
+    hint = "give the messages that the grid has received"
+    messages = checks.entries("replies", replies, hint=hint)
+    for message in messages:
+        if not isinstance(message, Message):
+            raise TypeError(f"replies has {message!r}, which is no flwr.app.Message: {hint}")
+    return messages

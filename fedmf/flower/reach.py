@@ -1,0 +1,265 @@
+"""What a strategy reaches: its own objects, functions and classes, whose attributes are its state.
+
+What a library keeps inside of its objects is neither looked at nor set.
+"""
+
+import collections.abc
+import datetime
+import decimal
+import dis
+import enum
+import fractions
+import functools
+import io
+import logging
+import pathlib
+import re
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from flwr.serverapp.strategy import Strategy
+
+from fedmf.flower.values import is_immutable, is_mutable, items_of
+
+# What a program makes again when it needs it, and values without a state of their own.
+_TOOLS = (
+    types.ModuleType,
+    type,
+    logging.Logger,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    enum.Enum,
+    pathlib.PurePath,
+    re.Pattern,
+    types.GenericAlias,
+    np.dtype,
+    np.ufunc,
+    datetime.date,
+    datetime.timedelta,
+    datetime.tzinfo,
+    decimal.Decimal,
+    fractions.Fraction,
+)
+# Values that only lead to others.
+_LINKS = (
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.FunctionType,
+    functools.partial,
+    functools.partialmethod,
+    functools.cached_property,
+    staticmethod,
+    classmethod,
+    property,
+)
+_LINKED = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
+# Libraries whose own objects have no state of a strategy's; their strategies do.
+_SYSTEM = ("fedmf", "flwr")
+_DEFAULTS, _KEYWORD_DEFAULTS = "__defaults__", "__kwdefaults__"
+_GLOBAL = "__globals__[{}]"
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: of a class that Python code defines
+_ABSENT = object()
+
+
+class Reach:
+    """What belongs to a strategy, as opposed to what libraries keep for themselves.
+
+    Args:
+      strategy: the modules of its classes count as its author's, wherever they are installed.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        kinds = type(strategy).__mro__
+        self._packages = {_package(kind.__module__) for kind in kinds} - {*_SYSTEM, "abc"}
+
+    def is_holder(self, value: Any) -> bool:
+        """Says whether this is an object, a class or a function whose attributes are state."""
+        kind = type(value)
+        if isinstance(value, types.FunctionType):
+            return self._is_own(value.__module__) or bool(value.__closure__)
+        if isinstance(value, type):
+            return self._is_own(value.__module__)
+        if _is_plain(value) or is_tool(value) or isinstance(value, _LINKS):
+            return False
+        if isinstance(value, Strategy):
+            return _package(kind.__module__) != "fedmf"
+        is_own = self._is_own(kind.__module__) or hasattr(kind, "__dataclass_fields__")
+        is_python = all(map(_has_no_hidden_state, kind.__mro__))
+        return is_own and is_python and _package(kind.__module__) not in _SYSTEM
+
+    def is_opaque(self, value: Any) -> bool:
+        """Says whether this has a state that cannot be seen."""
+        if _is_plain(value) or is_tool(value) or isinstance(value, _LINKS):
+            return False
+        return not self.is_holder(value) and _package(type(value).__module__) not in _SYSTEM
+
+    def attributes(self, holder: Any) -> dict[str, Any]:
+        """Returns what an object, a class or a function holds, by name."""
+        if isinstance(holder, types.FunctionType):
+            return self._of_function(holder)
+        if isinstance(holder, type):
+            return {n: value for n, value in vars(holder).items() if _is_data(n, value)}
+        names = {name: None for name in _slots(type(holder)) if hasattr(holder, name)}
+        return {name: getattr(holder, name) for name in names} | getattr(holder, "__dict__", {})
+
+    def children(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yields what a value leads to, with a name for each."""
+        if self.is_holder(value):
+            yield from self.attributes(value).items()
+            if not isinstance(value, type | types.FunctionType):
+                for kind in type(value).__mro__:
+                    if self.is_holder(kind):
+                        yield f"@{kind.__qualname__}", kind
+        elif isinstance(value, _LINKS):
+            for name in _LINKED:
+                linked = getattr(value, name, None)
+                if not isinstance(linked, types.ModuleType | type(None)):
+                    yield name, linked
+        else:
+            yield from items_of(value)
+
+    def _is_own(self, module: str | None) -> bool:
+        """Says whether a module is the author's of the strategy, and no library."""
+        if not module:  # of code that was executed without a module
+            return True
+        if _package(module) in _SYSTEM:
+            return False
+        return _package(module) in self._packages or not _is_library(module)
+
+    def _of_function(self, function: types.FunctionType) -> dict[str, Any]:
+        values = dict(vars(function))
+        values |= {_GLOBAL.format(n): function.__globals__[n] for n in self._globals_of(function)}
+        values[_DEFAULTS], values[_KEYWORD_DEFAULTS] = (
+            function.__defaults__,
+            function.__kwdefaults__,
+        )
+        for name, cell in _cells(function).items():
+            try:
+                values[name] = cell.cell_contents
+            except ValueError:  # nothing was assigned yet
+                continue
+        return values
+
+    def _globals_of(self, function: types.FunctionType) -> list[str]:
+        if not self._is_own(function.__module__):
+            return []
+        names = _names(function.__code__) & function.__globals__.keys()
+        return sorted(name for name in names if not name.startswith("__"))
+
+
+def set_attribute(holder: Any, name: str, value: Any = _ABSENT) -> None:
+    """Sets an attribute that `Reach.attributes` names; without a value it deletes it."""
+    if isinstance(holder, types.FunctionType):
+        _set_of_function(holder, name, value)
+    elif isinstance(holder, type):
+        delattr(holder, name) if value is _ABSENT else setattr(holder, name, value)
+    elif name in _slots(type(holder)):
+        # Not by `setattr`, which a frozen dataclass refuses.
+        object.__delattr__(holder, name) if value is _ABSENT else object.__setattr__(
+            holder, name, value
+        )
+    elif value is _ABSENT:
+        vars(holder).pop(name, None)
+    else:
+        vars(holder)[name] = value
+
+
+def _set_of_function(function: types.FunctionType, name: str, value: Any) -> None:
+    cell = _cells(function).get(name)
+    if name in (_DEFAULTS, _KEYWORD_DEFAULTS):
+        setattr(function, name, value)
+    elif cell is not None:
+        if value is _ABSENT:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+    else:
+        scope = vars(function)
+        if name.startswith(_GLOBAL[:12]):
+            name, scope = name[12:-1], function.__globals__
+        if value is _ABSENT:
+            scope.pop(name, None)
+        else:
+            scope[name] = value
+
+
+def is_tool(value: Any) -> bool:
+    """Says whether a program makes this again when it needs it."""
+    return isinstance(value, _TOOLS) or type(value) is object
+
+
+def is_link(value: Any) -> bool:
+    """Says whether this is a method or a partial, which has the object of another inside."""
+    return isinstance(value, types.MethodType | functools.partial | functools.partialmethod)
+
+
+def _is_plain(value: Any) -> bool:
+    return is_mutable(value) or is_immutable(value)
+
+
+def is_iterator(value: Any) -> bool:
+    """Says whether this is a generator or an iterator, which moves on by every use."""
+    return isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
+
+
+def _is_data(name: str, value: Any) -> bool:
+    """Says whether a class's variable is its author's: no part of how Python makes classes."""
+    if isinstance(value, _LINKS):
+        return True
+    is_of_python = name.startswith("__") or name == "_abc_impl"
+    return not is_of_python and not isinstance(
+        value, types.MemberDescriptorType | types.GetSetDescriptorType
+    )
+
+
+def _has_no_hidden_state(kind: type) -> bool:
+    """Says whether all that objects have of this base is in their attributes."""
+    is_of_python = bool(kind.__flags__ & _HEAP_TYPE)
+    return is_of_python or kind.__basicsize__ == object.__basicsize__
+
+
+def _slots(kind: type) -> list[str]:
+    """Returns the names of an object's __slots__."""
+    return [
+        name
+        for base in kind.__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, types.MemberDescriptorType)
+    ]
+
+
+def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
+    """Returns the variables of a closure, by name."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+@functools.cache
+def _names(code: types.CodeType) -> frozenset[str]:
+    """Returns the names of globals that a function and the functions within it use."""
+    inner = (
+        _names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
+    )
+    names = {
+        constant.argval
+        for constant in dis.get_instructions(code)
+        if constant.opname.endswith("_GLOBAL")
+    }
+    return frozenset(names).union(*inner)
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@functools.cache
+def _is_library(module: str) -> bool:
+    """Says whether a module is Python's own, or was installed as packages are."""
+    if _package(module) in sys.stdlib_module_names or module == "builtins":
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.PurePath(file).parts)

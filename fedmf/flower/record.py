@@ -1,0 +1,121 @@
+"""What a release is committed with: all that the wrapped strategy's step after it follows from."""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedmf.flower.arrays import Model, fitted, in_order, shapes_of
+from fedmf.flower.identity import check_same_names, check_same_run
+from fedmf.flower.strategy_state import State
+from fedmf.privacy.plan import Plan
+from fedmf.server.server import Server
+
+_FORMAT = "fedmf flower 1"
+
+
+class StepRecord(NamedTuple):
+    """The model and the wrapped strategy before its step.
+
+    Attributes:
+      model: arrays by name, before the round.
+      state: of the strategy, which has made the round's messages.
+    """
+
+    model: dict[str, np.ndarray]
+    state: State
+
+    def to_arrays(self) -> list[np.ndarray]:
+        """Returns it as arrays, for `Server.release`."""
+        tree, state_arrays = self.state.to_arrays()
+        arrays = [*self.model.values(), *state_arrays]
+        content = {
+            "format": _FORMAT,
+            "names": list(self.model),
+            "state": tree,
+            "digest": _digest_of(arrays),
+        }
+        return [np.frombuffer(json.dumps(content).encode(), np.uint8), *arrays]
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[np.ndarray]) -> "StepRecord":
+        """Inverts `to_arrays`.
+
+        Raises:
+          ValueError: they are something else.
+        """
+        try:
+            header = json.loads(bytes(arrays[0]))
+            is_own = header["format"] == _FORMAT
+        except (IndexError, KeyError, TypeError, ValueError, RecursionError):
+            is_own = False
+        if not is_own:
+            raise ValueError("its releases were not committed by this strategy")
+        if header["digest"] != _digest_of(arrays[1:]):
+            raise ValueError("the model or the strategy's state in its journal was edited")
+        names = header["names"]
+        model = dict(zip(names, arrays[1:], strict=False))
+        state = State.from_arrays(header["state"], list(arrays[1 + len(names) :]))
+        return cls(model, state)
+
+
+def _digest_of(arrays: Sequence[np.ndarray]) -> str:
+    """Returns a digest of the entries, shapes and types of arrays."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def read_record(server: Server, folder: pathlib.Path) -> StepRecord | None:
+    """Returns what the newest release was committed with; None before the first.
+
+    Raises:
+      ValueError: the folder is of a server that another program used.
+    """
+    if not server.round:
+        return None
+    try:
+        return StepRecord.from_arrays(server.last_before)
+    except ValueError as error:
+        raise ValueError(
+            f"folder={str(folder)!r} cannot be gone on with ({error}): give the folder of a run "
+            "with fedmf.flower, or a new one"
+        ) from None
+
+
+def recovered(
+    server: Server,
+    folder: pathlib.Path,
+    plan: Plan,
+    settings: Mapping[str, Any],
+    model: Model,
+) -> tuple[dict[str, np.ndarray], StepRecord | None]:
+    """Returns the model before the newest round, and what its release was committed with.
+
+    Args:
+      server: that was opened.
+      folder: of it.
+      plan: of the program.
+      settings: of the program.
+      model: that the program has given, whose names are the run's.
+
+    Raises:
+      ValueError: the folder is of another run.
+    """
+    begun = json.loads((folder / "server.json").read_text())["server"]
+    saved = read_record(server, folder)
+    if saved is None:
+        model = fitted(model, begun["shapes"])
+    else:
+        model = in_order(model, list(saved.model))
+    shapes = [list(shape) for shape in shapes_of(model).values()]
+    check_same_run(folder, (server.plan, begun), (plan, {"shapes": shapes, **settings}))
+    if saved is None:
+        return dict(model), None
+    check_same_names(folder, saved.model, model)
+    return saved.model, saved

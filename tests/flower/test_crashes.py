@@ -1,0 +1,478 @@
+"""Runs that end anywhere: killed, interrupted, failed, or with files that are not their own.
+
+Whatever happens, one sum of each round is released, the model is what the strategy makes of these
+releases, and the run goes on.
+"""
+
+import itertools
+import os
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAvg, FedAvgM
+
+import fedmf
+from fedmf.server.server import Server
+from tests.flower.made_up import (
+    COHORT,
+    MODEL,
+    Grid,
+    answer,
+    arrays_of,
+    flat,
+    honest,
+    initial,
+    plan,
+    trained,
+    wrapped,
+)
+from tests.refusals import refusal
+from tests.server.test_crashes import in_a_child
+
+NODES = list(range(101, 116))
+MOMENTUM = 0.5
+
+
+def with_momentum():
+    return FedAvgM(fraction_evaluate=0.0, server_momentum=MOMENTUM)
+
+
+def models_of(means):
+    """The models that `with_momentum` makes of these releases."""
+    model, velocity = np.ones(8, np.float32), None
+    for mean in means:
+        velocity = -mean if velocity is None else MOMENTUM * velocity - mean
+        model = model - velocity
+        yield model
+
+
+class Watched:
+    """Notes every release that a caller or `open` hands out, by its round."""
+
+    def __init__(self, monkeypatch):
+        self.by_round = {}
+        release, opened = Server.release, Server.open.__func__
+
+        def watched_release(server, **options):
+            t = server.round
+            self._note(t, mean := release(server, **options))
+            return mean
+
+        def watched_open(kind, folder):
+            server = opened(kind, folder)
+            if server.round:
+                self._note(server.round - 1, server.last_release)
+            return server
+
+        monkeypatch.setattr(Server, "release", watched_release)
+        monkeypatch.setattr(Server, "open", classmethod(watched_open))
+
+    def _note(self, t, mean):
+        self.by_round.setdefault(t, set()).add(np.concatenate([m.ravel() for m in mean]).tobytes())
+
+    def means(self):
+        """Of all rounds; each was released under one sum."""
+        assert all(len(sums) == 1 for sums in self.by_round.values())
+        return [np.frombuffer(*self.by_round[t], np.float32) for t in sorted(self.by_round)]
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    return Watched(monkeypatch)
+
+
+def other_pull(message):
+    """Clients that answer something else when the run is started again."""
+    arrays = trained(message.metadata.dst_node_id + 1, arrays_of(message))
+    return [answer(message, arrays)]
+
+
+def dies(*args, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_third(strategy):
+    return strategy._server is not None and strategy.server.round == 2
+
+
+def killed_in(owner, name, after=False):
+    """Replaces a method by one that kills the process in round 3."""
+
+    def arrange(strategy, monkeypatch):
+        call = getattr(owner, name)
+
+        def dying(*args, **options):
+            if is_third(strategy) and not after:
+                dies()
+            result = call(*args, **options)
+            if strategy._server is not None and strategy.server.round == 3 and after:
+                dies()
+            return result
+
+        monkeypatch.setattr(owner, name, dying)
+
+    return arrange
+
+
+POINTS = {
+    "messages made": killed_in(FedAvgM, "configure_train"),
+    "messages out": killed_in(Grid, "send_and_receive"),
+    "updates added": killed_in(Server, "add"),
+    "release being written": killed_in(os, "link"),
+    "release written": killed_in(os, "unlink"),
+    "step being made": killed_in(FedAvgM, "aggregate_train", after=True),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_run_goes_on_with_the_same_releases(point, tmp_path, watched):
+    folder = tmp_path / "server"
+
+    def work(pipe):
+        strategy = wrapped(folder, with_momentum())
+        with pytest.MonkeyPatch.context() as patch:
+            POINTS[point](strategy, patch)
+            strategy.start(Grid(NODES), initial(), 4)
+
+    assert in_a_child(work) is None
+    whole = wrapped(None, with_momentum())
+    expected = Grid(NODES)
+    whole.start(expected, initial(), 3)
+    means = watched.means()
+    watched.by_round.clear()
+    strategy = wrapped(folder, with_momentum())
+    grid = Grid(NODES, dict.fromkeys(NODES, other_pull))
+    result = strategy.start(grid, initial(), 4)
+    done = 4 - len(grid.asked)
+    assert done in (2, 3)
+    seen = watched.means()
+    # What the killed process released is what `open` has.
+    np.testing.assert_array_equal(seen[0], means[done - 1])
+    models = list(models_of([*means[:done], *seen[1:]]))
+    np.testing.assert_allclose(flat(result.arrays), models[-1], atol=1e-5)
+    sent = np.concatenate([a.ravel() for a in grid.sent[0].values()])
+    np.testing.assert_allclose(sent, models[done - 1], atol=1e-5)
+
+
+RECORDED = ("open", "fsync", "replace", "link", "unlink", "mkdir", "truncate", "write")
+
+
+def written(folder):
+    """What changes when something is written to a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+def test_every_prefix_of_what_was_written_can_be_gone_on_with(tmp_path, monkeypatch, watched):
+    folder = tmp_path / "server"
+    prefixes, states = [], [{}]
+
+    def recording(call):
+        def recorded(*args, **options):
+            if (folder / "server.json").exists() and written(folder) != states[-1]:
+                states.append(written(folder))
+                prefixes.append(tmp_path / f"prefix {len(prefixes)}")
+                with monkeypatch.context() as patch:
+                    for name, original in originals.items():
+                        patch.setattr(os, name, original)
+                    shutil.copytree(folder, prefixes[-1])
+            return call(*args, **options)
+
+        return recorded
+
+    originals = {name: getattr(os, name) for name in RECORDED}
+    strategy = wrapped(folder, with_momentum())
+    with monkeypatch.context() as patch:
+        for name, call in originals.items():
+            patch.setattr(os, name, recording(call))
+        strategy.start(Grid(NODES), initial(), 2)
+    strategy.server.close()
+    means = watched.means()
+    models = [np.ones(8, np.float32), *models_of(means)]
+    rounds = []
+    for prefix in prefixes:
+        watched.by_round.clear()
+        again = wrapped(prefix, with_momentum())
+        grid = Grid(NODES, dict.fromkeys(NODES, other_pull))
+        again.start(grid, initial(), 3)
+        again.server.close()
+        rounds.append(done := 3 - len(grid.asked))
+        sent = np.concatenate([a.ravel() for a in grid.sent[0].values()])
+        np.testing.assert_allclose(sent, models[done], atol=1e-5)
+        for t in range(done - 1, done):
+            assert t < 0 or watched.by_round[t] == {means[t].tobytes()}
+    assert rounds == sorted(rounds)
+    assert set(rounds) == {0, 1, 2}
+    assert len(rounds) > 10
+
+
+class Failing(FedAvgM):
+    """Raises in its second step."""
+
+    is_mended = False
+
+    def __init__(self):
+        super().__init__(fraction_evaluate=0.0, server_momentum=MOMENTUM)
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if server_round == 2 and not type(self).is_mended:
+            raise ZeroDivisionError
+        return arrays, metrics
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_strategy_that_fails_and_is_mended_shows_no_round_twice(
+    restart, tmp_path, watched, monkeypatch
+):
+    folder = tmp_path / "server" if restart else None
+    strategy = wrapped(folder, Failing())
+    for behave in (honest, other_pull):
+        with pytest.raises(ZeroDivisionError):
+            strategy.start(Grid(NODES, dict.fromkeys(NODES, behave)), initial())
+        if restart:
+            strategy.server.close()
+            strategy = wrapped(folder, Failing())
+    monkeypatch.setattr(Failing, "is_mended", True)
+    result = strategy.start(Grid(NODES, dict.fromkeys(NODES, other_pull)), initial())
+    *_, last = models_of(watched.means())
+    np.testing.assert_allclose(flat(result.arrays), last, atol=1e-5)
+
+
+def test_a_release_that_could_not_be_written_is_released_later(tmp_path, watched, monkeypatch):
+    """In one process: the same sum, without asking the clients again."""
+    strategy, grid = wrapped(tmp_path / "server", with_momentum()), Grid(NODES)
+    strategy.start(grid, initial(), 1)
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                strategy.start(grid, initial(), 3)
+    result = strategy.start(grid, initial(), 3)
+    assert [len(nodes) for nodes in grid.asked] == [COHORT] * 3
+    *_, last = models_of(watched.means())
+    np.testing.assert_allclose(flat(result.arrays), last, atol=1e-5)
+
+
+def interrupted_at(number, call):
+    """Whether `call` was interrupted before the number-th line of ours that it runs."""
+    lines = itertools.count()
+
+    def interrupt(frame, event, argument):
+        path = frame.f_code.co_filename.replace(os.sep, "/")
+        is_ours = "fedmf/server/" in path or "fedmf/flower/" in path
+        if not is_ours or path.endswith("/calls.py"):
+            return None
+        if event == "line" and next(lines) == number:
+            raise KeyboardInterrupt
+        return interrupt
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True, next(lines)
+    finally:
+        sys.settrace(before)
+    return False, next(lines)
+
+
+def test_an_interrupted_run_goes_on_in_the_same_process(watched):
+    """Ctrl-C anywhere in three rounds: at 12 places that are spread over them, each time others."""
+    rng = np.random.default_rng()
+    given = plan(rounds=3)
+
+    def run(strategy):
+        return strategy.start(Grid(NODES), initial())
+
+    _, total = interrupted_at(-1, lambda: run(wrapped(None, with_momentum(), given)))
+    for place in range(12):
+        number = int(total * (place + rng.uniform()) / 12)
+        watched.by_round.clear()
+        strategy = wrapped(None, with_momentum(), given)
+        interrupted_at(number, lambda strategy=strategy: run(strategy))
+        if strategy._server is not None and strategy.server._torn:  # which it says, and ends
+            continue
+        result = run(strategy)
+        *_, last = models_of(watched.means())
+        np.testing.assert_allclose(flat(result.arrays), last, atol=1e-5, err_msg=str(number))
+        assert strategy.server.round == 3, number
+
+
+def test_after_an_interrupt_between_two_updates_the_others_are_asked(monkeypatch):
+    calls, add = itertools.count(), Server.add
+
+    def interrupted(server, *args, **options):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        add(server, *args, **options)
+
+    monkeypatch.setattr(Server, "add", interrupted)
+    strategy, grid = wrapped(), Grid(NODES)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.start(grid, initial(), 2)
+    strategy.start(grid, initial(), 2)
+    first, rest, second = grid.asked
+    assert rest == first[3:]
+    assert not set(second) & set(first)
+    # The third had come to the server when the interrupt came: it may count, and is not asked.
+    assert strategy.server.ledger.cohort(0).tolist() == [0, 1, 2]
+
+
+class TestFiles:
+    """Folders that are copied, edited or in use."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        return self.begun(tmp_path / "server")
+
+    def begun(self, folder, rounds=2, **changes):
+        strategy = wrapped(folder, with_momentum(), **changes)
+        strategy.start(Grid(NODES), initial(), rounds)
+        strategy.server.close()
+        return folder
+
+    def newest(self, folder, rounds=2):
+        return folder / "private" / "journal" / f"{rounds:06d}.npz"
+
+    def check_refused(self, folder, words):
+        grid = Grid(NODES)
+        with refusal(words):
+            wrapped(folder, with_momentum()).start(grid, initial())
+        assert grid.asked == []
+
+    def test_all_that_a_run_needs_is_in_the_journal(self, folder):
+        assert not list(folder.glob("*model*"))
+        assert len(list((folder / "private" / "journal").iterdir())) == 1
+        assert self.newest(folder).stat().st_mode & 0o777 == 0o600
+
+    @pytest.mark.parametrize("how", ["missing", "cut", "of another run", "old"])
+    def test_a_journal_that_is_not_its_own_is_refused(self, how, folder, tmp_path):
+        path = self.newest(folder)
+        content = path.read_bytes()
+        if how == "missing":
+            path.unlink()
+        elif how == "cut":
+            path.write_bytes(content[: len(content) // 2])
+        elif how == "of another run":
+            shutil.copy(self.newest(self.begun(tmp_path / "other", seed=8)), path)
+        else:
+            self.begun(folder, 4)
+            self.newest(folder, 4).unlink()
+            path.write_bytes(content)
+        self.check_refused(folder, "begin a new server, with another seed")
+
+    @pytest.mark.parametrize("entry", range(1, 4))
+    def test_edited_arrays_are_refused(self, entry, folder):
+        """The model's and the momentum, by somebody who makes the whole file anew."""
+        path = self.newest(folder)
+        with np.load(path) as file:
+            content = dict(file)
+        names = [name for name in content if content[name].dtype == np.float32 and name != "mean"]
+        content[names[entry - 1]] = content[names[entry - 1]] + 1000
+        path.unlink()
+        np.savez(path, **content)
+        self.check_refused(folder, "cannot be gone on with .the model or the strategy's state")
+
+    def test_a_folder_of_a_server_alone_is_refused(self, tmp_path):
+        folder = tmp_path / "server"
+        with fedmf.Server(
+            plan(),
+            shapes=list(MODEL.values()),
+            clients_per_round=COHORT,
+            noise_seed=7,
+            folder=folder,
+            zeroing_norm=1e6,
+        ) as server:
+            server.release()
+        self.check_refused(folder, "its releases were not committed by this strategy")
+
+    def test_two_processes_do_not_share_a_folder(self, folder):
+        first = wrapped(folder, with_momentum())
+        first.start(Grid(NODES), initial(), 3)
+
+        def work(pipe):
+            try:
+                wrapped(folder, with_momentum()).start(Grid(NODES), initial())
+            except ValueError as error:
+                os.write(pipe, str(error).encode())
+
+        assert b"is in use by another server" in in_a_child(work)
+        assert first.start(Grid(NODES), initial()).arrays
+
+    def test_a_folder_that_was_put_aside_stops_the_run_that_it_belongs_to(self, folder, tmp_path):
+        """Another run in its place is left alone."""
+        first = wrapped(folder, with_momentum())
+        first.start(Grid(NODES), initial(), 3)
+        folder.rename(tmp_path / "aside")
+        self.begun(folder, 3, seed=9)
+        content = self.newest(folder, 3).read_bytes()
+        with refusal("was moved, replaced, closed or gone on with elsewhere"):
+            first.start(Grid(NODES), initial())
+        assert self.newest(folder, 3).read_bytes() == content
+        self.begun(folder, 4, seed=9)
+
+
+class Counting(FedAvg):
+    """Notes all that it is asked for."""
+
+    calls = ()
+
+    def __init__(self):
+        super().__init__(fraction_evaluate=1.0)
+
+    def note(self, name, number):
+        self.calls = (*self.calls, (name, number))
+
+    def configure_train(self, server_round, *args):
+        self.note("configure_train", server_round)
+        return super().configure_train(server_round, *args)
+
+    def aggregate_train(self, server_round, replies):
+        self.note("aggregate_train", server_round)
+        return super().aggregate_train(server_round, replies)
+
+    def configure_evaluate(self, server_round, *args):
+        self.note("configure_evaluate", server_round)
+        return super().configure_evaluate(server_round, *args)
+
+    def aggregate_evaluate(self, server_round, replies):
+        self.note("aggregate_evaluate", server_round)
+        return super().aggregate_evaluate(server_round, replies)
+
+
+STEPS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("name", STEPS)
+def test_what_a_strategy_does_counts_once(name, restart, tmp_path, monkeypatch):
+    """However often it is begun: its state is that of before."""
+    call, interrupts = getattr(FedAvg, name), []
+
+    def interrupted(self, server_round, *args):
+        if server_round == 2 and len(interrupts) < 2 and strategy._is_tried:
+            interrupts.append(name)
+            raise KeyboardInterrupt
+        return call(self, server_round, *args)
+
+    monkeypatch.setattr(FedAvg, name, interrupted)
+    folder = tmp_path / "server" if restart else None
+    strategy = wrapped(folder, Counting())
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            strategy.start(Grid(NODES), initial(), 3)
+        if restart:
+            strategy.server.close()
+            strategy = wrapped(folder, Counting())
+            strategy._is_tried = True
+    strategy.start(Grid(NODES), initial(), 3)
+    assert strategy.strategy.calls == tuple((each, t) for t in (1, 2, 3) for each in STEPS)
