@@ -260,7 +260,9 @@ class ParticipationController:
         if self.behavior.noncompliant_fraction:
             is_noncompliant = self.behavior.noncompliant
         self.ledger.restore(cohorts, selections, is_noncompliant)
-        self._catch_up()
+        for t, selected in enumerate(selections):
+            self._history.record(t, selected)
+        self._counted = len(selections)
 
     def _take_over(self, ledger: ParticipationLedger) -> None:
         for t in range(len(ledger)):

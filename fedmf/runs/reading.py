@@ -46,33 +46,6 @@ def read_weights(path: pathlib.Path) -> list[np.ndarray]:
         ) from error
 
 
-def rows_of(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-    """Reads (line, row) of every row.
-
-    A last line without its end was being written when the run was killed, and does not count.
-    """
-    lines = path.read_bytes().split(b"\n")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        last = number == len(lines)
-        try:
-            text = line.decode()
-            row = json.loads(text)
-            whole = isinstance(row, dict) and isinstance(row.get("round"), int)
-        except ValueError:
-            whole = False
-        if whole:
-            # Most rows have no null, and need no copy: a run may have 100,000.
-            if "null" in text:
-                row = _with_measured(row)
-            rows.append((text, row))
-        elif not last:
-            raise ValueError(
-                f"line {number} of {path} is damaged: it must be a JSON object with a round"
-            )
-    return rows
-
-
 def read_object(path: pathlib.Path) -> dict[str, Any]:
     """Reads a JSON object.
 
@@ -89,5 +62,30 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the rows of a file; none where there is no file."""
-    return [row for _, row in rows_of(path)] if path.exists() else []
+    """Reads the rows of a file; none where there is no file.
+
+    A last line without its end was being written when the run was killed, and does not count.
+
+    Raises:
+      ValueError: another line is no row.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            is_whole = isinstance(row, dict) and isinstance(row.get("round"), int)
+        except ValueError:
+            is_whole = False
+        if is_whole:
+            # Most rows have no null, and need no copy: a run may have 100,000.
+            if b"null" in line:
+                row = _with_measured(row)
+            rows.append(row)
+        elif number < len(lines):
+            raise ValueError(
+                f"line {number} of {path} is damaged: it must be a JSON object with a round"
+            )
+    return rows

@@ -186,7 +186,7 @@ class RunRounds:
         contents = {name: bound_content(self.path / name) for name in names}
         contents["config.json"] = config_text.encode()
         self._journal.begin(contents)
-        self._restore_readers_files([])
+        self._restore_readers_files(self.committed)
         self._flush()
 
     def read(self) -> None:
@@ -200,7 +200,7 @@ class RunRounds:
         contents = {name: bound_content(self.path / name) for name in BOUND}
         committed = self._journal.read(contents)
         try:
-            rest = self._restore_readers_files(committed.rows)
+            rest = self._restore_readers_files(committed)
         except FileWasEdited as error:
             raise ValueError(
                 f"cannot resume {self.path}: {error}; put back its own, or remove it, and it is "
@@ -211,20 +211,24 @@ class RunRounds:
         self._flush()
         self.committed = committed
 
+    def forget_committed(self) -> None:
+        """Frees the memory of what `read` found."""
+        self.committed = Committed(rows=[], arrays={})
+
     def _flush(self) -> None:
         self._metrics.flush()
         self._participation.flush()
         if self._has_selections:
             self._selected.flush()
 
-    def _restore_readers_files(self, rows: list[dict[str, Any]]) -> bytes:
+    def _restore_readers_files(self, committed: Committed) -> bytes:
         """Takes the rows of the readers' files, and returns what metrics.jsonl has behind them.
 
         Raises:
           FileWasEdited: one has other rows.
         """
-        lines = [strict_json.dumps(row["record"]) + "\n" for row in rows[:-1]]
-        rest = self._metrics.restore("".join(lines).encode())
+        rows = committed.rows
+        rest = self._metrics.restore(b"".join(committed.record_lines()))
         participation = [_csv_rows(row["round"], row["clients"]) for row in rows]
         self._participation.restore(_csv(participation))
         self._has_selections = any("selected" in row for row in rows)

@@ -56,6 +56,7 @@ _DAMAGED = (
     "be released safely, so begin a new {owner}, with another seed"
 )
 _TRIES = 10
+_RECORD = b', "record": '
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -83,10 +84,17 @@ class Committed:
     Attributes:
       rows: of all rounds, as they were committed; those before the newest with their records.
       arrays: of the newest round; empty before the first.
+      lines: the rows as text.
     """
 
     rows: list[dict[str, Any]]
     arrays: dict[str, np.ndarray]
+    lines: list[bytes] = dataclasses.field(default_factory=list)
+
+    def record_lines(self) -> list[bytes]:
+        """Returns the records of all rounds but the newest, as lines of JSON."""
+        # Inside of a text a quotation mark is escaped: the bytes are those of the key.
+        return [line.split(_RECORD, 1)[1][:-2] + b"\n" for line in self.lines[:-1]]
 
 
 class Journal:
@@ -169,15 +177,16 @@ class Journal:
             if header["files"] != self._digest_by_name:
                 raise ValueError(f"it was written with other files {', '.join(self._bound)}")
         with self.undamaged(self.path / ROWS):
-            rows = self._restored_rows(header)
+            lines = self._restored_lines(header)
+            rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(lines))
         # What is read here is handed out: no power failure may take it back.
         sync_folder(self._folder)
         self._header = header
         self._remove_older()
-        return Committed(rows=rows, arrays=arrays)
+        return Committed(rows=rows, arrays=arrays, lines=lines)
 
-    def _restored_rows(self, header: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Returns the rows of all rounds, and writes that of the newest where a crash kept it."""
+    def _restored_lines(self, header: Mapping[str, Any]) -> list[bytes]:
+        """Returns the rows of all rounds as text, and removes what is behind them."""
         content = (self.path / ROWS).read_bytes()
         past = content[: header["end"]]
         if _sha256(past) != header["digest"]:
@@ -193,8 +202,7 @@ class Journal:
                 )
         with contextlib.suppress(OSError):  # the next commit does the same
             self._rows.flush()
-        rows = past + header["row"].encode()
-        return msgspec.json.Decoder(dict[str, Any]).decode_lines(rows)
+        return [*past.splitlines(keepends=True), *header["row"].encode().splitlines(keepends=True)]
 
     def commit(self, t: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Makes round t a committed one; survives a crash at any point, and may be called again
@@ -249,7 +257,9 @@ class Journal:
             return
         text = self._header["row"]
         if self._record is not None:
-            text = strict_json.dumps(json.loads(text) | {"record": self._record}) + "\n"
+            # As one more entry of the object.
+            record = strict_json.dumps(self._record)
+            text = f"{text[:-2]}{_RECORD.decode()}{record}}}\n"
         self._rows.append(text.encode())
 
     def _end_commit(self, after: dict[str, Any]) -> None:

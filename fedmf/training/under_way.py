@@ -42,7 +42,8 @@ class Training:
         self.done = len(committed.rows)
         # What was released must be in the guarantee
         self.last = max(setup.rounds(), self.done)
-        if (ended := Run.load(self.folder.path).ended_after) is not None:
+        self.recorded = Run.load(self.folder.path)
+        if (ended := self.recorded.ended_after) is not None:
             raise ValueError(
                 f"{self.folder.path} has ended after {ended} rounds, as its `stop_at_epsilon` "
                 "said, and states their guarantee: it does not go on; start a new folder for more "
@@ -63,7 +64,7 @@ class Training:
         self.state = execution.init()
         if committed.rows:
             self._go_on_from(committed)
-        self.recorded = Run.load(self.folder.path)
+        self.folder.rounds.forget_committed()
 
     def _go_on_from(self, committed: Committed) -> None:
         """Takes the newest step, from what was committed of its round, and measures what follows
@@ -79,6 +80,7 @@ class Training:
         self.state = self.execution.step(before, release)
         if "record" not in committed.rows[-1]:
             self.add_record(newest, self.execution.weights(before))
+            self.recorded = Run.load(self.folder.path)
 
     def commit(self, release: Release, private: dict[str, Any] | None) -> CommittedRound:
         """Commits the coming round: nobody has seen anything of it before."""
