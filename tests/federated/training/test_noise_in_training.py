@@ -39,7 +39,7 @@ def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
     run = train(tmp_path / "run", SETTINGS, progress=True, **options)
     assert "in a private memory map" in capsys.readouterr().err
     left = {path.name for path in (run.path / "private").iterdir()}
-    assert left == {"noise_seed", "identity.json"}
+    assert left == {"noise_seed", "identity.json", "rounds.jsonl", "journal"}
     assert_close(run.weights, whole, **ROUNDING)
 
 
