@@ -228,9 +228,10 @@ def largest_min_sep(
     availability: Availability | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """The largest b with which no round of the simulation is dry, to 1%, by bisection.
+    """Returns the largest b with which no round of the simulation is dry, to 1%, by bisection.
 
-    Devices obey.
+    The largest that could be is tried first: where devices are always there it is the answer, and
+    every other one would be played through all rounds. Devices obey.
 
     Args:
       size: of the population.
@@ -257,8 +258,8 @@ def largest_min_sep(
     most = min(rounds, size.population // size.cohort_size)
     low = 0
     high = most + 1
+    middle = most
     while high - low > max(1, low // 100):
-        middle = (low + high) // 2
         participation = Participation(rounds=rounds, schema="min_sep", min_sep=middle)
         controller = ParticipationController(
             participation,
@@ -274,7 +275,11 @@ def largest_min_sep(
             if len(controller.ledger.selected(t)) < size.simulated_cohort:
                 tried[middle] = t
                 break
-        low, high = (middle, high) if tried[middle] is None else (low, middle)
+        if tried[middle] is None:
+            low = middle
+        else:
+            high = middle
+        middle = (low + high) // 2
     return {
         "largest_min_sep": low or None,
         "too_large_min_sep": high if high <= most else None,

@@ -15,6 +15,7 @@ from tests.cli.program import printed_by
 from tests.federated import run_small, small_runs
 from tests.federated.small_task import task_of_arrays
 from tests.federated.training.test_adaptive_training import BOTH
+from tests.privacy.test_printed_commands import printed_commands
 from tests.refusals import refusal
 
 CLIENTS, CANARIES, FEATURES = 20, 60, 3000
@@ -71,6 +72,14 @@ def test_a_run_that_crashed_has_the_same_canaries_bit_for_bit(run, tmp_path):
     assert evidence(run)["releases"].shape == (8, CANARIES)
     np.testing.assert_equal(evidence(parts), evidence(run))
     np.testing.assert_equal(parts.weights, run.weights)
+
+
+def test_every_command_of_the_final_statement_runs(run, monkeypatch):
+    monkeypatch.chdir(run.path.parent)
+    commands = printed_commands((run.path / "final_statement.md").read_text())
+    assert commands[-1] == "fedmf audit canaries run"
+    for command in commands:
+        program(command)
 
 
 def test_canaries_are_clients_under_the_schema(run):
