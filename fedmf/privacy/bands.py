@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fedmf import checks, fields
+from fedmf.mechanisms.banded.fit import check_memory_of_fit
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.mechanisms.fit import fit
@@ -121,11 +122,14 @@ class BandSearch:
             if not candidates:
                 raise ValueError(f"bands={bands!r} is empty: list candidates, each {hint}")
             numbers = {checks.integer("bands", b, low=1, high=n, hint=hint) for b in candidates}
+            check_memory_of_fit(n, max(numbers), hint="leave the largest of `bands` out")
             for b in sorted(numbers):
                 yield self.banded(b)
             return
         tried: dict[int, BandRow] = {}
         missing = _powers_of_two(min(n, self.population // self.cohort_size))
+        # The last one takes most. A search that cannot end is refused before the first fit.
+        check_memory_of_fit(n, missing[-1], hint="pass smaller candidates as `bands`")
         while missing:
             for b in missing:
                 tried[b] = self.banded(b)

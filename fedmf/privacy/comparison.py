@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from fedmf import checks
+from fedmf.mechanisms.banded.fit import check_memory_of_fit
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.mechanisms.family import FAMILIES
@@ -122,6 +123,10 @@ class Comparison:
                 rounds=config.rounds,
                 schema=schema,
             )
+        if schemes and bands is None:  # refused before the first row, as no search could end
+            most_bands = min(config.rounds, population // config.cohort_size)
+            hint = "pass the number of `bands` that sampling is compared with"
+            check_memory_of_fit(config.rounds, most_bands, hint=hint)
         return cls(
             config=config,
             population=population,

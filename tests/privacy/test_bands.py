@@ -16,6 +16,7 @@ from fedmf.privacy.random_allocation import random_allocation_epsilon
 from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by
 from tests.mechanisms.schemas import fitted, single
+from tests.refusals import refusal
 
 ASK = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6}
 
@@ -133,6 +134,16 @@ def test_less_than_an_epoch_is_amplified_with_any_bands():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("candidates", [None, [2, 1000]])
+def test_a_search_without_room_for_its_largest_fit_is_refused_at_once(candidates, monkeypatch):
+    monkeypatch.setattr("fedmf.checks.available_memory", lambda: 10**9)
+    monkeypatch.setattr(bands.BandSearch, "banded", lambda *_: pytest.fail("a fit was begun"))
+    target = {"population": 100_000, "cohort_size": 100, "epsilon": 4.0, "delta": 1e-6}
+    search = bands.BandSearch(workload=fedmf.prefix_sum(20_000), **target)
+    with refusal("bands=1000 would take 40 dense 20000 x 1000 arrays, 5.96 GiB .*`bands`"):
+        next(search.rows(candidates))
+
+
 def test_command(tmp_path):
     sizes = "plan bands --rounds 16 --population 80 --cohort-size 10 --epsilon 4"
     found = printed_by(f"{sizes} --out {tmp_path}/curve.png --dense")

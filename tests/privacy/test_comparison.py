@@ -98,6 +98,16 @@ def test_a_family_that_memory_cannot_hold_is_left_out_unless_it_is_named(monkeyp
         compared(["identity", "tree"], (8.0,), rounds=30_000, min_sep=10_000, cohort_size=2)
 
 
+def test_a_scheme_whose_search_of_bands_has_no_room_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(checks, "available_memory", lambda: 10**9)
+    with refusal("bands=1000 would take 40 dense 20000 x 1000 arrays.*number of `bands`"):
+        Comparison.of(
+            {"rounds": 20_000, "cohort_size": 100, "min_sep": 4},
+            population=100_000, families=["identity"], schemes=["poisson"], epsilons=[8.0],
+            parameters=10,
+        )  # fmt: skip
+
+
 def test_the_command_says_what_check_ins_allow(tmp_path):
     words = (
         "plan compare --rounds 16 --population 80 --cohort-size 10 --availability every:3days "

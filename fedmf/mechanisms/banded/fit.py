@@ -98,6 +98,17 @@ _NORM_UNIT = 0.3
 _MAX_START_STEPS, _START_DECREASE = 60, 1e-4
 
 
+def check_memory_of_fit(rounds: int, bands: int, *, hint: str | None = None) -> None:
+    """Raises TooLargeForMemory where a fit of so many rounds and bands takes more memory than is
+    free; `hint` is the way out, or None for another family.
+    """
+    # Mostly the vectors that L-BFGS keeps. Measured: 59 arrays; 20 fewer where they are so large
+    # that this matters.
+    what = f"the fit of family='banded' with bands={bands}"
+    options = {} if hint is None else {"hint": hint}
+    checks.fits_in_memory(what, (rounds, bands), copies=40, **options)
+
+
 def fit_banded(
     workload: Workload,
     participation: Participation,
@@ -140,11 +151,7 @@ def fit_banded(
         high=workload.rounds,
         hint="it counts diagonals of the encoder, best at most `min_sep`",
     )
-    # Mostly the vectors that L-BFGS keeps. Measured: 59 arrays; 20 fewer where they are so large
-    # that this matters.
-    checks.fits_in_memory(
-        f"the fit of family='banded' with bands={bands}", (workload.rounds, bands), copies=40
-    )
+    check_memory_of_fit(workload.rounds, bands)
     began = time.perf_counter()
     under = None if equal_norms else _epochs(participation, bands)
 
