@@ -25,13 +25,17 @@ from flwr.serverapp.strategy import Strategy
 
 from fedmf.flower.values import is_immutable, is_mutable, items_of
 
-# What a program makes again when it needs it, and values without a state of their own.
+# What a program makes again when it needs it.
 _TOOLS = (
     types.ModuleType,
-    type,
     logging.Logger,
     type(threading.Lock()),
     type(threading.RLock()),
+)
+# Values without a state of their own, which a file does not hold: only a reference to one that the
+# program has made, too.
+_CONSTANTS = (
+    type,
     enum.Enum,
     pathlib.PurePath,
     re.Pattern,
@@ -53,6 +57,7 @@ _LINKS = (
     functools.partial,
     functools.partialmethod,
     functools.cached_property,
+    type(functools.lru_cache(len)),
     staticmethod,
     classmethod,
     property,
@@ -84,17 +89,19 @@ class Reach:
             return self._is_own(value.__module__) or bool(value.__closure__)
         if isinstance(value, type):
             return self._is_own(value.__module__)
-        if _is_plain(value) or is_tool(value) or isinstance(value, _LINKS):
+        if _has_no_attributes(value):
             return False
         if isinstance(value, Strategy):
             return _package(kind.__module__) != "fedmf"
+        if kind is types.SimpleNamespace:
+            return True
         is_own = self._is_own(kind.__module__) or hasattr(kind, "__dataclass_fields__")
         is_python = all(map(_has_no_hidden_state, kind.__mro__))
         return is_own and is_python and _package(kind.__module__) not in _SYSTEM
 
     def is_opaque(self, value: Any) -> bool:
         """Says whether this has a state that cannot be seen."""
-        if _is_plain(value) or is_tool(value) or isinstance(value, _LINKS):
+        if _has_no_attributes(value):
             return False
         return not self.is_holder(value) and _package(type(value).__module__) not in _SYSTEM
 
@@ -190,7 +197,7 @@ def _set_of_function(function: types.FunctionType, name: str, value: Any) -> Non
 
 def is_tool(value: Any) -> bool:
     """Says whether a program makes this again when it needs it."""
-    return isinstance(value, _TOOLS) or type(value) is object
+    return isinstance(value, _TOOLS)
 
 
 def is_link(value: Any) -> bool:
@@ -198,8 +205,10 @@ def is_link(value: Any) -> bool:
     return isinstance(value, types.MethodType | functools.partial | functools.partialmethod)
 
 
-def _is_plain(value: Any) -> bool:
-    return is_mutable(value) or is_immutable(value)
+def _has_no_attributes(value: Any) -> bool:
+    """Says whether a value is another thing than an object with a state of its own."""
+    is_value = is_mutable(value) or is_immutable(value) or type(value) is object
+    return is_value or isinstance(value, (*_TOOLS, *_CONSTANTS, *_LINKS))
 
 
 def is_iterator(value: Any) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import pathlib
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,7 +114,7 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
             )
             return iterators
         try:
-            with _quiet():
+            with _unnoticed():
                 reason = _first_fault(strategy, t, model, reply)
             lost = state.changes().lost | copies.changed()
         except Exception as error:  # of the strategy's author
@@ -167,11 +168,15 @@ def shown(attributes: Mapping[Path, str]) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps what a strategy logs of a trial out of the run's log."""
+def _unnoticed() -> Iterator[None]:
+    """Keeps the run's log free of a trial, and the global random generators as they are."""
     level = log.level
+    numpy_state = np.random.get_state()  # noqa: NPY002 (whoever uses it)
+    python_state = random.getstate()
     log.setLevel(logging.ERROR)
     try:
         yield
     finally:
         log.setLevel(level)
+        np.random.set_state(numpy_state)  # noqa: NPY002 (whoever uses it)
+        random.setstate(python_state)

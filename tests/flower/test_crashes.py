@@ -209,6 +209,39 @@ def test_every_prefix_of_what_was_written_can_be_gone_on_with(tmp_path, monkeypa
     assert len(rounds) > 10
 
 
+def test_a_release_is_durable_before_a_message_goes_out(tmp_path, monkeypatch):
+    """The file of each round, and then its name, are on disk when the next messages are sent."""
+    events = []
+    fsync, link, send = os.fsync, os.link, Grid.send_and_receive
+
+    def noted_fsync(descriptor):
+        target = os.readlink(f"/proc/self/fd/{descriptor}")
+        events.append("name" if target.endswith("/journal") else "file")
+        fsync(descriptor)
+
+    def noted_link(source, target, **options):
+        events.append("link")
+        link(source, target, **options)
+
+    def noted_send(grid, messages, **options):
+        messages = list(messages)
+        if messages:
+            events.append("send")
+        return send(grid, messages, **options)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "link", noted_link)
+    monkeypatch.setattr(Grid, "send_and_receive", noted_send)
+    wrapped(tmp_path / "server").start(Grid(NODES), initial(), 3)
+    rounds = [list(group) for is_send, group in itertools.groupby(events, "send".__eq__)]
+    commits = [group for group in rounds if group[0] != "send"]
+    assert len(commits) == 4  # the first is of the folder that is made
+    for commit in commits:
+        at = commit.index("link")
+        assert "file" in commit[:at]
+        assert "name" in commit[at:]
+
+
 class Failing(FedAvgM):
     """Raises in its second step."""
 

@@ -1,5 +1,7 @@
 """Which strategies can train with one reply a round: those that cannot are refused at once."""
 
+import random
+
 import flwr.serverapp.strategy
 import numpy as np
 import pytest
@@ -108,3 +110,18 @@ def test_a_trial_leaves_the_strategy_as_it_was():
     wrapped(strategy=FedMedian(fraction_evaluate=0.0)).start(grid, initial(), 2)
     after_one = expected(plan(), grid.asked)[0]
     np.testing.assert_array_equal(grid.sent[1]["weights"], after_one["weights"])
+
+
+def test_a_trial_draws_nothing_from_the_programs_random_generators():
+    def draws(model):
+        factor = 1 + np.random.uniform() + random.random()  # noqa: NPY002 (what this is about)
+        return {name: array * np.float32(factor) for name, array in model.items()}
+
+    ends = []
+    for is_tried in (False, True):
+        np.random.seed(3)  # noqa: NPY002
+        random.seed(3)
+        strategy = wrapped(strategy=Odd(draws))
+        strategy._is_tried = is_tried
+        ends.append(flat(strategy.start(Grid(NODES), initial(), 2).arrays))
+    np.testing.assert_array_equal(*ends)

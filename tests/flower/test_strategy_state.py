@@ -2,11 +2,14 @@
 
 import collections
 import dataclasses
+import datetime
+import enum
 import functools
 import io
 import json
 import logging
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -251,7 +254,38 @@ def phases():
     return Moving(early, count=0, late=lambda own, mean: 0.5)
 
 
+def namespace():
+    def push(own, mean):
+        own.state.velocity = 0.9 * own.state.velocity + mean
+        return 1 + own.state.velocity.mean()
+
+    return Moving(push, state=types.SimpleNamespace(velocity=0.0))
+
+
+class Phase(enum.Enum):
+    EARLY = 1.5
+    LATE = 0.5
+
+
+def constants():
+    """A member of a class of constants that the strategy's code names."""
+
+    def push(own, mean):
+        own.count += 1
+        own.phase = Phase.EARLY if own.count < 3 else Phase.LATE
+        return own.phase.value if own.last is Phase.EARLY else 2.0
+
+    def early_or_late(own, mean):
+        factor = push(own, mean)
+        own.last = own.phase
+        return factor
+
+    return Moving(early_or_late, count=0, phase=Phase.EARLY, last=Phase.EARLY)
+
+
 SHARED = {
+    "constants": constants,
+    "namespace": namespace,
     "an optimizer with the strategy's array": shared,
     "one with slots": lambda: shared(Slotted),
     "one with a lock": lambda: shared(Locked),
@@ -370,6 +404,11 @@ UNKEPT = {
     "generator": (lambda own, mean: 1 + next(own.v), numbers_of_a_generator, r"v \(generator\)"),
     "iterator": (lambda own, mean: 1 + next(own.v), lambda: iter([1.0] * 99), "v .list_iterator"),
     "buffer of a library": (lambda own, mean: 1 + own.v.write("x"), io.StringIO, "v .StringIO"),
+    "day": (
+        lambda own, mean: setattr(own, "v", datetime.date(2020, 1, int(own.v.day) + 1)) or 1.5,
+        lambda: datetime.date(2020, 1, 1),
+        "v .date",
+    ),
     "new views": (of_a_view, lambda: None, "view .an array that shares the memory of another"),
 }
 
