@@ -11,6 +11,7 @@ import numpy as np
 from fedmf.flower.arrays import Model, fitted, in_order, shapes_of
 from fedmf.flower.identity import check_same_names, check_same_run
 from fedmf.flower.strategy_state import State
+from fedmf.flower.values import bytes_of
 from fedmf.privacy.plan import Plan
 from fedmf.server.server import Server
 
@@ -67,7 +68,7 @@ def _digest_of(arrays: Sequence[np.ndarray]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.ascontiguousarray(bytes_of(array)).data)
     return digest.hexdigest()
 
 

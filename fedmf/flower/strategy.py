@@ -26,7 +26,7 @@ from fedmf.flower.identity import log_plan, log_round
 from fedmf.flower.nodes import Nodes, PatientGrid, log, seconds_of
 from fedmf.flower.record import StepRecord, recovered
 from fedmf.flower.rounds import Replies, Round, add_updates, letter_of
-from fedmf.flower.strategy_state import State, StrategyState
+from fedmf.flower.strategy_state import State, StrategyState, Watch
 from fedmf.flower.trial import (
     check_is_kept,
     check_strategy,
@@ -120,6 +120,7 @@ class MatrixFactorizationDP(Strategy):
         self._before_evaluation: State | None = None  # of the wrapped strategy, while it lasts
         self._patience = 3600.0
         self._state = StrategyState(strategy)
+        self._watch: Watch | None = None  # of what the folder cannot keep
         self._is_tried = False
         self._said: set[str] = set()
 
@@ -171,11 +172,10 @@ class MatrixFactorizationDP(Strategy):
         arguments.check_config("train_config", train_config, is_optional=True)
         arguments.check_config("evaluate_config", evaluate_config, is_optional=True)
         arguments.check_evaluate_fn(evaluate_fn)
-        plan_rounds = self.plan.participation.rounds
+        rounds = self.plan.participation.rounds
         hint = "the plan has no more rounds, and its guarantee covers no others"
-        rounds = plan_rounds
         if num_rounds is not None:
-            rounds = checks.integer("num_rounds", num_rounds, low=1, high=plan_rounds, hint=hint)
+            rounds = checks.integer("num_rounds", num_rounds, low=1, high=rounds, hint=hint)
         self._patience = seconds_of(timeout)
         self._begin(initial_arrays)
         self._undo_interrupted()
@@ -356,6 +356,7 @@ class MatrixFactorizationDP(Strategy):
                 )
             return
         self._state = StrategyState(self.strategy)
+        self._watch = self._state.watch() if self._folder else None
         self._model = model
         folder = self._folder
         if folder is None or not (folder / "server.json").exists():
@@ -482,8 +483,9 @@ class MatrixFactorizationDP(Strategy):
         if self._is_tried:
             return
         lost = try_strategy(self.strategy, t, self._model)
-        if self._folder is not None:
-            check_is_kept(lost | self._state.changes().lost, self._folder)
+        if self._folder is not None and self._watch is not None:
+            lost |= self._state.changes().lost | self._watch.changed()
+            check_is_kept(lost, self._folder)
             if opaque := self._state.opaque:
                 self._say(
                     f"the folder does not keep strategy.{shown(opaque)}: a run that is started "

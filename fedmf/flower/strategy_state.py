@@ -8,6 +8,7 @@ is put back into the objects at the same addresses, so that whoever shares one g
 
 import contextlib
 import copy
+import hashlib
 import itertools
 import pickle
 import types
@@ -123,6 +124,10 @@ class StrategyState:
         opaque = self._opaque_objects()
         return {path: type(value).__name__ for path, value in opaque.items()}
 
+    def watch(self) -> "Watch":
+        """Returns a watch of the objects whose state cannot be seen."""
+        return Watch(self._opaque_objects())
+
     def changes(self) -> Changes:
         """Returns what changed since the strategy was made."""
         return _Comparison(self).changes()
@@ -136,13 +141,13 @@ class StrategyState:
         self._put(state, frozenset())
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator["Copies | None"]:
+    def restored(self) -> Iterator["Watch | None"]:
         """Lets something be tried, and gives the strategy back what the program made.
 
         Objects whose state cannot be seen have copies in their place meanwhile.
 
         Yields:
-          The copies; None where one cannot be copied, and nothing is to be tried.
+          A watch of the copies; None where one cannot be copied, and nothing is to be tried.
         """
         opaque = self._opaque_objects()
         links = {path: value for path, value in self._objects.items() if is_link(value)}
@@ -158,7 +163,7 @@ class StrategyState:
         try:
             by_path = dict(zip(originals, copies, strict=True))
             self._replace(by_path)
-            yield Copies({path: by_path[path] for path in opaque})
+            yield Watch({path: by_path[path] for path in opaque})
         finally:
             self._replace(originals)
 
@@ -373,23 +378,23 @@ class _Comparison:
         return lost
 
 
-class Copies:
-    """Copies in the place of objects whose state cannot be seen, while something is tried.
+class Watch:
+    """Objects whose state cannot be seen, and whether their pickles change.
 
     Args:
-      copies: by the objects' addresses.
+      objects: by their addresses.
     """
 
-    def __init__(self, copies: Mapping[Path, Any]) -> None:
-        self._copies = copies
-        self._before = {path: _pickle_of(value) for path, value in copies.items()}
+    def __init__(self, objects: Mapping[Path, Any]) -> None:
+        self._objects = objects
+        self._digests = {path: _pickle_digest(value) for path, value in objects.items()}
 
     def changed(self) -> dict[Path, str]:
-        """Returns the type of each copy that is not as it was, as far as that can be told."""
+        """Returns the type of each object that is not as it was, as far as that can be told."""
         return {
             path: type(value).__name__
-            for path, value in self._copies.items()
-            if self._before[path] != _pickle_of(value)
+            for path, value in self._objects.items()
+            if self._digests[path] != _pickle_digest(value)
         }
 
 
@@ -449,8 +454,8 @@ def _references(tree: Any) -> Iterator[Path]:
                 yield from _references(subtree)
 
 
-def _pickle_of(value: Any) -> bytes | None:
+def _pickle_digest(value: Any) -> bytes | None:
     try:
-        return pickle.dumps(value)
+        return hashlib.sha256(pickle.dumps(value)).digest()
     except Exception:  # whatever a lock, a file or a connection raises
         return None

@@ -104,8 +104,8 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
     lost: dict[Path, str] = {}
     # Far enough for every float type, and not so far that it overflows.
     reply = {name: (x + np.abs(x) / 4 + 1).astype(x.dtype) for name, x in model.items()}
-    with state.restored() as copies:
-        if copies is None or iterators:
+    with state.restored() as watch:
+        if watch is None or iterators:
             log.info(
                 "fedmf: strategy=%s is not tried before the first round, because strategy.%s "
                 "cannot be copied",
@@ -116,7 +116,7 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
         try:
             with _unnoticed():
                 reason = _first_fault(strategy, t, model, reply)
-            lost = state.changes().lost | copies.changed()
+            lost = state.changes().lost | watch.changed()
         except Exception as error:  # of the strategy's author
             reason = text_of(error)
     if reason:

@@ -44,10 +44,11 @@ class Packed(NamedTuple):
 def _same_bits(first: np.ndarray, second: np.ndarray) -> bool:
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return bool(np.array_equal(_bits(first), _bits(second)))
+    return bool(np.array_equal(bytes_of(first), bytes_of(second)))
 
 
-def _bits(array: np.ndarray) -> np.ndarray:
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    """Returns the bytes of an array's entries, of an axis at least; a view where it can be one."""
     return np.atleast_1d(np.ascontiguousarray(array)).view(np.uint8)
 
 

@@ -427,6 +427,18 @@ def test_what_is_seen_to_change_and_not_kept_is_refused(name, tmp_path):
     np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
 
 
+def test_what_making_messages_changes_and_no_file_keeps_is_refused(tmp_path):
+    class Logging(FedAvg):
+        def configure_train(self, server_round, *args):
+            self.out.write("round")
+            return super().configure_train(server_round, *args)
+
+    strategy = Logging(fraction_evaluate=0.0)
+    strategy.out = io.StringIO()
+    with refusal(r"strategy.out \(StringIO\) changes from round to round"):
+        wrapped(tmp_path / "server", strategy).start(Grid(NODES), initial())
+
+
 def test_state_that_turns_up_later_or_cannot_be_seen_is_said(tmp_path, caplog):
     def push(own, mean):
         own.count += 1
