@@ -234,7 +234,7 @@ def test_an_error_of_the_users_function_says_whose_examples_it_read():
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, execution):
-    """The rounds before are saved."""
+    """The rounds before are committed."""
     task = task_of(
         y=np.where(OWNERS == 7, 5, LABELS), validation=(PIXELS, LABELS), test=(PIXELS, LABELS)
     )
@@ -242,7 +242,7 @@ def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, exec
     with refusal(f"round [1-5] {said} saved in"):
         train(tmp_path / "run", config(execution), task)
     rounds = len(fedmf.Run.load(tmp_path / "run").metrics)
-    assert RunFolder(tmp_path / "run").saved_rounds() == rounds > 0
+    assert RunFolder(tmp_path / "run").committed_rounds() == rounds > 0
 
 
 @pytest.mark.parametrize("texts", [["a", "much longer"], [b"a", b"much longer"]])

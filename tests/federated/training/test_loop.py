@@ -303,7 +303,7 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
     rounds = len(fedmf.Run.load(tmp_path).metrics)
     assert 0 < rounds < 40
     assert f"{rounds} of 40 rounds are saved in {tmp_path}" in str(stop.value)
-    assert RunFolder(tmp_path).saved_rounds() == rounds
+    assert RunFolder(tmp_path).committed_rounds() == rounds
     # The data decided on the end: what holds is the guarantee of all rounds.
     audit = fedmf.audit_run(tmp_path)
     assert audit.epsilon == audit.planned.epsilon == DIVERGING.plan().epsilon

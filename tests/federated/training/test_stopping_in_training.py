@@ -9,7 +9,7 @@ import fedmf
 from fedmf import federated
 from fedmf.privacy.stopping import stopped_after
 from fedmf.reports import write_report
-from tests.federated.small_runs import assert_same_run, broken_off, config, train
+from tests.federated.small_runs import assert_same_run, config, train
 from tests.refusals import refusal
 
 
@@ -85,25 +85,6 @@ def test_an_end_that_a_callback_chose_by_data_is_not_that_of_a_shorter_plan(tmp_
     assert fedmf.audit_run(tmp_path / "clock").epsilon < plan.epsilon
     finished = fedmf.audit_run(train(run.path, resume=True).path)
     assert (finished.epsilon, finished.unrecorded) == (plan.epsilon, None)
-
-
-@pytest.mark.slow
-def test_rounds_that_a_crash_took_are_in_the_guarantee(tmp_path):
-    settings = config()
-    folder = broken_off(tmp_path, 5, settings)
-
-    def crash():
-        raise RuntimeError
-
-    for _ in range(2):  # the second time their rows are gone
-        assert "rounds 3 to 4" in fedmf.audit_run(folder).unrecorded
-        with pytest.raises(RuntimeError):
-            train(folder, settings, resume=True, on_start=crash)
-    train(folder, settings, resume=True, stop_after=3)
-    assert "rounds 3 to 4" in fedmf.audit_run(folder).unrecorded
-    run = train(folder, settings, resume=True)
-    audit = fedmf.audit_run(run.path)
-    assert (audit.planned.participation.rounds, audit.unrecorded) == (settings.rounds, None)
 
 
 @pytest.mark.parametrize("rounds", ["3", 2.5, -1, 0, True, 6])

@@ -62,10 +62,11 @@ def test_cohorts_and_initial_weights_agree_to_the_bit(runs):
     for name in ("participation.csv", "config.json"):
         assert (new.path / name).read_bytes() == (old.path / name).read_bytes()
     first, second = (json.loads((run.path / "private/identity.json").read_text()) for run in runs)
-    for name in ("initial_weights", "client_ids", "first_cohort"):
-        assert second["run"][name] == first["run"][name]
-    # Another TensorFlow traces other operations: a resume is refused.
-    assert second["run"]["model"] != first["run"]["model"]
+    assert second["client_ids"] == first["client_ids"]
+    before, after = first["program"], second["program"]
+    assert after["initial weights"] == before["initial weights"]
+    # Keras 3 describes layers otherwise: a resume needs accept_changed_task.
+    assert after != before
 
 
 def test_models_and_metrics_agree_to_float32_rounding(runs):
