@@ -45,7 +45,7 @@ def round_of(task: Any, aggregator: Any, noise: Any) -> Callable[[], float]:
     from fedmf.federated.tff.execution import tff_model
 
     process = tff.learning.algorithms.build_unweighted_fed_avg(
-        model_fn=functools.partial(tff_model, task, 0, task.spec),
+        model_fn=functools.partial(tff_model, task, 0, task.tensor_specs),
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
         server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0, momentum=0.95),
         model_aggregator=aggregator,

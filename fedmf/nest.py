@@ -51,11 +51,13 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
     place of the others.
 
     Raises:
-      ValueError: the others have other numbers of leaves.
+      ValueError: the structures differ.
 
     >>> map_leaves(max, {"a": 1, "b": 5}, {"a": 2, "b": 3})
     {'a': 2, 'b': 5}
     """
+    if not all(has_same_structure(other, structure) for other in others):
+        raise ValueError("the structures differ: give all the same dicts, lists and tuples")
     columns = [flatten(each) for each in (structure, *others)]
     return pack(structure, [function(*leaves) for leaves in zip(*columns, strict=True)])
 

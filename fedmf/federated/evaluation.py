@@ -65,7 +65,7 @@ class Evaluator:
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
         if all(metric.name != "loss" for metric in self._metrics):
             self._metrics.append(self._mean_loss)
-        x, y = task.spec
+        x, y = task.tensor_specs
         if self._own is None:
             self._outputs = tf.function(self._of_batch, input_signature=[x])
             found = self._outputs.get_concrete_function().structured_outputs

@@ -82,7 +82,7 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
 
     traced_step = tf.function(step)
     try:
-        traced = traced_step.get_concrete_function(*task.spec)
+        traced = traced_step.get_concrete_function(*task.tensor_specs)
     except tf.errors.OperatorNotAllowedInGraphError as error:
         raise ValueError(
             f"model or loss of task {task.name!r} asks in Python for the value of a tensor "
@@ -92,7 +92,7 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
         ) from error
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"model or loss of task {task.name!r} do not take a batch {task.spec} of its examples: "
+            f"model or loss of task {task.name!r} do not take a batch {task.tensor_specs} of its examples: "
             f"make them fit ({_reason(error)})"
         ) from error
     shape = traced.structured_outputs[0].shape
@@ -221,7 +221,7 @@ def _check_dtypes(task: Task, model: Any) -> None:
 
 def _check_labels(task: Task) -> None:
     """Refuses texts as labels of a Keras loss."""
-    texts = [spec for spec in tf.nest.flatten(task.spec[1]) if spec.dtype == tf.string]
+    texts = [spec for spec in tf.nest.flatten(task.tensor_specs[1]) if spec.dtype == tf.string]
     if texts and isinstance(task.loss, tf.keras.losses.Loss):
         raise TypeError(
             f"the labels of task {task.name!r} are texts, which no Keras loss takes: number them, "
@@ -234,7 +234,7 @@ def _check_inputs(task: Task, model: Any) -> None:
     whole numbers.
     """
     taken = tf.nest.flatten(getattr(model, "input", ()))
-    given = tf.nest.flatten(task.spec[0])
+    given = tf.nest.flatten(task.tensor_specs[0])
     for spec, tensor in zip(given, taken, strict=True) if len(given) == len(taken) else ():
         fractions = spec.dtype.is_floating and not (
             tensor.dtype.is_floating or tensor.dtype.is_complex
@@ -267,7 +267,7 @@ def _check_captures(task: Task, model: Any, loss: BatchLoss) -> None:
     """Refuses a loss that uses a tensor or a variable from outside, which the graphs that TFF
     builds cannot hold.
     """
-    x, y = task.spec
+    x, y = task.tensor_specs
     outputs = (
         tf.function(lambda x: model(x, training=True)).get_concrete_function(x).structured_outputs
     )
@@ -318,13 +318,15 @@ def _check_private(task: Task, model: Any, examples: Examples) -> None:
     if isinstance(model, TffModel) or task.metrics is None:
         raise ValueError(f"{cannot}: give it a Keras model, and a metric between 0 and 1")
     metrics = list(task.metrics())
-    traced = tf.function(lambda x: model(x, training=False)).get_concrete_function(task.spec[0])
+    traced = tf.function(lambda x: model(x, training=False)).get_concrete_function(
+        task.tensor_specs[0]
+    )
 
     def update(x: Any, y: Any) -> None:
         for metric in metrics:
             update_metric(metric, y, model(x, training=False))
 
-    drawn = operations(tf.function(update).get_concrete_function(*task.spec))
+    drawn = operations(tf.function(update).get_concrete_function(*task.tensor_specs))
     kept = [n for n in operations(traced) if _has_state(n) and not _KEEPS_NOTHING.fullmatch(n)]
     (_, _, _), (random, _, _), (python, _, _) = _FORBIDDEN
     kept += [name for name in drawn if re.match(f"{random}|{python}", name)]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks, fields
+from fedmf import checks, fields, nest
 from fedmf.federated.datasets import read_examples
 from fedmf.federated.task_checks import check_model_function, checked_attributes
 from fedmf.federated.tensorflow_import import keras3_note
@@ -166,8 +166,8 @@ class Task:
 
     @functools.cached_property
     def spec(self) -> Any:
-        """The examples as a structure of tf.TensorSpec, (None, ...); all clients' and splits' are
-        like the validation split's.
+        """The examples as a structure of `ArraySpec`; all clients' and splits' are like the
+        validation split's.
 
         Raises:
           ValueError: examples have weights, and something of the task does not take them.
@@ -265,6 +265,13 @@ class Task:
         )
         light.__dict__["spec"] = self.spec
         return light
+
+    @property
+    def tensor_specs(self) -> Any:
+        """A batch of the examples as a structure of tf.TensorSpec, (None, ...)."""
+        return tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.spec
+        )
 
     @functools.cached_property
     def _known_ids(self) -> frozenset[Any]:
@@ -458,7 +465,7 @@ class Task:
 def _shown(spec: Any) -> str:
     """Inputs and labels of a spec, as "float32 (3,) and int64 ()" for each example."""
     parts = (
-        tf.nest.map_structure(lambda s: f"{s.dtype.name} {tuple(s.shape[1:])}", part)
+        nest.map_leaves(lambda spec: f"{spec.dtype} {spec.shape}", part)
         for part in (spec[0], of_examples.apart(spec[1])[0])
     )
     return " and ".join(part if isinstance(part, str) else repr(part) for part in parts)

@@ -3,14 +3,14 @@ counts the examples. Where examples have weights in the loss, y is `Weighted`.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
-from fedmf import checks
+from fedmf import checks, nest
 
 # Inputs and labels; each an array, or a dict, tuple or list of arrays.
 Examples = tuple[Any, Any]
@@ -66,39 +66,55 @@ def count(examples: Examples) -> int:
     >>> count(({"pixels": np.zeros((3, 28, 28))}, np.zeros(3, np.int32)))
     3
     """
-    return len(tf.nest.flatten(examples)[0])
+    return len(nest.flatten(examples)[0])
 
 
 def take(examples: Examples, index: Any) -> Examples:
     """The examples at `index`, an array of positions or a slice."""
-    taken: Examples = tf.nest.pack_sequence_as(
-        examples, [array[index] for array in tf.nest.flatten(examples)]
-    )
+    taken: Examples = nest.map_leaves(lambda array: array[index], examples)
     return taken
 
 
 def concatenated(parts: Sequence[Examples]) -> Examples:
     """All examples of the parts, in their order; at least one part."""
-    joined: Examples = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+    joined: Examples = nest.map_leaves(lambda *arrays: np.concatenate(arrays), *parts)
     return joined
 
 
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of an array of examples.
+
+    Attributes:
+      shape: of one example.
+      dtype: name of the dtype; "string" for texts of any length.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @staticmethod
+    def of(array: np.ndarray) -> "ArraySpec":
+        """Returns the spec of an array whose first axis counts examples."""
+        return ArraySpec(array.shape[1:], _dtype_name(array.dtype))
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    return "string" if dtype.kind in "SU" else dtype.name
+
+
 def spec(examples: Examples) -> Any:
-    """The examples as a structure of tf.TensorSpec, (None, ...)."""
-    return tf.nest.map_structure(
-        lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), examples
-    )
+    """The examples as a structure of `ArraySpec`."""
+    return nest.map_leaves(ArraySpec.of, examples)
 
 
 def fits(examples: Examples, expected: Any) -> bool:
-    """Whether `spec` of the examples is the expected one; much faster."""
-    try:
-        tf.nest.assert_same_structure(examples, expected)
-    except (TypeError, ValueError):
+    """Whether `spec` of the examples is the expected one; faster."""
+    if not nest.has_same_structure(examples, expected):
         return False
-    pairs = zip(tf.nest.flatten(examples), tf.nest.flatten(expected), strict=True)
+    pairs = zip(nest.flatten(examples), nest.flatten(expected), strict=True)
     return all(
-        array.shape[1:] == tuple(spec.shape[1:]) and array.dtype == spec.dtype
+        array.shape[1:] == spec.shape and _dtype_name(array.dtype) == spec.dtype
         for array, spec in pairs
     )
 
@@ -107,12 +123,9 @@ def digest(*structures: Any) -> str:
     """16 hexadecimal digits of SHA-256 over the arrays' contents, dtypes and shapes."""
     sha = hashlib.sha256()
     for structure in structures:
-        arrays = tf.nest.flatten(structure)
-        described = tf.nest.pack_sequence_as(
-            structure, [f"{array.dtype} {array.shape}" for array in arrays]
-        )
+        described = nest.map_leaves(lambda array: f"{array.dtype} {array.shape}", structure)
         sha.update(repr(described).encode())
-        for array in arrays:
+        for array in nest.flatten(structure):
             sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()[:16]
 
@@ -137,7 +150,7 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
       owner: index of an example -> what an error calls it.
 
     Raises:
-      TypeError: not a pair, an entry that TensorFlow has no dtype for, or weights that are not one
+      TypeError: not a pair, an entry that is no number or text, or weights that are not one
         real number for each example.
       ValueError: arrays of different lengths, or a scalar.
       NotFinite: NaN or an infinite value in an array, or a negative weight.
@@ -149,7 +162,7 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
         )
     labels, weights = apart(examples[1])
     for name, structure in (("x", examples[0]), ("y", labels)):
-        if not tf.nest.flatten(structure):
+        if not nest.flatten(structure):
             raise ValueError(
                 f"{name} of the examples of {origin} holds no array: pass one at least"
             )
@@ -157,9 +170,8 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
         weights = _checked_weights(weights, origin, owner)
         examples = examples[0], Weighted(labels, weights)
     try:
-        leaves = [_of_texts(np.asarray(leaf)) for leaf in tf.nest.flatten(examples)]
-        dtypes = [tf.as_dtype(array.dtype) for array in leaves]
-        if any(array.dtype == object for array in leaves):
+        leaves = [_of_texts(np.asarray(leaf)) for leaf in nest.flatten(examples)]
+        if not all(_is_trained_on(array.dtype) for array in leaves):
             raise TypeError
     except (TypeError, ValueError):
         raise TypeError(
@@ -175,15 +187,15 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
             f"the examples of {origin} have the shapes {shapes}: the first axis must count them in "
             "every array, and lists are structures: make arrays of them"
         )
-    for array, dtype in zip(leaves, dtypes, strict=True):
-        # Not numpy's kinds of dtypes, which bfloat16 and float8 are none of.
-        if (dtype.is_floating or dtype.is_complex) and not np.isfinite(array).all():
+    for array in leaves:
+        is_number = _is_floating(array.dtype) or array.dtype.kind == "c"
+        if is_number and not np.isfinite(array).all():
             first = int(np.argwhere(~np.isfinite(array))[0][0])
             raise NotFinite(
                 f"the examples of {origin} hold NaN or infinite values, first in example "
                 f"{owner(first)}: clean them, or leave them out"
             )
-    arrays: Examples = tf.nest.pack_sequence_as(examples, leaves)
+    arrays: Examples = nest.pack(examples, leaves)
     return arrays
 
 
@@ -206,12 +218,24 @@ def _checked_weights(weights: Any, origin: str, owner: Callable[[int], str]) -> 
     return weights
 
 
+def _is_trained_on(dtype: np.dtype) -> bool:
+    """Returns whether examples may have this dtype: numbers that a framework has, and texts."""
+    if dtype.kind in "fc":
+        widest = np.dtype(complex if dtype.kind == "c" else float)
+        return dtype.itemsize <= widest.itemsize
+    return dtype.kind in "biuSU" or dtype.name.startswith(_EXTENSIONS)
+
+
+# Of the package ml_dtypes: to numpy they are of no kind of numbers.
+_EXTENSIONS = ("bfloat16", "float8", "int4", "uint4")
+
+
+def _is_floating(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat16", "float8"))
+
+
 def _is_real(array: np.ndarray) -> bool:
-    try:
-        dtype = tf.as_dtype(array.dtype)
-    except TypeError:
-        return False
-    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
+    return array.dtype.kind not in "cSU" and _is_trained_on(array.dtype)
 
 
 def class_table(class_weight: Mapping[int, float]) -> np.ndarray:
@@ -257,9 +281,9 @@ def class_weighted(
       NotFinite: a class that has no weight, or weights beyond float32.
     """
     labels, weights = apart(examples[1])
-    if tf.nest.is_nested(labels) or not _is_real(labels):
+    if nest.is_nested(labels) or not _is_real(labels):
         raise TypeError(_NO_CLASSES.format(origin, "not one array of numbers"))
-    if labels.shape[1:] == table.shape != (1,) and tf.as_dtype(labels.dtype).is_floating:
+    if labels.shape[1:] == table.shape != (1,) and _is_floating(labels.dtype):
         classes = labels.astype(np.float32).argmax(axis=1)
     elif labels.shape[1:] in ((), (1,)):
         classes = np.round(labels.reshape(len(labels)).astype(np.float64))

@@ -98,9 +98,9 @@ class KerasClient:
         self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
         self._optimizer = client_optimizer(config, largest_step)
         self._rate = config.client_learning_rate
-        self._model, self._structure = task.build_model(config.seed), task.spec
+        self._model, self._structure = task.build_model(config.seed), task.tensor_specs
         sent, ends = broadcast_spec(records, config), tf.TensorSpec([None], tf.int32)
-        self._trained = tf.function(self._train, input_signature=[sent, *task.spec, ends])
+        self._trained = tf.function(self._train, input_signature=[sent, *task.tensor_specs, ends])
         self._trained.get_concrete_function()  # traced here, where one thread is at a time
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> tuple[QuerySample, float]:

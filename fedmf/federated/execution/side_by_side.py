@@ -64,11 +64,13 @@ class ClientsSideBySide(ClientWork):
         self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
         self._optimizer = client_optimizer(config, largest_step)
         self._rate = config.client_learning_rate
-        sent, self._structure = broadcast_spec(records, config), task.spec
+        sent, self._structure = broadcast_spec(records, config), task.tensor_specs
         self._small, self._others = is_small(records), functools.cache(others)
         self._stateless = stateless_model(task, config.seed)
 
-        apart = tf.function(self._loss_and_gradients, input_signature=[sent.weights, *task.spec])
+        apart = tf.function(
+            self._loss_and_gradients, input_signature=[sent.weights, *task.tensor_specs]
+        )
         check_apart(apart)
         example, model = self._made_up(), task.build_model(config.seed)
         weights = [variable.read_value() for variable in model.trainable_variables]
@@ -77,11 +79,12 @@ class ClientsSideBySide(ClientWork):
         if self._small:
             numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
             order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
-            signature += [*task.spec, order, number]
+            signature += [*task.tensor_specs, order, number]
             self._train = tf.function(self._train_in_steps, input_signature=signature)
         else:
             signature += tf.nest.map_structure(
-                lambda spec: tf.TensorSpec([None, 1, *spec.shape[1:]], spec.dtype), task.spec
+                lambda spec: tf.TensorSpec([None, 1, *spec.shape[1:]], spec.dtype),
+                task.tensor_specs,
             )
             self._train = tf.function(self._train_single, input_signature=signature)
         # An operation without a kernel here fails when it runs, and not before: a grouped

@@ -37,7 +37,7 @@ class TffExecution(Execution):
             noise_strategy="precomputed",
         ).with_scaling(config.scaling())
         self._process = tff.learning.algorithms.build_unweighted_fed_avg(
-            model_fn=functools.partial(tff_model, task, config.seed, task.spec),
+            model_fn=functools.partial(tff_model, task, config.seed, task.tensor_specs),
             client_optimizer_fn=client_optimizer(config),
             server_optimizer_fn=server_optimizer(config),
             model_aggregator=aggregator,
@@ -114,7 +114,7 @@ class TffExecution(Execution):
 
     def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
         none = tf.nest.map_structure(
-            lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), self.task.spec
+            lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), self.task.tensor_specs
         )
         leaves = (tuple(tf.nest.flatten(epoch)) for epoch in epochs or [none])
         batches = (

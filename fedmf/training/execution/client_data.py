@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
+from fedmf import nest
 from fedmf.federated.task import Task
 from fedmf.runs.config import TrainConfig
 from fedmf.training.examples import Epochs, Examples, NotFinite, count, take
@@ -93,7 +93,7 @@ def end_to_end(clients: Sequence[Epochs]) -> list[np.ndarray]:
     """The leaves of inputs and labels of all clients, at least one with an epoch; the first axis
     counts rows.
     """
-    epochs = (tf.nest.flatten(epoch) for epochs in clients for epoch in epochs)
+    epochs = (nest.flatten(epoch) for epochs in clients for epoch in epochs)
     return [np.concatenate(arrays) for arrays in zip(*epochs, strict=True)]
 
 
