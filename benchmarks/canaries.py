@@ -26,8 +26,8 @@ from benchmarks.clients import random_sentences
 def main(clients: int, canaries: int, rounds: int, small: bool) -> None:
     """Prints seconds and shares."""
     import fedmf
+    from fedmf.training.client_data import client_data
     from fedmf.training.execution.choice import build_execution
-    from fedmf.training.execution.client_data import client_epochs
 
     clients = 2 if small else clients
     task = random_sentences("demo" if small else "full", clients)
@@ -39,7 +39,7 @@ def main(clients: int, canaries: int, rounds: int, small: bool) -> None:
         noise_multiplier=1.0,
     )
     plan = config.plan()
-    cohort = [client_epochs(task, config, 0, client) for client in range(clients)]
+    cohort = [client_data(task, config, 0, client) for client in range(clients)]
     settings = (config, fedmf.TrainConfig(**{**vars(config), "canaries": canaries}))
     executions = [build_execution(task, plan, each, 1) for each in settings]
     states = [execution.init() for execution in executions]

@@ -1,9 +1,9 @@
 """Training tasks: data, model and metrics. They know no privacy.
 
 A task is a function of its own frozen options dataclass, and of `progress` if it shows bars, that
-returns a `federated.Task`. Those that ship are a folder here and a line of TASKS; those of
-installed packages are entry points of the group fedmf.tasks; a user's own are named
-package.module:function.
+returns a `training.Task`, of which `federated.Task` is one. Those that ship are a folder here and a
+line of TASKS; those of installed packages are entry points of the group fedmf.tasks; a user's own
+are named package.module:function.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ from fedmf.participation.schema import SCHEMAS
 from fedmf.participation.separation import check_separation
 
 if TYPE_CHECKING:
-    from fedmf.federated.task import Task
     from fedmf.runs.config import TrainConfig
     from fedmf.runs.folder import Run
+    from fedmf.training.task import Task
 
 TASKS = {
     "stackoverflow_nwp": "fedmf.tasks.stackoverflow:stackoverflow_nwp",
@@ -64,7 +64,7 @@ def task_function(name: str) -> Callable[..., "Task"]:
         sys.path.append(os.getcwd())  # at the end: nothing of ours is shadowed
     try:
         if ":" in name and importlib.util.find_spec(name.partition(":")[0].partition(".")[0]):
-            import fedmf.federated  # noqa: F401  (without TensorFlow's chatter, which a user's own import of it would print)
+            _import_tensorflow_quietly()
         function = pkgutil.resolve_name(target)
     except Exception as error:
         raise ValueError(
@@ -76,6 +76,14 @@ def task_function(name: str) -> Callable[..., "Task"]:
             f"task={name!r} is a {type(function).__name__}: name a function that returns a Task"
         )
     return function
+
+
+def _import_tensorflow_quietly() -> None:
+    """Imports TensorFlow where it is installed, without the chatter that a user's own import of it
+    would print.
+    """
+    if importlib.util.find_spec("tensorflow"):
+        import fedmf.federated  # noqa: F401
 
 
 def options_class(name: str) -> type[Any] | None:
@@ -232,7 +240,7 @@ def _spelled(option: str) -> str:
 
 
 def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
-    """The task that a config describes; imports TensorFlow.
+    """The task that a config describes; imports what it trains with.
 
     Reading shows progress bars where it takes long, or none.
 
@@ -240,8 +248,8 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
       FileNotFoundError, TypeError, ValueError: no such task, an option out of range, the data file
         is absent or damaged.
     """
-    from fedmf.federated.task import Task
     from fedmf.training.examples import errors_of
+    from fedmf.training.task import Task
 
     name = config.task or DEFAULT
     function = task_function(name)
@@ -259,6 +267,7 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
         task = function(*options, **shown)
     if not isinstance(task, Task):
         raise TypeError(
-            f"task={name!r} returns a {type(task).__name__}: return a fedmf.federated.Task"
+            f"task={name!r} returns a {type(task).__name__}: return a fedmf.federated.Task or a "
+            "fedmf.training.Task"
         )
     return task

@@ -141,14 +141,16 @@ def _no_worker_is_left() -> Iterator[None]:
 
 
 def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
-    """What is made of a task and these fields of a config, the same again for the same task."""
+    """What is made of a learner and these fields of its settings or of a config, the same again for
+    the same learner.
+    """
     made: dict[Any, Any] = {}
 
-    def of(task: Any, config: Any, *more: Any) -> Any:
-        bounds = [value for value in more if isinstance(value, float)]  # of clients' steps
-        key = (id(task), *(getattr(config, name) for name in fields), *bounds)
+    def of(learner: Any, *more: Any) -> Any:
+        settings = next(each for each in reversed(more) if hasattr(each, "seed"))
+        key = (id(learner), *(getattr(settings, name) for name in fields))
         if key not in made:
-            made[key] = make(task, config, *more), task  # kept, so that its id is no other's
+            made[key] = make(learner, *more), learner  # kept, so that its id is no other's
         return made[key][0]
 
     return of
@@ -157,15 +159,18 @@ def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
 @functools.cache
 def _traced() -> list[tuple[Any, str, Callable[..., Any]]]:
     """What is traced for one task in all of this process: module, name, and what stands there."""
-    from fedmf import TrainConfig
+    from fedmf.federated import learner
     from fedmf.federated.execution import client_setup
-    from fedmf.training import fine_tuning, loop, trained_run, under_way
+    from fedmf.training.learner import ClientSettings
 
-    client = [f.name for f in dataclasses.fields(TrainConfig) if f.name.startswith("client_")]
+    # Graphs do not depend on these; a learner has one spec.
+    of_no_graph = {"task", "cohort_size", "spec"}
+    client = [field.name for field in dataclasses.fields(ClientSettings)]
+    client = [name for name in client if name not in of_no_graph]
     shared = [
-        (client_setup, "KerasClient", [*client, "proximal_strength", "server_optimizer", "seed"]),
-        (loop, "check_model", ["seed", "execution", "private_metrics"]),
-        *((module, "Evaluator", ["seed"]) for module in (fine_tuning, trained_run, under_way)),
+        (client_setup, "KerasClient", client),
+        (learner, "check_model", ["seed", "execution", "private_metrics"]),
+        (learner, "KerasEvaluator", ["seed"]),
     ]
     return [(module, name, _traced_once(getattr(module, name), *f)) for module, name, f in shared]
 

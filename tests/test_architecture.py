@@ -31,7 +31,8 @@ FLOORS = [
     {"cohorts"},
     {"server"},
     {"runs", "flower"},
-    {"reports", "training", "federated"},
+    {"training"},
+    {"reports", "federated"},
     {"partition"},
     {"tasks"},
     {"sweeps"},
@@ -47,7 +48,16 @@ ABOVE_THE_LINE = {part for part, floor in FLOOR.items() if floor < FLOOR["federa
     "partition",
     "__init__",
 }
-TENSORFLOW = {"tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax"}
+FRAMEWORKS = {
+    "tensorflow",
+    "tensorflow_federated",
+    "tensorflow_privacy",
+    "keras",
+    "jax",
+    "torch",
+}
+# Parts that simulate in any framework, and do not know the one that fedmf has.
+WITHOUT_A_FRAMEWORK = {"training", "runs", "sweeps"}
 SCHEMA_NAMES = {"single", "fixed_epoch", "min_sep", "every_round", "budget"}
 MAX_LINES = 520
 MAX_UNNAMED = 10  # functions with **options, behind which no reader sees what is allowed
@@ -103,8 +113,6 @@ def part_of(dotted):
         return "<shadowed by a package of the user's>"
     if first != "fedmf":
         return None
-    if rest[:1] == ["training"]:
-        return "federated"  # until its modules import TensorFlow no longer
     return rest[0] if rest and rest[0] in FLOOR else "__init__"
 
 
@@ -172,13 +180,23 @@ def test_no_circle_between_modules():
     assert circles(graph) == set()
 
 
-def test_nothing_above_the_line_imports_tensorflow():
+def test_nothing_above_the_line_imports_a_framework():
     assert (
         importing(
-            lambda part, target: part in ABOVE_THE_LINE and target.split(".")[0] in TENSORFLOW
+            lambda part, target: part in ABOVE_THE_LINE and target.split(".")[0] in FRAMEWORKS
         )
         == []
     )
+
+
+def test_the_simulation_runs_and_sweeps_need_no_framework():
+    def unwanted(part, target):
+        names = target.split(".")
+        return part in WITHOUT_A_FRAMEWORK and (
+            names[0] in FRAMEWORKS or names[:2] == ["fedmf", "federated"]
+        )
+
+    assert importing(unwanted) == []
 
 
 def test_tff_and_tf_privacy_are_imported_in_one_module():

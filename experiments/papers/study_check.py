@@ -15,7 +15,7 @@ from fedmf.reports.text import duration
 from fedmf.runs.config import TrainConfig
 
 if TYPE_CHECKING:
-    from fedmf.federated.task import Task
+    pass
 
 # A configuration has checked its own values. No other check looks at these, so that runs which
 # differ in them alone are checked as one.
@@ -42,20 +42,21 @@ def check_runs(
     Raises:
       ValueError: naming the first run that cannot train, and how many cannot.
     """
-    from fedmf.federated.model_check import check_model
+    from fedmf.federated.task import Task
     from fedmf.training.execution.base import RunOptions
     from fedmf.training.run_setup import controller_of, new_run
 
     alike: dict[TrainConfig, list[str]] = {}
     for name, config in configs.items():
         alike.setdefault(dataclasses.replace(config, **_LOOKED_AT_BY_NONE), []).append(name)
-    made: dict[str, tuple[Task, Mapping[str, str]]] = {}
+    made: dict[str, Task] = {}
     fitted: dict[tuple[Any, ...], Mechanism] = {}
 
-    def task_of(config: TrainConfig) -> "tuple[Task, Mapping[str, str]]":
+    def task_of(config: TrainConfig) -> Task:
         key = json.dumps([config.task, config.data, dict(config.task_options)])
         if key not in made:
             task = tasks.task_from_config(config, progress=False)
+            assert isinstance(task, Task)
             # Nothing here trains the model, so that one of each task will do. Runs of one grid look
             # at the same clients first.
             task = dataclasses.replace(
@@ -63,11 +64,12 @@ def check_runs(
                 build_model=functools.cache(task.build_model),
                 client_examples=functools.lru_cache(2000)(task.client_examples),
             )
-            made[key] = task, check_model(task, config)
+            task.learner.check(task, config)
+            made[key] = task
         return made[key]
 
     def draw(config: TrainConfig) -> None:
-        task, _ = task_of(config)
+        task = task_of(config)
         if config.sampling is None:
             controller_of(task, config)
 
@@ -84,14 +86,14 @@ def check_runs(
             fitted[key] = config.fit()
         # The test split is counted when the task is made; reading StackOverflow's 16 million
         # sentences would take hours.
-        task, model = task_of(config)
+        task = task_of(config)
         new_run(
             task,
             config,
             folder,
             0,
             config.plan(fitted[key]),
-            model,
+            task.learner.fingerprint(config.seed),
             RunOptions(test=False, progress=False),
         )
 

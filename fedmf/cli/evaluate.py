@@ -13,7 +13,7 @@ from fedmf.cli.options import TaskCommand, in_one, json_option, quiet_option, ru
 from fedmf.cli.values import COUNT, EXISTING, PATH, RUN, OutputFile, Parsed
 
 if TYPE_CHECKING:
-    from fedmf.federated import TrainedRun
+    from fedmf.training import TrainedRun
 
 _SPLITS = ("validation", "test")
 
@@ -260,7 +260,7 @@ def _trained(
 
     with elapsed("reading the run", disable=quiet):
         run = Run.load(path)
-        from fedmf import federated, tasks
+        from fedmf import tasks, training
 
     with arguments_checked():
         options = dict(asked["task_options"])
@@ -268,7 +268,7 @@ def _trained(
             run, task=asked["task"], task_options=options, data=data, progress=not quiet
         )
         with elapsed("loading the model", disable=quiet):
-            trained = federated.TrainedRun.of(run, made)
+            trained = training.TrainedRun.of(run, made)
             _ = trained.weights  # refuses the model of another task
         return trained
 

@@ -5,7 +5,7 @@ import functools
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,9 @@ from fedmf.cli.options import (
 )
 from fedmf.cli.stopped import training
 from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, RUN, Gigabytes, OneOf, OutputFile
+
+if TYPE_CHECKING:
+    from fedmf.training import Callback
 
 
 @click.command(cls=ConfigCommand)
@@ -149,19 +152,19 @@ def train(
                 )
             how["worker_task"] = functools.partial(tasks.task_from_config, config, progress=False)
 
-    from fedmf import federated
+    from fedmf import training as simulation
 
     with _dry_rounds_counted(), training(out, resume=resume) as begin:
 
-        class Begins(federated.Callback):
+        class Begins(simulation.Callback):
             def on_start(self, training: Any) -> None:
                 begin()
 
-        kinds: dict[str, Callable[[Any], federated.Callback]] = {
-            "tensorboard": lambda _: federated.TensorBoard(),
-            "stop_after": federated.StopAfter,
-            "stop_on_divergence": lambda _: federated.StopOnDivergence(),
-            "early_stopping": federated.EarlyStopping,
+        kinds: dict[str, Callable[[Any], simulation.Callback]] = {
+            "tensorboard": _tensorboard,
+            "stop_after": simulation.StopAfter,
+            "stop_on_divergence": lambda _: simulation.StopOnDivergence(),
+            "early_stopping": simulation.EarlyStopping,
         }
         asked = {name: how.pop(name) for name in kinds}
         callbacks = [kinds[name](value) for name, value in asked.items() if value]
@@ -169,7 +172,7 @@ def train(
             task = tasks.task_from_config(config, progress=how["progress"])
             if how["progress"]:
                 say("task", task.description)
-            run = federated.train(
+            run = simulation.train(
                 task,
                 config,
                 folder=out,
@@ -178,7 +181,7 @@ def train(
                 callbacks=[Begins(), *callbacks],
                 **how,
             )
-        except federated.DivergedRun as stop:
+        except simulation.DivergedRun as stop:
             raise click.ClickException(str(stop)) from stop
     if run.result is None:
         note = (
@@ -205,6 +208,13 @@ def train(
         values["achieved epsilon"] = run.result["achieved"]["epsilon"]
     values["note"] = figures_note([run])
     show(values, as_json)
+
+
+def _tensorboard(asked: bool) -> "Callback":
+    """Returns the callback that writes events, which needs TensorFlow."""
+    from fedmf import federated
+
+    return federated.TensorBoard()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from fedmf.federated.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 
-from fedmf.federated.task import CompiledEpoch, Task  # noqa: E402
+from fedmf.federated.model_functions import CompiledEpoch  # noqa: E402
+from fedmf.federated.task import Task  # noqa: E402
 from fedmf.federated.tensorboard import TensorBoard  # noqa: E402
 from fedmf.server.following import Scaling  # noqa: E402
 from fedmf.server.rows import HostNoise  # noqa: E402

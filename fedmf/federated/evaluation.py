@@ -6,20 +6,20 @@ class, and for a mean of nothing.
 
 import collections
 import concurrent.futures
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.execution.client_work import cores
 from fedmf.federated.execution.records import specs_of
 from fedmf.federated.loss import batch_loss, is_mean, keras_mask
-from fedmf.federated.task import Task
+from fedmf.federated.model_functions import ModelFunctions, tensor_specs
 from fedmf.federated.tensorflow_import import check_eager
 from fedmf.federated.tff_models import Outputs, TffModel
-from fedmf.runs.config import TrainConfig
+from fedmf.training.client_work import cores
 from fedmf.training.examples import Examples, apart, count, take
+from fedmf.training.learner import ClientSettings, Evaluation
 
 # Larger outputs the C library gets from the system each time, page by page: a fifth of the time
 # with 256 examples of 20 words among 10,000.
@@ -50,22 +50,27 @@ def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) ->
     metric.update_state(labels, outputs, **({} if mask is None else {"sample_weight": mask}))
 
 
-class Evaluator:
-    """Metrics of weights on a split or on any examples: {name: float}."""
+class KerasEvaluator:
+    """`Evaluate` of a Keras or TFF model.
 
-    def __init__(self, task: Task, config: TrainConfig) -> None:
+    Args:
+      functions: of the task.
+      settings: of the run.
+    """
+
+    def __init__(self, functions: ModelFunctions, settings: ClientSettings) -> None:
         check_eager()
-        self._task, self._config = task, config
-        self._loss = batch_loss(task)
-        self._model = task.build_model(config.seed)
+        self._loss, self._is_mean = batch_loss(functions), is_mean(functions)
+        self._batch_size_of_training = settings.batch_size
+        self._model = functions.build_model(settings.seed)
         # With metrics of its own
         self._own = self._model if isinstance(self._model, TffModel) else None
-        self._metrics = [] if task.metrics is None else list(task.metrics())
+        self._metrics = [] if functions.metrics is None else list(functions.metrics())
         # Float64: float32 stands still at 16 million counted words.
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
         if all(metric.name != "loss" for metric in self._metrics):
             self._metrics.append(self._mean_loss)
-        x, y = task.tensor_specs
+        x, y = tensor_specs(settings.spec)
         if self._own is None:
             self._outputs = tf.function(self._of_batch, input_signature=[x])
             found = self._outputs.get_concrete_function().structured_outputs
@@ -76,7 +81,6 @@ class Evaluator:
         self._ahead = cores()
         self._pool = concurrent.futures.ThreadPoolExecutor(self._ahead, "evaluation")
         self._batch_size = 0
-        self._untrained_weights: list[np.ndarray] = []
 
     def _of_batch(self, x: Any) -> tuple[Any, dict[str, dict[int, Any]]]:
         """The outputs of a Keras model, and what they come with: of `_LEFT`, and inputs of
@@ -116,51 +120,22 @@ class Evaluator:
 
     def _affordable(self, examples: Examples) -> int:
         """Examples of a batch: a power of two, or as in training where the loss depends on it."""
-        if self._mean_loss in self._metrics and not is_mean(self._task):
-            return self._task.batch_size
+        if self._mean_loss in self._metrics and not self._is_mean:
+            return self._batch_size_of_training
         first = tf.nest.map_structure(tf.constant, take(examples, slice(0, 1)))
         outputs = self._model(first[0], training=False)
         outputs = tf.nest.flatten(outputs.predictions if isinstance(outputs, Outputs) else outputs)
         each = max(1, sum(output.dtype.size * int(tf.size(output)) for output in outputs))
         return min(MAX_BATCH_EXAMPLES, 1 << max(0, (MAX_OUTPUT_BYTES // each).bit_length() - 1))
 
-    def __call__(self, weights: list[Any], split: str) -> dict[str, float]:
-        """Evaluates on "validation" or "test"."""
-        return self.on(weights, self._task.split(split))
-
     def _count_next(self, waiting: collections.deque[Any]) -> None:
         y, outputs = waiting.popleft()
         self._count(y, *outputs.result())
 
-    def is_defined(self, name: str) -> bool:
-        """Whether the metric of this name is defined on the examples of the last evaluation.
-
-        Of a TFF model's own nothing is known.
+    def __call__(self, weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
+        """Returns the metrics of weights on examples. Of a TFF model's own metrics nothing is known
+        to be undefined.
         """
-        return all(is_defined(metric) for metric in self._metrics if metric.name == name)
-
-    def told_apart(self, weights: list[Any], examples: Examples) -> dict[str, float]:
-        """Evaluates on these examples: NaN for a metric that they do not define, infinity for one
-        that they define, and that is not finite because of the weights.
-
-        The examples define a metric that is finite with the weights of the untrained model.
-        """
-        values = self.on(weights, examples)
-        not_finite = [name for name, value in values.items() if not math.isfinite(value)]
-        values |= {name: math.nan for name in values if not self.is_defined(name)}
-        if not not_finite:
-            return values
-        if not self._untrained_weights:
-            untrained = self._task.build_model(self._config.seed)
-            self._untrained_weights = [w.numpy() for w in untrained.trainable_variables]
-        with_untrained_weights = self.on(self._untrained_weights, examples)
-        for name in not_finite:
-            is_finite = math.isfinite(with_untrained_weights[name])
-            values[name] = math.inf if is_finite and self.is_defined(name) else math.nan
-        return values
-
-    def on(self, weights: list[Any], examples: Examples) -> dict[str, float]:
-        """Evaluates on these examples, at least one."""
         for variable, weight in zip(self._model.trainable_variables, weights, strict=True):
             variable.assign(weight)
         for metric in self._metrics:
@@ -179,13 +154,9 @@ class Evaluator:
         while waiting:
             self._count_next(waiting)
         own = {} if self._own is None else self._own.metric_values()
-        return own | {metric.name: float(metric.result()) for metric in self._metrics}
-
-
-def mean_and_deciles(values: Any) -> dict[str, Any]:
-    """{"mean": float, "deciles": the 10%, 20% ... 90% quantiles} of numbers, at least one."""
-    deciles = np.quantile(values, np.arange(1, 10) / 10)
-    return {"mean": float(np.mean(values)), "deciles": deciles.tolist()}
+        values = own | {metric.name: float(metric.result()) for metric in self._metrics}
+        undefined = {metric.name for metric in self._metrics if not is_defined(metric)}
+        return Evaluation(values, frozenset(undefined))
 
 
 _keras = tf.keras.metrics

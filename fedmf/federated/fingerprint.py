@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.task import Task
+from fedmf.federated.model_functions import ModelFunctions
 from fedmf.fields import flat
 from fedmf.training.examples import digest
 
@@ -18,14 +18,14 @@ from fedmf.training.examples import digest
 _LEFT_OUT = ("name", "function", "build_config", "registered_name", "module")
 
 
-def fingerprint(task: Task, model: Any) -> dict[str, str]:
+def fingerprint(functions: ModelFunctions, model: Any) -> dict[str, str]:
     """Returns a text for each part of the task's program.
 
     Args:
-      task: of the run.
-      model: what the task's `build_model` returned.
+      functions: of the task.
+      model: what its `build_model` returned.
     """
-    parts = {"model": _name_of(type(model))} | _described("loss", task.loss)
+    parts = {"model": _name_of(type(model))} | _described("loss", functions.loss)
     if isinstance(model, tf.keras.Model):
         for i, layer in enumerate(_layers_of(model)):
             parts |= _described(f"layer {i}", layer)

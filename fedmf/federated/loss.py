@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from fedmf.federated.task import Task
+from fedmf.federated.model_functions import ModelFunctions
 from fedmf.federated.task_checks import KERAS
 from fedmf.federated.tensorflow_import import rewritten
 from fedmf.training.examples import apart
@@ -17,17 +17,17 @@ from fedmf.training.examples import apart
 BatchLoss = Callable[[Any, Any], Any]
 
 
-def batch_loss(task: Task) -> BatchLoss:
+def batch_loss(functions: ModelFunctions) -> BatchLoss:
     """The task's loss, without the model's own losses.
 
     A Keras loss is called as Keras calls it: its reduction, its `__call__` and the mask of the
     outputs count. Its value is not checked: `check_model` does that.
     """
-    loss = task.loss
+    loss = functions.loss
     if loss is None:
         return lambda labels, outputs: tf.cast(outputs.loss(labels), tf.float32)
     if isinstance(loss, tf.keras.losses.Loss):
-        return lambda y, outputs: tf.cast(_keras_loss(task.name, loss, y, outputs), tf.float32)
+        return lambda y, outputs: tf.cast(_keras_loss(functions.name, loss, y, outputs), tf.float32)
 
     def of_function(y: Any, outputs: Any) -> Any:
         labels, weights = apart(y)
@@ -63,11 +63,11 @@ def keras_mask(outputs: Any) -> Any:
     return None if mask is None else tf.cast(mask, outputs.dtype)
 
 
-def is_mean(task: Task) -> bool:
+def is_mean(functions: ModelFunctions) -> bool:
     """Whether the loss is a mean over what it is given, so that it may be taken on
     batches of any size.
     """
-    loss = task.loss
+    loss = functions.loss
     if not isinstance(loss, tf.keras.losses.Loss):
         return True  # by the contract of `Task.loss`
     own = not type(loss).__module__.startswith(KERAS)

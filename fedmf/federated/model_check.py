@@ -9,13 +9,13 @@ from tensorflow.python.framework import op_def_registry
 
 from fedmf.federated.evaluation import update_metric
 from fedmf.federated.execution.stateless_model import operations
-from fedmf.federated.fingerprint import fingerprint
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised
-from fedmf.federated.task import Task
+from fedmf.federated.model_functions import ModelFunctions, tensor_specs
 from fedmf.federated.tff_models import TffModel
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
 from fedmf.training.examples import Examples, take
+from fedmf.training.learner import TaskData
 
 # Operations that break the guarantee, what they do, and what to use instead.
 _FORBIDDEN = (
@@ -52,25 +52,23 @@ _LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp
 _OF_FIT = ("train_step", "compute_loss")
 
 
-def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
+def check_model(functions: ModelFunctions, task: TaskData, config: TrainConfig) -> None:
     """Looks at every operation of the task's model and loss in training, forwards and backwards.
 
     A written variable or table would carry a client's data into the next client's update without
     being clipped: the sensitivity would not be the plan's. A run with random draws could not be
     repeated. Python may do both.
 
-    Returns:
-      The fingerprint of model and loss.
-
     Raises:
       ValueError: for such an operation, for trained weights or computations in other than float32,
         and for weights that are not trained in a model for TFF, whose state does not hold them.
     """
-    model = task.build_model(config.seed)
-    _check_labels(task)
-    _check_dtypes(task, model)
-    _check_inputs(task, model)
-    loss = batch_loss(task)
+    model = functions.build_model(config.seed)
+    specs = tensor_specs(task.spec)
+    _check_labels(functions, specs)
+    _check_dtypes(functions, model)
+    _check_inputs(functions, specs, model)
+    loss = batch_loss(functions)
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -82,7 +80,7 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
 
     traced_step = tf.function(step)
     try:
-        traced = traced_step.get_concrete_function(*task.tensor_specs)
+        traced = traced_step.get_concrete_function(*specs)
     except tf.errors.OperatorNotAllowedInGraphError as error:
         raise ValueError(
             f"model or loss of task {task.name!r} asks in Python for the value of a tensor "
@@ -92,17 +90,15 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
         ) from error
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"model or loss of task {task.name!r} do not take a batch {task.tensor_specs} of its examples: "
+            f"model or loss of task {task.name!r} do not take a batch {specs} of its examples: "
             f"make them fit ({_reason(error)})"
         ) from error
     shape = traced.structured_outputs[0].shape
     if shape.rank != 0:
         raise ValueError(
             f"loss of task {task.name!r} gives the shape {shape} where a scalar is needed: "
-            f"{_way_to_a_scalar(task)}"
+            f"{_way_to_a_scalar(functions)}"
         )
-    # Before the model's first batch, which may write local variables.
-    program = fingerprint(task, model)
     first = take(task.split("validation"), slice(task.batch_size))
     try:
         traced_step(*tf.nest.map_structure(tf.constant, first))
@@ -111,12 +107,12 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
             f"model or loss of task {task.name!r} fail on its validation split: make outputs and "
             f"labels fit ({misfit_reason(error)})"
         ) from error
-    _check_metrics(task, model, first)
+    _check_metrics(functions, task, model, first)
     if config.private_metrics:
-        _check_private(task, model, first)
+        _check_private(functions, task, model, first)
     found = operations(traced)
     if isinstance(model, TffModel):
-        _check_local_variables(task, model, traced.graph.variables)
+        _check_local_variables(functions, model, traced.graph.variables)
         found -= _LOCAL_WRITES
     others = [name for name in found if _has_state(name) and not _KEEPS_NOTHING.fullmatch(name)]
     rest = "|".join(others) or "$", "keeps a state or has an effect", "leave out its layer"
@@ -128,10 +124,10 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
                 f"({', '.join(matching)}), so that the guarantee would not hold: {instead}"
             )
     if not isinstance(model, TffModel):
-        _check_outside(task, model, traced.graph.variables)
+        _check_outside(functions, model, traced.graph.variables)
     in_tff = execution_kind(config.execution).in_tff
-    if in_tff and task.loss is not None:
-        _check_captures(task, model, loss)
+    if in_tff and functions.loss is not None:
+        _check_captures(functions, specs, model, loss)
     # The vocabulary of an adapted lookup layer has no name.
     fixed = [getattr(weight, "name", "a vocabulary") for weight in model.non_trainable_variables]
     if fixed and in_tff:
@@ -140,12 +136,11 @@ def check_model(task: Task, config: TrainConfig) -> dict[str, str]:
             f"({', '.join(fixed)}), which "
             f"execution={config.execution!r} does not take: use execution='fast'"
         )
-    return program
 
 
-def _way_to_a_scalar(task: Task) -> str:
-    if isinstance(task.loss, tf.keras.losses.Loss):
-        return f'its reduction is {task.loss.reduction!r}: use "sum_over_batch_size" or "sum"'
+def _way_to_a_scalar(functions: ModelFunctions) -> str:
+    if isinstance(functions.loss, tf.keras.losses.Loss):
+        return f'its reduction is {functions.loss.reduction!r}: use "sum_over_batch_size" or "sum"'
     return "take the mean, or pass a tf.keras.losses.Loss"
 
 
@@ -175,7 +170,7 @@ def misfit_reason(error: tf.errors.InvalidArgumentError) -> str:
     return lines[-1].rpartition("}} ")[2].strip()
 
 
-def _check_dtypes(task: Task, model: Any) -> None:
+def _check_dtypes(functions: ModelFunctions, model: Any) -> None:
     """Refuses what clipped float32 updates do not hold, and float16, in which small
     gradients are zero.
     """
@@ -188,7 +183,7 @@ def _check_dtypes(task: Task, model: Any) -> None:
     ]
     if half or others:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model that is not all float32 "
+            f"build_model of task {functions.name!r} gives a model that is not all float32 "
             f"({', '.join(others or half)}): build it with "
             "float32 weights, under the Keras policy float32 or mixed_bfloat16"
         )
@@ -199,7 +194,8 @@ def _check_dtypes(task: Task, model: Any) -> None:
     ]
     if own and not isinstance(model, TffModel):
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model with a {' and a '.join(own)} of its "
+            f"build_model of task {functions.name!r} gives a model with a {' and a '.join(own)} "
+            "of its "
             "own, which fedmf does not call: put what "
             "it minimises into the task's loss, or into add_loss"
         )
@@ -208,46 +204,48 @@ def _check_dtypes(task: Task, model: Any) -> None:
     ]
     if bound:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model with constraints on weights "
+            f"build_model of task {functions.name!r} gives a model with constraints on weights "
             f"({', '.join(bound)}), which nobody applies "
             "between a client's steps: leave them out, or use a regulariser"
         )
     if not model.trainable_variables:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model of which nothing is trained: "
+            f"build_model of task {functions.name!r} gives a model of which nothing is trained: "
             "leave a layer trainable"
         )
 
 
-def _check_labels(task: Task) -> None:
+def _check_labels(functions: ModelFunctions, specs: Any) -> None:
     """Refuses texts as labels of a Keras loss."""
-    texts = [spec for spec in tf.nest.flatten(task.tensor_specs[1]) if spec.dtype == tf.string]
-    if texts and isinstance(task.loss, tf.keras.losses.Loss):
+    texts = [spec for spec in tf.nest.flatten(specs[1]) if spec.dtype == tf.string]
+    if texts and isinstance(functions.loss, tf.keras.losses.Loss):
         raise TypeError(
-            f"the labels of task {task.name!r} are texts, which no Keras loss takes: number them, "
+            f"the labels of task {functions.name!r} are texts, which no Keras loss takes: number "
+            "them, "
             "as by classes, y = np.unique(y, return_inverse=True)"
         )
 
 
-def _check_inputs(task: Task, model: Any) -> None:
+def _check_inputs(functions: ModelFunctions, specs: Any, model: Any) -> None:
     """Refuses examples of which Keras would drop a part without a word, such as 0.7 for an input of
     whole numbers.
     """
     taken = tf.nest.flatten(getattr(model, "input", ()))
-    given = tf.nest.flatten(task.tensor_specs[0])
+    given = tf.nest.flatten(specs[0])
     for spec, tensor in zip(given, taken, strict=True) if len(given) == len(taken) else ():
         fractions = spec.dtype.is_floating and not (
             tensor.dtype.is_floating or tensor.dtype.is_complex
         )
         if fractions or (spec.dtype.is_complex and not tensor.dtype.is_complex):
             raise TypeError(
-                f"the examples of task {task.name!r} are {spec.dtype.name} where its model takes "
+                f"the examples of task {functions.name!r} are {spec.dtype.name} where its model "
+                "takes "
                 f"{tensor.dtype.name} ({tensor.name}), "
                 "which would drop a part of each number: convert one of them"
             )
 
 
-def _check_outside(task: Task, model: Any, used: Any) -> None:
+def _check_outside(functions: ModelFunctions, model: Any, used: Any) -> None:
     """Refuses a variable that is no weight: a program may change it between rounds, and a resume
     would not know its value.
     """
@@ -257,37 +255,43 @@ def _check_outside(task: Task, model: Any, used: Any) -> None:
     outside = [variable.name for variable in used if id(variable.handle) not in weights]
     if outside:
         raise ValueError(
-            f"model or loss of task {task.name!r} read a variable that is no weight of the model "
+            f"model or loss of task {functions.name!r} read a variable that is no weight of the "
+            "model "
             f"({', '.join(outside)}), which may change "
             "while a run goes on: make it a number, or a weight that is not trained"
         )
 
 
-def _check_captures(task: Task, model: Any, loss: BatchLoss) -> None:
+def _check_captures(functions: ModelFunctions, specs: Any, model: Any, loss: BatchLoss) -> None:
     """Refuses a loss that uses a tensor or a variable from outside, which the graphs that TFF
     builds cannot hold.
     """
-    x, y = task.tensor_specs
+    x, y = specs
     outputs = (
         tf.function(lambda x: model(x, training=True)).get_concrete_function(x).structured_outputs
     )
-    specs = tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
-    if tf.function(loss).get_concrete_function(y, specs).captured_inputs:
+    output_specs = tf.nest.map_structure(
+        lambda output: tf.TensorSpec(output.shape, output.dtype), outputs
+    )
+    if tf.function(loss).get_concrete_function(y, output_specs).captured_inputs:
         raise ValueError(
-            f"loss of task {task.name!r} uses a tensor or a variable that was made outside of it, "
+            f"loss of task {functions.name!r} uses a tensor or a variable that was made outside "
+            "of it, "
             "which execution='tff' does not take: "
             "make it a numpy array or a number, or use execution='fast'"
         )
 
 
-def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
+def _check_metrics(
+    functions: ModelFunctions, task: TaskData, model: Any, examples: Examples
+) -> None:
     """Refuses metrics that do not take the outputs, that are no single numbers, or of which two
     have one name.
     """
-    if task.metrics is None:
+    if functions.metrics is None:
         return
     _ = task.headline  # refuses what is no metric
-    metrics = list(task.metrics())
+    metrics = list(functions.metrics())
     x, y = tf.nest.map_structure(tf.constant, examples)
     names = [metric.name for metric in metrics]
     for metric in metrics:
@@ -310,23 +314,24 @@ def _check_metrics(task: Task, model: Any, examples: Examples) -> None:
             )
 
 
-def _check_private(task: Task, model: Any, examples: Examples) -> None:
+def _check_private(
+    functions: ModelFunctions, task: TaskData, model: Any, examples: Examples
+) -> None:
     """Refuses an evaluation in which a client's metrics would not follow from its own examples: the
     sum of private metrics would be more sensitive than the plan says.
     """
+    specs = tensor_specs(task.spec)
     cannot = f"private_metrics do not go with task {task.name!r}"
-    if isinstance(model, TffModel) or task.metrics is None:
+    if isinstance(model, TffModel) or functions.metrics is None:
         raise ValueError(f"{cannot}: give it a Keras model, and a metric between 0 and 1")
-    metrics = list(task.metrics())
-    traced = tf.function(lambda x: model(x, training=False)).get_concrete_function(
-        task.tensor_specs[0]
-    )
+    metrics = list(functions.metrics())
+    traced = tf.function(lambda x: model(x, training=False)).get_concrete_function(specs[0])
 
     def update(x: Any, y: Any) -> None:
         for metric in metrics:
             update_metric(metric, y, model(x, training=False))
 
-    drawn = operations(tf.function(update).get_concrete_function(*task.tensor_specs))
+    drawn = operations(tf.function(update).get_concrete_function(*specs))
     kept = [n for n in operations(traced) if _has_state(n) and not _KEEPS_NOTHING.fullmatch(n)]
     (_, _, _), (random, _, _), (python, _, _) = _FORBIDDEN
     kept += [name for name in drawn if re.match(f"{random}|{python}", name)]
@@ -347,7 +352,7 @@ def _check_private(task: Task, model: Any, examples: Examples) -> None:
         raise ValueError(f"{cannot}, of whose metrics one is not as new after `reset_state`")
 
 
-def _check_local_variables(task: Task, model: TffModel, used: Any) -> None:
+def _check_local_variables(functions: ModelFunctions, model: TffModel, used: Any) -> None:
     """Refuses a TFF model that changes a weight, or keeps numbers in a variable that it does not
     list: nothing sets it back.
     """
@@ -356,7 +361,7 @@ def _check_local_variables(task: Task, model: TffModel, used: Any) -> None:
     hidden = [variable.name for variable in used if id(variable.handle) not in listed]
     if hidden:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a {model.kind} that uses the variables "
+            f"build_model of task {functions.name!r} gives a {model.kind} that uses the variables "
             f"{', '.join(hidden)} and lists them neither as "
             "weights nor as local_variables: list them"
         )

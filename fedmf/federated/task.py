@@ -1,68 +1,28 @@
-"""`Task`: clients, their examples, a model and how it is judged. It knows no privacy."""
+"""`Task` of a Keras or TFF model: from arrays, from a TFF ClientData, or from functions."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
-from fedmf import checks, fields, nest
+from fedmf import fields, training
 from fedmf.federated.datasets import read_examples
-from fedmf.federated.task_checks import check_model_function, checked_attributes
-from fedmf.federated.tensorflow_import import keras3_note
-from fedmf.federated.tff_models import TffModel, loop_model
-from fedmf.identifiers import client_array
-from fedmf.runs.vocabulary import RunVocabulary
+from fedmf.federated.learner import KerasLearner
+from fedmf.federated.model_functions import CompiledEpoch, LossFunction
+from fedmf.federated.task_checks import check_functions, check_model_function
+from fedmf.federated.tff_models import loop_model
 from fedmf.training import examples as of_examples
 from fedmf.training.examples import Examples, Weighted
-
-SPLITS = ("validation", "test")
-# (labels, outputs, example weights) -> scalar; see `Task.loss`.
-LossFunction = Callable[[Any, Any, Any], Any]
-
-
-class CompiledEpoch(Protocol):
-    """A client's local epoch without automatic differentiation, for a model whose
-    speed is worth it.
-    """
-
-    def __call__(
-        self,
-        weights: Sequence[np.ndarray],
-        x: np.ndarray,
-        y: np.ndarray,
-        learning_rate: float,
-        update: Sequence[np.ndarray],
-        /,
-    ) -> float:
-        """One epoch of SGD over the examples in their order, in the task's batches, the last of
-        which may be short.
-
-        It must do what SGD on the task's model and loss does, to float32 rounding; give the same
-        bits for the same input; write to nothing but `update`; and may be called from several
-        threads at once, which it should let run side by side.
-
-        Args:
-          weights: the model's trainable weights, float32 and contiguous.
-          x, y: a client's examples, contiguous.
-          learning_rate: of SGD.
-          update: arrays like the weights that the weights before less the weights after
-            are written to.
-
-        Returns:
-          The sum over batches of the loss before the step times the batch's examples.
-        """
+from fedmf.training.learner import Learner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
-    """A federated learning task: from arrays, from a TFF ClientData, or from functions as here.
-
-    All data leave the task as numpy arrays, so that every execution of the training loop trains on
-    exactly the same examples in the same order; shuffling and batching along the first axis belong
-    to the loop, which seeds them.
+class Task(training.Task):
+    """A federated learning task with a model of Keras or TFF: from arrays, from a TFF ClientData,
+    or from functions as here.
 
     Attributes:
       name: short name, such as "digits".
@@ -107,227 +67,40 @@ class Task:
       TypeError, ValueError: naming the attribute, its value and what to do instead.
     """
 
-    name: str
-    description: str = ""
-    made_clients: str = ""
-    client_ids: Sequence[str]
-    client_examples: Callable[[str], Examples]
-    evaluation_examples: Callable[[str], Examples]
+    learner: Learner = dataclasses.field(init=False, repr=False, compare=False)
     build_model: Callable[[int], Any]
     loss: tf.keras.losses.Loss | LossFunction | None = None
     metrics: Callable[[], Sequence[tf.keras.metrics.Metric]] | None = None
-    batch_size: int
-    sample_weight: Callable[[str], Any] | None = None
-    class_weight: Mapping[int, float] | None = None
-    headline_metric: str = ""
-    metric_note: str = ""
-    data_version: str = ""
     compiled_epoch: Callable[[], CompiledEpoch | None] | None = None
     export_model: Callable[[Any], Any] | None = None
-    vocabulary: RunVocabulary | None = None
 
     def __post_init__(self) -> None:
-        fields.set_fields(self, checked_attributes(self))
-        _ = self._class_table  # refuses what are no weights
-        built = functools.partial(loop_model, self.name, self.build_model, self.loss is None)
-        fields.set_fields(self, {"build_model": built})
+        check_functions(self)
+        build_model = functools.partial(loop_model, self.name, self.build_model, self.loss is None)
+        learner = KerasLearner(
+            name=self.name,
+            build_model=build_model,
+            loss=self.loss,
+            metrics=self.metrics,
+            compiled_epoch=self.compiled_epoch,
+            export_model=self.export_model,
+        )
+        fields.set_fields(self, {"build_model": build_model, "learner": learner})
+        super().__post_init__()
 
-    @functools.cached_property
-    def headline(self) -> str:
-        """The metric that reports show.
-
-        Raises:
-          ValueError: there are no metrics, or none of the name in `headline_metric`.
-        """
-        names = self._metric_names()
-        if not names:
-            raise ValueError(
-                f"metrics of task {self.name!r} gives no metric: reports need "
-                "one, such as an accuracy"
-            )
-        return checks.one_of("headline_metric", self.headline_metric or names[0], (*names, "loss"))
-
-    def _metric_names(self) -> list[str]:
-        if self.metrics is not None:
-            metrics = self.metrics()
-            for metric in metrics:
-                if note := keras3_note(metric):
-                    raise TypeError(f"metrics of task {self.name!r} gives a metric{note}")
-                if not isinstance(metric, tf.keras.metrics.Metric):
-                    raise TypeError(
-                        f"metrics of task {self.name!r} gives {metric!r}: give objects of "
-                        "tf.keras.metrics.Metric, such as "
-                        'tf.keras.metrics.SparseCategoricalAccuracy("accuracy")'
-                    )
-            return [metric.name for metric in metrics]
-        model: TffModel = self.build_model(0)
-        model.reset_metrics()
-        return list(model.metric_values()) or ["loss"]
-
-    @functools.cached_property
-    def spec(self) -> Any:
-        """The examples as a structure of `ArraySpec`; all clients' and splits' are like the
-        validation split's.
-
-        Raises:
-          ValueError: examples have weights, and something of the task does not take them.
-        """
-        x, y = of_examples.spec(self._split("validation"))
-        if isinstance(y, Weighted) and (self.loss is None or self.compiled_epoch is not None):
-            other = "compiled_epoch" if self.loss is not None else "TFF model with its own loss"
-            raise ValueError(
-                f"task {self.name!r} has sample_weight or class_weight beside a {other}, which "
-                "takes none: leave one of them out"
-            )
-        return x, y
-
-    def examples_of(self, client_id: str) -> Examples:
-        """A client's examples.
-
-        Raises:
-          TypeError, ValueError: not structures of arrays as `spec` has them, or NaN or infinite
-            values or negative weights in them; naming the client. For the latter it is a NotFinite
-            of fedmf.training.examples, and a run zeroes the client's update and goes on.
-        """
-        if not isinstance(client_id, Hashable) or client_id not in self._known_ids:
-            raise ValueError(
-                f"client_id={client_id!r} is none of task {self.name!r}: pass one of its client_ids"
-            )
-        examples = self._read(self._with_sample_weight, client_id)
-        weighted = self._with_class_weight(examples, self._origin(client_id))
-        return self._like_others(weighted, client_id)
-
-    def split(self, name: str) -> Examples:
-        """The examples of a split, at least one; each of weight 1 if clients' have weights.
-
-        Raises:
-          TypeError, ValueError: as `examples_of` does.
-        """
-        checks.one_of("name", name, SPLITS)
-        examples = self._like_others(self._split(name), name)
-        self._with_class_weight(examples, self._origin(name))  # refuses a class without a weight
-        if not of_examples.count(examples):
-            raise ValueError(
-                f"{self._origin(name)} is empty: evaluation needs at least one example"
-            )
-        return examples
-
-    def initial_weights(self, seed: int) -> list[np.ndarray]:
-        """The trained weights of `build_model(seed)`, which is built once for them."""
-        seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
-        known: dict[int, list[np.ndarray]] = self.__dict__.setdefault("_initial_weights", {})
-        if seed not in known:
-            known[seed] = [v.numpy() for v in self.build_model(seed).trainable_variables]
-        return known[seed]
-
-    def starting_from(self, weights: Sequence[np.ndarray]) -> "Task":
-        """This task with models that start from `weights`, whatever the seed.
+    def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
+        """See `training.Task.starting_from`.
 
         Args:
           weights: all of a model's, those that are not trained too, as tf.keras.Model.get_weights
             gives them.
-
-        Raises:
-          ValueError: the shapes are not those of the task's model.
         """
-        hint = "give all of a model's, as tf.keras.Model.get_weights does"
-        weights = checks.entries("weights", weights, hint=hint)
-        expected = [weight.shape for weight in self.build_model(0).get_weights()]
-        given = [np.shape(weight) for weight in weights]
-        if expected != given:
-            raise ValueError(
-                f"the weights have the shapes {given} and the model of task {self.name!r} has "
-                f"{expected}: take those of the same model"
-            )
-
-        # And not the task, whose examples would go wherever the function goes
-        build_model = self.build_model
-
-        def build(seed: int) -> Any:
-            model = build_model(seed)
-            # TFF builds models in graphs, and sets their weights afterwards
-            if tf.executing_eagerly():
-                model.set_weights(weights)
-            return model
-
-        return dataclasses.replace(self, build_model=build)
-
-    def without_examples(self) -> "Task":
-        """This task as other machines get it: its model, its loss and its batches."""
-        light = dataclasses.replace(
-            self,
-            client_ids=("none",),
-            client_examples=_elsewhere,
-            evaluation_examples=_elsewhere,
-            sample_weight=None,
-            class_weight=None,
-            metrics=self.metrics and list,
-        )
-        light.__dict__["spec"] = self.spec
-        return light
-
-    @property
-    def tensor_specs(self) -> Any:
-        """A batch of the examples as a structure of tf.TensorSpec, (None, ...)."""
-        return tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.spec
-        )
-
-    @functools.cached_property
-    def _known_ids(self) -> frozenset[Any]:
-        return frozenset(self.client_ids)
-
-    def _origin(self, name: str) -> str:
-        return (
-            f"the {name} split of task {self.name!r}"
-            if name in SPLITS
-            else f"client {name!r} of task {self.name!r}"
-        )
-
-    @functools.cached_property
-    def _class_table(self) -> np.ndarray | None:
-        return None if self.class_weight is None else of_examples.class_table(self.class_weight)
-
-    def _with_sample_weight(self, client_id: str) -> Any:
-        examples = self.client_examples(client_id)
-        if self.sample_weight is None or not isinstance(examples, tuple) or len(examples) != 2:
-            return examples
-        if isinstance(examples[1], Weighted):
-            raise ValueError(
-                f"{self._origin(client_id)} has weights beside sample_weight: leave one of them out"
-            )
-        return examples[0], Weighted(examples[1], self.sample_weight(client_id))
-
-    def _with_class_weight(
-        self, examples: Examples, origin: str, owner: Callable[[int], str] = str
-    ) -> Examples:
-        if self._class_table is None:
-            return examples
-        return of_examples.class_weighted(examples, self._class_table, origin, owner)
-
-    def _split(self, name: str) -> Examples:
-        examples = self._read(self.evaluation_examples, name)
-        weighted = not (self.sample_weight is None and self.class_weight is None)
-        if weighted or isinstance(examples[1], Weighted):
-            return of_examples.counted_once(examples)
-        return examples
-
-    def _read(self, examples_of: Callable[[str], Examples], name: str) -> Examples:
-        origin = self._origin(name)
-        with of_examples.errors_of(f"reading the examples of {origin}", OSError):
-            return of_examples.checked(examples_of(name), origin)
-
-    def _like_others(self, examples: Examples, name: str) -> Examples:
-        if not of_examples.fits(examples, self.spec):
-            raise TypeError(
-                f"the examples of {self._origin(name)} are {_shown(of_examples.spec(examples))} "
-                f"where those of the validation split are {_shown(self.spec)}: give all the same "
-                "shapes and dtypes"
-            )
-        return examples
+        learner = self.learner.starting_from(weights)
+        assert isinstance(learner, KerasLearner)
+        return dataclasses.replace(self, build_model=learner.build_model)
 
     @classmethod
-    def from_arrays(
+    def from_arrays(  # type: ignore[override]
         cls,
         *,
         x: Any,
@@ -338,8 +111,8 @@ class Task:
         model: Callable[[], Any],
         sample_weight: Any = None,
         **attributes: Any,
-    ) -> "Task":
-        """A task whose examples are held in memory.
+    ) -> Self:
+        """Returns a task whose examples are held in memory.
 
         Args:
           x, y: structures of arrays; the first axis counts all examples.
@@ -367,43 +140,9 @@ class Task:
         >>> len(task.client_ids), of_examples.count(task.examples_of("7"))
         (12, 5)
         """
-        ids = client_array("client_ids", client_ids)
-
-        def place(example: int) -> str:
-            return f"{example}, of client {ids.ravel().tolist()[example]!r}"
-
-        labels = y if sample_weight is None else Weighted(y, sample_weight)
-        examples = of_examples.checked((x, labels), "x and y", place)
-        if ids.shape != (of_examples.count(examples),):
-            raise ValueError(
-                f"client_ids has the shape {ids.shape} and x and y hold "
-                f"{of_examples.count(examples)} examples: give each example an id"
-            )
-        names, owner = np.unique(ids, return_inverse=True)
-        order = np.argsort(owner, kind="stable")
-        ends = np.searchsorted(owner[order], np.arange(len(names) + 1))
-        index = {str(name): i for i, name in enumerate(names)}
-        checked = {
-            name: of_examples.checked(split, f"the {name} split")
-            for name, split in zip(SPLITS, (validation, test), strict=True)
-        }
-        if sample_weight is not None:
-            checked = {name: of_examples.counted_once(split) for name, split in checked.items()}
-        given: dict[str, Any] = {
-            "description": f"{ids.size} examples of {len(names)} clients",
-            "data_version": of_examples.digest(examples, ids, *checked.values()),
-        }
-        task = cls(
-            client_ids=tuple(index),
-            client_examples=lambda name: of_examples.take(
-                examples, order[ends[index[name]] : ends[index[name] + 1]]
-            ),
-            evaluation_examples=checked.__getitem__,
-            build_model=seeded(model),
-            **given | attributes,
-        )
-        task._with_class_weight(examples, "x and y", place)  # refuses a class without a weight
-        return task
+        splits = {"validation": validation, "test": test}
+        built = {"build_model": seeded(model), **attributes}
+        return cls._of_arrays((x, y, sample_weight), client_ids, splits, built)
 
     @classmethod
     def from_client_data(
@@ -415,8 +154,8 @@ class Task:
         preprocess: Callable[[tf.data.Dataset], Any],
         model: Callable[[], Any],
         **attributes: Any,
-    ) -> "Task":
-        """A task on a tff.simulation.datasets.ClientData: TFF's own data sets,
+    ) -> Self:
+        """Returns a task on a tff.simulation.datasets.ClientData: TFF's own data sets,
         FilePerUserClientData, SqlClientData, TestClientData ...
 
         Args:
@@ -460,19 +199,6 @@ class Task:
             build_model=seeded(model),
             **{"description": f"{len(train.client_ids)} clients of a ClientData"} | attributes,
         )
-
-
-def _shown(spec: Any) -> str:
-    """Inputs and labels of a spec, as "float32 (3,) and int64 ()" for each example."""
-    parts = (
-        nest.map_leaves(lambda spec: f"{spec.dtype} {spec.shape}", part)
-        for part in (spec[0], of_examples.apart(spec[1])[0])
-    )
-    return " and ".join(part if isinstance(part, str) else repr(part) for part in parts)
-
-
-def _elsewhere(name: str) -> Examples:
-    raise ValueError(f"the examples of {name} are not on this machine")
 
 
 def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:

@@ -1,3 +1,37 @@
-"""The simulation: tasks, the loop, callbacks, executions, and what people do with a run."""
+"""The simulation of federated training: tasks, the loop, callbacks and executions. It needs no
+framework: a `Learner` brings one.
+"""
 
-import fedmf.federated  # noqa: F401  (while modules here import TensorFlow)
+from fedmf.training.callbacks import Callback, StopAfter
+from fedmf.training.client_work import ClientWork
+from fedmf.training.divergence import DivergedRun, StopOnDivergence
+from fedmf.training.early_stopping import EarlyStopping
+from fedmf.training.examples import ClientData, Weighted
+from fedmf.training.execution.base import RunOptions
+from fedmf.training.execution.cluster import WorkersLost
+from fedmf.training.function_learner import FunctionLearner
+from fedmf.training.learner import ClientSettings, Evaluation, Learner
+from fedmf.training.loop import InterruptedRun, train
+from fedmf.training.task import Task
+from fedmf.training.trained_run import TrainedRun
+
+__all__ = [
+    "Callback",
+    "ClientData",
+    "ClientSettings",
+    "ClientWork",
+    "DivergedRun",
+    "EarlyStopping",
+    "Evaluation",
+    "FunctionLearner",
+    "InterruptedRun",
+    "Learner",
+    "RunOptions",
+    "StopAfter",
+    "StopOnDivergence",
+    "Task",
+    "TrainedRun",
+    "Weighted",
+    "WorkersLost",
+    "train",
+]

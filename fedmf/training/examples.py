@@ -19,6 +19,20 @@ Examples = tuple[Any, Any]
 Epochs = Sequence[Examples]
 
 
+@dataclasses.dataclass(frozen=True)
+class ClientData:
+    """What a client trains on in a round.
+
+    Attributes:
+      epochs: its examples in the order of each epoch.
+      seed: of the client in this round, whole numbers as `numpy.random.default_rng` takes them, for
+        training that draws random numbers.
+    """
+
+    epochs: Epochs
+    seed: tuple[int, ...] = ()
+
+
 class NotFinite(ValueError):
     """Examples that no round counts: they hold NaN or infinite values, a weight that is none, or a
     class without a weight.

@@ -4,9 +4,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
-from fedmf.federated.model_check import misfit_reason
 from fedmf.training.callbacks import Callback, Row
 from fedmf.training.examples import Examples, NotFinite, count
 from fedmf.training.under_way import Training
@@ -51,11 +48,11 @@ def misfit(training: Training) -> ValueError | None:
         try:
             if not isinstance(examples, NotFinite) and count(examples):
                 training.evaluator.on(weights, examples)
-        except tf.errors.InvalidArgumentError as error:
+        except task.learner.errors as error:
             return ValueError(
                 f"round {t} cannot train client {client_id!r} of task {task.name!r}: "
-                f"{misfit_reason(error)}; make the model's outputs and all labels fit, and "
-                f"start a new run ({t} rounds are saved in {training.folder.path})"
+                f"{task.learner.misfit_reason(error)}; make the model's outputs and all labels "
+                f"fit, and start a new run ({t} rounds are saved in {training.folder.path})"
             )
     return None
 

@@ -15,28 +15,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.evaluation import Evaluator, mean_and_deciles
-from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.client_work import ClientWork, broadcast
-from fedmf.federated.task import Task
 from fedmf.runs.config import TrainConfig
+from fedmf.server.messages import ClientParams, ClippedSum
 from fedmf.terminal import progress_bar
-from fedmf.training.examples import Epochs, Examples, NotFinite, count, take
-from fedmf.training.execution.client_data import shuffled_epochs
+from fedmf.training.client_data import shuffled_epochs
+from fedmf.training.client_work import Broadcast, ClientWork
+from fedmf.training.evaluation import Evaluator, mean_and_deciles
+from fedmf.training.examples import ClientData, Examples, NotFinite, count, take
 from fedmf.training.execution.groups import in_groups
+from fedmf.training.task import Task
 
 _AT_ONCE = 32  # clients whose examples are in memory
 # Of a generator: apart from the orders of training, which have 2 in the same place.
-_HALVES, _SAMPLE, _QUARTERS = 3, 4, 5
+_HALVES, _SAMPLE, _QUARTERS, _TRAINING = 3, 4, 5, 7
 # Asks for a choice of the rate, from these multiples of the default.
 SEARCH = "search"
 _SEARCHED_FACTORS = (0.1, 0.3, 1.0, 3.0)
 
 
-def halves(task: Task, config: TrainConfig, client_id: str) -> tuple[Epochs, Examples]:
+def halves(task: Task, config: TrainConfig, client_id: str) -> tuple[ClientData, Examples]:
     """A client's epochs over a random half of its examples, and the other half: a pure function of
     (config.seed, client_id). Of an odd number the first half has one more.
 
@@ -49,17 +48,19 @@ def halves(task: Task, config: TrainConfig, client_id: str) -> tuple[Epochs, Exa
       NotFinite: as `Task.examples_of` does.
     """
     first, other, rng = _first_half(task, config, client_id)
-    return shuffled_epochs(first, config, task.batch_size, rng), other
+    epochs = shuffled_epochs(first, config, task.batch_size, rng)
+    return ClientData(epochs, (config.seed, _TRAINING, *client_id.encode())), other
 
 
-def quarters(task: Task, config: TrainConfig, client_id: str) -> tuple[Epochs, Examples]:
+def quarters(task: Task, config: TrainConfig, client_id: str) -> tuple[ClientData, Examples]:
     """Returns epochs over a random half of the examples that `halves` trains on, and the others of
     these: what a rate is chosen by. The half that results are measured on is in neither.
     """
     first, _, _ = _first_half(task, config, client_id)
     rng = np.random.default_rng([config.seed, _QUARTERS, *client_id.encode()])
     trained_on, validated_on = _divided(first, rng)
-    return shuffled_epochs(trained_on, config, task.batch_size, rng), validated_on
+    epochs = shuffled_epochs(trained_on, config, task.batch_size, rng)
+    return ClientData(epochs, (config.seed, _TRAINING, *client_id.encode())), validated_on
 
 
 def _first_half(
@@ -154,8 +155,8 @@ class _Tuning:
         self._task, self._config, self._weights = task, config, weights
         self._evaluator, self._bar = evaluator, bar
         # Updates are neither clipped to a norm nor scaled; steps are bounded.
-        scales = [np.ones_like(w) for w in weights] if config.scaling() else ()
-        self._sent = broadcast(weights, math.inf, math.inf, scales)
+        scales = [np.ones_like(w, np.float32) for w in weights] if config.scaling() else ()
+        self._sent = Broadcast(weights, ClientParams(math.inf, math.inf, scales))
 
     def choose_rate(
         self, rates: Sequence[float], client_ids: Sequence[str]
@@ -237,14 +238,16 @@ class _Tuning:
     def _work(self, rate: float) -> ClientWork:
         """Returns client work with this rate, whose steps are no longer than the clip norm."""
         config = dataclasses.replace(self._config, client_learning_rate=rate)
-        setup = ClientSetup.here(self._task, config, largest_step=config.clip_norm)
-        return setup.work(None)
+        learner = self._task.learner
+        settings = self._task.client_settings(config, max_step_norm=config.clip_norm)
+        settings = dataclasses.replace(settings, work_kind=learner.work_kind(settings))
+        return learner.client_work(settings, None)
 
     def _examples(
         self,
         client_ids: Sequence[str],
-        divide: Callable[[Task, TrainConfig, str], tuple[Epochs, Examples]],
-    ) -> list[tuple[Epochs, Examples]]:
+        divide: Callable[[Task, TrainConfig, str], tuple[ClientData, Examples]],
+    ) -> list[tuple[ClientData, Examples]]:
         """Returns the divided examples of the clients whose examples are finite."""
         divided = []
         for client_id in client_ids:
@@ -259,11 +262,11 @@ class _Tuning:
         return self._evaluator.told_apart(weights, examples)["loss"]
 
     def _trained(
-        self, work: ClientWork, pairs: Sequence[tuple[Epochs, Examples]]
+        self, work: ClientWork, pairs: Sequence[tuple[ClientData, Examples]]
     ) -> Iterator[list[np.ndarray] | None]:
         """Yields the weights of each client after its epochs; None where they are not finite."""
-        for part in work.sums(self._sent, [[epochs] for epochs, _ in pairs]):
-            yield None if int(part.total.zeroed) else _after(self._weights, part.total)
+        for part in work.sums(self._sent, [[client] for client, _ in pairs]):
+            yield None if part.zeroed else _after(self._weights, part)
 
 
 def _warn_of_worse_losses(
@@ -296,11 +299,11 @@ def _warn_of_worse_losses(
     )
 
 
-def _after(weights: list[np.ndarray], total: Any) -> list[np.ndarray]:
-    """The weights after training; the update of a client is weights before minus after."""
+def _after(weights: list[np.ndarray], part: ClippedSum) -> list[np.ndarray]:
+    """Returns the weights after training; an update is the weights before minus those after it."""
     return [
-        (w - np.asarray(update)).astype(w.dtype)
-        for w, update in zip(weights, tf.nest.flatten(total.record), strict=True)
+        (weight - update).astype(weight.dtype)
+        for weight, update in zip(weights, part.values, strict=True)
     ]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.federated.task import Task
 from fedmf.training import examples as of_examples
+from fedmf.training.task import Task
 
 _DIFFERS = {
     "batch_size": "batch_size={now} (the run has {recorded})",

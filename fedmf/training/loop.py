@@ -12,18 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from fedmf import checks, fields
-from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.threads import an_operation_a_thread, limited_threads
-from fedmf.federated.model_check import check_model
-from fedmf.federated.task import Task
-from fedmf.federated.tensorflow_import import check_eager
 from fedmf.numpy_errors import numpy_defaults
 from fedmf.privacy.plan import Plan, check_plan
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.executions import execution_kind
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.server.source import check_noise_seed
 from fedmf.terminal import interrupts
@@ -35,6 +28,7 @@ from fedmf.training.execution.cluster import WorkersLost, check_address
 from fedmf.training.faults import ZeroedClients, misfit
 from fedmf.training.result import write_result
 from fedmf.training.run_setup import new_run, reopen_run
+from fedmf.training.task import Task
 from fedmf.training.trained_run import TrainedRun, starting_task
 from fedmf.training.under_way import Training
 
@@ -49,9 +43,8 @@ def _check_arguments(
     """Refuses arguments of the wrong kind, before the seconds that a look at the model takes."""
     if not isinstance(task, Task):
         raise TypeError(
-            f"task={reprlib.repr(task)} must be a federated.Task: make one with Task.from_arrays, "
-            "or from a name in a config with "
-            "fedmf.tasks.task_from_config"
+            f"task={reprlib.repr(task)} must be a federated.Task or a training.Task: make one with "
+            "Task.from_arrays, or from a name in a config with fedmf.tasks.task_from_config"
         )
     if not isinstance(config, TrainConfig):
         raise TypeError(
@@ -120,7 +113,6 @@ def train(
       DivergedRun: the run diverged, and `StopOnDivergence()` is among the callbacks; the run can
         be resumed without it.
     """
-    check_eager()
     _check_arguments(task, config, folder, noise_seed, plan, resume)
     callbacks = _checked_callbacks(callbacks)
     fields.check_names("train", RunOptions, options)
@@ -133,16 +125,17 @@ def train(
             f"private_metrics={config.private_metrics} are computed where the run is, and with "
             "`data_on_workers` its clients' examples are not: leave one of them out"
         )
-    in_threads = not execution_kind(config.execution).in_tff and task.batch_size > 1
-    if in_threads and ClientSetup.here(task, config).kind == "autodiff":
-        an_operation_a_thread()
-    with limited_threads(machine.threads), numpy_defaults():
+    task.learner.prepare(task, config)
+    with task.learner.limited_threads(machine.threads), numpy_defaults():
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
-        model = check_model(task, config)
-        setup = None if resume else new_run(task, config, folder, noise_seed, plan, model, machine)
+        task.learner.check(task, config)
+        program = task.learner.fingerprint(config.seed)
+        setup = (
+            None if resume else new_run(task, config, folder, noise_seed, plan, program, machine)
+        )
         run_folder = RunFolder.open(folder) if setup is None else setup.folder
         with run_folder.locked():
-            setup = setup or reopen_run(task, config, run_folder, plan, model, machine)
+            setup = setup or reopen_run(task, config, run_folder, plan, program, machine)
             with build_execution(
                 setup.task,
                 setup.plan,
@@ -201,7 +194,7 @@ def _round(training: Training) -> dict[str, Any]:
     clients = [execution.client(t, client) for client in training.cohort]
     try:
         release = execution.collect_release(training.state, clients, canaries)
-    except (tf.errors.InvalidArgumentError, *execution.errors) as error:
+    except (*task.learner.errors, *execution.errors) as error:
         raise misfit(training) or error from error
     if metrics is not None:
         private = metrics.release(t, metric_sum)

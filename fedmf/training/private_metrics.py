@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.federated.evaluation import Evaluator
-from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.notes import smaller_is_better
 from fedmf.server.metrics_stream import MetricsStream
+from fedmf.training.evaluation import Evaluator
 from fedmf.training.examples import NotFinite, count
+from fedmf.training.task import Task
 
 
 class PrivateRoundMetrics:

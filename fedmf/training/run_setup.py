@@ -13,7 +13,6 @@ from typing import Any
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.federated.task import SPLITS, Task
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.error import rmse
@@ -42,6 +41,7 @@ from fedmf.training.examples import NotFinite
 from fedmf.training.execution.base import RunOptions, parameters
 from fedmf.training.execution.canaries import largest_entry
 from fedmf.training.identity import difference, program_difference, task_identity
+from fedmf.training.task import SPLITS, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,9 +114,9 @@ class RunSetup:
         plan.mechanism.save(folder.path / "mechanism.npz")
         workload = self.config.fit_workload()
         if self.config.initial_model is not None:
-            folder.write_weights(
-                "initial_model", self.task.build_model(self.config.seed).get_weights()
-            )
+            trained = self.task.initial_weights(self.config.seed)
+            all_weights = self.task.learner.all_weights(trained, self.config.seed)
+            folder.write_weights("initial_model", all_weights)
         if self.task.vocabulary is not None:
             text = self.task.vocabulary.to_json()
             write_atomically(folder.path / VOCABULARY, text, mode=0o600)

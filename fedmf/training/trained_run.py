@@ -1,28 +1,20 @@
-"""`TrainedRun`: what people do with a run: its model in Keras, its metrics on a split and on every
-client, its file.
+"""`TrainedRun`: what people do with a run: its model, its metrics on a split and on every client,
+its file.
 
-And the weights that a run starts from: of a Keras file, of another run, or drawn.
+And the weights that a run starts from: of a model's file, of another run, or drawn.
 """
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
-import tempfile
 import warnings
-import zipfile
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from fedmf import checks, fields
-from fedmf.federated.evaluation import Evaluator, mean_and_deciles
-from fedmf.federated.keras_file import deflate_words, load_keras_file
-from fedmf.federated.task import SPLITS, Task
-from fedmf.federated.tff_models import TffModel
 from fedmf.files import expanded, write_atomically
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.runs.audit import recorded_plan
@@ -32,10 +24,12 @@ from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.rounds import newest_round
 from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.terminal import progress_bar
+from fedmf.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.training.examples import NotFinite, count
 from fedmf.training.execution.base import Release, RunOptions
 from fedmf.training.execution.choice import build_execution
 from fedmf.training.fine_tuning import fine_tuned_metrics, learning_rates
+from fedmf.training.task import SPLITS, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,12 +61,12 @@ class TrainedRun(Run):
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """The weights in the order of the model's trainable variables.
+        """The trained weights, in the learner's order.
 
         Raises:
           ValueError: no round is committed yet, or the task's model has other weights.
         """
-        shapes = [tuple(v.shape) for v in self._initial_model().trainable_variables]
+        shapes = [weight.shape for weight in self.task.initial_weights(self.config.seed)]
         weights = super().weights if self.result is not None else self._committed_weights()
         if [weight.shape for weight in weights] != shapes:
             raise ValueError(
@@ -101,36 +95,17 @@ class TrainedRun(Run):
         return self.ended_after or self.config.rounds
 
     def model(self) -> Any:
-        """A tf.keras.Model with the run's weights, which Keras saves and loads without
-        the task's code.
+        """Returns a model of the learner's framework with the run's weights: a tf.keras.Model,
+        which Keras saves and loads without the task's code.
 
         Raises:
-          ValueError: as `weights` does, or the task has a model of TFF.
+          ValueError: as `weights` does, or the task has functions or a model of TFF.
         """
-        model = self._trained()
-        if isinstance(model, TffModel):
-            raise ValueError(
-                f"task {self.task.name!r} has a {model.kind} of TFF, which Keras cannot save: take "
-                f"the weights, {self.path}/model.npz or "
-                "`run.weights`, in the order of its trainable variables"
-            )
-        return model if self.task.export_model is None else self.task.export_model(model)
+        return self.task.learner.model(self.weights, self.config.seed)
 
     def starting_weights(self) -> list[np.ndarray]:
-        """All weights of the model, those that are not trained too, as tf.keras.Model.get_weights
-        gives them.
-        """
-        weights: list[np.ndarray] = self._trained().get_weights()
-        return weights
-
-    def _initial_model(self) -> Any:
-        return self.task.build_model(self.config.seed)
-
-    def _trained(self) -> Any:
-        model = self._initial_model()
-        for variable, weight in zip(model.trainable_variables, self.weights, strict=True):
-            variable.assign(weight)
-        return model
+        """Returns all weights of the model, those that are not trained too."""
+        return self.task.learner.all_weights(self.weights, self.config.seed)
 
     @with_numpy_defaults
     def evaluate(self, split: str) -> dict[str, float]:
@@ -292,20 +267,7 @@ class TrainedRun(Run):
           ValueError: another suffix, a folder that holds files, or as `weights` does.
         """
         path = check_export_path(path)
-        model = self.model()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            part = pathlib.Path(folder) / path.name
-            logger = tf.get_logger()
-            level = logger.level
-            logger.setLevel("ERROR")  # Keras warns that the model has no loss of its own
-            try:
-                model.save(part, save_format="keras" if path.suffix else "tf")
-            finally:
-                logger.setLevel(level)
-            if path.suffix:
-                deflate_words(part)
-            os.replace(part, path)
+        model = self.task.learner.export(self.weights, self.config.seed, path)
         if self.task.vocabulary is not None:
             words = path.with_suffix(".vocabulary.json") if path.suffix else path / VOCABULARY
             write_atomically(words, self.task.vocabulary.to_json(), mode=0o600)
@@ -338,7 +300,7 @@ def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) ->
 
 
 def _weights(task: Task, path: pathlib.Path) -> list[np.ndarray]:
-    """All weights of a .keras file, or of a run of the same model."""
+    """Returns all weights of a model's file, or of a run of the same model."""
     if not path.exists():
         raise FileNotFoundError(
             f"initial_model={str(path)!r} does not exist: name a FILE.keras or the folder of a run"
@@ -346,31 +308,8 @@ def _weights(task: Task, path: pathlib.Path) -> list[np.ndarray]:
     if path.is_dir():
         weights = TrainedRun.of(Run.load(path), task).starting_weights()
     else:
-        version = _keras_version(path)
-        if version.startswith("3."):
-            raise ValueError(
-                f"Keras {version} has written it, and fedmf takes models of Keras 2 (the package "
-                "tf-keras): build the model with tf.keras after `from fedmf import federated`, "
-                "give it the weights and save it there"
-            )
-        try:
-            weights = load_keras_file(path).get_weights()
-        except Exception as error:  # Keras raises errors of many kinds
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(
-                f"Keras cannot load it ({reason[0]}); name a FILE.keras or the folder of a run"
-            ) from error
+        weights = task.learner.load_weights(path)
     numbers = [weight for weight in weights if np.issubdtype(weight.dtype, np.number)]
     if not all(np.isfinite(weight).all() for weight in numbers):
         raise ValueError("its weights are not all finite; take an earlier model")
     return weights
-
-
-def _keras_version(path: pathlib.Path) -> str:
-    """Returns the version of Keras that has written a .keras file; empty where it names none."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            metadata = json.loads(archive.read("metadata.json"))
-        return str(metadata["keras_version"])
-    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
-        return ""

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.federated.evaluation import Evaluator
 from fedmf.fields import flat
 from fedmf.runs.folder import Run
 from fedmf.runs.round_metrics import FinishedRound, computed_metrics
 from fedmf.runs.rounds import CommittedRound, selected_of
 from fedmf.server.journal import Committed
+from fedmf.training.evaluation import Evaluator
 from fedmf.training.execution.base import Execution, Release, RunOptions
 from fedmf.training.private_metrics import PrivateRoundMetrics
 from fedmf.training.run_setup import RunSetup

@@ -53,6 +53,12 @@ def broken_off(folder, rounds, settings=None, task=None, *, error=Crash, **optio
     return folder
 
 
+def checked(task, settings):
+    """What the task's learner says of it before round 0: its fingerprint, if it refuses nothing."""
+    task.learner.check(task, settings)
+    return task.learner.fingerprint(settings.seed)
+
+
 def start_of(task, seed=3):
     return [v.numpy() for v in task.build_model(seed).trainable_variables]
 

@@ -117,7 +117,7 @@ NOT_CALLED = {
 def _here(tmp_path, monkeypatch):
     """No run is begun, read or evaluated."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedmf.training.loop.check_model", stop)
+    monkeypatch.setattr("fedmf.federated.learner.check_model", stop)
     monkeypatch.setattr(federated.TrainedRun, "weights", property(stop))
 
 

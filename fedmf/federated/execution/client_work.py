@@ -1,83 +1,44 @@
-"""Client work of the fast execution: a local epoch for each client, whose clipped updates are
-summed group by group.
+"""What client work on TensorFlow shares: tensors of what the server sends, and the clients'
+optimizers.
 """
 
-import abc
 import dataclasses
 import math
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.execution.records import QuerySample, Records
-from fedmf.runs.config import TrainConfig
+from fedmf.federated.execution.records import Records
 from fedmf.server.messages import ClientParams
 from fedmf.server.update_rules import Optimizer, OptimizerState
-from fedmf.training.examples import Epochs, count
-from fedmf.training.execution.groups import GroupSum
+from fedmf.training.client_work import Broadcast
+from fedmf.training.learner import ClientSettings
 
 
-class Broadcast(NamedTuple):
-    """What the server sends to the clients of a round.
+class TensorBroadcast(NamedTuple):
+    """A `Broadcast` of tensors.
 
     Attributes:
       weights: of the global model.
-      params: of the round, by which updates are scaled, zeroed and clipped.
+      params: of the round.
     """
 
     weights: Sequence[Any]
     params: ClientParams
 
-
-def broadcast(
-    weights: Iterable[Any], clip_norm: float, zeroing_norm: float, scales: Iterable[Any]
-) -> Broadcast:
-    """A broadcast of arrays; without a `Scaling` there are no scales."""
-    clip, zeroing = (tf.constant(norm, tf.float64) for norm in (clip_norm, zeroing_norm))
-    params = ClientParams(clip, zeroing, [tf.constant(scale) for scale in scales] or ())
-    return Broadcast([tf.constant(w) for w in weights], params)
+    @staticmethod
+    def of(sent: Broadcast) -> "TensorBroadcast":
+        """Returns the broadcast as tensors."""
+        return TensorBroadcast(
+            [tf.constant(weight) for weight in sent.weights], tensor_params(sent.params)
+        )
 
 
-class ClientWork(abc.ABC):
-    """The clients of a round. The same broadcast and groups give the same sums, bit for bit."""
-
-    @abc.abstractmethod
-    def explain(self) -> str:
-        """Returns a sentence that says how the clients train, and why so."""
-
-    @abc.abstractmethod
-    def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
-        """Yields the sum of the clipped updates of each group's clients, added in their order.
-
-        Args:
-          sent: to the clients.
-          groups: of the cohort, with each client's epochs.
-        """
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def trained(group: Sequence[Epochs]) -> list[Epochs]:
-    """The clients whose examples are finite."""
-    return [epochs for epochs in group if epochs]
-
-
-def group_sum(group: Sequence[Epochs], total: QuerySample, loss: float) -> GroupSum:
-    """The group's sum, of the sum and the loss of its clients whose examples are finite.
-
-    The others count as zeroed.
-    """
-    zeroed = len(group) - len(trained(group))
-    counts = np.int32(total.clients + zeroed), np.int32(total.zeroed + zeroed)
-    total = total._replace(clients=counts[0], zeroed=counts[1])
-    examples = sum(count(epoch) for epochs in group for epoch in epochs)
-    return GroupSum(total, loss, examples, zeroed)
+def tensor_params(params: ClientParams) -> ClientParams:
+    """Returns the parameters as tensors; without a `Scaling` there are no scales."""
+    clip_norm, zeroing_norm = (tf.constant(norm, tf.float64) for norm in params[:2])
+    return ClientParams(clip_norm, zeroing_norm, [tf.constant(s) for s in params.scales] or ())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,31 +90,29 @@ class BoundedSteps:
         return state, bounded
 
 
-def client_optimizer(
-    config: TrainConfig, largest_step: float = math.inf
-) -> Optimizer | BoundedSteps:
+def client_optimizer(settings: ClientSettings) -> Optimizer | BoundedSteps:
     """Returns the clients' optimizer, on tensors; it begins anew with every client and round.
 
-    The adaptive ones have TFF's defaults. With a finite `largest_step` its steps are bounded.
+    The adaptive ones have TFF's defaults. With a finite `max_step_norm` its steps are bounded.
     """
-    rule = config.client_optimizer
+    rule = settings.optimizer
     optimizer = Optimizer(
         rule=rule,
-        momentum=config.client_momentum if rule == "sgd" else 0.9,
+        momentum=settings.momentum if rule == "sgd" else 0.9,
         epsilon=1e-3 if rule == "yogi" else 1e-7,
-        proximal=config.proximal_strength,
+        proximal=settings.proximal_strength,
         xp=tf,
     )
-    if math.isinf(largest_step):
+    if math.isinf(settings.max_step_norm):
         return optimizer
-    return BoundedSteps(optimizer=optimizer, largest_step=largest_step)
+    return BoundedSteps(optimizer=optimizer, largest_step=settings.max_step_norm)
 
 
-def broadcast_spec(records: Records, config: TrainConfig) -> Broadcast:
-    """Of `Broadcast`, for a run's clients."""
+def broadcast_spec(records: Records, settings: ClientSettings) -> TensorBroadcast:
+    """Returns the tensor specs of what the server sends to a run's clients."""
     number, specs = tf.TensorSpec([], tf.float64), records.flat_specs
-    scales = [tf.TensorSpec(spec.shape, tf.float32) for spec in specs] if config.scaling() else ()
-    return Broadcast(list(specs), ClientParams(number, number, scales))
+    scales = [tf.TensorSpec(spec.shape, tf.float32) for spec in specs] if settings.is_scaled else ()
+    return TensorBroadcast(list(specs), ClientParams(number, number, scales))
 
 
 def gradients(tape: Any, loss: Any, weights: Any) -> Any:

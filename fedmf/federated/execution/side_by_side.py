@@ -13,23 +13,21 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.execution.client_work import (
-    Broadcast,
-    ClientWork,
+    TensorBroadcast,
     broadcast_spec,
     client_optimizer,
     gradients,
-    group_sum,
-    trained,
 )
 from fedmf.federated.execution.records import Records, specs_of
 from fedmf.federated.execution.stateless_model import check_apart, dense_rows, stateless_model
 from fedmf.federated.loss import batch_loss, minimised
-from fedmf.federated.task import Task
-from fedmf.runs.config import TrainConfig
+from fedmf.federated.model_functions import ModelFunctions, tensor_specs
+from fedmf.server.messages import ClippedSum
 from fedmf.terminal import interrupts
-from fedmf.training.examples import Epochs, Examples, count
-from fedmf.training.execution.client_data import Steps, batches, end_to_end, steps
-from fedmf.training.execution.groups import GroupSum
+from fedmf.training.client_data import Steps, batches, end_to_end, steps
+from fedmf.training.client_work import Broadcast, ClientWork, group_sum, with_finite_examples
+from fedmf.training.examples import ClientData, Epochs, Examples, count
+from fedmf.training.learner import ClientSettings
 
 # Examples times parameters of clients in one call, which bounds their weights and inputs: 128 MiB.
 PRODUCTS = 2**25
@@ -43,10 +41,10 @@ class ClientsSideBySide(ClientWork):
     left to `others`.
 
     Args:
-      task, config: of the run.
+      functions: of the task.
+      settings: of the run.
       records: of the updates.
       others: makes the client work of groups that are not for this one.
-      largest_step: bound on the norm of a client's step, or infinity.
 
     Raises:
       Exception: a model that cannot be built in a graph, or whose operations have no vectorised
@@ -55,43 +53,43 @@ class ClientsSideBySide(ClientWork):
 
     def __init__(
         self,
-        task: Task,
-        config: TrainConfig,
+        functions: ModelFunctions,
+        settings: ClientSettings,
         records: Records,
         others: Callable[[], ClientWork],
-        largest_step: float,
     ) -> None:
-        self._batch_size, self._records, self._loss = task.batch_size, records, batch_loss(task)
-        self._optimizer = client_optimizer(config, largest_step)
-        self._rate = config.client_learning_rate
-        sent, self._structure = broadcast_spec(records, config), task.tensor_specs
+        self._batch_size, self._records = settings.batch_size, records
+        self._loss = batch_loss(functions)
+        self._optimizer = client_optimizer(settings)
+        self._rate = settings.learning_rate
+        sent, self._structure = broadcast_spec(records, settings), tensor_specs(settings.spec)
         self._small, self._others = is_small(records), functools.cache(others)
-        self._stateless = stateless_model(task, config.seed)
+        self._stateless = stateless_model(functions, settings.seed)
 
         apart = tf.function(
-            self._loss_and_gradients, input_signature=[sent.weights, *task.tensor_specs]
+            self._loss_and_gradients, input_signature=[sent.weights, *self._structure]
         )
         check_apart(apart)
-        example, model = self._made_up(), task.build_model(config.seed)
+        example, model = self._made_up(), functions.build_model(settings.seed)
         weights = [variable.read_value() for variable in model.trainable_variables]
         self._check_same(model, apart, *example)
         signature = [sent, specs_of(records.zero())]
         if self._small:
             numbers, number = tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)
             order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
-            signature += [*task.tensor_specs, order, number]
+            signature += [*self._structure, order, number]
             self._train = tf.function(self._train_in_steps, input_signature=signature)
         else:
             signature += tf.nest.map_structure(
                 lambda spec: tf.TensorSpec([None, 1, *spec.shape[1:]], spec.dtype),
-                task.tensor_specs,
+                self._structure,
             )
             self._train = tf.function(self._train_single, input_signature=signature)
         # An operation without a kernel here fails when it runs, and not before: a grouped
         # convolution's gradient, say, on processors for which TensorFlow does not use oneDNN.
         params = tf.nest.map_structure(lambda spec: tf.ones(spec.shape, spec.dtype), sent.params)
         epochs = [tf.nest.map_structure(np.asarray, example)]
-        self._added(Broadcast(weights, params), [epochs * 2 if self._small else epochs] * 2)
+        self._added(TensorBroadcast(weights, params), [epochs * 2 if self._small else epochs] * 2)
 
     def _made_up(self) -> Examples:
         """A batch of two, or of one."""
@@ -145,17 +143,24 @@ class ClientsSideBySide(ClientWork):
             f"{SMALL_MODEL}, train in one call"
         )
 
-    def sums(self, sent: Broadcast, groups: Iterable[Sequence[Epochs]]) -> Iterator[GroupSum]:
+    def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
         """See `ClientWork.sums`."""
-        sent = sent._replace(weights=list(sent.weights))
+        tensors = TensorBroadcast.of(sent)
         for group in groups:
-            clients = trained(group)
+            clients = with_finite_examples(group)
             if self._small or all(len(e) == 1 and count(e[0]) == 1 for e in clients):
-                yield group_sum(group, *self._added(sent, clients))
+                total, loss_sum = self._added(tensors, clients)
+                yield group_sum(
+                    group,
+                    [np.asarray(leaf) for leaf in total.record],
+                    clipped=int(total.clipped),
+                    zeroed=int(total.zeroed),
+                    loss_sum=loss_sum,
+                )
             else:
                 yield from self._others().sums(sent, [group])
 
-    def _added(self, sent: Broadcast, clients: Sequence[Epochs]) -> tuple[Any, float]:
+    def _added(self, sent: TensorBroadcast, clients: Sequence[Epochs]) -> tuple[Any, float]:
         """The sum of their clipped updates, and their loss."""
         total, loss = self._records.zero(), 0.0
         for part in _in_parts(clients, self._records.size):
@@ -180,11 +185,11 @@ class ClientsSideBySide(ClientWork):
             total_loss = minimised(loss, own)
         return loss, gradients(tape, total_loss, weights)
 
-    def _train_single(self, sent: Broadcast, total: Any, xs: Any, ys: Any) -> Any:
+    def _train_single(self, sent: TensorBroadcast, total: Any, xs: Any, ys: Any) -> Any:
         """Adds the updates of clients of one gradient each; client c has the batch xs[c], ys[c].
 
         Args:
-          sent, total: see `Broadcast` and `GroupSum`.
+          sent, total: see `Broadcast` and `QuerySample`.
           xs, ys: inputs and labels of all clients.
 
         Returns:
@@ -207,7 +212,7 @@ class ClientsSideBySide(ClientWork):
         return total, tf.reduce_sum(losses)
 
     def _train_in_steps(
-        self, sent: Broadcast, total: Any, xs: Any, ys: Any, order: Steps, clients: Any
+        self, sent: TensorBroadcast, total: Any, xs: Any, ys: Any, order: Steps, clients: Any
     ) -> Any:
         """`_train_single` for clients of many steps, in this order; `clients` is their number."""
         broadcast, params = sent
@@ -298,17 +303,16 @@ def is_small(records: Records) -> bool:
 
 
 def side_by_side(
-    task: Task,
-    config: TrainConfig,
+    functions: ModelFunctions,
+    settings: ClientSettings,
     records: Records,
     others: Callable[[str], ClientWork],
-    largest_step: float,
 ) -> ClientWork:
     """Returns vectorised client work if the task and its model support it, else `others(reason)`.
 
     A model that should be vectorised and cannot be is logged once, with the reason.
     """
-    if not is_small(records) and task.batch_size > 1:
+    if not is_small(records) and settings.batch_size > 1:
         return others(
             f"the model has {records.size} parameters, and vectorised steps are slower from "
             f"{SMALL_MODEL} on"
@@ -317,11 +321,11 @@ def side_by_side(
     of_many_steps = functools.partial(others, "they have several examples each")
     try:
         with _quiet_tensorflow():
-            return ClientsSideBySide(task, config, records, of_many_steps, largest_step)
+            return ClientsSideBySide(functions, settings, records, of_many_steps)
     except Exception as error:  # whatever a model of one's own raises when it is traced
         first_line = next(iter(str(error).splitlines()), "")
         reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
-        _log_once(f"task {task.name!r}: clients train one by one, for {reason}")
+        _log_once(f"task {functions.name!r}: clients train one by one, for {reason}")
         return others(reason)
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.task import Task
+from fedmf.federated.model_functions import ModelFunctions
 
 # (trainable weights, x) -> outputs in training, and the model's own losses.
 StatelessModel = Callable[[Sequence[Any], Any], tuple[Any, Sequence[Any]]]
 
 
-def stateless_model(task: Task, seed: int) -> StatelessModel:
+def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
     """The task's model without variables; to be called in a graph.
 
     Each call builds the model again, and a tensor takes the place of every variable when it is
@@ -36,19 +36,19 @@ def stateless_model(task: Task, seed: int) -> StatelessModel:
     # A graph of a function: any other invalidates Keras's layers of add_loss in models that are
     # there already. Eagerly, initializers make variables of their own.
     with tf.__internal__.FuncGraph("model").as_default(), tf.variable_creator_scope(record):
-        built = task.build_model(seed)
+        built = functions.build_model(seed)
     variables = built.trainable_variables
     place = {id(variable): i for i, variable in enumerate(variables)}
     if sorted(place) != sorted(map(id, created)):
         raise ValueError(
-            f"{task.name!r} has a model with variables other than its trainable weights"
+            f"{functions.name!r} has a model with variables other than its trainable weights"
         )
     order = [place[id(variable)] for variable in created]
 
     def apply(weights: Sequence[Any], x: Any) -> tuple[Any, Sequence[Any]]:
         in_order = iter([weights[i] for i in order])
         with tf.variable_creator_scope(lambda _, **arguments: next(in_order)):
-            model = task.build_model(seed)
+            model = functions.build_model(seed)
         for layer in model.submodules:
             if (
                 type(layer) is tf.keras.layers.Conv2D

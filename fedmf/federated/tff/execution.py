@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised, outputs_and_losses
-from fedmf.federated.task import Task
+from fedmf.federated.model_functions import ModelFunctions, tensor_specs
 from fedmf.federated.tff import tff
 from fedmf.federated.tff.aggregator import dp_aggregator
 from fedmf.federated.tff.optimizers import client_optimizer, server_optimizer
 from fedmf.federated.tff.worker import TffWorker
 from fedmf.server.rows import replace_noise
-from fedmf.training.examples import Epochs
+from fedmf.training.examples import ClientData
 from fedmf.training.execution.base import Execution, Release
 
 
@@ -26,7 +26,7 @@ class TffExecution(Execution):
     errors = (grpc.RpcError,)
 
     def __post_init__(self) -> None:
-        task, config = self.task, self.config
+        config = self.config
         self._worker = TffWorker(self.options.threads)
         self._started.callback(self._worker.close)
         aggregator = dp_aggregator(
@@ -37,12 +37,23 @@ class TffExecution(Execution):
             noise_strategy="precomputed",
         ).with_scaling(config.scaling())
         self._process = tff.learning.algorithms.build_unweighted_fed_avg(
-            model_fn=functools.partial(tff_model, task, config.seed, task.tensor_specs),
+            model_fn=functools.partial(
+                tff_model, self._functions(), config.seed, tensor_specs(self.task.spec)
+            ),
             client_optimizer_fn=client_optimizer(config),
             server_optimizer_fn=server_optimizer(config),
             model_aggregator=aggregator,
         )
         self._state: Any = None
+
+    def _functions(self) -> ModelFunctions:
+        learner = self.task.learner
+        if not isinstance(learner, ModelFunctions):
+            raise TypeError(
+                f"execution=tff trains models of Keras and TFF, and task {self.task.name!r} has a "
+                f"{type(learner).__name__}: use execution='fast'"
+            )
+        return learner
 
     def explain(self) -> str:
         """See `Execution.explain`."""
@@ -59,17 +70,18 @@ class TffExecution(Execution):
         return self._state
 
     def collect_release(
-        self, state: Any, cohort: Sequence[Epochs], canaries: Sequence[int] = ()
+        self, state: Any, cohort: Sequence[ClientData], canaries: Sequence[int] = ()
     ) -> Release:
         """See `Execution.collect_release`. There are no canaries: TFF does not hand out what it
         releases.
 
         The arrays are the leaves of TFF's state after the round, without the noise's key and rows.
         """
-        state, data = self.noise.hand_in(state), [self._dataset(epochs) for epochs in cohort]
+        state, data = self.noise.hand_in(state), [self._dataset(client) for client in cohort]
         output = self._worker.run(lambda: self._process.next(state, data))
         train = output.metrics["client_work"]["train"]
-        examples, not_finite = int(train["num_examples"]), sum(not epochs for epochs in cohort)
+        examples = int(train["num_examples"])
+        not_finite = sum(not client.epochs for client in cohort)
         # Whose updates are zero before the query sees them
         zeroed = not_finite + int(train["zeroed"])
         row = {
@@ -112,11 +124,11 @@ class TffExecution(Execution):
         marked = replace_noise(self.init(), lambda n: n._replace(key=secret, rows=secret))
         return [leaf is not secret for leaf in tf.nest.flatten(marked)]
 
-    def _dataset(self, epochs: Epochs) -> tf.data.Dataset:
+    def _dataset(self, client: ClientData) -> tf.data.Dataset:
         none = tf.nest.map_structure(
-            lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), self.task.tensor_specs
+            lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), tensor_specs(self.task.spec)
         )
-        leaves = (tuple(tf.nest.flatten(epoch)) for epoch in epochs or [none])
+        leaves = (tuple(tf.nest.flatten(epoch)) for epoch in client.epochs or [none])
         batches = (
             tf.data.Dataset.from_tensor_slices(epoch).batch(self.task.batch_size)
             for epoch in leaves
@@ -129,11 +141,11 @@ class TffExecution(Execution):
         return [np.asarray(w) for w in weights.trainable]
 
 
-def tff_model(task: Task, seed: int, spec: Any) -> tff.learning.models.VariableModel:
+def tff_model(functions: ModelFunctions, seed: int, spec: Any) -> tff.learning.models.VariableModel:
     """The task's model and loss as a TFF model; `spec` is the task's, which cannot be read while
     TFF traces.
     """
-    return _TrainedModel(task.build_model(seed), batch_loss(task), spec)
+    return _TrainedModel(functions.build_model(seed), batch_loss(functions), spec)
 
 
 class _TrainedModel(tff.learning.models.VariableModel):

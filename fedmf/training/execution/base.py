@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from fedmf import checks, fields, nest
-from fedmf.federated.task import Task
 from fedmf.noise.strategies import HOST_STRATEGIES
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.round_metrics import RoundMetric, checked_metrics
 from fedmf.server.optimizers import ServerOptimizer
 from fedmf.server.rows import HostNoise
-from fedmf.training.examples import Epochs
-from fedmf.training.execution.client_data import ClientRound, client_epochs
+from fedmf.training.client_data import ClientRound, client_data
+from fedmf.training.examples import ClientData
+from fedmf.training.task import Task
 
 # More than any machine has: beyond, libraries overflow or run out of memory.
 _MAX_THREADS = 4096
@@ -115,7 +115,7 @@ class Execution(abc.ABC):
         with the execution.
     """
 
-    # Beside TensorFlow's: what a client's examples raise
+    # Beside the learner's: what a client's examples raise
     errors: ClassVar[tuple[type[Exception], ...]] = ()
     slow = ""  # a sentence for the terminal: why rounds take longer than they might
 
@@ -151,9 +151,9 @@ class Execution(abc.ABC):
     def __exit__(self, *error: Any) -> None:
         self._started.close()
 
-    def client(self, t: int, client: int) -> Epochs | ClientRound:
+    def client(self, t: int, client: int) -> ClientData | ClientRound:
         """What `collect_release` takes for a client, by its index, in round t."""
-        return client_epochs(self.task, self.config, t, client)
+        return client_data(self.task, self.config, t, client)
 
     @abc.abstractmethod
     def explain(self) -> str:

@@ -9,11 +9,11 @@ tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C+
 import pathlib
 import pkgutil
 
-from fedmf.federated.task import Task
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
 from fedmf.training.execution.base import Execution, RunOptions
+from fedmf.training.task import Task
 
 
 def build_execution(

@@ -2,7 +2,7 @@
 the order of the groups.
 
 Noise, controller and journal stay in this process, the driver. A worker gets weights,
-examples and what `ClientSetup` holds. Ray does the work of a lost worker again, on any other; it is
+examples and what `WorkerSetup` holds. Ray does the work of a lost worker again, on any other; it is
 a pure function, so that the second time gives the same bits.
 
 A worker trains groups of clients, on one thread: `train`.
@@ -26,18 +26,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tqdm
 
-from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.client_work import Broadcast, ClientWork, cores
-from fedmf.federated.execution.threads import limited_threads
-from fedmf.federated.task import Task
+from fedmf import nest
+from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
+from fedmf.server.messages import ClippedSum
 from fedmf.terminal import interrupts
-from fedmf.training.examples import Epochs
-from fedmf.training.execution.client_data import ClientRound, client_epochs
-from fedmf.training.execution.groups import GroupSum
+from fedmf.training.client_data import ClientRound, client_data
+from fedmf.training.client_work import Broadcast, ClientWork, cores
+from fedmf.training.examples import ClientData
+from fedmf.training.learner import ClientSettings, Learner
+from fedmf.training.task import Task
 
 _ADDRESS = re.compile(
     r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}"
@@ -63,9 +63,18 @@ class WorkersLost(ConnectionError):
     """The cluster does not answer, or has no worker left; the message says how to go on."""
 
 
-def versions() -> dict[str, str]:
-    """What must be the same on all machines of a run."""
-    packages = {name: importlib.metadata.version(name) for name in ("fedmf", "tensorflow", "numpy")}
+# Of the client work that fedmf has; a process that trains on one of them needs the same version.
+_FRAMEWORKS = ("tensorflow",)
+
+
+def versions(frameworks: Sequence[str] = _FRAMEWORKS) -> dict[str, str]:
+    """Returns what must be the same on all machines of a run; frameworks that are not installed
+    here are left out.
+    """
+    packages = {name: importlib.metadata.version(name) for name in ("fedmf", "numpy")}
+    for name in frameworks:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
     return {"Python": platform.python_version(), **packages}
 
 
@@ -188,14 +197,16 @@ class Cluster:
         """A reference to the value, which travels once to each machine."""
         return self._ray.put(value)
 
-    def function(self, target: str, cpus: int = 1) -> Callable[..., Any]:
+    def function(
+        self, target: str, cpus: int = 1, frameworks: Sequence[str] = _FRAMEWORKS
+    ) -> Callable[..., Any]:
         """A function of the cluster: package.module:function on a worker, done again as often as
         workers are lost in it.
 
         A call returns a reference. A worker of other `versions` raises RuntimeError.
         """
         remote = self._ray.remote(num_cpus=cpus, max_retries=-1)(_on_worker())
-        return functools.partial(remote.remote, versions(), target)
+        return functools.partial(remote.remote, versions(frameworks), target)
 
     def finished(self, reference: Any, seconds: float = 0) -> bool:
         """Whether a call is over, after so many seconds at most."""
@@ -280,45 +291,75 @@ class Cluster:
         return self.value(reference)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerSetup:
+    """What the workers of a run share: no noise, no seed of it, and no examples.
+
+    Attributes:
+      learner: of the run's task, as workers get it.
+      settings, config: of the run.
+      data_version: of the run's task.
+      make_task: makes the run's task on a worker, which then reads the examples itself; None to
+        send them.
+    """
+
+    learner: Learner
+    settings: ClientSettings
+    config: TrainConfig
+    data_version: str
+    make_task: Callable[[], Task] | None
+
+    def task(self) -> Task | None:
+        """Returns the task that has the examples; None where they are sent.
+
+        Raises:
+          ValueError: it has other data than the run.
+        """
+        if self.make_task is None:
+            return None
+        task = self.make_task()
+        if task.data_version != self.data_version:
+            raise ValueError(
+                f"worker {platform.node()} has other data than the run (version "
+                f"{task.data_version!r} and not {self.data_version!r}): copy the same file there"
+            )
+        return task
+
+
 class ClusterClients(ClientWork):
     """The clients of a round on a cluster's workers, a group each.
 
     Args:
       cluster: connected.
       setup: of the run.
-      worker_task: makes the run's task on a worker, which then reads the examples itself; None to
-        send them.
 
     Raises:
       TypeError: the task cannot be sent.
     """
 
-    def __init__(
-        self, cluster: Cluster, setup: ClientSetup, worker_task: Callable[[], Task] | None
-    ) -> None:
+    def __init__(self, cluster: Cluster, setup: WorkerSetup) -> None:
         from ray import cloudpickle
 
-        light = dataclasses.replace(setup, task=setup.task.without_examples())
         try:
-            pickled = cloudpickle.dumps((light, worker_task))
+            pickled = cloudpickle.dumps(setup)
         except Exception as error:
             raise TypeError(
-                f"task {setup.task.name!r} cannot be sent to workers ({type(error).__name__}: "
+                f"task {setup.settings.task!r} cannot be sent to workers ({type(error).__name__}: "
                 f"{error}): let its functions use nothing "
                 "that is open here, such as files, connections or locks"
             ) from error
         self._cluster, self._setup = cluster, cluster.put(pickled)
-        self._train = cluster.function("fedmf.training.execution.cluster:train")
+        target = f"{__name__}:train"
+        self._train = cluster.function(target, frameworks=setup.learner.packages)
 
     def explain(self) -> str:
         """See `ClientWork.explain`."""
         return f"groups of clients train on the workers of cluster {self._cluster.address!r}"
 
     def sums(
-        self, sent: Broadcast, groups: Iterable[Sequence[Epochs | ClientRound]]
-    ) -> Iterator[GroupSum]:
+        self, sent: Broadcast, groups: Iterable[Sequence[ClientData | ClientRound]]
+    ) -> Iterator[ClippedSum]:
         """See `ClientWork.sums`."""
-        sent = tf.nest.map_structure(np.asarray, sent)
         model, model_bytes = self._cluster.put(sent), sum(w.nbytes for w in sent.weights)
         machine, memory = self._cluster.least_memory()
 
@@ -336,12 +377,10 @@ class ClusterClients(ClientWork):
         yield from self._cluster.in_order(self._train, calls())
 
 
-def _bytes(client: Epochs | ClientRound) -> int:
-    return (
-        0
-        if isinstance(client, ClientRound)
-        else sum(leaf.nbytes for leaf in tf.nest.flatten(client))
-    )
+def _bytes(client: ClientData | ClientRound) -> int:
+    if isinstance(client, ClientRound):
+        return 0
+    return sum(leaf.nbytes for leaf in nest.flatten(list(client.epochs)))
 
 
 def _on_worker() -> Callable[..., Any]:
@@ -377,41 +416,33 @@ def _on_worker() -> Callable[..., Any]:
 _limits = contextlib.ExitStack()  # for the life of this process
 
 
-@functools.cache
-def _on_one_thread() -> None:
-    _limits.enter_context(limited_threads(1))
-
-
 @functools.lru_cache(maxsize=1)
-def _begun(pickled: bytes) -> tuple[ClientSetup, ClientWork, Task]:
-    """What the groups of a run share: its setup, the traced client work, and the task
-    that has the examples.
+def _begun(pickled: bytes) -> tuple[WorkerSetup, ClientWork, Task | None]:
+    """Returns what the groups of a run share: its setup, the client work, which may have been
+    traced, and the task that has the examples.
     """
-    setup, worker_task = pickle.loads(pickled)
-    _on_one_thread()
-    task = setup.task if worker_task is None else worker_task()
-    if task.data_version != setup.task.data_version:
-        raise ValueError(
-            f"worker {platform.node()} has other data than the run (version {task.data_version!r} "
-            f"and not {setup.task.data_version!r}): copy the same file there"
-        )
-    return setup, setup.work(1), task
+    setup: WorkerSetup = pickle.loads(pickled)
+    _limits.close()
+    _limits.enter_context(setup.learner.limited_threads(1))
+    task = setup.task()
+    return setup, setup.learner.client_work(setup.settings, 1), task
 
 
-def train(pickled: bytes, sent: Broadcast, number: int, group: Sequence[Any]) -> GroupSum:
-    """The sum of the group's clipped updates, with arrays for tensors.
+def train(pickled: bytes, sent: Broadcast, number: int, group: Sequence[Any]) -> ClippedSum:
+    """Returns the sum of the group's clipped updates.
 
     Args:
-      pickled: (`ClientSetup`, a function that makes the task here, or None).
-      sent: to the clients of the round, as arrays.
+      pickled: a `WorkerSetup`.
+      sent: to the clients of the round.
       number: of the group in the round.
-      group: each client's epochs, or its `ClientRound`.
+      group: each client's `ClientData`, or its `ClientRound`.
     """
     setup, work, task = _begun(bytes(pickled))
-    clients = [
-        client_epochs(task, setup.config, *client) if isinstance(client, ClientRound) else client
-        for client in group
-    ]
+    clients: list[ClientData] = []
+    for client in group:
+        if isinstance(client, ClientRound):
+            assert task is not None
+            client = client_data(task, setup.config, client.t, client.client)
+        clients.append(client)
     [part] = work.sums(sent, [clients])
-    total = tf.nest.map_structure(np.asarray, part.total)
-    return part._replace(total=total, group=number, worker=platform.node())
+    return part._replace(group=number, worker=platform.node())

@@ -7,12 +7,12 @@ machine and on any number of workers.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import tensorflow as tf
 
 from fedmf.server.clipping import largest_norm
+from fedmf.server.messages import ClippedSum
 
 T = TypeVar("T")
 # Clients of a group at least (from 8 a round on), and groups of a round at most: a group costs a
@@ -21,26 +21,6 @@ LEAST_CLIENTS, MOST_GROUPS = 4, 64
 # Clients times examples of a batch times parameters, at least: of small models many clients cost no
 # more than a call.
 LEAST_PRODUCTS = 2**25
-
-
-class GroupSum(NamedTuple):
-    """What comes of a group's clients.
-
-    Attributes:
-      total: `QuerySample`, the sum of their clipped updates, and counts.
-      loss: the sum over all examples of the loss before each step.
-      examples: on how many they trained.
-      not_finite: clients whose examples are not finite. They count as zeroed in `total`.
-      group: which of the round's; None where it is not told.
-      worker: the machine that made it; nothing for this process.
-    """
-
-    total: Any
-    loss: float
-    examples: int
-    not_finite: int
-    group: int | None = None
-    worker: str = ""
 
 
 def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
@@ -68,8 +48,12 @@ def in_groups(clients: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def checked(
-    parts: Iterable[GroupSum], sizes: Sequence[int], *, zero: Any, clip_norm: float
-) -> Iterator[GroupSum]:
+    parts: Iterable[ClippedSum],
+    sizes: Sequence[int],
+    *,
+    shapes: Sequence[tuple[int, ...]],
+    clip_norm: float,
+) -> Iterator[ClippedSum]:
     """Yields the result of each group if it can be the sum of so many clipped updates.
 
     This finds a machine that computes wrongly, and a result that is lost, doubled or damaged. It
@@ -78,14 +62,14 @@ def checked(
     Args:
       parts: the results of the groups of a round, in order.
       sizes: clients of each group.
-      zero: `QuerySample`, the sum of no clients.
+      shapes: of the weights.
       clip_norm: of the round.
 
     Raises:
       ValueError: naming the group, its worker and what is wrong.
     """
     for number, (clients, part) in enumerate(itertools.zip_longest(sizes, parts)):
-        fault = _fault(part, number, clients, zero, clip_norm)
+        fault = _fault(part, number, clients, shapes, clip_norm)
         if fault:
             worker = f", of worker {part.worker!r}," if getattr(part, "worker", "") else ""
             raise ValueError(
@@ -96,27 +80,32 @@ def checked(
         yield part
 
 
-def _fault(part: Any, number: int, clients: int | None, zero: Any, clip_norm: float) -> str:
-    """What is wrong with the result of a group; nothing if it may be right."""
+def _fault(
+    part: Any,
+    number: int,
+    clients: int | None,
+    shapes: Sequence[tuple[int, ...]],
+    clip_norm: float,
+) -> str:
+    """Returns what is wrong with the result of a group; nothing if it may be right."""
     if clients is None:
         return "there is one result more than there are groups"
-    if not isinstance(part, GroupSum):
+    if not isinstance(part, ClippedSum):
         return f"the result is {'missing' if part is None else type(part)}"
     if part.group not in (None, number):
         return f"the result is that of group {part.group}"
-    try:
-        tf.nest.assert_same_structure(zero, part.total)
-    except (TypeError, ValueError):
-        return "the result has another structure"
-    for leaf, like in zip(tf.nest.flatten(part.total), tf.nest.flatten(zero), strict=True):
-        found, expected = (f"{np.asarray(array).dtype} {np.shape(array)}" for array in (leaf, like))
+    if len(part.values) != len(shapes):
+        return f"the result has {len(part.values)} arrays and not {len(shapes)}"
+    values = [np.asarray(array) for array in part.values]
+    for array, shape in zip(values, shapes, strict=True):
+        found = f"{array.dtype} {array.shape}"
+        expected = f"float64 {tuple(shape)}"
         if found != expected:
             return f"the result has an array of {found} and not of {expected}"
-    counted, clipped, zeroed = (int(count) for count in part.total[1:])
+    counted, clipped, zeroed = (int(n) for n in (part.clients, part.clipped, part.zeroed))
     if counted != clients or min(clipped, zeroed) < 0 or clipped + zeroed > clients:
         return f"the result counts {counted} clients, {clipped} of them clipped and {zeroed} zeroed"
-    record = [np.asarray(leaf).reshape(-1) for leaf in tf.nest.flatten(part.total.record)]
     with np.errstate(over="ignore"):
-        norm = sum(float(np.dot(leaf, leaf)) for leaf in record) ** 0.5
-    most = largest_norm(clients, clip_norm, sum(leaf.size for leaf in record))
+        norm = sum(float(np.dot(leaf, leaf)) for leaf in map(np.ravel, values)) ** 0.5
+    most = largest_norm(clients, clip_norm, sum(leaf.size for leaf in values))
     return "" if norm <= most else f"the norm is {norm:.9g}, and at most {most:.9g} is possible"

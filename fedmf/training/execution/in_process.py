@@ -1,24 +1,22 @@
-"""Rounds of our own loop: client work on TensorFlow, here or on a cluster; sums, noise and the
-server's step in numpy.
+"""Rounds of our own loop: client work of the task's learner, here or on a cluster; sums, noise and
+the server's step in numpy.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import tensorflow as tf
 
 from fedmf import nest
-from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.client_work import ClientWork, broadcast
-from fedmf.federated.execution.records import Records
 from fedmf.server.means import MeansState, NoisyMeans, check_zeroing_norm, in_shapes
 from fedmf.server.optimizers import checked_step
-from fedmf.training.examples import Epochs
+from fedmf.training.client_data import ClientRound
+from fedmf.training.client_work import Broadcast, ClientWork
+from fedmf.training.examples import ClientData
 from fedmf.training.execution.base import Execution, Release, packed_like, parameters
 from fedmf.training.execution.canaries import Canaries
-from fedmf.training.execution.client_data import ClientRound
-from fedmf.training.execution.cluster import ClusterClients, connected
+from fedmf.training.execution.cluster import ClusterClients, WorkerSetup, connected
 from fedmf.training.execution.groups import checked, group_size, in_groups
 
 
@@ -46,11 +44,13 @@ class FastExecution(Execution):
         task, config, plan = self.task, self.config, self.plan
         self._initial, size = task.initial_weights(config.seed), parameters(task, config)
         self._shapes = [w.shape for w in self._initial]
-        self._setup = ClientSetup.here(task, config)
-        self.client_work, self.slow = self._setup.kind, self._setup.slow
+        settings = task.client_settings(config)
+        self.work_kind = task.learner.work_kind(settings)
+        self._settings = dataclasses.replace(settings, work_kind=self.work_kind)
+        self.slow = task.learner.slow(self._settings)
         self._clients: ClientWork
         if self.options.cluster is None:
-            self._clients = self._setup.work(self.options.threads)
+            self._clients = task.learner.client_work(self._settings, self.options.threads)
         self._group_size = group_size(config.cohort_size, task.batch_size, size)
         self._means = NoisyMeans(
             plan=plan,
@@ -60,7 +60,6 @@ class FastExecution(Execution):
             scaling=config.scaling(),
         )
         self._means_structure = nest.map_leaves(lambda leaf: None, self._means.initial())
-        self._zero = Records(self._initial).zero()
         self._optimizer = self.options.server_optimizer or config.server_steps()
         self._rates = config.server_schedule().learning_rates()
         self._canaries = Canaries(config.canaries, plan, size, self.noise_seed)
@@ -68,10 +67,17 @@ class FastExecution(Execution):
     def __enter__(self) -> Self:
         if (address := self.options.cluster) is not None:
             cluster = self._started.enter_context(connected(address, self.options.threads))
-            self._clients = ClusterClients(cluster, self._setup, self.options.worker_task)
+            setup = WorkerSetup(
+                learner=self.task.learner.on_workers(),
+                settings=self._settings,
+                config=self.config,
+                data_version=self.task.data_version,
+                make_task=self.options.worker_task,
+            )
+            self._clients = ClusterClients(cluster, setup)
         return self
 
-    def client(self, t: int, client: int) -> Epochs | ClientRound:
+    def client(self, t: int, client: int) -> ClientData | ClientRound:
         """See `Execution.client`. Workers with a task of their own read the examples themselves."""
         by_workers = self.options.cluster is not None and self.options.worker_task is not None
         return ClientRound(t, client) if by_workers else super().client(t, client)
@@ -97,13 +103,12 @@ class FastExecution(Execution):
         total, loss, examples, not_finite = self._means.empty_sum(), 0.0, 0, 0
         scales = in_shapes(sent.scales, self._shapes) if len(sent.scales) else ()
         groups = list(in_groups(cohort, self._group_size))
-        parts = self._clients.sums(
-            broadcast(state.weights, sent.clip_norm, sent.zeroing_norm, scales), groups
-        )
+        broadcast = Broadcast(state.weights, sent._replace(scales=scales))
+        parts = self._clients.sums(broadcast, groups)
         sizes = list(map(len, groups))
-        for part in checked(parts, sizes, zero=self._zero, clip_norm=sent.clip_norm):
-            total.add_clipped(tf.nest.flatten(part.total.record), *part.total[1:])
-            loss += part.loss
+        for part in checked(parts, sizes, shapes=self._shapes, clip_norm=sent.clip_norm):
+            total.add_clipped(part.values, part.clients, part.clipped, part.zeroed)
+            loss += part.loss_sum
             examples += part.examples
             not_finite += part.not_finite
         self._canaries.add(total, canaries, sent)

@@ -1,14 +1,22 @@
 """The work of clients, and whether those without a compiled epoch train side by side."""
 
+import dataclasses
 import math
 
 import pytest
 import tensorflow as tf
 
 from fedmf.federated.execution import side_by_side
-from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.client_work import Broadcast
 from fedmf.server.messages import ClientParams
+from fedmf.training.client_work import Broadcast
+from fedmf.training.examples import ClientData
+
+
+def work_of(task, config, threads=1, **bounds):
+    """The client work of a run."""
+    settings = task.client_settings(config, **bounds)
+    settings = dataclasses.replace(settings, work_kind=task.learner.work_kind(settings))
+    return task.learner.client_work(settings, threads)
 
 
 @pytest.fixture
@@ -33,13 +41,12 @@ def sums_of(monkeypatch):
 
     def made(task, settings, small, threads=1):
         monkeypatch.setattr(side_by_side, "SMALL_MODEL", small)
-        weights = [v.value() for v in task.build_model(3).trainable_variables]
-        work = ClientSetup.here(task, settings).work(threads)
-        norms = (tf.constant(norm, tf.float64) for norm in (settings.clip_norm, math.inf))
-        params = ClientParams(*norms, ())
+        work = work_of(task, settings, threads)
+        sent = Broadcast(task.initial_weights(3), ClientParams(settings.clip_norm, math.inf, ()))
 
         def summed(cohort):
-            [part] = work.sums(Broadcast(weights, params), [cohort])
+            clients = [c if isinstance(c, ClientData) else ClientData(c) for c in cohort]
+            [part] = work.sums(sent, [clients])
             return part
 
         return summed

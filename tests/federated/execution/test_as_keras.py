@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.evaluation import Evaluator
-from fedmf.federated.model_check import check_model
+from fedmf.training.client_data import batches, client_data, steps
+from fedmf.training.evaluation import Evaluator
+from fedmf.training.examples import ClientData
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.choice import build_execution
-from fedmf.training.execution.client_data import batches, client_epochs, steps
 from tests.federated.small_runs import assert_close, config
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
@@ -128,7 +128,7 @@ def settings(execution="fast", **changes):
 
 def cohort_of(task):
     clients = range(len(task.client_ids))
-    return [client_epochs(task, settings(), 0, client) for client in clients]
+    return [client_data(task, settings(), 0, client) for client in clients]
 
 
 def trained_by_keras(x, y, build, loss, weights):
@@ -173,10 +173,10 @@ def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
         part = sums_of(given, settings(), small)(cohort_of(task))
         # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
         assert bool(vectorised) is (small > 0 and "ignored" not in kind)
-        assert int(part.total.zeroed) == 0
-        assert_close(part.total.record, expected, atol=2e-6)
+        assert int(part.zeroed) == 0
+        assert_close(part.values, expected, atol=2e-6)
         if not task.build_model(3).losses:  # which Keras adds to what it reports
-            assert part.loss / part.examples == pytest.approx(mean, rel=1e-5)
+            assert part.loss_sum / part.examples == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -185,8 +185,9 @@ def test_fast_and_tff_train_the_same():
     task = task_of(*kind)
     expected, _ = trained_by_keras(*kind)
     # A client whose examples are not finite, and one whose update is not.
-    (x, y), *_ = cohort_of(task)[0]
-    cohort, rows = [*cohort_of(task), [], [({"z": x["z"], "a": x["a"] * np.float32(1e38)}, y)]], []
+    (x, y), *_ = cohort_of(task)[0].epochs
+    infinite = ClientData([({"z": x["z"], "a": x["a"] * np.float32(1e38)}, y)])
+    cohort, rows = [*cohort_of(task), ClientData([]), infinite], []
     for name in ("fast", "tff"):
         execution = build_execution(
             task, settings().plan(), settings(name), 9, options=RunOptions()
@@ -227,7 +228,9 @@ class OnIndices(losses.Loss):
 
 
 def test_labels_of_tff_s_rank_are_taken():
-    check_model(task_of(FEATURES, LABELS, dense, OnIndices, {}), settings())
+    task_of(FEATURES, LABELS, dense, OnIndices, {}).learner.check(
+        task_of(FEATURES, LABELS, dense, OnIndices, {}), settings()
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,9 @@ def test_labels_of_tff_s_rank_are_taken():
 )
 def test_what_cannot_be_honoured_is_refused(model, loss, said):
     with refusal(said, (TypeError, ValueError)):
-        check_model(task_of(FEATURES, LABELS, model, loss, {}), settings())
+        task_of(FEATURES, LABELS, model, loss, {}).learner.check(
+            task_of(FEATURES, LABELS, model, loss, {}), settings()
+        )
 
 
 def test_clients_of_equal_epochs_need_few_steps():

@@ -7,8 +7,10 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated.execution import side_by_side
-from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.client_work import broadcast
+from fedmf.server.messages import ClientParams
+from fedmf.training.client_work import Broadcast
+from fedmf.training.examples import ClientData
+from tests.federated.execution.conftest import work_of
 from tests.federated.small_runs import config
 from tests.federated.small_task import task_of_arrays
 
@@ -64,11 +66,11 @@ def test_no_step_is_longer_than_the_bound(monkeypatch, kind, momentum, bound):
         compiled_epoch=(lambda: compiled) if kind == "compiled" else None,
     )  # fmt: skip
     settings = config(client_learning_rate=RATE, client_momentum=momentum, clip_norm=1.0)
-    work = ClientSetup.here(task, settings, largest_step=bound).work(1)
+    work = work_of(task, settings, max_step_norm=bound)
     by_hand = [update_by_hand(x, y, bound, momentum) for x, y in CLIENTS]
     shortened = sum(steps for _, steps in by_hand)
     assert (0 < shortened < 5) == (bound == 0.15)  # of five steps some are short of it
-    sent = broadcast([START], math.inf, math.inf, ())
-    parts = work.sums(sent, [[[client]] for client in CLIENTS])
+    sent = Broadcast([START], ClientParams(math.inf, math.inf, ()))
+    parts = work.sums(sent, [[ClientData([client])] for client in CLIENTS])
     for part, (expected, _) in zip(parts, by_hand, strict=True):
-        np.testing.assert_allclose(np.asarray(part.total.record[0]), expected, rtol=1e-5)
+        np.testing.assert_allclose(part.values[0], expected, rtol=1e-5)

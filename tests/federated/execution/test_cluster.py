@@ -20,7 +20,6 @@ import ray
 from ray.cluster_utils import Cluster
 
 from fedmf import federated
-from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.server.source import noise_key
 from fedmf.terminal import interrupts
 from fedmf.training.execution import cluster, groups
@@ -284,13 +283,12 @@ def test_setups_hold_no_examples():
 
     task = small_task(client_examples=examples, evaluation_examples=examples)
     assert secret[:2].tobytes() in ray.cloudpickle.dumps(task)  # the control
-    sent = ray.cloudpickle.dumps(task.without_examples())
+    settings = task.client_settings(config())
+    sent = ray.cloudpickle.dumps((task.learner.on_workers(), settings))
     assert secret[:2].tobytes() not in sent
-    light = pickle.loads(sent)
-    assert light.spec == task.spec
-    with refusal("are not on this machine"):
-        light.client_examples("client 1")
-    assert ClientSetup(task=light, config=config(), kind="autodiff").work(1) is not None
+    learner, settings = pickle.loads(sent)
+    assert settings.spec == task.spec
+    assert learner.client_work(settings, 1) is not None
 
 
 def test_interrupts_stay_ours_after_connecting(machines):

@@ -9,16 +9,18 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated.execution.records import Records
-from fedmf.server.messages import ClientParams
+from fedmf.server.messages import ClientParams, ClippedSum
+from fedmf.training.examples import ClientData
 from fedmf.training.execution import groups
 from fedmf.training.execution.choice import build_execution
-from fedmf.training.execution.groups import GroupSum, checked
+from fedmf.training.execution.groups import checked
 from tests.federated.run_small import GROUPS_OF_TWO, config
 from tests.federated.small_task import small_task
 from tests.refusals import refusal
 
 SPECS = [tf.TensorSpec([30, 7], tf.float32), tf.TensorSpec([7], tf.float32)]
 RECORDS = Records(SPECS)
+SHAPES = [tuple(spec.shape) for spec in SPECS]
 CLIP_NORM = 0.7
 
 
@@ -27,13 +29,22 @@ def sum_of(updates):
     total = RECORDS.zero()
     for update in updates:
         total = RECORDS.added(params, total, update)
-    return GroupSum(tf.nest.map_structure(np.asarray, total), 1.0, 9, 0, 1, "node-7")
+    return ClippedSum(
+        values=[leaf.numpy() for leaf in total.record],
+        clients=int(total.clients),
+        clipped=int(total.clipped),
+        zeroed=int(total.zeroed),
+        loss_sum=1.0,
+        examples=9,
+        group=1,
+        worker="node-7",
+    )
 
 
 def check(part):
     """The group 1 of two, of five clients; group 0 is right."""
     first = sum_of(updates(2))._replace(group=0)
-    return list(checked([first, part], [2, 5], zero=RECORDS.zero(), clip_norm=CLIP_NORM))[1]
+    return list(checked([first, part], [2, 5], shapes=SHAPES, clip_norm=CLIP_NORM))[1]
 
 
 def updates(clients, scale=10.0):
@@ -57,12 +68,12 @@ def honest():
 
 
 def forged(**changes):
-    return honest()._replace(total=honest().total._replace(**changes))
+    return honest()._replace(**changes)
 
 
 def record(change):
-    first, second = honest().total.record
-    return forged(record=[change(first), second])
+    first, second = honest().values
+    return forged(values=[change(first), second])
 
 
 @pytest.mark.parametrize(
@@ -75,14 +86,14 @@ def record(change):
         (lambda: record(lambda leaf: leaf * (1 + 1e-5)), "at most 3.5"),
         (lambda: record(lambda leaf: leaf.astype(np.float32)), r"float32 \(30, 7\)"),
         (lambda: record(lambda leaf: leaf[:-1]), r"float64 \(29, 7\)"),
-        (lambda: forged(record=honest().total.record[:1]), "another structure"),
+        (lambda: forged(values=honest().values[:1]), "1 arrays and not 2"),
         (lambda: honest()._replace(group=0), "that of group 0"),
         (lambda: {"total": 3}, "<class 'dict'>"),
     ],
 )
 def test_what_cannot_be_the_sum_is_refused(made, fault):
     part = made()
-    named = ", of worker 'node-7'," if isinstance(part, GroupSum) else ""
+    named = ", of worker 'node-7'," if isinstance(part, ClippedSum) else ""
     with refusal(f"group 1 of 2{named} .*: .*{fault}"):
         check(part)
 
@@ -93,7 +104,7 @@ def test_what_cannot_be_the_sum_is_refused(made, fault):
 def test_each_group_has_one_result(results, fault):
     parts = [sum_of(updates(2))._replace(group=n) for n in range(results)]
     with refusal(fault):
-        list(checked(parts, [2, 2], zero=RECORDS.zero(), clip_norm=CLIP_NORM))
+        list(checked(parts, [2, 2], shapes=SHAPES, clip_norm=CLIP_NORM))
 
 
 @pytest.mark.usefixtures("clients_in_turn")
@@ -107,10 +118,10 @@ def test_a_round_takes_no_more_than_clients_can_add(monkeypatch):
 
     def forged_sums(sent, parts):
         for part in make(sent, parts):
-            record = [1e6 * leaf for leaf in part.total.record]
-            yield part._replace(total=part.total._replace(record=record), worker="node-7")
+            values = [1e6 * leaf for leaf in part.values]
+            yield part._replace(values=values, worker="node-7")
 
     monkeypatch.setattr(execution._clients, "sums", forged_sums)
-    epochs = [[task.examples_of(name)] for name in task.client_ids[:4]]
+    clients = [ClientData([task.examples_of(name)]) for name in task.client_ids[:4]]
     with refusal("group 0 of 2, of worker 'node-7', .* norm is"):
-        execution.collect_release(execution.init(), epochs)
+        execution.collect_release(execution.init(), clients)

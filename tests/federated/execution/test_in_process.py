@@ -16,7 +16,6 @@ import time
 import numpy as np
 import pytest
 
-from fedmf.federated.execution.client_setup import ClientSetup
 from fedmf.tasks.stackoverflow import (
     StackOverflowOptions,
     stackoverflow_nwp,
@@ -59,10 +58,10 @@ def test_clipped_updates_are_summed_in_the_cohort_s_order(sums_of):
         another_is_done.clear()
         parts.append(sums_of(task, settings, 0, threads)(cohort))
     np.testing.assert_equal(*parts)
-    assert (parts[0].loss, parts[0].examples, parts[0].not_finite) == (18.0, 36, 1)
-    assert [int(n) for n in parts[0].total[1:]] == [9, 1, 1]
+    assert (parts[0].loss_sum, parts[0].examples, parts[0].not_finite) == (18.0, 36, 1)
+    assert (parts[0].clients, parts[0].clipped, parts[0].zeroed) == (9, 1, 1)
     longest = sum(map(np.size, start_of(small_task()))) ** -0.5
-    for leaf in parts[0].total.record:
+    for leaf in parts[0].values:
         np.testing.assert_allclose(leaf, longest, rtol=1e-5)
 
 
@@ -103,12 +102,14 @@ def test_options_are_checked(threads):
 
 
 def test_without_a_compiler_the_keras_model_trains():
-    without = ClientSetup.here(small_task(compiled_epoch=lambda: None), config())
-    assert without.kind == "autodiff"
-    assert "install a C compiler, or name one in FEDMF_CC" in without.slow
-    assert not ClientSetup.here(small_task(), config()).slow
+    task = small_task(compiled_epoch=lambda: None)
+    settings, learner = task.client_settings(config()), task.learner
+    assert learner.work_kind(settings) == "autodiff"
+    here = dataclasses.replace(settings, work_kind="autodiff")
+    assert "install a C compiler, or name one in FEDMF_CC" in learner.slow(here)
+    assert not small_task().learner.slow(here)
     with refusal("install a C compiler here too"):  # as on a worker that has none
-        dataclasses.replace(without, kind="compiled").work(1)
+        learner.client_work(dataclasses.replace(settings, work_kind="compiled"), 1)
 
 
 def memory_in_use():

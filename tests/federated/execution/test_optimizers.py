@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedmf.federated.execution import side_by_side
+from fedmf.training.client_data import client_data
 from fedmf.training.examples import count
-from fedmf.training.execution.client_data import client_epochs
 from tests.federated.small_runs import (
     assert_close,
     assert_same_model,
@@ -39,13 +39,15 @@ def test_epochs_are_orders_of_all_examples_up_to_the_limit():
     x = task.client_examples("client 9")[0]
 
     def of_client(t=0, **changes):
-        return client_epochs(task, config(client_epochs=3, **changes), t, 9)
+        return client_data(task, config(client_epochs=3, **changes), t, 9)
 
-    epochs = [epoch for made in (of_client(), of_client(1), of_client(seed=4)) for epoch in made]
+    clients = of_client(), of_client(1), of_client(seed=4)
+    epochs = [epoch for client in clients for epoch in client.epochs]
+    assert len({client.seed for client in clients}) == 3
     assert [sorted(map(tuple, epoch[0])) for epoch in epochs] == [sorted(map(tuple, x))] * 9
     assert len({epoch[0].tobytes() for epoch in epochs}) == 9
     # 9 examples in batches of 4: 3 batches an epoch.
-    limited = of_client(client_batches=4)
+    limited = of_client(client_batches=4).epochs
     assert [count(epoch) for epoch in limited] == [9, 4, 0]
     np.testing.assert_array_equal(limited[0][0], epochs[0][0])
 
@@ -72,13 +74,13 @@ def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
     parts = []
     for batch_size in (1, 4):  # of a model that is not small; a batch of 4 has no single example
         task = one_each(batch_size)
-        cohort = [client_epochs(task, settings, 0, client) for client in range(5)]
+        cohort = [client_data(task, settings, 0, client) for client in range(5)]
         parts.append(sums_of(task, settings, 0)(cohort))
         assert len(vectorised) == 1
     single, in_turn = parts
-    assert_close(single.total.record, in_turn.total.record, rtol=1e-5, atol=1e-7)
-    assert int(single.total.clipped) == int(in_turn.total.clipped) > 0
-    assert single.loss == pytest.approx(in_turn.loss, rel=1e-6)
+    assert_close(single.values, in_turn.values, rtol=1e-5, atol=1e-7)
+    assert int(single.clipped) == int(in_turn.clipped) > 0
+    assert single.loss_sum == pytest.approx(in_turn.loss_sum, rel=1e-6)
     assert single.examples == in_turn.examples == 5
 
 
@@ -92,10 +94,10 @@ def test_a_model_that_cannot_be_built_in_a_graph_trains_in_turn(sums_of, vectori
         return model
 
     task = small_task()
-    cohort = [client_epochs(task, config(), 0, client) for client in range(4)]
+    cohort = [client_data(task, config(), 0, client) for client in range(4)]
     records = []
     for made in (dataclasses.replace(task, build_model=build_model), task):
         assert not vectorised
-        records.append(sums_of(made, config(), 10_000)(cohort).total.record)
+        records.append(sums_of(made, config(), 10_000)(cohort).values)
     assert vectorised  # the control
     assert_close(*records, rtol=1e-5, atol=1e-7)

@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf import federated
-from fedmf.federated.evaluation import Evaluator
-from fedmf.federated.model_check import check_model
+from fedmf.training.evaluation import Evaluator
 from fedmf.training.examples import NotFinite, apart
 from tests.federated.execution.test_as_keras import (
     BATCH,
@@ -55,20 +54,21 @@ def test_a_function_is_given_the_weights(sums_of):
             client_ids=np.zeros(4, int),
         )  # fmt: skip
         found.append(sums_of(task, settings(), 0)(cohort_of(task)))
-    assert_close(found[0].total.record, found[1].total.record, atol=2e-6)
-    assert found[0].loss == pytest.approx(found[1].loss)
+    assert_close(found[0].values, found[1].values, atol=2e-6)
+    assert found[0].loss_sum == pytest.approx(found[1].loss_sum)
 
 
 @pytest.mark.parametrize("small", [0, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_an_update_is_clipped_whatever_the_weights(small, sums_of):
     """The last client's weights are large, and then so large that its update overflows."""
     summed = sums_of(task_of(), settings(clip_norm=0.5), small)
-    *others, (epoch, *_) = cohort_of(task_of())
+    *others, last = cohort_of(task_of())
+    epoch = last.epochs[0]
     for weight, zeroed in ((1e2, 0), (1e30, 1)):
         huge = (epoch[0], epoch[1]._replace(weights=np.full(SIZES[-1], weight, np.float32)))
-        with_it, without = (summed(cohort).total for cohort in ([*others, [huge]], others))
+        with_it, without = (summed(cohort) for cohort in ([*others, [huge]], others))
         assert int(with_it.zeroed) == zeroed
-        influence = [a - b for a, b in zip(with_it.record, without.record, strict=True)]
+        influence = [a - b for a, b in zip(with_it.values, without.values, strict=True)]
         norm = np.sqrt(sum(np.sum(np.square(each)) for each in influence))
         assert norm <= 0.5
         assert (norm > 0.49) is not zeroed
@@ -83,7 +83,7 @@ def test_evaluation_counts_each_example_once():
         Evaluator(each, settings()).on(weights, each.examples_of("3")) for each in (task, plain)
     )
     assert ours == theirs
-    check_model(task, settings(private_metrics=0.1))
+    task.learner.check(task, settings(private_metrics=0.1))
 
 
 def functions(sample_weight, **changes):
@@ -139,7 +139,7 @@ def test_a_class_of_the_splits_without_a_weight_is_refused():
     """
     task = dataclasses.replace(task_of(weights={}), class_weight={0: 1.0, 1: 1.0})
     with refusal("validation split .* hold class 2, .*class_weight ends at 1"):
-        check_model(task, config())
+        task.learner.check(task, config())
     with pytest.raises(NotFinite, match="client '0' of task .*hold class 2"):
         task.examples_of("0")
     with pytest.raises(NotFinite, match="client '1' of task .*hold nan"):
@@ -197,4 +197,4 @@ def test_what_takes_no_weights_is_refused(task, said):
     with refusal(said, (TypeError, ValueError)):
         made = task()
         _ = made.spec
-        check_model(made, settings())
+        made.learner.check(made, settings())

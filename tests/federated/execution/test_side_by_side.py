@@ -73,7 +73,7 @@ def together_and_alone(sums_of):
         def summed(small, cohorts):
             sums = sums_of(task, config(**settings), small)
             return sum(
-                np.concatenate([np.ravel(leaf) for leaf in sums(cohort).total.record])
+                np.concatenate([np.ravel(leaf) for leaf in sums(cohort).values])
                 for cohort in cohorts
             )
 

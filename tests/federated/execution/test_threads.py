@@ -13,7 +13,7 @@ import threadpoolctl
 
 import fedmf
 from fedmf.federated.execution.threads import limited_threads
-from fedmf.training.execution.client_data import client_epochs
+from fedmf.training.client_data import client_data
 from tests.federated.small_runs import assert_same_run, config
 from tests.federated.small_task import small_task
 from tests.refusals import refusal
@@ -90,8 +90,8 @@ def test_models_of_threads_are_traced_one_after_the_other(sums_of):
         return tf.reduce_mean(each)
 
     task = small_task(loss=loss)
-    cohort = [client_epochs(task, config(), 0, client) for client in range(12)]
+    cohort = [client_data(task, config(), 0, client) for client in range(12)]
     part = sums_of(task, config(), 0, 3)(cohort)
-    assert part.loss > 0
+    assert part.loss_sum > 0
     assert 1 <= len(at_once) <= 3
     assert set(at_once) == {1}

@@ -5,9 +5,8 @@ fedmf's own code it leaves alone.
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.evaluation import Evaluator
-from fedmf.federated.model_check import check_model
-from tests.federated.small_runs import config, start_of
+from fedmf.training.evaluation import Evaluator
+from tests.federated.small_runs import checked, config, start_of
 from tests.federated.small_task import LENGTH, small_task
 
 CROSS_ENTROPY = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -49,7 +48,7 @@ def build_model(seed):
 @pytest.mark.parametrize("loss", [of_function, Loss()])
 def test_control_flow_on_tensors_is_the_same_in_a_graph(loss):
     task = small_task(loss=loss, build_model=build_model, metrics=lambda: [Accuracy("accuracy")])
-    check_model(task, config())  # it trains on a batch
+    checked(task, config())  # it trains on a batch
     evaluator = Evaluator(task, config())
     in_graph = evaluator(start_of(task), "test")
     tf.config.run_functions_eagerly(True)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.model_check import check_model
 from fedmf.federated.tff import tff
-from tests.federated.small_runs import assert_close, assert_same_model, config, train
+from tests.federated.small_runs import assert_close, assert_same_model, checked, config, train
 from tests.federated.small_task import LENGTH, small_task
 from tests.refusals import refusal
 
@@ -222,4 +221,4 @@ def made_by_keras(seed):
 )
 def test_what_does_not_fit_is_refused(task, said):
     with refusal(f"(?s){said}", (TypeError, ValueError)):
-        check_model(task(), config())
+        checked(task(), config())

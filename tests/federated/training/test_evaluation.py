@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated import evaluation
+from fedmf.training.evaluation import Evaluator
 from fedmf.training.examples import take
 from tests.federated.small_runs import config, start_of
 from tests.federated.small_task import CLASSES, LENGTH, small_task, task_of_arrays
@@ -25,7 +26,8 @@ def evaluated(limit, monkeypatch):
     monkeypatch.setattr(evaluation, "MAX_OUTPUT_BYTES", limit)
     monkeypatch.setattr(evaluation, "take", counted)
     task = small_task()
-    found = evaluation.Evaluator(task, config())(start_of(task, 0), "validation")
+    evaluate = evaluation.KerasEvaluator(task.learner, task.client_settings(config()))
+    found = evaluate(start_of(task, 0), task.split("validation")).values
     return found, len(taken) - 1  # one example more, to see how large outputs are
 
 
@@ -45,7 +47,7 @@ def test_a_metric_named_loss_takes_the_place_of_the_mean():
         metrics=lambda: [tf.keras.metrics.SparseCategoricalCrossentropy("loss", from_logits=True)],
         headline_metric="loss",
     )
-    assert list(evaluation.Evaluator(task, config())(start_of(task), "test")) == ["loss"]
+    assert list(Evaluator(task, config())(start_of(task), "test")) == ["loss"]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,6 @@ def test_probabilities_that_are_rounded_to_0_have_the_loss_of_keras(ends, loss):
     model.set_weights([100 * np.ones_like(w) * np.arange(w.shape[-1]) - 50 for w in start_of(task)])
     model.compile(loss=loss)
     expected = model.evaluate(x, y, verbose=0)
-    found = evaluation.Evaluator(task, config())(model.get_weights(), "test")["loss"]
+    found = Evaluator(task, config())(model.get_weights(), "test")["loss"]
     assert found == pytest.approx(expected, rel=1e-5)
     assert found > 20

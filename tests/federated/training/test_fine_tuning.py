@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution.client_setup import ClientSetup
-from fedmf.federated.execution.client_work import broadcast
+from fedmf.server.messages import ClientParams
 from fedmf.training import fine_tuning
+from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import NotFinite, count
 from fedmf.training.fine_tuning import halves, learning_rates, quarters, sample
+from tests.federated.execution.conftest import work_of
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
@@ -71,13 +72,14 @@ def losses_by_hand(run, config, split=None):
     scaled.
     """
     config = dataclasses.replace(config, client_learning_rate=RATE)
-    work = ClientSetup.here(run.task, config, largest_step=config.clip_norm).work(1)
-    scales = map(np.ones_like, run.weights)
-    sent, model, found = broadcast(run.weights, math.inf, math.inf, scales), run.model(), []
-    for epochs, other in divided(run, config):
-        [part] = work.sums(sent, [[epochs]])
+    work = work_of(run.task, config, max_step_norm=config.clip_norm)
+    scales = [np.ones_like(weight) for weight in run.weights]
+    sent = Broadcast(run.weights, ClientParams(math.inf, math.inf, scales))
+    model, found = run.model(), []
+    for client, other in divided(run, config):
+        [part] = work.sums(sent, [[client]])
         x, y = split or other
-        for update in ([0.0, 0.0], part.total.record):
+        for update in ([0.0, 0.0], part.values):
             model.set_weights([w - u for w, u in zip(run.weights, update, strict=True)])
             found.append(float(run.task.loss(y[:, None], model(x))))
     return np.reshape(found, (-1, 2))
@@ -107,13 +109,16 @@ def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(run):
         return sorted(map(tuple, array))
 
     for client_id in task.client_ids:
-        (first, again), (other, _) = halves(task, settings, client_id)
+        client, (other, _) = halves(task, settings, client_id)
+        first, again = client.epochs
         assert rows(first[0]) == rows(again[0])
         assert len(first[0]) - len(other) in (0, 1)
         assert rows([*first[0], *other]) == rows(task.examples_of(client_id)[0])
     last = task.client_ids[-1]
     shuffled = dataclasses.replace(task, client_ids=task.client_ids[::-1])
-    np.testing.assert_equal(halves(shuffled, settings, last), halves(task, settings, last))
+    (client, other), (again, same) = (halves(each, settings, last) for each in (shuffled, task))
+    np.testing.assert_equal((client.epochs, other), (again.epochs, same))
+    assert client.seed == again.seed
     # 11 examples have 462 pairs of halves: 5 seeds have the same with probability 462^-4.
     seeds = [dataclasses.replace(settings, seed=seed) for seed in range(5)]
     assert len({str(rows(halves(task, each, last)[1][0])) for each in seeds}) > 1
@@ -222,8 +227,10 @@ def test_a_rate_is_chosen_by_examples_that_no_result_is_of(run):
         return sorted(map(tuple, np.concatenate(arrays)))
 
     for client_id in task.client_ids:
-        [(first, _), _], (other, _) = halves(task, settings, client_id)
-        [(trained_on, _), (again, _)], (validated_on, _) = quarters(task, settings, client_id)
+        client, (other, _) = halves(task, settings, client_id)
+        first = client.epochs[0][0]
+        client, (validated_on, _) = quarters(task, settings, client_id)
+        (trained_on, _), (again, _) = client.epochs
         assert rows(trained_on) == rows(again)
         assert rows(trained_on, validated_on) == rows(first)
         assert rows(first, other) == rows(task.examples_of(client_id)[0])
@@ -330,6 +337,6 @@ def test_a_compiled_epoch_is_taken_where_there_is_one(run):
 
     task = dataclasses.replace(run.task, compiled_epoch=lambda: epoch)
     loss = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
-    batches = [-(-count(epochs[0]) // 4) for epochs, _ in divided(run, tuned(run))]
+    batches = [-(-count(client.epochs[0]) // 4) for client, _ in divided(run, tuned(run))]
     assert len(calls) == sum(batches)  # each is an epoch, whose step is bounded
     assert loss["after"] == loss["before"]

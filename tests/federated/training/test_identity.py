@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.model_check import check_model
 from fedmf.mechanisms import BandedMechanism
 from fedmf.privacy.describe import summary
 from fedmf.runs.folder import RunFolder
 from fedmf.runs.notes import figures_note
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.run_setup import new_run, reopen_run
-from tests.federated.small_runs import config, train
+from tests.federated.small_runs import checked, config, train
 from tests.federated.small_task import small_task, task_of_arrays
 from tests.refusals import refusal
 
@@ -25,12 +24,12 @@ SETTINGS = config(cohort_size=6)
 def model_of(task, settings):
     """That of the same task and seed is traced once."""
     same = task is VERSIONED and settings.seed == SETTINGS.seed
-    return _versioned_model() if same else check_model(task, settings)
+    return _versioned_model() if same else checked(task, settings)
 
 
 @functools.cache
 def _versioned_model():
-    return check_model(VERSIONED, SETTINGS)
+    return checked(VERSIONED, SETTINGS)
 
 
 def begin(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):

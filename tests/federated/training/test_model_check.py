@@ -8,9 +8,8 @@ import functools
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.model_check import check_model
 from fedmf.federated.task import seeded
-from tests.federated.small_runs import config, train
+from tests.federated.small_runs import checked, config, train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 from tests.refusals import refusal
 
@@ -121,7 +120,7 @@ def task_with(*middle):
 
 def refused(task, words, settings=None):
     with refusal(f"(?s){words}"):
-        check_model(task, settings or config())
+        checked(task, settings or config())
 
 
 def test_texts_as_labels_are_refused():
@@ -130,7 +129,7 @@ def test_texts_as_labels_are_refused():
         small_task(), evaluation_examples=lambda split: (x, y.astype(str)), data_version="texts"
     )
     with refusal("labels of task 'small' are texts, .* number them, .*np.unique", TypeError):
-        check_model(texts, config())
+        checked(texts, config())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_the_refusals_of_layers_of_keras_give_their_reason():
 )
 def test_is_accepted(middle):
     """Also in TFF's runtime, for which one check more is made."""
-    check_model(task_with(*middle), config("tff"))
+    checked(task_with(*middle), config("tff"))
 
 
 def test_a_loss_counts_as_well():

@@ -10,16 +10,15 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.evaluation import Evaluator
-from fedmf.federated.model_check import check_model
 from fedmf.privacy.private_metrics import mean_over
 from fedmf.reports import write_report
 from fedmf.reports.groups import private_curve
 from fedmf.server.metrics_stream import MetricsStream
 from fedmf.sweeps import halving
+from fedmf.training.evaluation import Evaluator
 from fedmf.training.private_metrics import bounded_metrics
 from fedmf.training.under_way import Training
-from tests.federated.small_runs import assert_same_run, broken_off, config, train
+from tests.federated.small_runs import assert_same_run, broken_off, checked, config, train
 from tests.federated.small_task import small_task
 from tests.federated.training.test_adaptive_training import BOTH
 from tests.refusals import refusal
@@ -189,4 +188,4 @@ def test_a_private_metric_is_committed_with_its_round_and_never_computed_again(t
 )
 def test_an_evaluation_in_which_clients_meet_is_refused(metric, words):
     with refusal(words):
-        check_model(with_metric(metric), SETTINGS)
+        checked(with_metric(metric), SETTINGS)

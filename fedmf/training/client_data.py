@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmf import nest
-from fedmf.federated.task import Task
 from fedmf.runs.config import TrainConfig
-from fedmf.training.examples import Epochs, Examples, NotFinite, count, take
+from fedmf.training.examples import ClientData, Epochs, Examples, NotFinite, count, take
+from fedmf.training.task import Task
 
 
 class ClientRound(NamedTuple):
@@ -24,17 +24,22 @@ class ClientRound(NamedTuple):
     client: int
 
 
-def client_epochs(task: Task, config: TrainConfig, t: int, client: int) -> Epochs:
-    """What the client trains on in round t: a pure function of (config.seed, t, client).
+# Of generators: order of a client's examples, and what its training draws.
+_ORDER, _TRAINING = 2, 6
+
+
+def client_data(task: Task, config: TrainConfig, t: int, client: int) -> ClientData:
+    """Returns what the client trains on in round t: a pure function of (config.seed, t, client).
 
     No epoch where its examples are not finite.
     """
+    seed = (config.seed, _TRAINING, t, client)
     try:
         examples = task.examples_of(task.client_ids[client])
     except NotFinite:
-        return []
-    rng = np.random.default_rng([config.seed, 2, t, client])
-    return shuffled_epochs(examples, config, task.batch_size, rng)
+        return ClientData([], seed)
+    rng = np.random.default_rng([config.seed, _ORDER, t, client])
+    return ClientData(shuffled_epochs(examples, config, task.batch_size, rng), seed)
 
 
 def shuffled_epochs(
