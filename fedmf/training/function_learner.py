@@ -16,7 +16,7 @@ from fedmf.server.means import in_shapes
 from fedmf.server.messages import ClippedSum
 from fedmf.terminal import interrupts
 from fedmf.training.client_work import Broadcast, ClientWork, group_sum
-from fedmf.training.examples import ClientData, Epochs, Examples, digest, errors_of, take
+from fedmf.training.examples import ClientData, Epochs, Examples, count, digest, errors_of, take
 from fedmf.training.learner import (
     ClientSettings,
     Evaluate,
@@ -131,10 +131,14 @@ class FunctionLearner(Learner):
                 "draw them by np.random.default_rng(seed)"
             )
         settings = task.client_settings(config)
-        batch = take(task.split("validation"), slice(task.batch_size))
-        client = ClientData([batch], (config.seed,))
-        first, second = (_update_of(self, settings, weights, client) for _ in range(2))
-        if digest(first[0]) != digest(second[0]):
+        validation = task.split("validation")
+        first_rows = np.arange(min(task.batch_size, count(validation)))
+        batch = take(validation, first_rows)
+        updates = []
+        for _ in range(2):
+            client = ClientData([take(validation, first_rows)], (config.seed,))
+            updates.append(_update_of(self, settings, weights, client)[0])
+        if digest(updates[0]) != digest(updates[1]):
             raise ValueError(
                 f"client_update of task {task.name!r} returns another update for the same client: "
                 "make it a pure function, and let what it draws follow from "

@@ -31,7 +31,9 @@ RUN_ACCEPTS = {
     "progress": "True", "server_optimizer": "None",
 }  # fmt: skip
 TEXT = "empty text"
-TASK_FIELDS = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
+TASK_FIELDS = {
+    field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK) if field.init
+}
 TASK_FIELDS["build_model"] = lambda seed: tf.keras.Sequential()
 TRAINED = federated.TrainedRun(**RUN, task=OF_ARRAYS)
 NOISE = federated.HostNoise(PLAN, 3, noise_seed=1)
