@@ -36,11 +36,16 @@ MINORS = 11 12 13 14
 core_python = $(firstword $(wildcard $(HOME)/.pyenv/versions/3.$(1).*/bin/python3.$(1)) $(shell python3.$(1) -c 'import sys; print(sys.executable)' 2>/dev/null))
 CORES = $(foreach minor,$(MINORS),$(if $(call core_python,$(minor)),3.$(minor)))
 
+# CORE_TESTS names some of them; those on a Ray cluster come last, alone.
+CORE_TESTS =
+
 test-core: $(CORES:%=.venv-core/%/.installed)
 	@test -n "$(CORES)" || { echo "fedmf: this machine has no Python 3.11 or newer"; exit 1; }
 	@for core in $(CORES); do \
 	  echo "fedmf: the tests that need no TensorFlow, on Python $$core"; \
-	  .venv-core/$$core/bin/python -m pytest -q -n 2 --dist worksteal --doctest-ignore-import-errors -m "not tensorflow and not slow" || exit; \
+	  OPENBLAS_NUM_THREADS=1 .venv-core/$$core/bin/python -m pytest -q -n 2 --dist worksteal --doctest-ignore-import-errors \
+	    -m "not tensorflow and not slow and not cluster" $(CORE_TESTS) || exit; \
+	  .venv-core/$$core/bin/python -m pytest -q -m "cluster and not tensorflow" tests/training || exit; \
 	done
 
 # Flower, beside which TensorFlow 2.14 would not install, in an environment of its own; nothing asks another machine.
@@ -119,9 +124,9 @@ endef
 	@touch $@
 
 .venv-core/3.%/.installed: requirements-core.lock pyproject.toml
-	$(call core_python,$*) -m venv --clear .venv-core/3.$*
-	.venv-core/3.$*/bin/python -m pip --disable-pip-version-check $(INSTALL) -r requirements-core.lock
-	.venv-core/3.$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	$(call core_python,$*) -m venv --without-pip --clear .venv-core/3.$*
+	$(PIP) .venv-core/3.$*/bin/python $(INSTALL) -r requirements-core.lock
+	$(PIP) .venv-core/3.$*/bin/python install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .venv-modern/.installed: requirements-train.lock pyproject.toml
@@ -180,7 +185,7 @@ lock:
 	echo 'jaxlib==0.4.13' > .venv-lock/override.txt
 	.venv-lock/bin/uv pip compile pyproject.toml --extra tff --extra ray --extra search --extra dev --override .venv-lock/override.txt \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
-	.venv-lock/bin/uv pip compile pyproject.toml --extra dev --universal \
+	.venv-lock/bin/uv pip compile pyproject.toml --extra ray --extra dev --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-core.lock
 	.venv-lock/bin/uv pip compile pyproject.toml --extra flower --extra dev \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-flower.lock

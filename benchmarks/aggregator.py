@@ -41,11 +41,12 @@ def round_of(task: Any, aggregator: Any, noise: Any) -> Callable[[], float]:
     """
     import tensorflow as tf
 
+    from fedmf.federated.model_functions import tensor_specs
     from fedmf.federated.tff import tff
     from fedmf.federated.tff.execution import tff_model
 
     process = tff.learning.algorithms.build_unweighted_fed_avg(
-        model_fn=functools.partial(tff_model, task, 0, task.tensor_specs),
+        model_fn=functools.partial(tff_model, task.learner, 0, tensor_specs(task.spec)),
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
         server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0, momentum=0.95),
         model_aggregator=aggregator,

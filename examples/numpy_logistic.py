@@ -28,14 +28,12 @@ def evaluate(weights, examples):
     return {"accuracy": np.mean(margins > 0), "loss": np.logaddexp(0, -margins).mean()}
 
 
-learner = training.FunctionLearner(
-    initial_weights=lambda seed: [np.zeros(4)], client_update=client_update, evaluate=evaluate
-)
-task = training.Task.from_arrays(
-    name="logistic", x=x, y=y, client_ids=np.arange(6000) // 10, learner=learner, batch_size=5,
-    validation=(x[:600], y[:600]), test=(x[600:1200], y[600:1200]),
-)  # fmt: skip
-config = fedmf.TrainConfig(rounds=40, cohort_size=60, min_sep=10, epsilon=8.0, clip_norm=0.5)
+functions = {"client_update": client_update, "evaluate": evaluate}
+learner = training.FunctionLearner(initial_weights=lambda seed: [np.zeros(4)], **functions)
+data = {"x": x[600:], "y": y[600:], "client_ids": np.arange(5400) // 10, "batch_size": 5}
+splits = {"validation": (x[:300], y[:300]), "test": (x[300:600], y[300:600])}
+task = training.Task.from_arrays(name="logistic", learner=learner, **data, **splits)
+config = fedmf.TrainConfig(rounds=40, cohort_size=54, min_sep=10, epsilon=8.0, clip_norm=0.5)
 run = training.train(task, config, folder="logistic", noise_seed="os", progress=False)
 reports.write_report([run], "logistic_report", title="A logistic model")
 print(f"test accuracy {run.result['test']['accuracy']:.3f}, {fedmf.audit_run(run).epsilon:.2f}")

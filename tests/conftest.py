@@ -48,7 +48,12 @@ if not _installed("ray"):
     collect_ignore += ["federated/execution/test_cluster.py", "sweeps/test_cluster.py"]
 if not _installed("tensorflow"):
     collect_ignore_glob += ["federated/*"]
-    collect_ignore += ["cli/test_stopped.py", "tasks/test_c_library.py", "tasks/test_export.py"]
+    collect_ignore += [
+        "sweeps/test_cluster.py",
+        "cli/test_stopped.py",
+        "tasks/test_c_library.py",
+        "tasks/test_export.py",
+    ]
 
 
 @pytest.fixture(scope="session")

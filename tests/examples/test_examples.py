@@ -24,6 +24,7 @@ SHOWN = {
     "cifar10_example_level": ("for one image", None),
     "adaptive_clipping": ("and scaled Adam  epsilon 8", None),
     "cluster_sweep": ("identity", "cluster_sweep/results.csv"),
+    "numpy_logistic": ("test accuracy", "logistic_report/report.html"),
     "clients_for_epsilon": ("At epsilon 2", None),
     "choose_bands": ("epsilon 8", "choose_bands.png"),
     "flower_accuracy": ("27 times less", "flower_accuracy.png"),
@@ -82,9 +83,10 @@ def test_every_program_is_listed_and_short():
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("clients_in_turn")
-# Three have tests of their own
+# Four have tests of their own
 @pytest.mark.parametrize(
-    "name", sorted({*SHOWN} - {"cluster_sweep", "flower_accuracy", "check_statement"})
+    "name",
+    sorted({*SHOWN} - {"cluster_sweep", "flower_accuracy", "check_statement", "numpy_logistic"}),
 )
 def test_program(name, tmp_path, run, monkeypatch):
     """With fewer rounds, clients and bands, except where a program counts the rounds itself."""

@@ -71,7 +71,7 @@ def test_the_same_goes_on(begun, recwarn):
         ({"batch_size": 3}, "batch_size=3 .*4"),
         (
             {"build_model": seeded_by(1)},
-            "another program: layer 1 kernel_initializer.config.seed is 4 .the run has 3",
+            "another program: layer 0 embeddings_initializer.config.seed is 4 .the run has 3",
         ),
         ({"client_ids": small_task().client_ids[::-1]}, "client_ids"),
         ({"data_version": "2"}, "data_version='2' .*'1'"),
@@ -214,7 +214,7 @@ def test_another_program_goes_on_where_it_is_accepted_and_plan_json_says_so(tmp_
         train(tmp_path, task=other, resume=True, accept_changed_task=True, stop_after=2)
     with refusal("accept_changed_task=True"):  # nothing was computed by it
         train(tmp_path, task=other, resume=True)
-    with pytest.warns(UserWarning, match="kernel_initializer.config.seed is 4"):
+    with pytest.warns(UserWarning, match="embeddings_initializer.config.seed is 4"):
         train(tmp_path, task=other, resume=True, accept_changed_task=True, stop_after=4)
     run = train(tmp_path, task=other, resume=True)
     assert run.plan["programs"] == [0, 2]
