@@ -4,6 +4,7 @@ What a library keeps inside of its objects is neither looked at nor set.
 """
 
 import collections.abc
+import copy
 import datetime
 import decimal
 import dis
@@ -62,6 +63,8 @@ _LINKS = (
     classmethod,
     property,
 )
+_BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
+_PARTIALS = (functools.partial, functools.partialmethod)
 _LINKED = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
 # Libraries whose own objects have no state of a strategy's; their strategies do.
 _SYSTEM = ("fedmf", "flwr")
@@ -201,8 +204,30 @@ def is_tool(value: Any) -> bool:
 
 
 def is_link(value: Any) -> bool:
-    """Says whether this is a method or a partial, which has the object of another inside."""
-    return isinstance(value, types.MethodType | functools.partial | functools.partialmethod)
+    """Says whether this is a method or a partial, which has another object inside."""
+    return isinstance(value, (*_BUILTIN_METHODS, types.MethodType, *_PARTIALS))
+
+
+def link_to_copy(link: Any, memo: dict[int, Any]) -> Any:
+    """Returns a method or a partial of the copies of its objects.
+
+    Args:
+      link: of which `is_link` says so.
+      memo: as of `copy.deepcopy`: copies by the ids of the originals.
+    """
+    if isinstance(link, _PARTIALS):
+        function = link.func
+        if is_link(function):
+            function = link_to_copy(function, memo)
+        args, keywords = copy.deepcopy((link.args, link.keywords), memo)
+        return type(link)(function, *args, **keywords)
+    owner = getattr(link, "__self__", None)
+    copied = memo.get(id(owner), owner)
+    if copied is owner:
+        return link
+    if isinstance(link, types.MethodType):
+        return types.MethodType(link.__func__, copied)
+    return getattr(copied, link.__name__)
 
 
 def _has_no_attributes(value: Any) -> bool:

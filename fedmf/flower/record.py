@@ -22,10 +22,12 @@ class StepRecord(NamedTuple):
     """The model and the wrapped strategy before its step.
 
     Attributes:
+      t: the round.
       model: arrays by name, before the round.
       state: of the strategy, which has made the round's messages.
     """
 
+    t: int
     model: dict[str, np.ndarray]
     state: State
 
@@ -35,6 +37,7 @@ class StepRecord(NamedTuple):
         arrays = [*self.model.values(), *state_arrays]
         content = {
             "format": _FORMAT,
+            "round": self.t,
             "names": list(self.model),
             "state": tree,
             "digest": _digest_of(arrays),
@@ -60,7 +63,7 @@ class StepRecord(NamedTuple):
         names = header["names"]
         model = dict(zip(names, arrays[1:], strict=False))
         state = State.from_arrays(header["state"], list(arrays[1 + len(names) :]))
-        return cls(model, state)
+        return cls(header["round"], model, state)
 
 
 def _digest_of(arrays: Sequence[np.ndarray]) -> str:
@@ -81,7 +84,10 @@ def read_record(server: Server, folder: pathlib.Path) -> StepRecord | None:
     if not server.round:
         return None
     try:
-        return StepRecord.from_arrays(server.last_before)
+        record = StepRecord.from_arrays(server.last_before)
+        if record.t != server.round - 1:
+            raise ValueError(f"the model in its journal is of round {record.t + 1}")
+        return record
     except ValueError as error:
         raise ValueError(
             f"folder={str(folder)!r} cannot be gone on with ({error}): give the folder of a run "

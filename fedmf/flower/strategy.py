@@ -419,7 +419,7 @@ class MatrixFactorizationDP(Strategy):
         t = under_way.t
         if server.round == t:
             assert under_way.after is not None
-            step_record = StepRecord(under_way.model, under_way.after)
+            step_record = StepRecord(t, under_way.model, under_way.after)
             server.release(before=step_record.to_arrays() if self._folder else ())
         if under_way.asked is not None:  # in a run that was started again it was said before
             log_round(self.plan, t, len(under_way.added), self._dropped)

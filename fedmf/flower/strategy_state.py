@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
-from fedmf.flower.reach import Reach, is_iterator, is_link, is_tool, set_attribute
+from fedmf.flower.reach import Reach, is_iterator, is_link, is_tool, link_to_copy, set_attribute
 from fedmf.flower.values import (
     Packed,
     Unkeepable,
@@ -151,19 +151,20 @@ class StrategyState:
         """
         opaque = self._opaque_objects()
         links = {path: value for path, value in self._objects.items() if is_link(value)}
-        originals = links | opaque
+        originals = opaque | links
         # Whatever is seen stays itself, also where a copy holds it.
         seen_paths = self._objects.keys() - originals.keys()
         memo = {id(self._objects[path]): self._objects[path] for path in seen_paths}
         try:
-            copies = copy.deepcopy(list(originals.values()), memo)
+            copies = dict(zip(opaque, copy.deepcopy(list(opaque.values()), memo), strict=True))
+            for path, value in links.items():
+                memo[id(value)] = copies[path] = link_to_copy(value, memo)
         except Exception:  # whatever a lock, a file or a connection raises
             yield None
             return
         try:
-            by_path = dict(zip(originals, copies, strict=True))
-            self._replace(by_path)
-            yield Watch({path: by_path[path] for path in opaque})
+            self._replace(copies)
+            yield Watch({path: copies[path] for path in opaque})
         finally:
             self._replace(originals)
 

@@ -415,6 +415,20 @@ class TestFiles:
         np.savez(path, **content)
         self.check_refused(folder, "cannot be gone on with .the model or the strategy's state")
 
+    def test_the_model_of_another_round_is_refused(self, tmp_path):
+        """Also one whose arrays have their own digest."""
+        folder = self.begun(tmp_path / "server", 1)
+        with np.load(self.newest(folder, 1)) as file:
+            older = {name: entry for name, entry in file.items() if name.startswith("before")}
+        self.begun(folder, 2)
+        path = self.newest(folder)
+        with np.load(path) as file:
+            content = {n: entry for n, entry in file.items() if not n.startswith("before")}
+        path.unlink()
+        np.savez(path, **content, **older)
+        assert older
+        self.check_refused(folder, "the model in its journal is of round 1")
+
     def test_a_folder_of_a_server_alone_is_refused(self, tmp_path):
         folder = tmp_path / "server"
         with fedmf.Server(

@@ -404,6 +404,21 @@ UNKEPT = {
     "generator": (lambda own, mean: 1 + next(own.v), numbers_of_a_generator, r"v \(generator\)"),
     "iterator": (lambda own, mean: 1 + next(own.v), lambda: iter([1.0] * 99), "v .list_iterator"),
     "buffer of a library": (lambda own, mean: 1 + own.v.write("x"), io.StringIO, "v .StringIO"),
+    "method of a library's object": (
+        lambda own, mean: 1 + own.v("x"),
+        lambda: io.StringIO().write,
+        "v.__self__ .StringIO",
+    ),
+    "partial of one": (
+        lambda own, mean: 1 + own.v(),
+        lambda: functools.partial(io.StringIO().write, "x"),
+        "v.func.__self__ .StringIO",
+    ),
+    "partial with one": (
+        lambda own, mean: 1 + own.v(out=own.v.keywords["out"]),
+        lambda: functools.partial(lambda *, out: out.write("x"), out=io.StringIO()),
+        r"v.keywords\['out'\] .StringIO",
+    ),
     "day": (
         lambda own, mean: setattr(own, "v", datetime.date(2020, 1, int(own.v.day) + 1)) or 1.5,
         lambda: datetime.date(2020, 1, 1),
