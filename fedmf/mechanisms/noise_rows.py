@@ -18,7 +18,7 @@ import numpy as np
 
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import squared_rows
-from fedmf.noise.blocks import block_form
+from fedmf.noise.blocks import block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 from fedmf.workloads import Workload, prefix_sum
 
@@ -84,17 +84,15 @@ class NoiseRows:
         if self._stream.contraction is not None:
             yield from _contracted_blocks(self._stream.contraction, starts, ends)
             return
-        form = block_form(self._stream, length=_BLOCK)
+        form = block_form(self._stream, bounds=equal_blocks(self._stream.rounds, _BLOCK))
         assert form is not None
         carried = np.zeros((len(starts), form.width))
         for number in reversed(range(form.blocks)):
-            first = number * form.length
-            num_rounds = min(form.length, form.rounds - first)
-            rounds = first + np.arange(form.length)
+            rounds = np.arange(form.bounds[number], form.bounds[number + 1])
             weights = (rounds >= starts[:, None]) & (rounds < ends[:, None])
             product = np.hstack([weights, carried]) @ form.matrix(number)
-            yield first, product[:, :num_rounds]
-            carried = product[:, form.length :]
+            yield int(rounds[0]), product[:, : len(rounds)]
+            carried = product[:, len(rounds) :]
 
 
 def _toeplitz_blocks(

@@ -1,7 +1,7 @@
 """Noise in blocks of rounds, with a state of few rows between the blocks."""
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -26,52 +26,91 @@ _LONG = 0.6137
 class BlockForm:
     """The rows X of N Z block by block, with a state S of `width` rows between the blocks:
 
-        [ X_b     ]             [ Z_b ]    X_b, Z_b   rows b length .. (b + 1) length - 1 of N Z, Z
+        [ X_b     ]             [ Z_b ]    X_b, Z_b   rows bounds[b] .. bounds[b + 1] - 1 of N Z, Z
         [ S_(b+1) ] = matrix(b) [ S_b ]    S_0 = 0
 
     Attributes:
-      rounds: n.
-      length: rounds of a block, L.
-      width: rows of the state, r.
-      matrix: block number -> float64 (L + r, L + r); rows of rounds after the last one are 0.
+      bounds: the first round of each block, and behind them the number of rounds, n.
+      width: rows of the largest state, r.
+      matrix: block number -> float64 (rounds of the block + rows of S_(b+1), rounds of the block +
+        rows of S_b).
       rolling: whether S_b holds the last r rows of N Z themselves, the newest first.
 
     >>> from fedmf.mechanisms import BandedMechanism
     >>> half = BandedMechanism(
     ...     diagonals=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]), certificate_reason="by hand"
     ... )
-    >>> form = block_form(half.stream(), length=2)
+    >>> form = block_form(half.stream(), bounds=equal_blocks(3, 2))
     >>> form.width, form.matrix(0)[:2, :2]  # S_0 is 0, so these are N's
     (1, array([[ 1. ,  0. ],
            [-0.5,  1. ]]))
     """
 
-    rounds: int
-    length: int
+    bounds: tuple[int, ...]
     width: int
     matrix: Callable[[int], np.ndarray]
     rolling: bool = False
 
     @property
+    def rounds(self) -> int:
+        """The number of rounds, n."""
+        return self.bounds[-1]
+
+    @property
     def blocks(self) -> int:
         """The number of blocks."""
-        return -(-self.rounds // self.length)
+        return len(self.bounds) - 1
+
+    @property
+    def length(self) -> int:
+        """Rounds of the longest block, L."""
+        return int(np.diff(self.bounds).max())
+
+    @property
+    def first_width(self) -> int:
+        """Rows of S_0."""
+        return self.matrix(0).shape[1] - self.bounds[1]
 
     def noising(self) -> np.ndarray:
         """The N that these blocks write, float64 (rounds, rounds)."""
-        L, n = self.length, self.rounds
-        N, S = np.zeros((n, n)), np.zeros((self.width, 0))
-        for b in range(self.blocks):
-            M, s = self.matrix(b), b * L
-            count = min(L, n - s)
-            N[s : s + count, :s] = M[:count, L:] @ S
-            N[s : s + count, s : s + count] = M[:count, :count]
-            S = np.hstack([M[L:, L:] @ S, M[L:, :count]])
+        n = self.rounds
+        N, S = np.zeros((n, n)), np.zeros((self.first_width, 0))
+        for b, (start, stop) in enumerate(itertools.pairwise(self.bounds)):
+            M, count = self.matrix(b), stop - start
+            N[start:stop, :start] = M[:count, count:] @ S
+            N[start:stop, start:stop] = M[:count, :count]
+            S = np.hstack([M[count:, count:] @ S, M[count:, :count]])
         return N
 
 
+def equal_blocks(rounds: int, length: int) -> tuple[int, ...]:
+    """Returns the bounds of blocks of one length; the last block may be shorter.
+
+    >>> equal_blocks(5, 2)
+    (0, 2, 4, 5)
+    """
+    return (*range(0, rounds, length), rounds)
+
+
+def growing_blocks(rounds: int, longest: int) -> tuple[int, ...]:
+    """Returns the bounds of blocks that double up to `longest` rounds.
+
+    A block is as long as all before it. Made while the block before it is used, it never takes more
+    than two rows a round, and nothing but one row is made before round 0.
+
+    >>> growing_blocks(20, 4)
+    (0, 1, 2, 4, 8, 12, 16, 20)
+    """
+    bounds = [0]
+    length = 1
+    while length < longest and bounds[-1] + length < rounds:
+        bounds.append(bounds[-1] + length)
+        length = min(bounds[-1], longest)
+    return (*bounds, *range(bounds[-1] + length, rounds, length), rounds)
+
+
 def block_form(
-    stream: NoiseStream, *, length: int, most_width: int | None = None
+    stream: NoiseStream, *, bounds: tuple[int, ...], most_width: int | None = None
 ) -> BlockForm | None:
     """The stream in blocks, or None where that takes a state of more than `most_width` rows.
 
@@ -84,50 +123,78 @@ def block_form(
 
     Args:
       stream: anything `NoiseStream.causal` accepts.
-      length: rounds of a block.
+      bounds: of the blocks; see `BlockForm`.
       most_width: rows that the state may have; None for any number.
     """
-    n = stream.rounds
-    length, stream = min(length, n), stream.causal()
+    stream = stream.causal()
     if stream.contraction is not None:
-        return _compressed(stream.contraction, length, n if most_width is None else most_width)
+        return _compressed(
+            stream.contraction, bounds, stream.rounds if most_width is None else most_width
+        )
     if most_width is not None and stream.width > most_width:
         return None
     return BlockForm(
-        rounds=n,
-        length=length,
+        bounds=bounds,
         width=stream.width,
-        matrix=functools.partial(_stepped, stream, length),
+        matrix=_StreamMatrices(stream, bounds),
         rolling=stream.recurrence is not None,
     )
 
 
-def _stepped(stream: NoiseStream, length: int, b: int) -> np.ndarray:
-    """M of a recurrence or buffers: the rounds of block b, one after the other, on the rows of
-    [Z_b; S_b] as unknowns.
+class _StreamMatrices:
+    """The block matrices of a recurrence or of buffers. Blocks of equal coefficients one after the
+    other, as Toeplitz encoders have, share one matrix.
     """
-    M = np.zeros((length + stream.width, length + stream.width))
-    unknowns = np.eye(len(M))
-    S = unknowns[length:]
-    with np.errstate(all="ignore"):  # what overflows is refused by the check of float32
-        for i in range(min(length, stream.rounds - b * length)):
-            M[i], S = stream.step(b * length + i, unknowns[i], S)
-    M[length:] = S
-    return M
+
+    def __init__(self, stream: NoiseStream, bounds: tuple[int, ...]) -> None:
+        self._stream, self._bounds = stream, bounds
+        self._newest: tuple[tuple[bytes, ...], np.ndarray] = ((), np.zeros((0, 0)))
+
+    def __call__(self, b: int) -> np.ndarray:
+        start, stop = self._bounds[b], self._bounds[b + 1]
+        coefficients = self._stream.coefficients(start, stop)
+        key, matrix = self._newest
+        if key != coefficients:
+            with np.errstate(all="ignore"):  # what overflows is refused by the check of float32
+                matrix = self._stream.block(start, stop)
+            matrix.setflags(write=False)
+            self._newest = coefficients, matrix
+        return matrix
 
 
-def _compressed(N: np.ndarray, length: int, most_width: int) -> BlockForm | None:
-    counts = [min(length, len(N) - s) for s in range(0, len(N), length)]
+def with_small_first_states(form: BlockForm) -> BlockForm:
+    """Returns the same blocks with smaller states in the beginning: while there are fewer draws
+    than rows of a state, the draws themselves are the state, those of the newest block first.
+
+    The first blocks have few rounds, and would else read and write a whole state for each of them.
+    """
+    if form.rolling:
+        return form
+    matrices = []
+    of_draws = np.zeros((form.first_width, 0))  # S_b = of_draws @ draws
+    for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
+        M, count = form.matrix(b), stop - start
+        M = np.hstack([M[:, :count], M[:, count:] @ of_draws])
+        of_draws = M[count:]
+        if len(of_draws) <= stop:
+            matrices.append(M)
+            break
+        matrices.append(np.concatenate([M[:count], np.eye(stop)]))
+
+    def matrix(b: int) -> np.ndarray:
+        return matrices[b] if b < len(matrices) else form.matrix(b)
+
+    return dataclasses.replace(form, matrix=matrix)
+
+
+def _compressed(N: np.ndarray, bounds: tuple[int, ...], most_width: int) -> BlockForm | None:
+    counts = np.diff(bounds).tolist()
     for cut in _CUTS:
-        matrices = _cut_off(N, length, most_width, cut * float(np.abs(N).max()))
+        matrices = _cut_off(N, bounds, most_width, cut * float(np.abs(N).max()))
         if matrices is None:  # a smaller cut is wider still
             return None
         width = max(len(M) - count for M, count in zip(matrices, counts, strict=True))
-        padded = np.zeros((len(counts), length + width, length + width))
-        for full, M, count in zip(padded, matrices, counts, strict=True):
-            rows, columns = (np.r_[:count, length : length + side - count] for side in M.shape)
-            full[np.ix_(rows, columns)] = M
-        form = BlockForm(rounds=len(N), length=length, width=width, matrix=padded.__getitem__)
+        form = BlockForm(bounds=bounds, width=width, matrix=matrices.__getitem__)
         if deviation(form.noising(), N) <= MAX_DEVIATION:
             return form
     return None
@@ -142,13 +209,14 @@ def deviation(written: np.ndarray, N: np.ndarray) -> float:
     )
 
 
-def _cut_off(N: np.ndarray, length: int, most_width: int, cut: float) -> list[np.ndarray] | None:
+def _cut_off(
+    N: np.ndarray, bounds: tuple[int, ...], most_width: int, cut: float
+) -> list[np.ndarray] | None:
     """The blocks' matrices, each (rounds of the block + r_(b+1), rounds of the block + r_b)."""
     n = len(N)
     needed = np.zeros((n, 0))  # N[s:, :s] on the coordinates of S_b
     matrices = []
-    for s in range(0, n, length):
-        e = min(s + length, n)
+    for s, e in itertools.pairwise(bounds):
         block = np.hstack([N[s:e, s:e], needed[: e - s]])
         if e == n:
             matrices.append(block)

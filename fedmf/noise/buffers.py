@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import numpy as np
+import scipy.linalg
 
 from fedmf import checks, fields
 
@@ -98,6 +99,59 @@ class Buffers:
             entering = x if self.feedback else recent[-1]
             sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], entering)
         return x, np.concatenate([sums, recent[:-1]])
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        """Returns M of rounds start .. stop - 1 together, float64 (rounds + width, rounds + width):
+        [rows; state after them] = M [draws; state before them].
+
+        Without feedback the draw of round start + k + 1 - w enters the sums in round start + k:
+
+            x_i = sum_j window[i, j] z_(i-j) + sum_(k<i) (read[i] . decay^(i-1-k) * write[k]) y_k
+                  + read[i] . decay^i * S(start),              y_k = z_(start-w+1+k)
+
+        With feedback the row of round start + k enters, so that x is on both sides.
+        """
+        q, w, count = len(self.decay), self.window.shape[1], stop - start
+        window, read, write = self.coefficients(start, stop)
+        powers = self.decay ** np.arange(count + 1)[:, None]
+        rows, columns = np.tril_indices(count, -1)
+        through_sums = np.zeros((count, count))
+        through_sums[rows, columns] = np.einsum(
+            "eq,eq,eq->e", read[rows], powers[rows - 1 - columns], write[columns]
+        )
+        of_sums = read * powers[:-1]
+        into_sums = (powers[:-1][::-1] * write).T
+        M = np.zeros((count + self.width, count + self.width))
+        if self.feedback:
+            right = np.hstack([np.diag(window[:, 0]), of_sums])
+            M[:count] = scipy.linalg.solve_triangular(
+                np.eye(count) - through_sums, right, lower=True, check_finite=False
+            )
+            M[count:] = into_sums @ M[:count]
+            M[count:, count:] += np.diag(powers[-1])
+            return M
+        of_draws = np.zeros((count, w - 1 + count))  # of y
+        of_draws[:, :count] = through_sums
+        for j in range(w):
+            of_draws[np.arange(count), np.arange(count) + w - 1 - j] += window[:, j]
+        # The state has the newest draw first, y the oldest.
+        M[:count] = np.hstack([of_draws[:, w - 1 :], of_sums, of_draws[:, : w - 1][:, ::-1]])
+        of_draws = np.zeros((self.width, w - 1 + count))
+        of_draws[:q, :count] = into_sums
+        of_draws[q + np.arange(w - 1), w - 2 + count - np.arange(w - 1)] = 1.0
+        M[count:] = np.hstack(
+            [of_draws[:, w - 1 :], np.zeros((self.width, q)), of_draws[:, : w - 1][:, ::-1]]
+        )
+        M[count : count + q, count : count + q] = np.diag(powers[-1])
+        return M
+
+    def coefficients(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns window and read of rounds start .. stop - 1, and the write of what enters the
+        sums in each of them: 0 before there is anything.
+        """
+        entering = np.arange(start, stop) + 1 - self.window.shape[1]
+        write = np.where(entering[:, None] >= 0, self.write[entering], 0.0)
+        return self.window[start:stop], self.read[start:stop], write
 
     def first_column(self) -> np.ndarray:
         """Column 0 of N, float64 (rounds,): the rows where draw 0 is 1 and all others are 0."""

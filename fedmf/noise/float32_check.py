@@ -6,15 +6,19 @@ as in a run, and back in float64. (Not signs: with whole coefficients float32 ma
 error on them.)
 """
 
+import itertools
+
 import numpy as np
 import scipy.linalg
 
-from fedmf.noise.blocks import BlockForm, block_form
+from fedmf.noise.blocks import BlockForm, block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 
 # The largest error of a recovered draw, whose deviation is 1. Most of the library's mechanisms are
 # near 1e-6, low_rank at 3e-5; that of fft grows with the rounds, to 3e-4 at 100,000.
 _TOLERANCE, _PROBES = 1e-3, 4
+# Rounds whose draws are recovered together.
+_BLOCK = 64
 
 
 def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
@@ -40,10 +44,10 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
             rows = N.astype(np.float32) @ z if form is None else _rows(form, z)
             back = _solved(N, rows)
         else:
-            single = block_form(stream, length=1)
-            assert single is not None
-            rows = _rows(form or single, z)
-            back = _draws(single, rows) if stream.recurrence is None else _decoded(stream, rows)
+            form = form or block_form(stream, bounds=equal_blocks(stream.rounds, 1))
+            assert form is not None
+            rows = _rows(form, z)
+            back = _draws(stream, rows) if stream.recurrence is None else _decoded(stream, rows)
         largest = float(np.abs(back - z).max())
     if not largest <= _TOLERANCE:
         raise ValueError(
@@ -54,13 +58,11 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
 
 def _rows(form: BlockForm, z: np.ndarray) -> np.ndarray:
     """The rows of N z as a run makes them, float32."""
-    L, S = form.length, np.zeros((form.width, z.shape[1]), np.float32)
-    x = np.zeros((form.blocks * L, z.shape[1]), np.float32)
-    x[: len(z)] = z
-    for b in range(form.blocks):
-        out = form.matrix(b).astype(np.float32) @ np.vstack([x[b * L : (b + 1) * L], S])
-        x[b * L : (b + 1) * L], S = out[:L], out[L:]
-    return x[: len(z)]
+    x, S = z.copy(), np.zeros((form.first_width, z.shape[1]), np.float32)
+    for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
+        out = form.matrix(b).astype(np.float32) @ np.concatenate([z[start:stop], S])
+        x[start:stop], S = out[: stop - start], out[stop - start :]
+    return x
 
 
 def _decoded(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
@@ -72,13 +74,16 @@ def _decoded(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
     return z
 
 
-def _draws(form: BlockForm, x: np.ndarray) -> np.ndarray:
-    """z from the rows x of N z of buffers, float64; `form` has one round a block."""
+def _draws(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
+    """z from the rows x of N z of buffers, float64: each block's by solving for them."""
+    bounds = equal_blocks(stream.rounds, _BLOCK)
+    form = block_form(stream, bounds=bounds)
+    assert form is not None
     z, S = np.zeros(x.shape), np.zeros((form.width, x.shape[1]))
-    for t in range(len(x)):
-        M = form.matrix(t)
-        z[t] = (x[t] - M[0, 1:] @ S) / M[0, 0]
-        S = M[1:] @ np.vstack([z[t], S])
+    for b, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        M, count = form.matrix(b), stop - start
+        z[start:stop] = _solved(M[:count, :count], x[start:stop] - M[:count, count:] @ S)
+        S = M[count:] @ np.concatenate([z[start:stop], S])
     return z
 
 

@@ -8,12 +8,22 @@ import os
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from fedmf import checks
 from fedmf.files import expanded
-from fedmf.noise.blocks import BlockForm, block_form
+from fedmf.noise.blocks import (
+    BlockForm,
+    block_form,
+    equal_blocks,
+    growing_blocks,
+    with_small_first_states,
+)
 from fedmf.noise.float32_check import check_float32
+from fedmf.noise.layout import THREADS, TileLayout, longest_block, tile_width, waiting_rows
 from fedmf.noise.stream import NoiseStream
 
 HOST_STRATEGIES = ("recurrent", "regenerated")
@@ -23,27 +33,29 @@ GRAPH_STRATEGIES = ("recurrent", "precomputed")
 # depending on the allocator.
 MAX_STATE_BYTES = 128 * 2**20
 _MAX_TABLE_BYTES = 64 * 2**20
-# Coordinates that are worked on together: large enough for a matrix product,
-# small enough for the cache.
-TILE = 65_536
-# Rows that are contracted from all draws in one product. Blocks are whole multiples, so that no bit
-# depends on their length.
+# Rows that are contracted from all draws in one product. Longer blocks are whole multiples, so that
+# no bit depends on their length.
 ROWS_TOGETHER = 128
 # The unit of cost is drawing one row of Gaussians: 19 ms for 4,050,000 float32 coordinates on one
-# thread of a busy machine. So long take so many multiply-adds of a row of coordinates, in blocks
-# and where all draws are contracted. A row that is copied, is read from a file or written to one,
-# or passes through TFF's state costs so much. These are ratios to it, estimated and not measured
-# one by one.
-_PRODUCTS_A_DRAW, _CONTRACTED_A_DRAW = 100.0, 200.0
-_COPY, _FILE, _PASSED = 0.4, 1.0, 5.0
-# What the calls for a block cost, in copies of a row.
-_CALL_COPIES = 2
+# thread of a busy machine. So many multiply-adds of a row of coordinates take as long. A row that
+# is copied, is read from a file or written to one, or passes through TFF's state costs so much:
+# estimates, not measured one by one.
+_PRODUCTS_A_DRAW = 200.0
+_COPY, _FILE, _PASSED = 0.1, 1.0, 5.0
 # Compressing a noising matrix takes about so many seconds for 2052 rounds, growing as n^3. It is
 # done where it saves more.
 _DRAW_SECONDS, _COMPRESS_SECONDS = 4e-9, 5.0
+# Noise is compressed, too, where that takes at most so many seconds and rows that wait would take
+# more than so many bytes.
+_SHORT_SECONDS, _LARGE_MEMORY = 0.1, 2**28
 # Rows are kept in memory, in shorter blocks, where that costs at most this many times as much as a
 # memory map.
 _DISK_PENALTY = 1.25
+# Of blocks that cost hardly more than the best ones, those with the fewest rows in memory are
+# taken.
+_HARDLY_MORE = 1.03
+# And of two strategies the one with fewer rows, where it costs this many times as much at most.
+_LITTLE_MORE = 1.1
 # State rows of a compressed matrix, and rounds up to which the rows of N are written out.
 _MAX_COMPRESSED_ROWS = 64
 _MAX_CONTRACTED_ROUNDS = 4096
@@ -64,6 +76,9 @@ class NoiseStrategy:
       memory: bytes of arrays.
       disk: bytes of a private memory map that holds the rows; 0 where memory holds them.
       reason: in words, what is done, or why it cannot be.
+      bounds: of the blocks; see `BlockForm`.
+      together: rows that "regenerated" contracts in one product.
+      layout: of the memory; None where a row is its own draw, and in a graph.
       form: the block form of "recurrent".
     """
 
@@ -75,6 +90,9 @@ class NoiseStrategy:
     memory: int = 0
     disk: int = 0
     reason: str = ""
+    bounds: tuple[int, ...] = ()
+    together: int = 0
+    layout: TileLayout | None = None
     form: BlockForm | None = None
 
     @property
@@ -87,9 +105,11 @@ class NoiseStrategy:
         return self.cost * size * _DRAW_SECONDS
 
     def summary(self) -> dict[str, Any]:
-        """All but the form, as JSON takes it."""
+        """All but how the blocks are made, as JSON takes it."""
         fields = {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "form"
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in ("bounds", "together", "layout", "form")
         }
         return fields | {"cost": self.cost if self.possible else None, "possible": self.possible}
 
@@ -142,8 +162,13 @@ def host_strategies(
     n, room = stream.rounds, _Room.of(size, memory_bytes, folder)
     regenerated = _regenerated(stream, room)
     saved = (regenerated.cost - 1.5) * n * size * _DRAW_SECONDS
-    recurrent = _recurrent(stream, room, compress=saved > _COMPRESS_SECONDS * (n / 2052) ** 3)
-    return sorted((recurrent, regenerated), key=_price)
+    seconds = _COMPRESS_SECONDS * (n / 2052) ** 3
+    is_short = seconds <= _SHORT_SECONDS and regenerated.memory + regenerated.disk > _LARGE_MEMORY
+    recurrent = _recurrent(stream, room, compress=is_short or saved > seconds)
+    best, other = sorted((recurrent, regenerated), key=_price)
+    if other.rows < best.rows and _price(other) <= _LITTLE_MORE * _price(best):
+        return [other, best]
+    return [best, other]
 
 
 def choose_host_strategy(
@@ -199,7 +224,7 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
     # The table of a recurrence that changes has (1 + width)^2 entries a round
     if stream.contraction is not None or (stream.buffers is not None and stream.buffers.feedback):
         most = min(most, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
-    form = block_form(stream, length=1, most_width=most)
+    form = block_form(stream, bounds=equal_blocks(stream.rounds, 1), most_width=most)
     if form is None:
         return NoiseStrategy(
             name="recurrent",
@@ -270,6 +295,12 @@ def _price(strategy: NoiseStrategy) -> float:
     return strategy.cost * (_DISK_PENALTY if strategy.disk else 1)
 
 
+def _cheapest(ways: list[NoiseStrategy]) -> NoiseStrategy:
+    """Returns the way with the fewest rows in memory among those of about the least price."""
+    limit = _HARDLY_MORE * min(map(_price, ways))
+    return min((way for way in ways if _price(way) <= limit), key=lambda way: way.rows)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Room:
     """Model parameters, and the bytes of memory and disk that their noise may take."""
@@ -307,82 +338,125 @@ def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrateg
     """Blocks of rounds from their own draws and a few rows of the past, of the length
     that costs least.
     """
-    n, contraction = stream.rounds, stream.contraction is not None
-    if contraction and not compress:
+    n, is_contraction = stream.rounds, stream.contraction is not None
+    if is_contraction and not compress:
         return NoiseStrategy(
             name="recurrent", reason="not looked for: making the draws again costs little"
         )
-    # Blocks of one length: a short last block would read as much for fewer rounds.
-    lengths = (
-        [_COMPRESSED_LENGTH]
-        if contraction
-        else sorted({-(-n // -(-n // length)) for length in _BLOCK_LENGTHS})
-    )
+    independent = None if is_contraction else block_form(stream, bounds=equal_blocks(n, 1))
+    if independent is not None and independent.width == 0:
+        return NoiseStrategy(
+            name="recurrent", length=1, cost=1.0, reason="a row is its own draw", form=independent
+        )
+    lengths = [_COMPRESSED_LENGTH] if is_contraction else _BLOCK_LENGTHS
+    most = min(n, longest_block(room.size))
     ways = []
-    for length in lengths:
+    for length in sorted({min(length, most) for length in lengths}):
+        bounds = growing_blocks(n, length)
         form = block_form(
-            stream, length=length, most_width=_MAX_COMPRESSED_ROWS if contraction else None
+            stream, bounds=bounds, most_width=_MAX_COMPRESSED_ROWS if is_contraction else None
         )
         if form is None:
             return NoiseStrategy(
                 name="recurrent",
                 reason=f"it has no recurrence of at most {_MAX_COMPRESSED_ROWS} rows",
             )
+        form = with_small_first_states(form)
         L, r = form.length, form.width
-        # Without a state between blocks, rows may still be mixed within one.
-        own = block_form(stream, length=1, most_width=0) if r == 0 else None
-        if own is not None:
-            return NoiseStrategy(
-                name="recurrent", length=1, cost=1.0, reason="a row is its own draw", form=own
-            )
-        # A rolling state consists of rows of the blocks; another one is made beside them.
-        rows, made = (max(L, r), L) if form.rolling else (L + r, L + r)
-        copies = (made + r + _CALL_COPIES) / L + 1
+        # A rolling state consists of rows that were made; another one is made beside them.
+        num_made, past_rows, state_rows = (L, r, 0) if form.rolling else (L + r, 0, r)
+        layout = TileLayout(
+            tile_width=tile_width(room.size, length),
+            waiting_rows=waiting_rows(bounds, past_rows) + state_rows,
+            longest=L,
+        )
+        copies = (r + num_made) / L + 1
         way = NoiseStrategy(
             name="recurrent",
             length=L,
             width=r,
-            rows=rows,
-            cost=1 + (L + r) * made / L / _PRODUCTS_A_DRAW + _COPY * copies,
+            rows=layout.rows,
+            cost=1 + (L + r) * num_made / L / _PRODUCTS_A_DRAW + _COPY * copies,
             reason=f"{r} rows carry what the future needs of the past",
+            bounds=bounds,
+            layout=layout,
             form=form,
         )
-        ways.append(room.place(way, 8 * (L + r) * min(room.size, TILE), (_FILE - _COPY) * copies))
-    return min(ways, key=_price)
+        scratch = 4 * THREADS * (L + r + num_made) * min(room.size, layout.tile_width)
+        ways.append(room.place(way, scratch, (_FILE - _COPY) * copies))
+    return _cheapest(ways)
 
 
 def _regenerated(stream: NoiseStream, room: _Room) -> NoiseStrategy:
-    """Blocks of rounds, each from all draws up to its end."""
+    """Blocks of rounds, each from all draws up to its end, of which the first are kept."""
     n = stream.rounds
     if stream.contraction is None and n > _MAX_CONTRACTED_ROUNDS:
         reason = f"{n} rounds: the rows of N are not written out beyond {_MAX_CONTRACTED_ROUNDS}"
         return NoiseStrategy(name="regenerated", reason=reason)
-    scratch = 4 * (n + ROWS_TOGETHER) * min(room.size, TILE)
+    # Neither depends on the memory, so that no bit of a row does.
+    together = min(ROWS_TOGETHER, 2 ** (longest_block(room.size).bit_length() - 1))
+    width = tile_width(room.size, min(together, -(-n // 2)))
+    scratch = 4 * THREADS * (n + together) * min(room.size, width)
     limits = [(room.memory - scratch) // _row_bytes(room.size), room.disk // _row_bytes(room.size)]
     if stream.contraction is None and limits[0] >= 1:
         # A recurrence has a map of its history, which is smaller than one of the whole run
         limits = limits[:1]
     ways = []
-    for longest in limits:
-        length = _block_length(n, min(n, max(1, longest)))
-        blocks = -(-n // length)
-        way = NoiseStrategy(
-            name="regenerated",
-            length=length,
-            rows=length,
-            cost=(blocks + 1) / 2 + n / 2 / _CONTRACTED_A_DRAW,  # block j draws j blocks of rows
-            reason=f"every {length} rounds all earlier draws are made again"
-            if blocks > 1
-            else "the whole run at once",
-        )
-        ways.append(room.place(way, scratch, 2 * _FILE))
-    return min(ways, key=_price)
+    for most_rows in limits:
+        for bounds, stored_draws in _partitions(n, together, most_rows):
+            way = _regenerated_way(bounds, together, width, stored_draws)
+            ways.append(room.place(way, scratch, 2 * _FILE))
+    return _cheapest(ways)
 
 
-def _block_length(n: int, longest: int) -> int:
-    """Rounds of a block, at most `longest`: of blocks as equal as whole multiples
-    of ROWS_TOGETHER are.
+def _partitions(n: int, together: int, most_rows: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yields bounds of blocks, and how many draws can be kept beside them: from short blocks and
+    many draws to blocks as long as there is room for and no draws.
     """
-    step = ROWS_TOGETHER if ROWS_TOGETHER <= longest < n else 1
-    length = -(-n // -(-n // (longest - longest % step)))
-    return -(-length // step) * step
+    most_rows = max(2, most_rows)
+    step = together if together < most_rows else 1
+    length = step
+    while True:
+        bounds = growing_blocks(n, length)
+        room = most_rows - waiting_rows(bounds, 0)
+        # The draws of the last block are not needed again.
+        yield bounds, max(0, min(room, bounds[-2]))
+        longest = min(most_rows - 1, n)
+        if length >= longest - longest % step:
+            return
+        length = min(2 * length, longest - longest % step)
+
+
+def _regenerated_way(
+    bounds: tuple[int, ...], together: int, width: int, stored_draws: int
+) -> NoiseStrategy:
+    n = bounds[-1]
+    starts, stops = np.array(bounds[:-1]), np.array(bounds[1:])
+    num_draws = int((stops - np.minimum(starts, stored_draws)).sum())
+    num_products = int(((stops - starts) * stops).sum())
+    # What is kept is copied where not all of it is.
+    num_copies = (
+        2 * n + stored_draws + int(np.minimum(starts, stored_draws)[stops > stored_draws].sum())
+    )
+    layout = TileLayout(
+        tile_width=width,
+        waiting_rows=waiting_rows(bounds, 0),
+        longest=int((stops - starts).max()),
+        stored_draws=stored_draws,
+    )
+    if num_draws == n:
+        reason = "all draws but the last are kept"
+    else:
+        reason = (
+            f"every {layout.longest} rounds the draws of rounds {stored_draws} on are made again"
+        )
+    return NoiseStrategy(
+        name="regenerated",
+        length=layout.longest,
+        rows=layout.rows,
+        cost=(num_draws + num_products / _PRODUCTS_A_DRAW + _COPY * num_copies) / n,
+        reason=reason,
+        bounds=bounds,
+        together=together,
+        layout=layout,
+    )

@@ -176,6 +176,50 @@ class NoiseStream(fields.Checked):
         x = (z - np.tensordot(weights[1:], S, axes=1)) / weights[0]
         return x, np.concatenate([x[None], S])[: len(S)]  # newest first
 
+    def block(self, start: int, stop: int) -> np.ndarray:
+        """Returns M of rounds start .. stop - 1 together, float64 (rounds + width, rounds + width):
+        [rows; state after them] = M [draws; state before them]; not of a contraction.
+        """
+        if self.recurrence is not None:
+            return _recurrence_block(self.recurrence[start:stop])
+        assert self.buffers is not None
+        return self.buffers.block(start, stop)
+
+    def coefficients(self, start: int, stop: int) -> tuple[bytes, ...]:
+        """Returns all that `block` computes its matrix from: equal ones have one matrix."""
+        if self.recurrence is not None:
+            return (self.recurrence[start:stop].tobytes(),)
+        assert self.buffers is not None
+        window, read, write = self.buffers.coefficients(start, stop)
+        return window.tobytes(), read.tobytes(), write.tobytes()
+
+
+def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
+    """Returns the block matrix of a recurrence whose state is the last rows, the newest first.
+
+    With C's rows of the block in two parts, A X + P S = Z: C is A on the block's own rounds and P
+    on the rounds before it.
+    """
+    count, bands = coefficients.shape
+    width = bands - 1
+    M = np.zeros((count + width, count + width))
+    if count == 1:  # as below, at a tenth of the time
+        M[0] = np.append(1.0, -coefficients[0, 1:]) / coefficients[0, 0]
+        M[1:2] = M[0]
+        M[2:, 1:width] = np.eye(max(0, width - 1))
+        return M
+    padded = np.hstack([coefficients, np.zeros((count, count))])
+    rounds = np.arange(count)[:, None]
+    A = np.tril(np.take_along_axis(padded, np.maximum(rounds - np.arange(count), 0), axis=1))
+    P = np.take_along_axis(padded, rounds + 1 + np.arange(width), axis=1)
+    M[:count] = scipy.linalg.solve_triangular(
+        A, np.hstack([np.eye(count), -P]), lower=True, check_finite=False
+    )
+    num_new = min(count, width)
+    M[count : count + num_new] = M[count - num_new : count][::-1]
+    M[count + num_new :, count : count + width - num_new] = np.eye(width - num_new)
+    return M
+
 
 def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
     """C, (n, n), from its rows of coefficients: C[t, t - j] = coefficients[t, j]."""

@@ -8,48 +8,32 @@ rows from the counter-based source, bit for bit: a round that was released has t
 whatever a killed process had half written. Strategies: `fedmf.noise.strategies`.
 """
 
-import concurrent.futures
+import math
 import os
 import pathlib
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import threadpoolctl
 
 from fedmf import checks
 from fedmf.files import checked_path, expanded
-from fedmf.noise.blocks import BlockForm
-from fedmf.noise.strategies import (
-    HOST_STRATEGIES,
-    ROWS_TOGETHER,
-    TILE,
-    NoiseStrategy,
-    choose_host_strategy,
-)
+from fedmf.noise.strategies import HOST_STRATEGIES, NoiseStrategy, choose_host_strategy
+from fedmf.noise.stream import NoiseStream
 from fedmf.privacy.plan import Plan, noise_size
 from fedmf.privacy.source_tail import HOST_END, check_tail
-from fedmf.server.source import GaussianSource, check_noise_seed, noise_key
+from fedmf.server.noise_blocks import (
+    BlockRows,
+    Draws,
+    IndependentRows,
+    RecurrentWork,
+    RegeneratedWork,
+    TileWork,
+)
+from fedmf.server.source import check_noise_seed, noise_key
 from fedmf.server.state import NoiseState, check_plan, plan_mark, state_mark
-from fedmf.terminal import progress_bar
-
-# Each has working memory, of which the strategy's `memory` counts two.
-_THREADS = 2
-# A limit on products is the process's: of two that overlap, the last to end would leave its own.
-# Its own thread may take it again: a signal handler may ask other noise for a row.
-_ONE_LIMIT = threading.RLock()
-
-
-def _free_limit_in_child() -> None:
-    """A forked process has no thread that would give the lock free."""
-    global _ONE_LIMIT
-    _ONE_LIMIT = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_limit_in_child)
 
 
 class HostNoise:
@@ -118,23 +102,33 @@ class HostNoise:
         )
         self._mark = state_mark(plan_mark(plan), "precomputed", 1, size)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else _checked_key(key)
-        self._tiles, self._lock = _Tiles(self._key, size), threading.RLock()
+        self._draws = Draws(self._key, size)
+        self._lock = threading.RLock()
         self._is_busy = False
+        self._rows = self._rows_of(stream, folder)
 
-        def make_array() -> np.ndarray:
-            is_mapped = self.strategy.disk > 0
-            return _array(self.strategy.rows, size, mapped=is_mapped, folder=folder)
-
-        self._maker: _Independent | _Recurrent | _Regenerated
-        form = self.strategy.form
-        if form is not None and (form.length, form.width) == (1, 0):
-            self._maker = _Independent(form, self._tiles)
-        elif form is not None:
-            self._maker = _Recurrent(form, self._tiles, make_array)
+    def _rows_of(
+        self, stream: NoiseStream, folder: str | pathlib.Path | None
+    ) -> IndependentRows | BlockRows:
+        """Returns what makes the rows by the strategy."""
+        strategy = self.strategy
+        work: TileWork
+        if strategy.layout is None:
+            assert strategy.form is not None
+            return IndependentRows(strategy.form, self._draws)
+        if strategy.form is not None:
+            work = RecurrentWork(strategy.form)
         else:
             matrix = stream.as_contraction().contraction
             assert matrix is not None
-            self._maker = _Regenerated(matrix, self._tiles, make_array())
+            work = RegeneratedWork(
+                matrix, strategy.bounds, strategy.together, strategy.layout.stored_draws
+            )
+
+        def make_array(shape: tuple[int, ...]) -> np.ndarray:
+            return _array(shape, mapped=strategy.disk > 0, folder=folder)
+
+        return BlockRows(work, strategy.layout, self._draws, make_array)
 
     @classmethod
     def for_state(cls, plan: Plan, state: Any) -> "HostNoise":
@@ -152,7 +146,7 @@ class HostNoise:
 
     def show_progress(self) -> None:
         """From now on a bar shows the progress of a block that takes more than some seconds."""
-        self._tiles.shown = True
+        self._draws.is_shown = True
 
     def row(self, t: int) -> np.ndarray:
         """Row t of N Z at unit standard deviation, float32 (size,), a new array.
@@ -176,7 +170,7 @@ class HostNoise:
                 )
             try:
                 self._is_busy = True
-                return self._maker.row(t)
+                return self._rows.row(t)
             finally:
                 self._is_busy = False
 
@@ -243,165 +237,16 @@ def replace_noise(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any
     return tree.traverse(lambda part: change(part) if isinstance(part, NoiseState) else None, state)
 
 
-def _array(rows: int, size: int, *, mapped: bool, folder: str | pathlib.Path | None) -> np.ndarray:
-    """Float32 (rows, size), in memory or in a file without a name, of this process alone."""
-    if not mapped:
-        # Zeros: an early state reaches before round 0, with weights of 0, and no NaN may be there.
-        return np.zeros((rows, size), np.float32)
+def _array(
+    shape: tuple[int, ...], *, mapped: bool, folder: str | pathlib.Path | None
+) -> np.ndarray:
+    """Float32 of this shape, in memory or in a file without a name, of this process alone."""
+    if not mapped or not math.prod(shape):
+        return np.zeros(shape, np.float32)
     if folder is not None:
         folder = expanded(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=folder) as file:
         # Now, and not as a bus error in the middle of the run.
-        os.posix_fallocate(file.fileno(), 0, 4 * rows * size)
-        return np.memmap(file, np.float32, "r+", shape=(rows, size))
-
-
-class _Tiles:
-    """Draws of the source in tiles of coordinates."""
-
-    def __init__(self, key: np.ndarray, size: int) -> None:
-        self._key, self._own, self.size, self.shown = key, threading.local(), size, False
-
-    def __iter__(self) -> Iterator[slice]:
-        """The tiles, with a progress bar if it is to be shown."""
-        tiles = [slice(start, min(start + TILE, self.size)) for start in range(0, self.size, TILE)]
-        yield from progress_bar.bar(
-            tiles, desc="noise", unit="tile", delay=3, disable=not self.shown
-        )
-
-    def draw(self, first: int, tile: slice, out: np.ndarray) -> None:
-        """Rows first, first + 1, ... of Z in `tile` into out, float32 (rows, coordinates)."""
-        if not hasattr(self._own, "source"):
-            self._own.source = GaussianSource(self._key)  # with working memory of its own
-        self._own.source.fill(out, first, tile.start)
-
-    def each(self, work: Callable[[slice], None]) -> None:
-        """Does the work of every tile, in two threads where numpy's products may take more than
-        one.
-
-        Its products take one each: they have the same bits on any number of processors, and no
-        thread of theirs takes a processor from the draws while it waits.
-
-        A first Ctrl-C waits for the tiles that are begun, a second one does not: after an error
-        threads may still write where `work` writes.
-        """
-        with _ONE_LIMIT:
-            blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
-            allowed = max((library["num_threads"] for library in blas.info()), default=1)
-            pool = concurrent.futures.ThreadPoolExecutor(min(allowed, _THREADS), "noise")
-            with blas.limit(limits=1):
-                try:
-                    for job in [pool.submit(work, tile) for tile in self]:
-                        job.result()
-                finally:
-                    pool.shutdown(cancel_futures=True)
-
-
-class _Independent:
-    """Rows that need nothing of the past: each is its own draw, scaled."""
-
-    def __init__(self, form: BlockForm, tiles: _Tiles) -> None:
-        self._form, self._tiles = form, tiles
-
-    def row(self, t: int) -> np.ndarray:
-        row = np.empty((1, self._tiles.size), np.float32)
-        scale = np.float32(self._form.matrix(t)[0, 0])
-        self._tiles.draw(t, slice(0, None), row)
-        return row[0] if scale == 1 else row[0] * scale
-
-
-class _Recurrent:
-    """[X_b; S_(b+1)] = M_b [Z_b; S_b] on tiles, in an array that holds X_b and S_(b+1).
-
-    A block takes the place of the rows it is made from: an interrupted one is lost with its state,
-    and the next row starts from round 0, in an array of its own, because threads of the interrupted
-    one may still write. A rolling state is the last r rows of N Z, so the array is a ring of
-    max(L, r) of them.
-    """
-
-    def __init__(
-        self, form: BlockForm, tiles: _Tiles, make_array: Callable[[], np.ndarray]
-    ) -> None:
-        self._form, self._tiles, self._make_array = form, tiles, make_array
-        self._array: np.ndarray | None = make_array()
-        self._made = range(0)
-        self._next = 0  # the block whose state is there
-
-    def row(self, t: int) -> np.ndarray:
-        L = self._form.length
-        if t not in self._made and t < self._next * L:
-            self._next = 0
-        while t not in self._made:
-            self._make()
-        assert self._array is not None
-        return np.array(self._array[t % (len(self._array) if self._form.rolling else L)])
-
-    def _make(self) -> None:
-        L, r, b = self._form.length, self._form.width, self._next
-        array = self._array
-        # Until it is done: an error leaves no block, and no array that its threads may write to.
-        self._made, self._next = range(0), 0
-        self._array = None
-        if array is None:
-            b = 0
-            array = self._make_array()
-        if self._form.rolling:
-            written, state = (
-                (b * L + rounds) % len(array) for rounds in (np.arange(L), -1 - np.arange(r))
-            )
-        else:
-            written, state = np.arange(L + r), np.arange(L, L + r)
-        M = self._form.matrix(b)[: len(written)].astype(np.float32)
-        # Rows around the end of the ring are in two parts.
-        cut = int(np.argmin(written)) or len(written)
-        parts = [rows for rows in (slice(0, cut), slice(cut, len(written))) if len(written[rows])]
-        own = threading.local()
-
-        def make(tile: slice) -> None:
-            if not hasattr(own, "stacked"):
-                own.stacked = np.zeros((L + r, min(TILE, self._tiles.size)), np.float32)
-            inputs = own.stacked[:, : tile.stop - tile.start]
-            self._tiles.draw(b * L, tile, inputs[:L])
-            for i, place in enumerate(state if b else ()):
-                inputs[L + i] = array[place, tile]
-            for rows in parts:
-                places = written[rows]
-                np.matmul(M[rows], inputs, out=array[places[0] : places[-1] + 1, tile])
-
-        self._tiles.each(make)
-        self._array = array
-        self._made, self._next = range(b * L, (b + 1) * L), b + 1
-
-
-class _Regenerated:
-    """L rows at a time, contracted from all the draws up to them."""
-
-    def __init__(self, matrix: np.ndarray, tiles: _Tiles, rows: np.ndarray) -> None:
-        self._matrix, self._tiles, self._rows = matrix, tiles, rows
-        self._made = range(0)
-
-    def row(self, t: int) -> np.ndarray:
-        if t not in self._made:
-            self._make(t)
-        return np.array(self._rows[t - self._made.start])
-
-    def _make(self, t: int) -> None:
-        """Row t and those behind it. The products are the same whichever row is asked for first."""
-        self._made = range(0)  # until it is done: an interrupt must not leave half a block
-        together = min(ROWS_TOGETHER, len(self._rows))
-        start = t // together * together
-        end = min(start + len(self._rows), len(self._matrix))
-        N = self._matrix[start:end, :end].astype(np.float32)
-        drawn, product = (
-            np.empty((rows, min(TILE, self._tiles.size)), np.float32) for rows in (end, together)
-        )
-        for tile in self._tiles:
-            z, count = drawn[:, : tile.stop - tile.start], tile.stop - tile.start
-            self._tiles.draw(0, tile, z)
-            for i in range(start, end, together):
-                stop = min(i + together, end)
-                rows = slice(i - start, stop - start)
-                np.matmul(N[rows, :stop], z[:stop], out=product[: stop - i, :count])
-                self._rows[rows, tile] = product[: stop - i, :count]
-        self._made = range(start, end)
+        os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
+        return np.memmap(file, np.float32, "r+", shape=shape)

@@ -7,7 +7,14 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fedmf.mechanisms import NoiseStream, TreeMechanism
-from fedmf.noise.blocks import MAX_DEVIATION, block_form, deviation
+from fedmf.noise.blocks import (
+    MAX_DEVIATION,
+    block_form,
+    deviation,
+    equal_blocks,
+    growing_blocks,
+    with_small_first_states,
+)
 from tests.mechanisms.registry import every_mechanism
 from tests.mechanisms.schemas import fitted, single
 from tests.noise.test_buffers import random_buffers
@@ -28,11 +35,24 @@ def test_a_causal_stream_has_the_same_covariance(build, rounds):
 @pytest.mark.parametrize(("rounds", "length"), [(1, 1), (12, 1), (37, 5), (36, 64)])
 def test_blocks_write_the_noising_matrix(build, rounds, length):
     stream = build(rounds).stream()
-    form = block_form(stream, length=length)
+    form = block_form(stream, bounds=equal_blocks(rounds, length))
     N = stream.causal().as_contraction().contraction
     assert deviation(form.noising(), N) <= MAX_DEVIATION
     assert form.width < max(rounds, 4)  # buffers are kept even where one round needs none
     assert form.blocks == -(-rounds // min(length, rounds))
+
+
+@every_mechanism
+def test_growing_blocks_with_small_first_states_write_the_noising_matrix(build):
+    stream = build(37).stream()
+    bounds = growing_blocks(37, 16)
+    assert bounds == (0, 1, 2, 4, 8, 16, 32, 37)
+    form = block_form(stream, bounds=bounds)
+    small = with_small_first_states(form)
+    N = stream.causal().as_contraction().contraction
+    assert deviation(small.noising(), N) <= MAX_DEVIATION
+    if not form.rolling:
+        assert small.matrix(1).shape[1] <= 2  # one draw, and one in the state
 
 
 @pytest.mark.parametrize(("window", "sums"), [(1, 0), (1, 3), (4, 0), (4, 2)])
@@ -40,7 +60,7 @@ def test_buffers_of_any_shape(window, sums):
     buffers = random_buffers(5, 30, window, sums)
     stream = NoiseStream(rounds=30, sources=30, buffers=buffers)
     for length in (1, 7):
-        form = block_form(stream, length=length)
+        form = block_form(stream, bounds=equal_blocks(30, length))
         assert form.width == window - 1 + sums
         assert_allclose(
             form.noising(), buffers.matrix(), rtol=0, atol=1e-12 * np.abs(buffers.matrix()).max()
@@ -60,7 +80,7 @@ def test_buffers_of_any_shape(window, sums):
 def test_few_rows_hold_what_structured_mechanisms_need(family, options, most):
     rounds = 256
     mechanism = fitted(single(rounds), family, **options)
-    form = block_form(mechanism.stream(), length=8, most_width=most)
+    form = block_form(mechanism.stream(), bounds=equal_blocks(rounds, 8), most_width=most)
     assert form is not None
     assert form.width <= most
 
@@ -68,17 +88,17 @@ def test_few_rows_hold_what_structured_mechanisms_need(family, options, most):
 def test_what_has_no_structure_is_not_compressed():
     noise = np.tril(np.random.default_rng(0).uniform(0.1, 1.0, (64, 64))) + np.eye(64)
     stream = NoiseStream(rounds=64, sources=64, contraction=noise)
-    assert block_form(stream, length=8, most_width=20) is None
-    assert block_form(stream, length=8).width > 20
+    assert block_form(stream, bounds=equal_blocks(64, 8), most_width=20) is None
+    assert block_form(stream, bounds=equal_blocks(64, 8)).width > 20
     banded = fitted(single(9), "banded", bands=4)
-    assert block_form(banded.stream(), length=2, most_width=2) is None
-    assert block_form(banded.stream(), length=2, most_width=3).width == 3
+    assert block_form(banded.stream(), bounds=equal_blocks(9, 2), most_width=2) is None
+    assert block_form(banded.stream(), bounds=equal_blocks(9, 2), most_width=3).width == 3
 
 
 def test_cutting_further_than_allowed_would_be_seen():
     """Negative control: what is cut off too early fails the check that block_form makes."""
     N = TreeMechanism(rounds=64, decoder="full").stream().causal().contraction
-    form = block_form(NoiseStream(rounds=64, sources=64, contraction=N), length=8)
+    form = block_form(NoiseStream(rounds=64, sources=64, contraction=N), bounds=equal_blocks(64, 8))
     written = form.noising()
     assert deviation(written, N) <= MAX_DEVIATION
     assert deviation(np.float64(np.float16(written)), N) > MAX_DEVIATION

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.server import calls, rows
+from fedmf.server import calls, noise_blocks
 from fedmf.server.folder import ServerFolder
 from fedmf.server.journal import Journal
 from fedmf.server.rows import HostNoise
@@ -64,17 +64,17 @@ def test_a_handler_may_use_another_server_and_is_refused_the_same_noise(monkeypa
     """A lock that the thread holds already would be waited for for ever."""
     expected = server().release()
     keeper, other, refused = server(), server(noise_seed=6), []
-    bar = rows.progress_bar.bar
+    blas_libraries = noise_blocks._blas_libraries
 
-    def interrupted(*args, **options):  # within the lock of all noise
+    def interrupted():  # within the lock of all noise
         if not refused:
             with refusal("the noise of another round is being made") as caught:
                 keeper._noise.row(3)
             refused.append(caught)
             other.release()
-        return bar(*args, **options)
+        return blas_libraries()
 
-    monkeypatch.setattr(rows.progress_bar, "bar", interrupted)
+    monkeypatch.setattr(noise_blocks, "_blas_libraries", interrupted)
     for array, same in zip(keeper.release(), expected, strict=True):
         np.testing.assert_array_equal(array, same)
     assert refused
@@ -149,7 +149,7 @@ def test_a_refused_call_leaves_no_mark(monkeypatch):
 class TestForks:
     def test_a_child_may_make_a_server_of_its_own_while_noise_is_made(self, tmp_path):
         """A lock that a thread holds at the fork would be held for ever."""
-        with rows._ONE_LIMIT:
+        with noise_blocks._ONE_LIMIT:
             child = os.fork()
             if child == 0:
                 signal.alarm(30)

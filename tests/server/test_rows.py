@@ -17,9 +17,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedmf
 from fedmf.mechanisms import DenseMechanism
-from fedmf.noise import strategies
-from fedmf.noise.strategies import ROWS_TOGETHER
-from fedmf.server import rows as rows_ahead
+from fedmf.noise import blocks, layout, strategies
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import CHUNK, GaussianSource
 from tests.mechanisms.registry import every_form
@@ -27,11 +25,11 @@ from tests.server.plans import draws_of_host, plan_of
 
 SIZE, SEED = 2 * CHUNK - 1, 5
 # (strategy, whether its rows are in a memory map)
-# Of 6 bands and 40 rounds: working arrays of blocks of one round, or of the whole run, and one byte
-# less than the rows themselves.
+# Of 6 bands and 40 rounds: working memory of blocks of one round, or of all draws, and less than
+# the rows themselves.
 MEMORY = {
-    "recurrent": 8 * 6 * CHUNK + 4 * SIZE * 5 - 1,
-    "regenerated": 4 * (40 + ROWS_TOGETHER) * CHUNK + 4 * SIZE - 1,
+    "recurrent": 8 * 7 * CHUNK + 4 * SIZE * 5 - 1,
+    "regenerated": 8 * (40 + 16) * CHUNK + 4 * SIZE - 1,
 }
 WAYS = [("recurrent", False), ("recurrent", True), ("regenerated", False), ("regenerated", True)]
 
@@ -39,8 +37,7 @@ WAYS = [("recurrent", False), ("recurrent", True), ("regenerated", False), ("reg
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Two tiles, the last one short."""
-    for module in (rows_ahead, strategies):
-        monkeypatch.setattr(module, "TILE", CHUNK)
+    monkeypatch.setattr(layout, "TILE", CHUNK)
 
 
 def noise_of(mechanism, name=None, mapped=False, seed=SEED, **options):
@@ -89,6 +86,49 @@ def test_any_round_at_any_time_gives_the_same_bits(name, mapped):
     row = jumping.row(3)
     row[:] = 0
     np.testing.assert_array_equal(jumping.row(3), whole[3])
+
+
+def work_of_rows(noise, monkeypatch):
+    """Returns the numbers drawn, and the multiplications of products, for each row in order."""
+    work, fill, matmul = np.zeros((noise.rounds, 2)), GaussianSource.fill, np.matmul
+
+    def counted_fill(self, out, row, start=0):
+        work[t, 0] += out.size
+        fill(self, out, row, start)
+
+    def counted_matmul(left, right, out):
+        work[t, 1] += len(left) * right.size
+        return matmul(left, right, out=out)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GaussianSource, "fill", counted_fill)
+        patch.setattr(np, "matmul", counted_matmul)
+        for t in range(noise.rounds):
+            noise.row(t)
+    return work
+
+
+# With memory for all draws, and for few of them.
+@pytest.mark.parametrize(
+    ("name", "most_rows"), [("recurrent", 1000), ("regenerated", 1000), ("regenerated", 40)]
+)
+@every_form
+def test_no_row_takes_more_than_four_times_the_mean(build, name, most_rows, monkeypatch):
+    rounds, size = 64, 32 * CHUNK
+    memory = most_rows * 4 * size + 8 * 2 * (rounds + 128) * CHUNK
+    monkeypatch.setattr(strategies, "default_disk", lambda folder: 0)
+    options = {"noise_seed": SEED, "strategy": name, "memory_bytes": memory}
+    work = work_of_rows(HostNoise(plan_of(build(rounds)), size, **options), monkeypatch)
+    assert work[:, 0].sum() >= rounds * size
+    assert (work.max(axis=0) <= 4 * work.mean(axis=0)).all()
+
+
+def test_whole_blocks_at_a_time_would_take_more(monkeypatch):
+    """Negative control of the test above."""
+    monkeypatch.setattr(strategies, "growing_blocks", blocks.equal_blocks)
+    noise = HostNoise(plan_of(banded(64)), 32 * CHUNK, noise_seed=SEED, strategy="recurrent")
+    work = work_of_rows(noise, monkeypatch)
+    assert (work.max(axis=0) > 4 * work.mean(axis=0)).all()
 
 
 def test_two_threads_make_the_bits_of_one(monkeypatch):
@@ -145,15 +185,18 @@ def test_a_narrow_integer_is_a_size_as_any():
 
 def test_no_bit_of_a_dense_mechanism_depends_on_the_room():
     whole = noise_of(dense(), "regenerated")
-    assert whole.strategy.length == 300
-    rows, scratch = [whole.row(t) for t in range(300)], 4 * (300 + ROWS_TOGETHER) * CHUNK
-    for room, length in ((200, 128), (299, 256)):
+    assert whole.strategy.layout.stored_draws == whole.strategy.bounds[-2]
+    rows = [whole.row(t) for t in range(300)]
+    scratch = 8 * (300 + whole.strategy.together) * CHUNK
+    partitions = set()
+    for room in (290, 150, 40):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(strategies, "default_disk", lambda folder: 0)
             noise = noise_of(dense(), "regenerated", memory_bytes=room * 4 * SIZE + scratch)
-        assert noise.strategy.length == length
+        partitions.add((noise.strategy.length, noise.strategy.layout.stored_draws))
         for t in (0, 100, 127, 128, 299, 5, 257, 256):
             np.testing.assert_array_equal(noise.row(t), rows[t], err_msg=str(t))
+    assert len(partitions) == 3
 
 
 @pytest.mark.parametrize("name", ["recurrent", "regenerated"])
@@ -175,7 +218,7 @@ class TestTheMemoryMap:
         program = f"""
 import os, signal
 from tests.server.test_rows import *
-rows_ahead.TILE = strategies.TILE = 1024
+layout.TILE = 1024
 whole, dying = (noise_of(banded(), {name!r}, mapped=True, folder={str(tmp_path)!r}) for _ in "12")
 print(*whole.row(39).tolist(), flush=True)
 fill = GaussianSource.fill
@@ -248,7 +291,7 @@ dying.row(39)
             patch.setattr(GaussianSource, "fill", slow)
             patch.setattr(concurrent.futures.Future, "result", first_interrupt)
             patch.setattr(concurrent.futures.ThreadPoolExecutor, "shutdown", second_interrupt)
-            with pytest.raises(KeyboardInterrupt):
+            with threadpool_limits(2), pytest.raises(KeyboardInterrupt):
                 noise.row(0)
         monkeypatch.setattr(GaussianSource, "fill", after_a_block)
         np.testing.assert_array_equal([noise.row(t) for t in range(40)], expected)

@@ -314,7 +314,15 @@ class NoiseRows:
         """M_t, (rounds, 1 + width, 1 + width), or its first row where the state is rolling; without
         the last rounds if all have one M.
         """
-        matrices = [form.matrix(t)[: 1 if form.rolling else None] for t in range(form.rounds)]
+        matrices = [self._padded(form, t) for t in range(form.rounds)]
         while len(matrices) > 1 and np.array_equal(matrices[-1], matrices[-2]):
             del matrices[-1]
         return np.stack(matrices)
+
+    @staticmethod
+    def _padded(form: BlockForm, t: int) -> np.ndarray:
+        """Returns M_t with as many rows of the state before and after each round."""
+        M = form.matrix(t)
+        padded = np.zeros((1 + form.width, 1 + form.width))
+        padded[: M.shape[0], : M.shape[1]] = M
+        return padded[:1] if form.rolling else padded

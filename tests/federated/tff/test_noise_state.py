@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from fedmf import Participation, QuantileClipping, federated, fit, prefix_sum
 from fedmf.mechanisms import IdentityMechanism, NoiseStream, TreeMechanism
-from fedmf.noise.blocks import block_form
+from fedmf.noise.blocks import block_form, equal_blocks
 from fedmf.noise.strategies import GRAPH_STRATEGIES
 from fedmf.server.following import Scaling
 from tests.federated.plans import plan_of
@@ -174,10 +174,10 @@ def echo(rounds):
 
 def moved_by_another_decomposition(stream, length, monkeypatch, seed):
     """The most that an entry of the blocks differs."""
-    form = block_form(stream, length=length)
+    form = block_form(stream, bounds=equal_blocks(stream.rounds, length))
     with monkeypatch.context() as patch:
         patch.setattr(scipy.linalg, "svd", turned(scipy.linalg.svd, seed))
-        again = block_form(stream, length=length)
+        again = block_form(stream, bounds=equal_blocks(stream.rounds, length))
     assert again.width == form.width
     return max(np.abs(again.matrix(b) - form.matrix(b)).max() for b in range(form.blocks))
 

@@ -34,8 +34,8 @@ def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
     printed = capsys.readouterr().err
     assert "noise:" not in printed
     assert all(part in printed for part in ("6/6", "clients/s=", "loss="))
-    # One byte less than the arrays for blocks of one round: 2 * 3 rows to work on, 2 to keep.
-    options = {"noise_strategy": "recurrent", "noise_memory": 4 * 8 * sum(map(np.size, whole)) - 1}
+    # Two threads have 1 + 2 + 1 rows to work on, and 2 or more rows wait: one row is too little.
+    options = {"noise_strategy": "recurrent", "noise_memory": 4 * 9 * sum(map(np.size, whole))}
     run = train(tmp_path / "run", SETTINGS, progress=True, **options)
     assert "in a private memory map" in capsys.readouterr().err
     left = {path.name for path in (run.path / "private").iterdir()}

@@ -1,0 +1,458 @@
+"""Precomputed noise in blocks of rounds, each made in shares. With every row that is handed out,
+some tiles of the next block are made, so that no round waits for a whole block.
+
+A tile is a range of coordinates, small enough for the cache. Its rows are independent of those of
+all other tiles. Rows that were handed out leave their memory to the tiles that are made next.
+
+    rounds    0 1 2-3 4-7 8---15 16---23 ...    blocks double up to their full length
+    row(2)        |   ==> the first half of the tiles of rounds 4-7
+    row(3)        |   ==> their second half
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import threadpoolctl
+
+from fedmf.noise.blocks import BlockForm
+from fedmf.noise.layout import THREADS, TileLayout
+from fedmf.server.source import GaussianSource
+from fedmf.terminal import progress_bar
+
+# A limit on products is the process's: of two that overlap, the last to end would leave its own.
+# Its own thread may take it again: a signal handler may ask other noise for a row.
+_ONE_LIMIT = threading.RLock()
+
+# (shape) -> float32 zeros, in memory or in a private memory map.
+MakeArray = Callable[[tuple[int, ...]], np.ndarray]
+
+
+def _free_limit_in_child() -> None:
+    """A forked process has no thread that would give the lock free."""
+    global _ONE_LIMIT
+    _ONE_LIMIT = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_limit_in_child)
+
+
+class Draws:
+    """Rows of Z of one run, drawn by the run's source.
+
+    Args:
+      key: uint64 (4,), the source's.
+      size: coordinates of a row, d.
+
+    Attributes:
+      size: coordinates of a row.
+      is_shown: whether a bar shows the progress of what takes more than some seconds.
+    """
+
+    def __init__(self, key: np.ndarray, size: int) -> None:
+        self._key = key
+        self.size = size
+        self.is_shown = False
+
+    def source(self) -> GaussianSource:
+        """Returns a source with working memory of its own, for one thread."""
+        return GaussianSource(self._key)
+
+
+class IndependentRows:
+    """Rows that need nothing of the past: each is its own draw, scaled.
+
+    Args:
+      form: in blocks of one round, without a state.
+      draws: of the run.
+    """
+
+    def __init__(self, form: BlockForm, draws: Draws) -> None:
+        self._form = form
+        self._size = draws.size
+        self._source = draws.source()
+
+    def row(self, t: int) -> np.ndarray:
+        """Returns row t of N Z, float32 (size,)."""
+        row = np.empty((1, self._size), np.float32)
+        self._source.fill(row, t)
+        scale = np.float32(self._form.matrix(t)[0, 0])
+        return row[0] if scale == 1 else row[0] * scale
+
+
+@dataclasses.dataclass
+class _Tile:
+    """What is in memory of one tile.
+
+    Attributes:
+      index: its number.
+      columns: its coordinates.
+      end: the round behind the last one whose row was made.
+      oldest: the first round whose row is in memory.
+      row_slots: where the rows of rounds oldest .. end - 1 are.
+      state_slots: where the state behind round end - 1 is.
+      num_draws: rounds whose draws are in memory.
+    """
+
+    index: int
+    columns: slice
+    end: int = 0
+    oldest: int = 0
+    row_slots: dict[int, int] = dataclasses.field(default_factory=dict)
+    state_slots: list[int] = dataclasses.field(default_factory=list)
+    num_draws: int = 0
+
+    @property
+    def width(self) -> int:
+        """The number of coordinates."""
+        return self.columns.stop - self.columns.start
+
+
+class _Store:
+    """The memory of a run's noise: slots, each for one row of one tile, and the draws that are
+    kept. A store whose block was interrupted is thrown away, because threads may still write to it.
+    """
+
+    def __init__(self, layout: TileLayout, size: int, make_array: MakeArray) -> None:
+        starts = range(0, size, layout.tile_width)
+        self.tiles = [
+            _Tile(index, slice(start, min(start + layout.tile_width, size)))
+            for index, start in enumerate(starts)
+        ]
+        num_slots = layout.num_slots(len(self.tiles))
+        self._slots = make_array((num_slots, layout.tile_width))
+        self.draws = make_array((len(self.tiles), layout.stored_draws, layout.tile_width))
+        self._free_slots = list(range(num_slots))
+
+    def write(self, rows: np.ndarray) -> list[int]:
+        """Copies rows of a tile into free slots, and returns these."""
+        slots = [self._free_slots.pop() for _ in rows]
+        for slot, row in zip(slots, rows, strict=True):
+            self._slots[slot, : len(row)] = row
+        return slots
+
+    def read(self, slot: int, out: np.ndarray) -> None:
+        """Copies what a slot holds into `out`."""
+        out[:] = self._slots[slot, : len(out)]
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Gives slots back."""
+        self._free_slots.extend(slots)
+
+    def drop_rows(self, tile: _Tile, before: int) -> None:
+        """Gives back the slots of a tile's rows of the rounds before `before`."""
+        stop = min(before, tile.end)
+        for t in range(tile.oldest, stop):
+            slot = tile.row_slots.pop(t, None)
+            if slot is not None:
+                self._free_slots.append(slot)
+        tile.oldest = max(tile.oldest, stop)
+
+
+class _Worker:
+    """The working memory of one thread."""
+
+    def __init__(self, draws: Draws, work: "TileWork", tile_width: int) -> None:
+        self.source = draws.source()
+        self.inputs = np.zeros((work.num_inputs, tile_width), np.float32)
+        self.outputs = np.zeros((work.num_outputs, tile_width), np.float32)
+
+
+class TileWork(Protocol):
+    """How the rows of a block are computed, tile by tile.
+
+    Attributes:
+      bounds: of the blocks; see `BlockForm`.
+      num_inputs, num_outputs: rows that a thread needs to work in.
+      num_past_rows: rows of the rounds before a block that the block is made from.
+      is_sequential: whether a block needs those before it to be made first.
+    """
+
+    bounds: tuple[int, ...]
+    num_inputs: int
+    num_outputs: int
+    num_past_rows: int
+    is_sequential: bool
+
+    def matrix(self, b: int) -> np.ndarray:
+        """Returns what `make` multiplies by in block b, float32."""
+        ...
+
+    def make(
+        self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
+    ) -> None:
+        """Makes block b of a tile; of its rows those before round `first` will not be asked for."""
+        ...
+
+
+class RecurrentWork:
+    """[X_b; S_(b+1)] = M_b [Z_b; S_b]. A rolling state is the last rows of N Z themselves."""
+
+    is_sequential = True
+
+    def __init__(self, form: BlockForm) -> None:
+        self.bounds = form.bounds
+        self.num_inputs = form.length + form.width
+        self.num_outputs = form.length if form.rolling else form.length + form.width
+        self.num_past_rows = form.width if form.rolling else 0
+        self._form = form
+
+    def matrix(self, b: int) -> np.ndarray:
+        """See `TileWork`: M_b, without a rolling state, which is copied."""
+        num_rounds = self.bounds[b + 1] - self.bounds[b]
+        M = self._form.matrix(b)
+        return (M[:num_rounds] if self._form.rolling else M).astype(np.float32)
+
+    def make(
+        self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
+    ) -> None:
+        """See `TileWork`."""
+        start, stop = self.bounds[b], self.bounds[b + 1]
+        num_rounds = stop - start
+        if self._form.rolling:
+            past = range(start - 1, max(start - self._form.width, 0) - 1, -1)
+            state_slots = [tile.row_slots[t] for t in past]
+        else:
+            state_slots = tile.state_slots
+        # Before round 0 there is no state: it is 0.
+        num_inputs = num_rounds + len(state_slots)
+        inputs = worker.inputs[:num_inputs, : tile.width]
+        worker.source.fill(inputs[:num_rounds], start, tile.columns.start)
+        for row, slot in zip(inputs[num_rounds:], state_slots, strict=True):
+            store.read(slot, row)
+        outputs = worker.outputs[: len(matrix), : tile.width]
+        np.matmul(matrix[:, :num_inputs], inputs, out=outputs)
+        first = max(start, min(first, stop - self.num_past_rows))
+        slots = store.write(outputs[first - start : num_rounds])
+        tile.row_slots.update(zip(range(first, stop), slots, strict=True))
+        if not self._form.rolling:
+            store.free(tile.state_slots)
+            tile.state_slots = store.write(outputs[num_rounds:])
+
+
+class RegeneratedWork:
+    """Rows contracted from all the draws up to them. The first draws are kept, the others drawn
+    again for each block.
+
+    No bit depends on how many are kept, and none on the length of blocks that are multiples of
+    `together`: the products are the same.
+
+    Args:
+      matrix: N, float64 (rounds, rounds), lower-triangular.
+      bounds: of the blocks.
+      together: rows that are contracted in one product.
+      stored_draws: rounds whose draws are kept.
+    """
+
+    is_sequential = False
+    num_past_rows = 0
+
+    def __init__(
+        self, matrix: np.ndarray, bounds: tuple[int, ...], together: int, stored_draws: int
+    ) -> None:
+        self.bounds = bounds
+        self.num_inputs = bounds[-1]
+        self.num_outputs = together
+        self._matrix = matrix
+        self._stored_draws = stored_draws
+
+    def matrix(self, b: int) -> np.ndarray:
+        """See `TileWork`: the rows of N."""
+        start, stop = self.bounds[b], self.bounds[b + 1]
+        return self._matrix[start:stop, :stop].astype(np.float32)
+
+    def make(
+        self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
+    ) -> None:
+        """See `TileWork`."""
+        start, stop = self.bounds[b], self.bounds[b + 1]
+        stored = store.draws[tile.index][:, : tile.width]
+        if stop <= self._stored_draws:
+            z = stored[:stop]
+        else:
+            z = worker.inputs[:stop, : tile.width]
+            z[: tile.num_draws] = stored[: tile.num_draws]
+        if tile.num_draws < stop:
+            worker.source.fill(z[tile.num_draws :], tile.num_draws, tile.columns.start)
+        if stop > self._stored_draws:
+            stored[tile.num_draws :] = z[tile.num_draws : self._stored_draws]
+        tile.num_draws = max(tile.num_draws, min(stop, self._stored_draws))
+        for group_start in range(start, stop, len(worker.outputs)):
+            group_stop = min(group_start + len(worker.outputs), stop)
+            outputs = worker.outputs[: group_stop - group_start, : tile.width]
+            rows = matrix[group_start - start : group_stop - start, :group_stop]
+            np.matmul(rows, z[:group_stop], out=outputs)
+            group_first = max(group_start, min(first, group_stop))
+            slots = store.write(outputs[group_first - group_start :])
+            tile.row_slots.update(zip(range(group_first, group_stop), slots, strict=True))
+
+
+class BlockRows:
+    """The rows of N Z, made in blocks, each in the shares of the rounds before it.
+
+    An interrupt loses all that is in memory, and the next row is made from round 0 on.
+
+    Args:
+      work: how a block is computed.
+      layout: of the memory.
+      draws: of the run.
+      make_array: makes the memory.
+    """
+
+    def __init__(
+        self, work: TileWork, layout: TileLayout, draws: Draws, make_array: MakeArray
+    ) -> None:
+        self._work = work
+        self._layout = layout
+        self._draws = draws
+        self._make_array = make_array
+        self._free_workers: list[_Worker] = []
+        self._newest_matrix = -1, np.zeros((0, 0), np.float32)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins with block 0, in new memory."""
+        self._store = _Store(self._layout, self._draws.size, self._make_array)
+        self._block = 0  # the block that is being made
+        self._num_made = 0  # its first tiles are made already
+        self._is_torn = False
+
+    def row(self, t: int) -> np.ndarray:
+        """Returns row t of N Z, float32 (size,), a new array, and makes a share of the next block.
+
+        Rounds before t cost all blocks from round 0 on again, unless the work is not sequential.
+        """
+        bounds = self._work.bounds
+        number = int(np.searchsorted(bounds, t, side="right")) - 1
+        self._go_to(number, t)
+        row = np.empty(self._draws.size, np.float32)
+        for tile in self._store.tiles:
+            self._store.read(tile.row_slots[t], row[tile.columns])
+        if self._block == number + 1 < len(bounds) - 1:
+            num_rounds = bounds[number + 1] - bounds[number]
+            share = len(self._store.tiles) * (t - bounds[number] + 1) // num_rounds
+            self._make_tiles(share, t)
+        return row
+
+    def _go_to(self, number: int, t: int) -> None:
+        """Makes block `number` for its rows from round t on, and before it what it needs."""
+        if self._is_torn or (self._work.is_sequential and t < self._oldest_row()):
+            self._begin()
+        if not self._work.is_sequential and (t < self._oldest_row() or number > self._block):
+            self._restart_at(number)
+        for tile in self._store.tiles:
+            self._drop_rows(tile, t)
+        blocks = range(self._block, number + 1)
+        for _ in (
+            progress_bar.bar(
+                blocks, desc="noise", unit="block", delay=3, disable=not self._draws.is_shown
+            )
+            if len(blocks) > 1
+            else blocks
+        ):
+            self._make_tiles(len(self._store.tiles), t)
+
+    def _oldest_row(self) -> int:
+        """Returns the first round whose row is in memory in every tile."""
+        return max((tile.oldest for tile in self._store.tiles[:1]), default=0)
+
+    def _restart_at(self, number: int) -> None:
+        """Makes `number` the next block; all rows are forgotten, and no draws."""
+        for tile in self._store.tiles:
+            self._store.drop_rows(tile, tile.end)
+            tile.oldest = self._work.bounds[number]
+            tile.end = tile.oldest
+        self._block = number
+        self._num_made = 0
+
+    def _drop_rows(self, tile: _Tile, first: int) -> None:
+        """Forgets a tile's rows before round `first` that no block is made from."""
+        self._store.drop_rows(tile, min(first, tile.end - self._work.num_past_rows))
+
+    def _make_tiles(self, num_tiles: int, first: int) -> None:
+        """Makes the current block's tiles up to this number; of its rows those before round `first`
+        will not be asked for.
+        """
+        b, store = self._block, self._store
+        pending = store.tiles[self._num_made : num_tiles]
+        if not pending:
+            return
+        if self._newest_matrix[0] != b:
+            self._newest_matrix = b, self._work.matrix(b)
+        matrix = self._newest_matrix[1]
+        stop = self._work.bounds[b + 1]
+
+        def make(tile: _Tile) -> None:
+            worker = self._take_worker()
+            self._work.make(store, tile, b, matrix, worker, first)
+            tile.end = stop
+            self._drop_rows(tile, first)
+            self._free_workers.append(worker)
+
+        # Until all are made: an error leaves memory to which threads may still write.
+        self._is_torn = True
+        _for_each(make, pending)
+        self._is_torn = False
+        self._num_made = num_tiles
+        if num_tiles == len(store.tiles):
+            self._block += 1
+            self._num_made = 0
+
+    def _take_worker(self) -> _Worker:
+        try:
+            return self._free_workers.pop()
+        except IndexError:
+            return _Worker(self._draws, self._work, self._layout.tile_width)
+
+
+def _for_each(work: Callable[[_Tile], None], tiles: Sequence[_Tile]) -> None:
+    """Does the work of every tile, in two threads where numpy's products may take more than one.
+
+    Its products take one each: they have the same bits on any number of processors, and no thread
+    of theirs takes a processor from the draws while it waits.
+
+    A first Ctrl-C waits for the tiles that are begun, a second one does not: after an error threads
+    may still write where `work` writes.
+    """
+    with _ONE_LIMIT, _one_thread_a_product() as allowed:
+        num_threads = min(allowed, THREADS, len(tiles))
+        if num_threads == 1:
+            for tile in tiles:
+                work(tile)
+            return
+        pool = concurrent.futures.ThreadPoolExecutor(num_threads, "noise")
+        try:
+            for job in [pool.submit(work, tile) for tile in tiles]:
+                job.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@functools.cache
+def _blas_libraries() -> tuple[Any, ...]:
+    """Returns what sets the threads of numpy's products; searching the process for them takes
+    milliseconds.
+    """
+    blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    return tuple(blas.lib_controllers)
+
+
+@contextmanager
+def _one_thread_a_product() -> Iterator[int]:
+    """Limits numpy's products to one thread each; yields how many they might take before."""
+    libraries = _blas_libraries()
+    before = [library.num_threads for library in libraries]
+    try:
+        for library in libraries:
+            library.set_num_threads(1)
+        yield max(before, default=1)
+    finally:
+        for library, num_threads in zip(libraries, before, strict=True):
+            library.set_num_threads(num_threads)
