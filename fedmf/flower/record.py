@@ -71,7 +71,7 @@ def _digest_of(arrays: Sequence[np.ndarray]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(bytes_of(array)).data)
+        digest.update(bytes_of(array).data)
     return digest.hexdigest()
 
 

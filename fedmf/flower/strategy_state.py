@@ -455,8 +455,20 @@ def _references(tree: Any) -> Iterator[Path]:
                 yield from _references(subtree)
 
 
+class _Digest:
+    """A file of which only the digest stays: objects may be as large as a data set."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def write(self, content: Any) -> None:
+        self.digest.update(content)
+
+
 def _pickle_digest(value: Any) -> bytes | None:
+    file = _Digest()
     try:
-        return hashlib.sha256(pickle.dumps(value)).digest()
+        pickle.Pickler(file).dump(value)
+        return file.digest.digest()
     except Exception:  # whatever a lock, a file or a connection raises
         return None

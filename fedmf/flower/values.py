@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
 # Kinds of entries that a file without pickles holds.
 _ENTRIES = "biufcSUMm"
+_BLOCK = 1 << 20  # bytes that are compared at once, of arrays of any size
 # Returns the reference that stands for an object, as JSON; raises Unkeepable.
 Refer = Callable[[Any], Any]
 
@@ -44,12 +45,14 @@ class Packed(NamedTuple):
 def _same_bits(first: np.ndarray, second: np.ndarray) -> bool:
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return bool(np.array_equal(bytes_of(first), bytes_of(second)))
+    sides = bytes_of(first), bytes_of(second)
+    blocks = (slice(at, at + _BLOCK) for at in range(0, len(sides[0]), _BLOCK))
+    return all(np.array_equal(sides[0][block], sides[1][block]) for block in blocks)
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:
-    """Returns the bytes of an array's entries, of an axis at least; a view where it can be one."""
-    return np.atleast_1d(np.ascontiguousarray(array)).view(np.uint8)
+    """Returns the bytes of an array's entries, of one axis; a view where it can be one."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class _Kind(NamedTuple):
