@@ -34,6 +34,6 @@ data = {"x": x[600:], "y": y[600:], "client_ids": np.arange(5400) // 10, "batch_
 splits = {"validation": (x[:300], y[:300]), "test": (x[300:600], y[300:600])}
 task = training.Task.from_arrays(name="logistic", learner=learner, **data, **splits)
 config = fedmf.TrainConfig(rounds=40, cohort_size=54, min_sep=10, epsilon=8.0, clip_norm=0.5)
-run = training.train(task, config, folder="logistic", noise_seed="os", progress=False)
+run = fedmf.train(task, config, folder="logistic", noise_seed="os", progress=False)
 reports.write_report([run], "logistic_report", title="A logistic model")
 print(f"test accuracy {run.result['test']['accuracy']:.3f}, {fedmf.audit_run(run).epsilon:.2f}")

@@ -7,6 +7,8 @@
 Importing this package does not import TensorFlow; `from fedmf import federated` does.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fedmf import partition as partition
 from fedmf.audits.guarantee import Audit, audit_ledger, audit_log
 from fedmf.audits.log import LogForm
@@ -40,6 +42,19 @@ from fedmf.runs.folder import Run
 from fedmf.schedule import WarmupCooldown
 from fedmf.server.server import Server
 from fedmf.workloads import Workload, identity, momentum_buffer, momentum_sgd, prefix_sum, sgd
+
+if TYPE_CHECKING:
+    from fedmf.training.loop import train
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the training loop when it is asked for: whoever fits or audits needs none."""
+    if name != "train":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fedmf.training.loop import train
+
+    return train
+
 
 __all__ = [
     "AttackRisk",
@@ -91,4 +106,5 @@ __all__ = [
     "sgd",
     "stamp",
     "statement",
+    "train",
 ]

@@ -169,16 +169,16 @@ class FunctionLearner(Learner):
 
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
         """See `Learner.starting_from`."""
-        weights = [np.asarray(weight) for weight in weights]
+        weights = checks.entries("weights", weights, hint="give a list of arrays")
         expected = [weight.shape for weight in self.initial_weights(0)]
-        shapes = [weight.shape for weight in weights]
+        shapes = [np.shape(weight) for weight in weights]
         if expected != shapes:
             raise ValueError(
                 f"the weights have the shapes {shapes} and initial_weights returns {expected}: "
                 "take those of the same model"
             )
         return type(self)(
-            initial_weights=_Copies(weights),
+            initial_weights=_Copies([np.array(weight) for weight in weights]),
             client_update=self.client_update,
             evaluate=self._evaluate,
         )

@@ -13,9 +13,9 @@ EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "numpy_logistic.py"
 # The example as it stands, with a seed that a test can repeat and options of `train`.
 PROGRAM = """
 import runpy, sys
-from fedmf import training
-train = training.train
-training.train = lambda *args, **given: train(*args, **given | {"noise_seed": 5} | %s)
+import fedmf
+train = fedmf.train
+fedmf.train = lambda *args, **given: train(*args, **given | {"noise_seed": 5} | %s)
 runpy.run_path(sys.argv[1], run_name="__main__")
 frameworks = {"tensorflow", "keras", "tf_keras", "torch", "jax", "tensorflow_federated"}
 assert not frameworks & set(sys.modules), frameworks & set(sys.modules)
