@@ -45,11 +45,11 @@ class Round:
     def undo_interrupted(self, state: StrategyState) -> None:
         """Gives the wrapped strategy the state before what the round has begun and not ended."""
         if not self.is_summed and not self.is_undone:
-            state.restore(self.before)
+            state.rewind(self.before)
             self.is_undone = True
             self.asked = None
         elif self.is_step_begun and self.after is not None:
-            state.restore(self.after)
+            state.rewind(self.after)
             self.is_step_begun = False
 
 

@@ -330,7 +330,7 @@ class MatrixFactorizationDP(Strategy):
         number = self._server.round if self._server else server_round
         state = self._state.changes().state
         metrics, dropped = evaluate(
-            self.strategy, number, messages, lambda: self._state.restore(state)
+            self.strategy, number, messages, lambda: self._state.rewind(state)
         )
         self._evaluated = number
         self._before_evaluation = None
@@ -436,7 +436,7 @@ class MatrixFactorizationDP(Strategy):
         At once, so that whoever mends the strategy before the next start finds it mended.
         """
         if self._before_evaluation is not None:
-            self._state.restore(self._before_evaluation)
+            self._state.rewind(self._before_evaluation)
             self._before_evaluation = None
         if self._round is not None:
             self._round.undo_interrupted(self._state)

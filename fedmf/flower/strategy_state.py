@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import pickle
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import Strategy
 from fedmf.flower.reach import Reach, is_iterator, is_link, is_tool, link_to_copy, set_attribute
 from fedmf.flower.values import (
     Packed,
+    Resolve,
     Unkeepable,
     content_of,
     empty_value,
@@ -138,7 +139,14 @@ class StrategyState:
         Raises:
           ValueError: the strategy has no object of an address: it is another one.
         """
-        self._put(state, frozenset())
+        self._put(state)
+
+    def rewind(self, state: State) -> None:
+        """Gives the strategy a state that it had in this process.
+
+        What no file keeps stays as it is: it is nearer to what it was than what it was at first.
+        """
+        self._put(state, lost=self.changes().lost.keys())
 
     @contextlib.contextmanager
     def restored(self) -> Iterator["Watch | None"]:
@@ -172,7 +180,7 @@ class StrategyState:
         """Gives the strategy what it was made with, with these objects at their addresses."""
         self._objects |= objects
         self._addresses |= {id(value): path for path, value in objects.items()}
-        self._put(EMPTY, frozenset(objects))
+        self._put(EMPTY, anew=objects.keys())
 
     def _first(self, path: Path, name: str, value: Any) -> Packed:
         """Returns the value of an attribute at first, or a reference to what cannot be packed."""
@@ -220,8 +228,12 @@ class StrategyState:
             raise Unkeepable(type(value).__name__)
         return ["at", *path]
 
-    def _put(self, state: State, anew: frozenset[Path]) -> None:
-        """Gives the strategy a state; what refers to the addresses `anew` is set in any case."""
+    def _put(
+        self, state: State, *, anew: Set[Path] = frozenset(), lost: Set[Path] = frozenset()
+    ) -> None:
+        """Gives the strategy a state, but for the paths `lost`; what refers to the addresses `anew`
+        is set in any case.
+        """
         new = [empty_value(content) for content in state.new]
 
         def resolve(tree: list[Any]) -> Any:
@@ -245,20 +257,27 @@ class StrategyState:
         for path in state.contents.keys() - self._contents.keys():
             raise self._has_no(path)
         for path, packed in (self._contents | state.contents).items():
+            if path in lost:
+                continue
             refers = not anew.isdisjoint(_references(packed.tree))
             is_there = not refers and packed.same_as(self._present(self._objects[path]))
             if not is_there and not fill(self._objects[path], packed, resolve):
                 raise self._has_no(path)
         for path, attributes in self._attributes.items():
             target = attributes | by_holder.get(path, {})
-            self._put_attributes(self._objects[path], target, resolve)
+            lost_names = {name for *holder, name in lost if tuple(holder) == path}
+            self._put_attributes(self._objects[path], target, lost_names, resolve)
 
-    def _put_attributes(self, holder: Any, target: Mapping[str, Packed], resolve: Any) -> None:
+    def _put_attributes(
+        self, holder: Any, target: Mapping[str, Packed], lost: Set[str], resolve: Resolve
+    ) -> None:
         present = self._reach.attributes(holder)
-        for name in present.keys() - target.keys():
+        for name in present.keys() - target.keys() - lost:
             if not is_tool(present[name]):
                 set_attribute(holder, name)
         for name, packed in target.items():
+            if name in lost:
+                continue
             if packed.same_as(_DELETED):
                 if name in present:
                     set_attribute(holder, name)

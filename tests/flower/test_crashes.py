@@ -523,3 +523,36 @@ def test_what_a_strategy_does_counts_once(name, restart, tmp_path, monkeypatch):
             strategy._is_tried = True
     strategy.start(Grid(NODES), initial(), 3)
     assert strategy.strategy.calls == tuple((each, t) for t in (1, 2, 3) for each in STEPS)
+
+
+class Unkeepable:
+    """No file makes an object of it."""
+
+    count = 0
+
+
+def test_what_no_folder_keeps_stays_where_it_is_after_an_interrupt(monkeypatch):
+    class Holding(FedAvg):
+        memory = None
+
+        def aggregate_train(self, server_round, replies):
+            self.memory = self.memory or Unkeepable()
+            self.memory.count += 1
+            return super().aggregate_train(server_round, replies)
+
+    send = Grid.send_and_receive
+
+    def interrupted(grid, messages, **options):
+        messages = list(messages)
+        if len(grid.asked) == 2 and not grid.is_over:
+            grid.is_over = True
+            raise KeyboardInterrupt
+        return send(grid, messages, **options)
+
+    monkeypatch.setattr(Grid, "is_over", False, raising=False)
+    monkeypatch.setattr(Grid, "send_and_receive", interrupted)
+    strategy, grid = wrapped(None, Holding(fraction_evaluate=0.0)), Grid(NODES)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.start(grid, initial(), 4)
+    strategy.start(grid, initial(), 4)
+    assert strategy.strategy.memory.count == 4
