@@ -1,18 +1,12 @@
-"""What follows past releases, from round to round: the clip norm that follows a quantile, and the
-scales of an adaptive optimizer.
-
-A state is a function of what was released. `fedmf.federated.tff` has both on tensors.
+"""States that follow past releases: of the clip norm that follows a quantile, and of the scales of
+an adaptive optimizer. `fedmf.server.aggregation` has the rules.
 """
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedmf import checks, fields
-from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
 
 RULES = ("adam", "adagrad")
 # float32 holds the ratio of two numbers between the first and the second, and the squares below the
@@ -35,41 +29,6 @@ class ClipState(NamedTuple):
     last: Any
     bits: Any
     within: Any
-
-
-def initial_clip(clip_norm: float) -> ClipState:
-    """State before round 0."""
-    norm, zero = np.array(clip_norm), np.array(0, np.float32)
-    return ClipState(norm, norm, zero, zero)
-
-
-def clip_after(
-    clipping: QuantileClipping, first: float, state: ClipState, bits: float, clients: int, t: int
-) -> ClipState:
-    """State after round t.
-
-    Args:
-      clipping: of the plan.
-      first: the clip norm of round 0, which no later one is a million times as large
-        or as small as.
-      state: before.
-      bits: the released sum of b_i - 1/2.
-      clients: the fixed number of a round.
-      t: the round.
-
-    >>> clipping = QuantileClipping(quantile=0.5, every=1, learning_rate=1.0)
-    >>> float(clip_after(clipping, 1.0, initial_clip(1.0), 2.0, 10, 0).norm.round(4))
-    0.8187
-    """
-    bits32 = np.float32(bits)
-    within = state.within + bits32 / np.float32(clients) + np.float32(0.5)
-    if (t + 1) % clipping.every:
-        return ClipState(state.norm, state.norm, np.array(bits32), np.array(within))
-    mean = float(np.clip(within / np.float32(clipping.every), 0, 1))
-    with np.errstate(over="ignore"):  # of a learning rate of hundreds; the limit holds it
-        step = np.exp(-clipping.learning_rate * (mean - clipping.quantile))
-    norm = np.clip(state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
-    return ClipState(np.array(norm), state.norm, np.array(bits32), np.array(0, np.float32))
 
 
 class ScalingState(NamedTuple):
@@ -127,11 +86,8 @@ class Scaling(fields.Checked):
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
 
-    >>> scaling = Scaling(rule="adagrad", epsilon=1.0)
-    >>> state = scaling.after(scaling.initial(2), np.array([7.0, 1.0], np.float32), 0)
-    >>> # (sqrt(25) + 1) / (7 + 1) and (sqrt(25) + 1) / (1 + 1)
-    >>> state.scales, state.drifts.round(3)
-    (array([0.75, 3.  ], dtype=float32), array([0.   , 1.099], dtype=float32))
+    >>> Scaling(rule="adagrad", epsilon=1.0).every
+    1
     """
 
     rule: str = fields.checked(functools.partial(checks.one_of, choices=RULES))
@@ -146,32 +102,3 @@ class Scaling(fields.Checked):
                 f"epsilon={self.epsilon} must be between {_LEAST_EPSILON} and {LARGEST_ROOT:g}: "
                 "use a number such as 1e-3 that is small beside the entries of a mean update"
             )
-
-    def initial(self, size: int) -> ScalingState:
-        """State before round 0 of a model of `size` parameters: all scales are 1."""
-        hint = "it is the number of model parameters"
-        size = checks.integer("size", size, low=0, high=checks.MAX_SIZE, hint=hint)
-        zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
-        return ScalingState(zeros, ones, np.zeros(2, np.float32))
-
-    def after(self, state: ScalingState, mean: np.ndarray, t: int) -> ScalingState:
-        """State after round t, in which `mean` was released: noisy, and in the units of updates.
-
-        Args:
-          state: before.
-          mean: float32 (d,).
-          t: the round.
-        """
-        v = state.moment
-        square = np.square(np.clip(mean, -LARGEST_ROOT, LARGEST_ROOT))
-        if self.rule == "adagrad":
-            moment = np.minimum(v + square, np.float32(LARGEST_ROOT**2))
-        else:
-            # Rounding must not lead below 0, of which there is no root.
-            moment = np.maximum(v + np.float32(1 - self.decay) * (square - v), np.float32(0))
-        scales = state.scales
-        if (t + 1) % self.every == 0:
-            rms, epsilon = np.float32(math.sqrt(moment.mean(dtype=np.float64))), self.epsilon
-            scales = (rms + np.float32(epsilon)) / (np.sqrt(moment) + np.float32(epsilon))
-        moved = np.abs(np.log(scales / state.scales)).max(initial=0)
-        return ScalingState(moment, scales, np.array([state.drifts[1], moved], np.float32))

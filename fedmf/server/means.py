@@ -10,16 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.privacy.plan import Plan, bit_stddev
+from fedmf.privacy.plan import Plan
 from fedmf.privacy.quantile_clipping import MOST_CHANGE
-from fedmf.server.clipping import UpdateSum
-from fedmf.server.following import (
-    ClipState,
-    Scaling,
-    ScalingState,
+from fedmf.server.aggregation import (
     clip_after,
     initial_clip,
+    initial_scaling,
+    noise_stddev,
+    noisy_mean,
+    released_bits,
+    scaling_after,
 )
+from fedmf.server.clipping import UpdateSum
+from fedmf.server.following import ClipState, Scaling, ScalingState
 from fedmf.server.messages import ClientParams
 from fedmf.server.state import check_plan
 
@@ -118,8 +121,9 @@ class NoisyMeans:
     def initial(self) -> MeansState:
         """State before round 0."""
         clip = () if self.plan.quantile_clipping is None else initial_clip(self.plan.clip_norm)
-        scaling = () if self.scaling is None else self.scaling.initial(self.size)
-        return MeansState(np.array(0), clip, scaling)
+        if self.scaling is None:
+            return MeansState(np.array(0), clip, ())
+        return MeansState(np.array(0), clip, _of_one_array(initial_scaling([self.size])))
 
     def empty_sum(self, clients: int = 0) -> UpdateSum:
         """The sum of no updates, for so many of a round if they are more than clients_per_round."""
@@ -132,7 +136,7 @@ class NoisyMeans:
         return ClientParams(clip_norm, self.zeroing_norm, scales)
 
     def release(
-        self, state: MeansState, total: UpdateSum, row: np.ndarray
+        self, state: MeansState, total: UpdateSum, noise: np.ndarray
     ) -> tuple[np.ndarray, MeansState]:
         """The release of the coming round, float32 (d,), and the state after it.
 
@@ -142,17 +146,14 @@ class NoisyMeans:
         Args:
           state: before.
           total: of the round's updates, each clipped with `to_clients(state)`.
-          row: of the round, from `HostNoise` of the plan; the release takes its memory.
+          noise: the vector of the round, from `HostNoise` of the plan; the release takes its
+            memory.
         """
-        t, clip, scaling = int(state.next_round), state.clip, state.scaling
-        stddev = np.float32(self.plan.stddev)
+        t, clip = int(state.next_round), state.clip
+        stddev = noise_stddev(self.plan, clip)
         if clip:
             assert self.plan.quantile_clipping is not None
-            # What is released is (sum / clip.norm + noise) and the centred bits; the former is
-            # multiplied by clip.norm again.
-            stddev *= np.float32(clip.norm / self.plan.clip_norm)
-            bits = np.float32(total.clients) / np.float32(2) - np.float32(total.clipped)
-            bits += np.float32(bit_stddev(self.plan)) * row[-1]
+            bits = released_bits(self.plan, total.clients, total.clipped, noise[-1])
             clip = clip_after(
                 self.plan.quantile_clipping,
                 self.plan.clip_norm,
@@ -161,19 +162,19 @@ class NoisyMeans:
                 self.clients_per_round,
                 t,
             )
-            row = row[:-1]
-        mean, noisy = row, np.empty(_BLOCK)
+            noise = noise[:-1]
+        # The mean takes the place of its noise, block by block in the cache.
+        mean = noise
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
-            mean[block] *= stddev
-            out = noisy[: len(mean[block])]
-            np.add(total.total[block], mean[block], out=out)
-            out /= self.clients_per_round
-            mean[block] = out
+            noise[block] *= stddev
+            mean[block] = noisy_mean(total.total[block], noise[block], self.clients_per_round)
+        scaling = state.scaling
         if scaling:
             assert self.scaling is not None
             mean /= scaling.scales
-            scaling = self.scaling.after(scaling, mean, t)
+            before = ScalingState([scaling.moment], [scaling.scales], scaling.drifts)
+            scaling = _of_one_array(scaling_after(self.scaling, before, [mean], t))
         return mean, MeansState(np.array(t + 1), clip, scaling)
 
     def metrics(self, state: MeansState, total: UpdateSum) -> dict[str, float]:
@@ -195,6 +196,12 @@ class NoisyMeans:
             "zeroed": total.zeroed,
             "noise_stddev": float(stddev),
         }
+
+
+def _of_one_array(state: ScalingState) -> ScalingState:
+    """Returns a state of one array without the lists around it."""
+    [moment], [scales] = state.moment, state.scales
+    return ScalingState(moment, scales, state.drifts)
 
 
 def in_shapes(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:

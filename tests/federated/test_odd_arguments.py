@@ -37,7 +37,6 @@ TASK_FIELDS = {
 TASK_FIELDS["build_model"] = lambda seed: tf.keras.Sequential()
 TRAINED = federated.TrainedRun(**RUN, task=OF_ARRAYS)
 NOISE = federated.HostNoise(PLAN, 3, noise_seed=1)
-SCALING = federated.Scaling(rule="adam")
 CALLS = {
     "EarlyStopping": call(federated.EarlyStopping, {"patience": "10**20"}, patience=2),
     "HostNoise": call(
@@ -54,7 +53,6 @@ CALLS = {
         federated.Scaling, {"epsilon": "0.5", "decay": SHARE},
         rule="adam", epsilon=1e-3, decay=0.9, every=1,
     ),
-    "Scaling.initial": call(SCALING.initial, {"size": "0"}, size=3),
     "StopAfter": call(federated.StopAfter, {"rounds": "10**20"}, rounds=2),
     "Task": call(
         federated.Task,

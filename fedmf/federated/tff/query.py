@@ -11,11 +11,19 @@ import tensorflow as tf
 from fedmf import checks
 from fedmf.federated.execution.records import QuerySample, Records
 from fedmf.federated.tff import marks, tfp
-from fedmf.federated.tff.following import clip_after, initial_clip, initial_scaling, scaling_after
 from fedmf.federated.tff.noise import NoiseRows, RunSeeds
 from fedmf.noise.strategies import check_graph_strategy
-from fedmf.privacy.plan import Plan, bit_stddev, noise_size
+from fedmf.privacy.plan import Plan, noise_size
 from fedmf.privacy.source_tail import GRAPH_END, check_tail
+from fedmf.server.aggregation import (
+    clip_after,
+    initial_clip,
+    initial_scaling,
+    noise_stddev,
+    noisy_mean,
+    released_bits,
+    scaling_after,
+)
 from fedmf.server.following import Scaling, check_scaling
 from fedmf.server.means import check_clip_norm, check_simulated, check_zeroing_norm
 from fedmf.server.messages import ClientParams
@@ -182,8 +190,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         In a graph that is built once, all calls begin one run, unless noise_seed="os".
         """
         zero = tf.constant(0, tf.int32)
-        scaling = () if self._scaling is None else initial_scaling(self._flat_specs)
-        clip = () if self._adaptive is None else initial_clip(self.plan.clip_norm)
+        shapes = [spec.shape for spec in self._flat_specs]
+        scaling = () if self._scaling is None else initial_scaling(shapes, tf)
+        clip = () if self._adaptive is None else initial_clip(self.plan.clip_norm, tf)
         noise = self._noise.initial_state(self._seeds.next_key())
         return QueryState(noise, zero, zero, zero, scaling, clip, self._records_mark())
 
@@ -249,35 +258,24 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         t = noise.next_round
         clip = global_state.clip
-        stddev = tf.constant(self.plan.stddev, tf.float32)
+        stddev = noise_stddev(self.plan, () if self._adaptive is None else clip, tf)
         row, noise = self._noise.next(noise)
         row = self._checked(row, global_state)
         if self._adaptive is not None:
-            # What is released is (sum / clip.norm + noise) and the centred bits; the former is
-            # multiplied by clip.norm again.
-            stddev *= tf.cast(clip.norm / self.plan.clip_norm, tf.float32)
-            bits = tf.cast(sample_state.clients, tf.float32) / 2 - tf.cast(
-                sample_state.clipped, tf.float32
-            )
-            bits += tf.constant(bit_stddev(self.plan), tf.float32) * row[-1]
-            clip = clip_after(
-                self._adaptive, self.plan.clip_norm, clip, bits, bits / self.divisor, t
-            )
+            bits = released_bits(self.plan, sample_state.clients, sample_state.clipped, row[-1], tf)
+            clip = clip_after(self._adaptive, self.plan.clip_norm, clip, bits, self.divisor, t, tf)
             row = row[:-1]
-        row = row * stddev
-        parts = tf.split(row, self._records.sizes)
-        means = []
-        for leaf, part, spec in zip(
-            tf.nest.flatten(sample_state.record), parts, self._flat_specs, strict=True
-        ):
-            noisy = (leaf + tf.cast(tf.reshape(part, spec.shape), tf.float64)) / self.divisor
-            # The noise has no digits below float32's: those of the sum below them go here, where
-            # the result is rounded once.
-            means.append(tf.cast(noisy, tf.float32))
+        parts = tf.split(row * stddev, self._records.sizes)
+        means = [
+            noisy_mean(leaf, tf.reshape(part, spec.shape), self.divisor, tf)
+            for leaf, part, spec in zip(
+                tf.nest.flatten(sample_state.record), parts, self._flat_specs, strict=True
+            )
+        ]
         scaling = global_state.scaling
         if self._scaling is not None:
             means = [mean / scale for mean, scale in zip(means, scaling.scales, strict=True)]
-            scaling = scaling_after(self._scaling, scaling, means, t)
+            scaling = scaling_after(self._scaling, scaling, means, t, tf)
         means = [
             tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
         ]

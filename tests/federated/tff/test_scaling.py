@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.tff.following import initial_scaling, scaling_after
 from fedmf.federated.tff.query import MatrixFactorizationQuery
+from fedmf.server.aggregation import initial_scaling, scaling_after
 from fedmf.server.following import Scaling
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
@@ -71,11 +71,11 @@ def test_scales_follow_from_what_was_released_and_sums_from_them(rule, every):
     drift = float(query.derive_metrics(state)["scale_drift"])
     assert drift == pytest.approx(np.abs(np.log(expected[-2] / expected[-3])).max(), rel=1e-3)
     assert np.ptp(np.log(scales[-1])) > 0.5
-    on_arrays = scaling.initial(SIZE)
+    on_arrays = initial_scaling([SIZE])
     for t, mean in enumerate(released):
-        on_arrays = scaling.after(on_arrays, mean, t)
-    np.testing.assert_allclose(on_arrays.scales, state.scaling.scales[0], rtol=1e-6)
-    np.testing.assert_allclose(on_arrays.moment, state.scaling.moment[0], rtol=1e-6)
+        on_arrays = scaling_after(scaling, on_arrays, [mean], t)
+    np.testing.assert_allclose(on_arrays.scales[0], state.scaling.scales[0], rtol=1e-6)
+    np.testing.assert_allclose(on_arrays.moment[0], state.scaling.moment[0], rtol=1e-6)
     np.testing.assert_allclose(on_arrays.drifts, state.scaling.drifts, rtol=1e-5, atol=1e-6)
 
 
@@ -85,8 +85,8 @@ def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positi
     rng, query = np.random.default_rng(5), query_of(rule)
     for exponent in (-45.0, -20.0, -3.0, 0.0, 12.0, 30.0, 38.0):
         seen = rng.normal(size=SIZE) * 10.0 ** rng.uniform(-10, 0, SIZE) * 10.0**exponent
-        state = initial_scaling(SPECS)
-        scaling = scaling_after(rule, state, [tf.constant(seen, tf.float32)], 0)
+        state = initial_scaling([spec.shape for spec in SPECS], tf)
+        scaling = scaling_after(rule, state, [tf.constant(seen, tf.float32)], 0, tf)
         s = scaling.scales[0].numpy()
         assert np.all((s > 0) & np.isfinite(s))
         params = query.derive_sample_params(query.initial_global_state()._replace(scaling=scaling))

@@ -1,0 +1,189 @@
+"""From a round's clipped sum to its release, and what follows from releases: the clip norm that
+follows a quantile, and the scales of an adaptive optimizer. Written once for numpy arrays and for
+tensors.
+
+A state is a function of what was released. `xp` is numpy, or tensorflow for tensors.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedmf.privacy.plan import Plan, bit_stddev
+from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
+from fedmf.server.following import LARGEST_ROOT, ClipState, Scaling, ScalingState
+
+
+def noise_stddev(plan: Plan, clip: ClipState | tuple[()], xp: Any = np) -> Any:
+    """Returns the standard deviation of a round's noise, float32 ().
+
+    Where the clip norm adapts, what is released is (sum / clip norm + noise), multiplied by the
+    clip norm again.
+    """
+    stddev = np.float32(plan.stddev)
+    if not clip:
+        return stddev
+    return stddev * _cast(xp, clip.norm / plan.clip_norm, np.float32)
+
+
+def released_bits(plan: Plan, clients: Any, clipped: Any, noise: Any, xp: Any = np) -> Any:
+    """Returns the noisy sum over clients of b_i - 1/2, float32 (): b_i is 1 for an update within
+    the clip norm.
+
+    Args:
+      plan: has the scale of this noise.
+      clients, clipped: counts of updates in the round's sum.
+      noise: the entry of the round's noise vector for it, float32 ().
+    """
+    bits = _cast(xp, clients, np.float32) / np.float32(2) - _cast(xp, clipped, np.float32)
+    return bits + np.float32(bit_stddev(plan)) * noise
+
+
+def noisy_mean(clipped_sum: Any, noise: Any, divisor: Any, xp: Any = np) -> Any:
+    """Returns (clipped_sum + noise) / divisor, float32: added in float64 and rounded once.
+
+    The noise has no digits below float32's, and those of the sum below them go here.
+
+    Args:
+      clipped_sum: float64.
+      noise: float32, in the same shape, at the scale of the release.
+      divisor: the fixed number of clients.
+    """
+    return _cast(xp, (clipped_sum + _cast(xp, noise, np.float64)) / divisor, np.float32)
+
+
+def initial_clip(clip_norm: float, xp: Any = np) -> ClipState:
+    """Returns the state of the clip norm before round 0."""
+    norm = _cast(xp, np.float64(clip_norm), np.float64)
+    zero = _cast(xp, np.float32(0), np.float32)
+    return ClipState(norm, norm, zero, zero)
+
+
+def clip_after(
+    clipping: QuantileClipping,
+    first: float,
+    state: ClipState,
+    bits: Any,
+    clients: float,
+    t: Any,
+    xp: Any = np,
+) -> ClipState:
+    """Returns the state of the clip norm after round t.
+
+    Args:
+      clipping: of the plan.
+      first: the clip norm of round 0, which no later one is a million times as large
+        or as small as.
+      state: before.
+      bits: of `released_bits`.
+      clients: the fixed number of a round.
+      t: the round.
+
+    >>> clipping = QuantileClipping(quantile=0.5, every=1, learning_rate=1.0)
+    >>> float(clip_after(clipping, 1.0, initial_clip(1.0), 2.0, 10, 0).norm.round(4))
+    0.8187
+    """
+    bits = _cast(xp, bits, np.float32)
+    within = state.within + bits / np.float32(clients) + np.float32(0.5)
+    mean = _clip(xp, within / np.float32(clipping.every), np.float32(0), np.float32(1))
+    with np.errstate(over="ignore"):  # of a learning rate of hundreds; the limit holds it
+        step = xp.exp(-clipping.learning_rate * (_cast(xp, mean, np.float64) - clipping.quantile))
+        moved = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
+    is_due = xp.equal((t + 1) % clipping.every, 0)
+    # No NaN, of a state without a result, becomes a clip norm.
+    norm = xp.where(is_due & (moved < np.inf), moved, state.norm)
+    return ClipState(norm, state.norm, bits, xp.where(is_due, np.float32(0), within))
+
+
+def initial_scaling(shapes: Sequence[Any], xp: Any = np) -> ScalingState:
+    """Returns the state of the scales before round 0, for arrays of these shapes: all are 1."""
+    zeros = [xp.zeros(shape, np.float32) for shape in shapes]
+    ones = [xp.ones(shape, np.float32) for shape in shapes]
+    return ScalingState(zeros, ones, xp.zeros([2], np.float32))
+
+
+def scaling_after(
+    scaling: Scaling, state: ScalingState, mean: Sequence[Any], t: Any, xp: Any = np
+) -> ScalingState:
+    """Returns the state of the scales after round t, in which `mean` was released: noisy, and in
+    the units of updates.
+
+    Args:
+      scaling: of the run.
+      state: before; its moment and scales are lists of arrays, as `mean`.
+      mean: float32 arrays.
+      t: the round.
+
+    >>> state = ScalingState([np.zeros(2)], [np.ones(2)], np.zeros(2, np.float32))
+    >>> scaling = Scaling(rule="adagrad", epsilon=1.0)
+    >>> state = scaling_after(scaling, state, [np.array([7.0, 1.0], np.float32)], 0)
+    >>> # (sqrt(25) + 1) / (7 + 1) and (sqrt(25) + 1) / (1 + 1)
+    >>> state.scales[0], state.drifts.round(3)
+    (array([0.75, 3.  ]), array([0.   , 1.099]))
+    """
+    moment = [_moved(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
+    scales = _either(
+        xp,
+        (t + 1) % scaling.every == 0,
+        lambda: _scales(scaling, moment, xp),
+        lambda: list(state.scales),
+    )
+    moved = [
+        _largest(xp, xp.abs(_log(xp, new / old)))
+        for new, old in zip(scales, state.scales, strict=True)
+    ]
+    drifts = xp.stack([state.drifts[1], _largest(xp, xp.stack(moved))])
+    return ScalingState(moment, scales, drifts)
+
+
+def _moved(scaling: Scaling, v: Any, mean: Any, xp: Any) -> Any:
+    square = xp.square(_clip(xp, mean, np.float32(-LARGEST_ROOT), np.float32(LARGEST_ROOT)))
+    if scaling.rule == "adagrad":
+        return xp.minimum(v + square, np.float32(LARGEST_ROOT**2))
+    # Rounding must not lead below 0, of which there is no root.
+    return xp.maximum(v + np.float32(1 - scaling.decay) * (square - v), np.float32(0))
+
+
+def _scales(scaling: Scaling, moment: Sequence[Any], xp: Any) -> list[Any]:
+    entries = sum(int(np.prod(v.shape)) for v in moment)
+    total = sum(_total(xp, v) for v in moment)
+    rms = _cast(xp, xp.sqrt(total / max(entries, 1)), np.float32)
+    epsilon = np.float32(scaling.epsilon)
+    return [(rms + epsilon) / (xp.sqrt(v) + epsilon) for v in moment]
+
+
+def _cast(xp: Any, value: Any, dtype: Any) -> Any:
+    if xp is np:
+        return np.asarray(value).astype(dtype)
+    return xp.cast(value, dtype)
+
+
+def _clip(xp: Any, value: Any, low: Any, high: Any) -> Any:
+    if xp is np:
+        return np.clip(value, low, high)
+    return xp.clip_by_value(value, low, high)
+
+
+def _log(xp: Any, value: Any) -> Any:
+    return np.log(value) if xp is np else xp.math.log(value)
+
+
+def _total(xp: Any, array: Any) -> Any:
+    """Returns the sum of the entries, added in float64."""
+    if xp is np:
+        return np.sum(array, dtype=np.float64)
+    return xp.reduce_sum(xp.cast(array, np.float64))
+
+
+def _largest(xp: Any, array: Any) -> Any:
+    """Returns the largest entry, which is not below 0; 0 of none."""
+    if xp is np:
+        return np.max(array, initial=0)
+    return xp.reduce_max(xp.concat([[0.0], xp.reshape(array, [-1])], axis=0))
+
+
+def _either(xp: Any, condition: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+    if xp is np:
+        return first() if condition else second()
+    return xp.cond(condition, first, second)
