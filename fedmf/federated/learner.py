@@ -26,7 +26,7 @@ from fedmf.federated.tff_models import TffModel
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
 from fedmf.training.client_work import ClientWork
-from fedmf.training.learner import ClientSettings, Evaluate, Learner, TaskData
+from fedmf.training.learner import ClientSettings, Evaluate, Learner, Machine, TaskData
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,15 +66,15 @@ class KerasLearner(ModelFunctions, Learner):
         """See `Learner.slow`."""
         return client_setup.slow(self, settings)
 
-    def client_work(self, settings: ClientSettings, threads: int | None) -> ClientWork:
+    def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
         """See `Learner.client_work`."""
-        return client_setup.client_work(self, settings, threads)
+        return client_setup.client_work(self, settings, machine.threads)
 
     def on_workers(self) -> Self:
         """See `Learner.on_workers`."""
         return dataclasses.replace(self, metrics=self.metrics and list)
 
-    def evaluator(self, settings: ClientSettings) -> Evaluate:
+    def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
         """See `Learner.evaluator`."""
         return KerasEvaluator(self, settings)
 

@@ -10,7 +10,7 @@ from fedmf.training.examples import ClientData, Weighted
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.cluster import WorkersLost
 from fedmf.training.function_learner import FunctionLearner
-from fedmf.training.learner import ClientSettings, Evaluation, Learner
+from fedmf.training.learner import ClientSettings, Evaluation, Learner, Machine
 from fedmf.training.loop import InterruptedRun, train
 from fedmf.training.task import Task
 from fedmf.training.trained_run import TrainedRun
@@ -26,6 +26,7 @@ __all__ = [
     "FunctionLearner",
     "InterruptedRun",
     "Learner",
+    "Machine",
     "RunOptions",
     "StopAfter",
     "StopOnDivergence",

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmf.runs.config import TrainConfig
 from fedmf.training.examples import Examples
+from fedmf.training.learner import Machine
 from fedmf.training.task import Task
 
 
@@ -21,7 +22,7 @@ class Evaluator:
 
     def __init__(self, task: Task, config: TrainConfig) -> None:
         self._task, self._seed = task, config.seed
-        self._evaluate = task.learner.evaluator(task.client_settings(config))
+        self._evaluate = task.learner.evaluator(task.client_settings(config), Machine())
 
     def __call__(self, weights: Sequence[np.ndarray], split: str) -> dict[str, float]:
         """Returns the metrics on "validation" or "test"."""

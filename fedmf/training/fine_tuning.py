@@ -25,6 +25,7 @@ from fedmf.training.client_work import Broadcast, ClientWork
 from fedmf.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.training.examples import ClientData, Examples, NotFinite, count, take
 from fedmf.training.execution.groups import in_groups
+from fedmf.training.learner import Machine
 from fedmf.training.task import Task
 
 _AT_ONCE = 32  # clients whose examples are in memory
@@ -241,7 +242,7 @@ class _Tuning:
         learner = self._task.learner
         settings = self._task.client_settings(config, max_step_norm=config.clip_norm)
         settings = dataclasses.replace(settings, work_kind=learner.work_kind(settings))
-        return learner.client_work(settings, None)
+        return learner.client_work(settings, Machine())
 
     def _examples(
         self,

@@ -22,6 +22,7 @@ from fedmf.training.learner import (
     Evaluate,
     Evaluation,
     Learner,
+    Machine,
     TaskData,
     function_name,
 )
@@ -92,11 +93,11 @@ class FunctionLearner(Learner):
         with errors_of("initial_weights"):
             return _checked_weights(self._initial_weights(seed))
 
-    def client_work(self, settings: ClientSettings, threads: int | None) -> ClientWork:
+    def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
         """See `Learner.client_work`."""
         return _ClientsInTurn(self, settings)
 
-    def evaluator(self, settings: ClientSettings) -> Evaluate:
+    def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
         """See `Learner.evaluator`."""
 
         def evaluate(weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
@@ -144,7 +145,7 @@ class FunctionLearner(Learner):
                 "make it a pure function, and let what it draws follow from "
                 "`settings.client_seed`"
             )
-        evaluate = self.evaluator(settings)
+        evaluate = self.evaluator(settings, Machine())
         values, same = (evaluate(weights, batch).values for _ in range(2))
         if not np.array_equal([*values.values()], [*same.values()], equal_nan=True):
             raise ValueError(

@@ -63,6 +63,19 @@ class ClientSettings:
                 yield take(epoch, slice(start, start + self.batch_size))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """How this machine computes: it changes a model by rounding at most.
+
+    Attributes:
+      threads: most threads that compute; None for one on each processor. They change no bit.
+      device: of the framework, such as "cuda"; None for the learner's default.
+    """
+
+    threads: int | None = None
+    device: str | None = None
+
+
 class Evaluation(NamedTuple):
     """Metrics of a model on some examples.
 
@@ -134,16 +147,11 @@ class Learner(abc.ABC):
         """Returns the weights that a run of this seed begins with: the same for the same seed."""
 
     @abc.abstractmethod
-    def client_work(self, settings: ClientSettings, threads: int | None) -> ClientWork:
-        """Returns what trains the clients of a run, and clips and sums their updates.
-
-        Args:
-          settings: of the run.
-          threads: most threads that compute; None for one on each processor. They change no bit.
-        """
+    def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
+        """Returns what trains the clients of a run, and clips and sums their updates."""
 
     @abc.abstractmethod
-    def evaluator(self, settings: ClientSettings) -> Evaluate:
+    def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
         """Returns a function that evaluates weights on examples."""
 
     @abc.abstractmethod

@@ -14,6 +14,7 @@ from fedmf.server.messages import ClientParams
 from fedmf.training.client_data import client_data
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData
+from fedmf.training.learner import Machine
 from tests.cli.program import fedmf, printed_by
 from tests.refusals import refusal
 from tests.training import numpy_task
@@ -123,7 +124,7 @@ def test_no_client_moves_the_sum_by_more_than_the_clip_norm(size):
         return [size * part for part in update] if settings.client_seed[-1] == 1 else update, loss
 
     task, settings = linear_task(client_update=huge), config()
-    work = task.learner.client_work(task.client_settings(settings), None)
+    work = task.learner.client_work(task.client_settings(settings), Machine())
     sent = Broadcast(task.initial_weights(3), ClientParams(0.5, np.inf, ()))
     clients = [client_data(task, settings, 0, client) for client in range(3)]
     with_it, without = (
@@ -234,11 +235,11 @@ def test_steps_of_fine_tuning_are_bounded():
     weights = task.initial_weights(3)
     sent = Broadcast(weights, ClientParams(np.inf, np.inf, ()))
     client = client_data(task, dataclasses.replace(settings, client_epochs=2), 0, 1)
-    [part] = task.learner.client_work(bounded, None).sums(sent, [[client]])
+    [part] = task.learner.client_work(bounded, Machine()).sums(sent, [[client]])
     length = np.sqrt(sum(np.sum(array**2) for array in part.values))
     assert 1e-3 < length <= 6e-3 * (1 + 1e-9)  # two epochs of three batches
     unbounded = task.client_settings(settings)
-    [free] = task.learner.client_work(unbounded, None).sums(sent, [[client]])
+    [free] = task.learner.client_work(unbounded, Machine()).sums(sent, [[client]])
     assert np.sqrt(sum(np.sum(array**2) for array in free.values)) > 0.05
 
 

@@ -36,7 +36,7 @@ from fedmf.terminal import interrupts
 from fedmf.training.client_data import ClientRound, client_data
 from fedmf.training.client_work import Broadcast, ClientWork, cores
 from fedmf.training.examples import ClientData
-from fedmf.training.learner import ClientSettings, Learner
+from fedmf.training.learner import ClientSettings, Learner, Machine
 from fedmf.training.task import Task
 
 _ADDRESS = re.compile(
@@ -425,7 +425,7 @@ def _begun(pickled: bytes) -> tuple[WorkerSetup, ClientWork, Task | None]:
     _limits.close()
     _limits.enter_context(setup.learner.limited_threads(1))
     task = setup.task()
-    return setup, setup.learner.client_work(setup.settings, 1), task
+    return setup, setup.learner.client_work(setup.settings, Machine(threads=1)), task
 
 
 def train(pickled: bytes, sent: Broadcast, number: int, group: Sequence[Any]) -> ClippedSum:

@@ -18,6 +18,7 @@ from fedmf.training.execution.base import Execution, Release, packed_like, param
 from fedmf.training.execution.canaries import Canaries
 from fedmf.training.execution.cluster import ClusterClients, WorkerSetup, connected
 from fedmf.training.execution.groups import checked, group_size, in_groups
+from fedmf.training.learner import Machine
 
 
 class FastState(NamedTuple):
@@ -50,7 +51,8 @@ class FastExecution(Execution):
         self.slow = task.learner.slow(self._settings)
         self._clients: ClientWork
         if self.options.cluster is None:
-            self._clients = task.learner.client_work(self._settings, self.options.threads)
+            machine = Machine(threads=self.options.threads)
+            self._clients = task.learner.client_work(self._settings, machine)
         self._group_size = group_size(config.cohort_size, task.batch_size, size)
         self._means = NoisyMeans(
             plan=plan,

@@ -10,13 +10,14 @@ from fedmf.federated.execution import side_by_side
 from fedmf.server.messages import ClientParams
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData
+from fedmf.training.learner import Machine
 
 
 def work_of(task, config, threads=1, **bounds):
     """The client work of a run."""
     settings = task.client_settings(config, **bounds)
     settings = dataclasses.replace(settings, work_kind=task.learner.work_kind(settings))
-    return task.learner.client_work(settings, threads)
+    return task.learner.client_work(settings, Machine(threads=threads))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from fedmf import federated
 from fedmf.server.source import noise_key
 from fedmf.terminal import interrupts
 from fedmf.training.execution import cluster, groups
+from fedmf.training.learner import Machine
 from tests.federated import small_runs
 from tests.federated.run_small import GROUPS_OF_TWO, SEED, config
 from tests.federated.small_runs import assert_same_run, small_task, start_of
@@ -288,7 +289,7 @@ def test_setups_hold_no_examples():
     assert secret[:2].tobytes() not in sent
     learner, settings = pickle.loads(sent)
     assert settings.spec == task.spec
-    assert learner.client_work(settings, 1) is not None
+    assert learner.client_work(settings, Machine(threads=1)) is not None
 
 
 def test_interrupts_stay_ours_after_connecting(machines):

@@ -23,6 +23,7 @@ from fedmf.tasks.stackoverflow import (
 )
 from fedmf.terminal import interrupts
 from fedmf.training.execution.base import RunOptions
+from fedmf.training.learner import Machine
 from tests.federated.small_runs import config, small_task, start_of, train
 from tests.refusals import refusal
 
@@ -109,7 +110,7 @@ def test_without_a_compiler_the_keras_model_trains():
     assert "install a C compiler, or name one in FEDMF_CC" in learner.slow(here)
     assert not small_task().learner.slow(here)
     with refusal("install a C compiler here too"):  # as on a worker that has none
-        learner.client_work(dataclasses.replace(settings, work_kind="compiled"), 1)
+        learner.client_work(dataclasses.replace(settings, work_kind="compiled"), Machine(threads=1))
 
 
 def memory_in_use():
