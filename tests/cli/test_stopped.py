@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from fedmf.federated import learner
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.runs.rounds import RunRounds
 from fedmf.training import loop
@@ -76,7 +77,7 @@ def test_what_ends_it_before_the_first_round_says_how_to_go_on(train, tmp_path, 
 
     ends_by(RunSetup, "write", FULL)
     refused(train, "No space left on device", "the run had not begun", status=1)
-    ends_by(loop, "check_model", KeyboardInterrupt())
+    ends_by(learner, "check_model", KeyboardInterrupt())
     again = "fedmf: interrupted: the run had not begun: give the same command again"
     assert fedmf(train, status=130).stderr.strip() == again
     monkeypatch.undo()
@@ -84,7 +85,7 @@ def test_what_ends_it_before_the_first_round_says_how_to_go_on(train, tmp_path, 
     said = fedmf(train, status=130).stderr
     assert f"no round of the run is saved in {tmp_path}/run: go on with --resume" in said
     # Of another run nothing is said.
-    ends_by(loop, "check_model", KeyboardInterrupt())
+    ends_by(learner, "check_model", KeyboardInterrupt())
     assert fedmf(train, status=130).stderr.strip() == "fedmf: interrupted"
 
 
