@@ -43,16 +43,18 @@ def check_runs(
       ValueError: naming the first run that cannot train, and how many cannot.
     """
     from fedmf.federated.task import Task
+    from fedmf.training.checked_task import CheckedTask
     from fedmf.training.execution.base import RunOptions
     from fedmf.training.run_setup import controller_of, new_run
+    from fedmf.training.task import SPLITS
 
     alike: dict[TrainConfig, list[str]] = {}
     for name, config in configs.items():
         alike.setdefault(dataclasses.replace(config, **_LOOKED_AT_BY_NONE), []).append(name)
-    made: dict[str, Task] = {}
+    made: dict[str, CheckedTask] = {}
     fitted: dict[tuple[Any, ...], Mechanism] = {}
 
-    def task_of(config: TrainConfig) -> Task:
+    def task_of(config: TrainConfig) -> CheckedTask:
         key = json.dumps([config.task, config.data, dict(config.task_options)])
         if key not in made:
             task = tasks.task_from_config(config, progress=False)
@@ -64,14 +66,15 @@ def check_runs(
                 build_model=functools.cache(task.build_model),
                 client_examples=functools.lru_cache(2000)(task.client_examples),
             )
-            task.learner.check(task, config)
-            made[key] = task
+            # The test split is counted when the task is made; reading StackOverflow's 16 million
+            # sentences would take hours.
+            made[key] = CheckedTask.of(task, config, splits=SPLITS[:1])
         return made[key]
 
     def draw(config: TrainConfig) -> None:
-        task = task_of(config)
+        checked = task_of(config)
         if config.sampling is None:
-            controller_of(task, config)
+            controller_of(checked.num_clients, config)
 
     def plan(config: TrainConfig) -> None:
         key = (
@@ -84,16 +87,12 @@ def check_runs(
         )
         if key not in fitted:
             fitted[key] = config.fit()
-        # The test split is counted when the task is made; reading StackOverflow's 16 million
-        # sentences would take hours.
-        task = task_of(config)
         new_run(
-            task,
+            task_of(config),
             config,
             folder,
             0,
             config.plan(fitted[key]),
-            task.learner.fingerprint(config.seed),
             RunOptions(test=False, progress=False),
         )
 

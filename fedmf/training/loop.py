@@ -21,6 +21,7 @@ from fedmf.runs.folder import Run, RunFolder
 from fedmf.server.source import check_noise_seed
 from fedmf.terminal import interrupts
 from fedmf.training.callbacks import Bar, Callback
+from fedmf.training.checked_task import CheckedTask
 from fedmf.training.divergence import DivergedRun, Divergence
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.choice import build_execution
@@ -28,7 +29,7 @@ from fedmf.training.execution.cluster import WorkersLost, check_address
 from fedmf.training.faults import ZeroedClients, misfit
 from fedmf.training.result import write_result
 from fedmf.training.run_setup import new_run, reopen_run
-from fedmf.training.task import Task
+from fedmf.training.task import SPLITS, Task
 from fedmf.training.trained_run import TrainedRun, starting_task
 from fedmf.training.under_way import Training
 
@@ -128,14 +129,12 @@ def train(
     task.learner.prepare(task, config)
     with task.learner.limited_threads(machine.threads), numpy_defaults():
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
-        task.learner.check(task, config)
-        program = task.learner.fingerprint(config.seed)
-        setup = (
-            None if resume else new_run(task, config, folder, noise_seed, plan, program, machine)
-        )
+        splits = SPLITS if machine.test else SPLITS[:1]
+        checked = CheckedTask.of(task, config, splits=() if resume else splits)
+        setup = None if resume else new_run(checked, config, folder, noise_seed, plan, machine)
         run_folder = RunFolder.open(folder) if setup is None else setup.folder
         with run_folder.locked():
-            setup = setup or reopen_run(task, config, run_folder, plan, program, machine)
+            setup = setup or reopen_run(checked, config, run_folder, plan, machine)
             with build_execution(
                 setup.task,
                 setup.plan,

@@ -2,7 +2,6 @@
 the guarantee.
 """
 
-import contextlib
 import dataclasses
 import pathlib
 import reprlib
@@ -37,11 +36,11 @@ from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.server.drawing import cohort_seed
 from fedmf.server.optimizers import ServerOptimizer
 from fedmf.server.source import check_noise_seed
-from fedmf.training.examples import NotFinite
-from fedmf.training.execution.base import RunOptions, parameters
+from fedmf.training.checked_task import CheckedTask
+from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.canaries import largest_entry
-from fedmf.training.identity import difference, program_difference, task_identity
-from fedmf.training.task import SPLITS, Task
+from fedmf.training.identity import difference, program_difference
+from fedmf.training.task import Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,13 +48,14 @@ class RunSetup:
     """Task, config, plan and noise seed of a run, and its folder.
 
     Attributes:
+      checked: the task, as it was read before round 0.
       server_optimizer: the caller's, or the one that the config names.
       plan_given: the plan is the caller's and not the config's.
       identity: of the task, when the run was begun; see `task_identity`.
       program: the fingerprint of what goes on with the run, where it is another than before.
     """
 
-    task: Task
+    checked: CheckedTask
     config: TrainConfig
     plan: Plan
     noise_seed: int
@@ -65,9 +65,15 @@ class RunSetup:
     identity: Mapping[str, Any]
     program: Mapping[str, str] | None = None
 
+    @property
+    def task(self) -> Task:
+        """The task of the run."""
+        return self.checked.task
+
     def controller(self) -> ParticipationController:
         """The controller of the run, before its first round."""
-        return controller_of(self.task, self.config, self.plan, self.noise_seed)
+        num_clients = self.checked.num_clients
+        return controller_of(num_clients, self.config, self.plan, self.noise_seed)
 
     def rounds(self) -> int:
         """Rounds after which the run is finished: all, or those within `config.stop_at_epsilon`.
@@ -85,7 +91,7 @@ class RunSetup:
         that float32 does not hold.
         """
         self.rounds()
-        size, canaries = parameters(self.task, self.config), self.config.canaries
+        size, canaries = self.checked.num_parameters, self.config.canaries
         if size < 10 * canaries:
             raise ValueError(
                 f"canaries={canaries} disturb each other in a model of {size} parameters: "
@@ -122,7 +128,7 @@ class RunSetup:
             write_atomically(folder.path / VOCABULARY, text, mode=0o600)
         record = plan_record(self.config, plan) | {
             "given": self.plan_given,
-            "task": _task_summary(self.task),
+            "task": self.checked.summary,
             "workload": workload.name,
             "rmse": rmse(plan.mechanism, workload, plan.participation),
             "initial_model": folder.initial_model_digest(),
@@ -136,7 +142,7 @@ class RunSetup:
             markdown(
                 statement_values(
                     plan,
-                    population=len(self.task.client_ids) + self.config.canaries,
+                    population=self.checked.num_clients + self.config.canaries,
                     pretraining=pretraining(self.config),
                     canaries=self.config.canaries,
                     subject=subject_of_run(self.config, record),
@@ -150,15 +156,14 @@ class RunSetup:
 
 
 def new_run(
-    task: Task,
+    checked: CheckedTask,
     config: TrainConfig,
     folder: str | pathlib.Path,
     noise_seed: int | str | None,
     plan: Plan | None,
-    model: Mapping[str, str],
     options: RunOptions,
 ) -> RunSetup:
-    """The setup of a new run; nothing is written. `model` is what `check_model` gives.
+    """The setup of a new run; nothing is written.
 
     Raises:
       TypeError, ValueError: for whatever would stop it before the first round.
@@ -166,35 +171,31 @@ def new_run(
     noisy = plan.noise_multiplier > 0 if isinstance(plan, Plan) else config.adds_noise
     seed = check_noise_seed("os" if noise_seed is None and not noisy else noise_seed)
     if config.sampling is None:
-        controller_of(task, config)  # refuses an impossible participation before a long fit
-    _ = task.headline  # refuses what cannot be evaluated
-    for split in SPLITS if options.test else ("validation",):
-        task.split(split)
-    with contextlib.suppress(NotFinite):  # which a run survives
-        task.examples_of(task.client_ids[0])
+        # Refuses an impossible participation before a long fit
+        controller_of(checked.num_clients, config)
     plan_given = plan is not None
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))
     check_plan(plan, config)
-    controller_of(task, config, plan, seed)  # refuses what cannot be drawn
+    controller_of(checked.num_clients, config, plan, seed)  # refuses what cannot be drawn
     setup = RunSetup(
-        task=task,
+        checked=checked,
         config=config,
         plan=plan,
         noise_seed=seed,
         folder=RunFolder(folder),
         server_optimizer=options.server_optimizer or config.server_steps(),
         plan_given=plan_given,
-        identity=task_identity(task, model),
+        identity=checked.identity,
     )
     setup.check(options)
     return setup
 
 
 def controller_of(
-    task: Task, config: TrainConfig, plan: Plan | None = None, noise_seed: int = 0
+    num_clients: int, config: TrainConfig, plan: Plan | None = None, noise_seed: int = 0
 ) -> ParticipationController:
-    """The controller of a run.
+    """Returns the controller of a run with so many clients beside its canaries.
 
     With sampling it is seeded by the secret seed: amplification needs a sample that nobody knows.
 
@@ -205,12 +206,12 @@ def controller_of(
     sampling = None if plan is None else plan.sampling
     budget = None if plan is None else config.budget_with(plan.mechanism)
     participation, seed = config.participation() if budget is None else budget, config.seed
-    population = len(task.client_ids) + config.canaries
+    population = num_clients + config.canaries
     if sampling is not None:
         if population != sampling.population:
             canaries = f" and the run {config.canaries} canaries" if config.canaries else ""
             raise ValueError(
-                f"population={sampling.population} but the data has {len(task.client_ids)} "
+                f"population={sampling.population} but the data has {num_clients} "
                 f"clients{canaries}: set population to "
                 f"{population}, on which the amplification depends"
             )
@@ -258,30 +259,18 @@ def check_plan(plan: Plan, config: TrainConfig) -> None:
         )
 
 
-def _task_summary(task: Task) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "description": task.description,
-        "headline_metric": task.headline,
-        "metric_note": task.metric_note,
-        "clients": len(task.client_ids),
-        "data_version": task.data_version,
-    } | ({"made_clients": task.made_clients} if task.made_clients else {})
-
-
 def reopen_run(
-    task: Task,
+    checked: CheckedTask,
     config: TrainConfig,
     folder: RunFolder,
     plan: Plan | None,
-    model: Mapping[str, str],
     options: RunOptions,
 ) -> RunSetup:
     """The setup with which a run goes on.
 
     Args:
-      task, config, folder, plan: of the run.
-      model: what `check_model` gives.
+      checked: the task of the run.
+      config, folder, plan: of the run.
       options: of the call that resumes.
 
     Raises:
@@ -315,7 +304,7 @@ def reopen_run(
             f"{cannot} with server_optimizer={server_optimizer.record()}: the run has "
             f"{recorded_optimizer}; give an equal one, or start a new folder"
         )
-    recorded_task, now = run.plan["task"], _task_summary(task)
+    recorded_task, now = run.plan["task"], checked.summary
     if recorded_task != now:
         old = recorded_task if isinstance(recorded_task, dict) else {}
         changes = ", ".join(
@@ -349,7 +338,7 @@ def reopen_run(
             "the run keeps its own, or start a new folder for that"
         )
     setup = RunSetup(
-        task=task,
+        checked=checked,
         config=config,
         plan=recorded,
         noise_seed=seed,
@@ -358,20 +347,17 @@ def reopen_run(
         plan_given=bool(run.plan.get("given")),
         identity=identity,
     )
-    program = _checked_program(setup, model, options)
+    program = _checked_program(setup, options)
     return dataclasses.replace(setup, program=program)
 
 
-def _checked_program(
-    setup: RunSetup, model: Mapping[str, str], options: RunOptions
-) -> Mapping[str, str] | None:
+def _checked_program(setup: RunSetup, options: RunOptions) -> Mapping[str, str] | None:
     """Refuses a task that is not the one that the run was begun with.
 
     Returns:
       The fingerprint of another program, where that is accepted; None of the same one.
     """
-    task, folder = setup.task, setup.folder
-    now = task_identity(task, model)
+    task, folder, now = setup.task, setup.folder, setup.checked.identity
     own = f"take the run's own{_begun_with(Run.load(folder.path))}, or start a new folder"
     if (reason := difference(setup.identity, now)) is not None:
         raise ValueError(f"cannot resume {folder.path} {reason}; {own}")
@@ -394,7 +380,8 @@ def _checked_program(
         "as well, or the noise of a round is released under two sums",
         stacklevel=4,
     )
-    return now["program"]
+    program: Mapping[str, str] = now["program"]
+    return program
 
 
 def _newest_program(setup: RunSetup) -> Mapping[str, str]:

@@ -167,4 +167,4 @@ def test_too_many_and_those_that_would_be_zeroed_are_refused(tmp_path, changes, 
 def test_canaries_count_in_the_population():
     sampled = config(cohort_size=5, sampling="poisson", population=CLIENTS, bands=2, min_sep=None)
     with refusal("set population to 80"):
-        controller_of(wide_task(), sampled, sampled.plan())
+        controller_of(CLIENTS, sampled, sampled.plan())

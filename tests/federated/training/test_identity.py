@@ -11,9 +11,11 @@ from fedmf.mechanisms import BandedMechanism
 from fedmf.privacy.describe import summary
 from fedmf.runs.folder import RunFolder
 from fedmf.runs.notes import figures_note
+from fedmf.training.checked_task import CheckedTask
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.run_setup import new_run, reopen_run
-from tests.federated.small_runs import checked, config, train
+from fedmf.training.task import SPLITS
+from tests.federated.small_runs import config, train
 from tests.federated.small_task import small_task, task_of_arrays
 from tests.refusals import refusal
 
@@ -21,21 +23,21 @@ VERSIONED = small_task(data_version="1")
 SETTINGS = config(cohort_size=6)
 
 
-def model_of(task, settings):
+def checked(task, settings):
     """That of the same task and seed is traced once."""
-    same = task is VERSIONED and settings.seed == SETTINGS.seed
-    return _versioned_model() if same else checked(task, settings)
+    same = task is VERSIONED and settings == SETTINGS
+    return _versioned() if same else CheckedTask.of(task, settings, splits=SPLITS)
 
 
 @functools.cache
-def _versioned_model():
-    return checked(VERSIONED, SETTINGS)
+def _versioned():
+    return CheckedTask.of(VERSIONED, SETTINGS, splits=SPLITS)
 
 
 def begin(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
     """A run as it is before round 0."""
-    options, model = RunOptions(progress=False, **options), model_of(task, settings)
-    setup = new_run(task, settings, folder, 9, plan, model, options)
+    options = RunOptions(progress=False, **options)
+    setup = new_run(checked(task, settings), settings, folder, 9, plan, options)
     with setup.folder.locked():
         setup.write()
     return RunFolder.open(folder)
@@ -44,7 +46,7 @@ def begin(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
 def go_on(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
     options = RunOptions(progress=False, **options)
     with folder.locked():
-        return reopen_run(task, settings, folder, plan, model_of(task, settings), options)
+        return reopen_run(checked(task, settings), settings, folder, plan, options)
 
 
 def seeded_by(more):
