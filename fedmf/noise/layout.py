@@ -13,7 +13,7 @@ TILE = 65_536
 # The source draws so many coordinates together, so that tiles are whole multiples.
 CHUNK = 1024
 # Smaller tiles cost more in calls than in arithmetic.
-_SMALL_TILE = 8192
+_SMALL_TILE = 16_384
 # A model of few chunks makes a whole tile at a time, in blocks that are no longer than this.
 _SHORT_BLOCK = 16
 

@@ -296,8 +296,13 @@ def _price(strategy: NoiseStrategy) -> float:
 
 
 def _cheapest(ways: list[NoiseStrategy]) -> NoiseStrategy:
-    """Returns the way with the fewest rows in memory among those of about the least price."""
-    limit = _HARDLY_MORE * min(map(_price, ways))
+    """Returns the way of the least price, or where that takes much memory the one with the fewest
+    rows among those of about this price.
+    """
+    cheapest = min(ways, key=_price)
+    if cheapest.memory + cheapest.disk <= _LARGE_MEMORY:
+        return cheapest
+    limit = _HARDLY_MORE * _price(cheapest)
     return min((way for way in ways if _price(way) <= limit), key=lambda way: way.rows)
 
 

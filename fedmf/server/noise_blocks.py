@@ -9,6 +9,7 @@ all other tiles. Rows that were handed out leave their memory to the tiles that 
     row(3)        |   ==> their second half
 """
 
+import bisect
 import concurrent.futures
 import dataclasses
 import functools
@@ -315,6 +316,7 @@ class BlockRows:
         self._make_array = make_array
         self._free_workers: list[_Worker] = []
         self._newest_matrix = -1, np.zeros((0, 0), np.float32)
+        _blas_libraries()  # takes milliseconds, for which round 0 need not wait
         self._begin()
 
     def _begin(self) -> None:
@@ -330,7 +332,7 @@ class BlockRows:
         Rounds before t cost all blocks from round 0 on again, unless the work is not sequential.
         """
         bounds = self._work.bounds
-        number = int(np.searchsorted(bounds, t, side="right")) - 1
+        number = bisect.bisect_right(bounds, t) - 1
         self._go_to(number, t)
         row = np.empty(self._draws.size, np.float32)
         for tile in self._store.tiles:
