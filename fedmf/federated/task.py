@@ -33,7 +33,7 @@ class Task(training.Task):
         alike; the participation controller's index i is client_ids[i].
       client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis
         counts the client's examples, possibly none. Pure: the same in the same order whenever it is
-        asked, in every process. A resume repeats its noise.
+        asked, in every process: a resumed run is then the uninterrupted one, to the bit.
       evaluation_examples: "validation" or "test" -> (x, y). Pure; the two splits are disjoint.
       build_model: seed -> an untrained tf.keras.Model of x, or a tff.learning.models VariableModel
         or FunctionalModel. The same seed gives the same weights. In training it must be a function
