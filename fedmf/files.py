@@ -161,6 +161,15 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def sync_names(folder: pathlib.Path) -> None:
+    """Makes a folder of the process's own, its private/, and their names ones that no power failure
+    takes back.
+    """
+    for path in (folder / "private", folder, *folder.absolute().parents):
+        with contextlib.suppress(PermissionError):
+            sync_folder(path)
+
+
 _LOCKS: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
 
 

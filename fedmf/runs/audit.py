@@ -174,11 +174,11 @@ def _record(run: Run) -> ParticipationLedger:
     path = run.path / "participation.csv"
     scheme = run.config.scheme()
     cohort_size = None if scheme is not None and scheme.independent else run.config.cohort_size
-    if not path.exists():
-        raise ValueError(f"{run.path} has no participation.csv: put back the run's own")
     if run.result is None and (run.path / JOURNAL).exists():
         cohorts = journal_cohorts(run.path)
         return ParticipationLedger(cohort_size=cohort_size, cohorts=cohorts)
+    if not path.exists():
+        raise ValueError(f"{run.path} has no participation.csv: put back the run's own")
     try:
         ledger = ParticipationLedger.from_csv(
             path.read_text(), rounds=run.config.rounds, cohort_size=cohort_size

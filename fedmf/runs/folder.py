@@ -42,7 +42,7 @@ from fedmf.files import (
     checked_path,
     lock,
     make_folder,
-    sync_folder,
+    sync_names,
     write_atomically,
 )
 from fedmf.mechanisms import Mechanism, load_mechanism
@@ -96,6 +96,11 @@ class RunFolder:
             left = [folder.path / name for name in names if (folder.path / name).exists()]
             if folder.committed_rounds():
                 left.append(folder.path / JOURNAL)
+            metrics = folder.path / "metrics.jsonl"
+            if metrics.exists() and metrics.stat().st_size and metrics not in left:
+                left.append(metrics)
+            if (folder.path / "server.json").exists():
+                left.append(folder.path / "server.json")
             if left:
                 name = left[0].relative_to(folder.path)
                 raise ValueError(
@@ -174,7 +179,7 @@ class RunFolder:
         text = config.to_json()
         self.rounds.begin(text, identity)
         write_atomically(self.path / "config.json", text)
-        sync_folder(self.path)
+        sync_names(self.path)
         self._count_digests()
 
     def _count_digests(self) -> None:
@@ -278,6 +283,7 @@ class RunFolder:
             written = {name: self._digest_by_name.get(name) for name in (*AUDITED, *RELEASED)}
             own = {name: digest for name, digest in written.items() if digest is not None}
             if self._rounds is not None:
+                self._rounds.sync()
                 own |= self._rounds.digest_by_name()
             content = content | {"sha256": digests(self.path) | own}
         text = strict_json.dumps(content, indent=2) + "\n"

@@ -81,6 +81,14 @@ class CommittedRound:
         before = {f"{_BEFORE}{i}": array for i, array in enumerate(self.before)}
         return before | {f"{_RELEASE}{i}": array for i, array in enumerate(self.release)}
 
+    def record(self) -> dict[str, Any]:
+        """Returns the part of the round's row of metrics.jsonl that was committed."""
+        record: dict[str, Any] = {"round": self.t, "clients": len(self.clients)}
+        record |= {name: self.numbers[name] for name in self.numbers if name != "not_finite"}
+        if self.private is not None:
+            record["private"] = dict(self.private)
+        return record
+
     @classmethod
     def of(cls, committed: Committed) -> "CommittedRound":
         """Returns the newest round of a journal.
@@ -136,16 +144,17 @@ def journal_cohorts(path: pathlib.Path) -> list[np.ndarray]:
     """
     try:
         rows = committed_rows(path)
-        recorded = (path / "participation.csv").read_bytes()
+        recorded = b""
+        if (path / "participation.csv").exists():
+            recorded = (path / "participation.csv").read_bytes()
     except READ_ERRORS as error:
         raise ValueError(
             f"{path / JOURNAL} is damaged ({error}): put back the run's own"
         ) from error
     texts = [_csv_rows(row["round"], row["clients"]) for row in rows]
-    # A crash may keep the newest rows from participation.csv, and a run that goes on adds some.
-    least, most = _csv(texts[:-1]), _csv(texts)
-    shared = recorded[: len(most)]
-    if not (most.startswith(shared) and shared.startswith(least)):
+    # A power failure may keep rows from participation.csv, and a run that goes on adds some.
+    most = _csv(texts)
+    if not most.startswith(recorded[: len(most)]):
         raise ValueError(
             f"{path / 'participation.csv'} is not what the run's journal has: put back its own, or "
             "remove it and resume the run"
@@ -207,19 +216,27 @@ class RunRounds:
                 "written again"
             ) from None
         for line in rest.splitlines(keepends=True):
-            self._take_record(line, committed.rows)
+            self._take_record(line, committed)
         self._flush()
         self.committed = committed
+
+    def sync(self) -> None:
+        """Writes the readers' files so that no power failure takes them back."""
+        self._flush(sync=True)
 
     def forget_committed(self) -> None:
         """Frees the memory of what `read` found."""
         self.committed = Committed(rows=[], arrays={})
 
-    def _flush(self) -> None:
-        self._metrics.flush()
-        self._participation.flush()
+    def _flush(self, *, sync: bool = False) -> None:
+        files = [self._metrics, self._participation]
         if self._has_selections:
-            self._selected.flush()
+            files.append(self._selected)
+        for file in files:
+            try:
+                file.flush(sync=sync)
+            except FileWasEdited:
+                raise self._journal.edited(file.path.name) from None
 
     def _restore_readers_files(self, committed: Committed) -> bytes:
         """Takes the rows of the readers' files, and returns what metrics.jsonl has behind them.
@@ -230,33 +247,42 @@ class RunRounds:
         rows = committed.rows
         rest = self._metrics.restore(b"".join(committed.record_lines()))
         participation = [_csv_rows(row["round"], row["clients"]) for row in rows]
-        self._participation.restore(_csv(participation))
+        later = _rounds_of(self._participation.restore(_csv(participation)))
+        if later and max(later) >= len(rows):
+            raise self._from_backup("participation.csv", max(later), len(rows))
         self._has_selections = any("selected" in row for row in rows)
         if self._has_selections:
             selected = [_csv_rows(row["round"], selected_of(row).tolist()) for row in rows]
             self._selected.restore(_csv(selected))
         return rest
 
-    def _take_record(self, line: bytes, rows: list[dict[str, Any]]) -> None:
-        """Takes the newest round's record from a line of metrics.jsonl.
+    def _take_record(self, line: bytes, committed: Committed) -> None:
+        """Takes the newest round's record from a line of metrics.jsonl, if it has what was
+        committed; else it is computed again.
 
         Raises:
           ValueError: it is of a round that the journal does not have.
         """
-        t = round_of(line)
+        t, rows = round_of(line), committed.rows
         if t is None or not line.endswith(b"\n"):
             return
         if t >= len(rows):
-            raise ValueError(
-                f"cannot resume {self.path}: metrics.jsonl has round {t}, and the newest of the "
-                f"journal is round {len(rows) - 1}: the journal was put back from a backup, and "
-                "going on would release rounds again with the same noise; start a new folder"
-            )
-        newest = rows[t]
-        if "record" not in newest:
-            newest["record"] = json.loads(line)
-            self._journal.add_record(newest["record"])
+            raise self._from_backup("metrics.jsonl", t, len(rows))
+        record = json.loads(line)
+        expected = strict_json.finite(CommittedRound.of(committed).record())
+        has_committed = all(record.get(name) == value for name, value in expected.items())
+        if t == len(rows) - 1 and "record" not in rows[t] and has_committed:
+            rows[t]["record"] = record
+            self._journal.end_round(record)
             self._metrics.append(line)
+
+    def _from_backup(self, name: str, t: int, rounds: int) -> ValueError:
+        """Returns the error for a file with a round that the journal does not have."""
+        return ValueError(
+            f"cannot resume {self.path}: {name} has round {t}, and the newest of the journal is "
+            f"round {rounds - 1}: the journal was put back from a backup, and going on would "
+            "release rounds again with the same noise; start a new folder"
+        )
 
     def commit(self, committed: CommittedRound) -> None:
         """Commits a round, and then writes who took part in it.
@@ -270,12 +296,18 @@ class RunRounds:
         if len(selected) > len(clients) and not self._has_selections:
             self._has_selections = True
             # Before this round, those that were selected took part.
+            self._check_participation()
             self._selected.restore((self.path / "participation.csv").read_bytes())
         if self._has_selections:
             self._selected.append(_csv_rows(committed.t, selected).encode())
-            self._selected.flush()
         self._participation.append(_csv_rows(committed.t, clients).encode())
-        self._participation.flush()
+        self._flush()
+
+    def _check_participation(self) -> None:
+        try:
+            self._participation.check()
+        except FileWasEdited:
+            raise self._journal.edited("participation.csv") from None
 
     def add_record(self, record: Mapping[str, Any]) -> None:
         """Writes what was computed from the newest round's release.
@@ -283,9 +315,9 @@ class RunRounds:
         Raises:
           OSError: there is no room.
         """
-        self._journal.add_record(record)
         self._metrics.append((strict_json.dumps(record) + "\n").encode())
-        self._metrics.flush()
+        self._flush()
+        self._journal.end_round(record)
 
     def digest_by_name(self) -> dict[str, str]:
         """Returns the digests of the readers' files as this process wrote them."""
@@ -334,6 +366,12 @@ def _digest_of(path: pathlib.Path) -> str | None:
         return sha256(bound_content(path))
     except FileNotFoundError:
         return None
+
+
+def _rounds_of(rows: bytes) -> list[int]:
+    """Returns the rounds of whole rows of participation.csv, whatever else is there."""
+    first = [line.split(b",")[0] for line in rows.splitlines(keepends=True) if line[-1:] == b"\n"]
+    return [int(t) for t in first if t.isdigit()]
 
 
 def _csv(rounds: Iterable[str]) -> bytes:

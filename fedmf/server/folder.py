@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedmf import checks, fields, strict_json
-from fedmf.files import expanded, lock, make_folder, sync_folder, write_atomically
+from fedmf.files import expanded, lock, make_folder, sync_names, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.plan import Plan
@@ -201,9 +201,7 @@ class ServerFolder:
         contents = (config_text.encode(), mechanism, seed_text.encode())
         self._journal.begin(dict(zip(_BOUND, contents, strict=True)))
         write_atomically(self.path / _CONFIG, config_text)
-        for folder in (self.path / "private", self.path, *self.path.parents):
-            with contextlib.suppress(PermissionError):
-                sync_folder(folder)
+        sync_names(self.path)
 
     def read(self) -> tuple[ServerConfig, Plan, int, Released]:
         """What the server was made with, its seed, and what was released.
@@ -240,8 +238,13 @@ class ServerFolder:
             seed = int(seed_text)
         contents = (config_text, mechanism_file, seed_text)
         committed = self._journal.read(dict(zip(_BOUND, contents, strict=True)))
-        with self._undamaged(_LOG):
+        try:
             self._restore_participations(committed.rows)
+        except FileWasEdited:
+            raise ValueError(
+                f"{self.path / _LOG} has other rows than the journal: put back the server's own, "
+                "or remove it, and it is written again"
+            ) from None
         with self._undamaged(JOURNAL):
             metrics = 0 if plan.private_metrics is None else SIZE
             released = _released(committed, config.size, metrics)
@@ -259,10 +262,14 @@ class ServerFolder:
         for line in rest.splitlines(keepends=True):
             if line.endswith(b"\n") and (later := round_of(line)) is not None:
                 raise ValueError(
-                    f"it has round {later} and the journal's newest round is {len(rows) - 1}"
+                    f"{self.path / _LOG} has round {later} and the journal's newest round is "
+                    f"{len(rows) - 1}: the journal was put back from a backup, and going on would "
+                    "release rounds again with the same noise; begin a new server, with another "
+                    "seed"
                 )
         with contextlib.suppress(OSError):  # the next commit does the same
             self._participations.flush()
+        self._journal.end_round()
 
     def commit(
         self,
@@ -292,6 +299,7 @@ class ServerFolder:
             arrays["metrics"] = np.asarray(state.metrics)
         arrays |= {f"{_BEFORE}{i}": array for i, array in enumerate(before)}
         self._journal.commit(t, row, arrays)
+        self._journal.end_round()
         # The release is safe, and nothing from here on may raise and lose it: the next commit, or
         # `read`, writes what is missing.
         with contextlib.suppress(OSError, FileWasEdited):
@@ -338,6 +346,8 @@ def _released(committed: Committed, size: int, count: int) -> Released:
     state = MeansState(np.array(len(rows)), clip, scaling, metrics if count else ())
     num_before = sum(name.startswith(_BEFORE) for name in arrays)
     before = [arrays[f"{_BEFORE}{i}"] for i in range(num_before)]
+    for array in before:
+        array.setflags(write=False)
     return Released(mean, state, before, clients, selected)
 
 

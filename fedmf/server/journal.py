@@ -57,6 +57,11 @@ _DAMAGED = (
 )
 _TRIES = 10
 _RECORD = b', "record": '
+# What the disk or the machine says, and may not say the next time.
+_PASSING = (
+    *(errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EPERM),
+)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -140,12 +145,14 @@ class Journal:
           contents: of the bound files, by their names.
 
         Raises:
+          ValueError: another process has committed a round here.
           OSError: it cannot be written.
         """
         self._digest_by_name = {name: _sha256(contents[name]) for name in self._bound}
         make_folder(self._folder)
-        for left in self._folder.iterdir():  # by a process that was killed before round 0
-            left.unlink()
+        if self.has_rounds():
+            raise self._changed()
+        self._file(0).unlink(missing_ok=True)  # of a process that was killed before round 0
         self._rows.begin()
         self._header = self._header_after(0, "")
         self._write(0, self._header, {})
@@ -200,8 +207,7 @@ class Journal:
                     f"{later + 1} rounds were committed, and the journal's newest file is of "
                     f"{header['rounds']}"
                 )
-        with contextlib.suppress(OSError):  # the next commit does the same
-            self._rows.flush()
+        self._flush_rows()
         return [*past.splitlines(keepends=True), *header["row"].encode().splitlines(keepends=True)]
 
     def commit(self, t: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -243,19 +249,28 @@ class Journal:
             raise self._changed()
         self._end_commit(after)
 
-    def add_record(self, record: Mapping[str, Any]) -> None:
-        """Adds to the newest round what was computed from its release.
+    def end_round(self, record: Mapping[str, Any] | None = None) -> None:
+        """Adds the newest round's row to the rows, where a journal from a backup is told by it.
 
-        It is kept for ever once the next round is committed. A crash before loses it, and it is
-        computed again.
+        Args:
+          record: what was computed from the round's release. A power failure before the next commit
+            may lose it, and it is computed again.
         """
-        self._record = dict(record)
+        self._record = None if record is None else dict(record)
+        self._join_newest_row()
+        self._flush_rows()
+
+    def _flush_rows(self) -> None:
+        """Writes the rows, unless another process may be writing them, too."""
+        if self._lock.is_exclusive:
+            with contextlib.suppress(OSError, FileWasEdited):  # the next commit does the same
+                self._rows.flush()
 
     def _join_newest_row(self) -> None:
         """Adds the newest round's row to the rows, once."""
-        if self._rows.end != self._header["end"]:
-            return
         text = self._header["row"]
+        if not text or self._rows.end != self._header["end"]:
+            return
         if self._record is not None:
             # As one more entry of the object.
             record = strict_json.dumps(self._record)
@@ -274,10 +289,14 @@ class Journal:
         self._remove_older()
 
     def _remove_older(self) -> None:
-        """Removes all but the newest file: without that, no round may be released again."""
+        """Removes files of earlier rounds, so that without the newest none is released again; and
+        what killed processes left of theirs.
+        """
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
-                if path.name != self._file(self.rounds).name:
+                is_earlier = path.stem.isdecimal() and int(path.stem) < self.rounds
+                is_rest = path.suffix == ".part" and self._lock.is_exclusive
+                if is_earlier or is_rest:
                     path.unlink()
 
     def _header_after(self, rounds: int, row: str) -> dict[str, Any]:
@@ -372,9 +391,11 @@ class Journal:
         """Raises ValueError where the file turns out to be damaged or not of this owner."""
         try:
             yield
-        except checks.TooLargeForMemory:
+        except (checks.TooLargeForMemory, MemoryError):
             raise  # nothing is damaged
         except READ_ERRORS as error:
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                raise
             cause = type(error).__name__
             if str(error):
                 cause = str(error).splitlines()[0]
@@ -461,8 +482,8 @@ def checked_arrays(name: str, value: Any) -> list[np.ndarray]:
     arrays = []
     for i, entry in enumerate(checks.entries(name, value, hint=hint)):
         array = np.array(entry)
-        if array.dtype.hasobject:
-            raise TypeError(f"{name}[{i}] is of dtype object: {hint}")
+        if array.dtype.kind not in "biufcSU":
+            raise TypeError(f"{name}[{i}] is of dtype {array.dtype}: {hint}, in a dtype of numpy")
         array.setflags(write=False)
         arrays.append(array)
     return arrays

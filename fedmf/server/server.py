@@ -174,7 +174,7 @@ class Server(ExclusiveCalls):
         self._sum.clear()
         self._metric_sum = self._metrics.empty_sum() if self._metrics else np.zeros(0)
         self._added: dict[str, Client] = {}  # by their looks
-        self._sealed: tuple[np.ndarray, MeansState] | None = None
+        self._sealed: tuple[np.ndarray, MeansState, list[np.ndarray]] | None = None
 
     def _go_on_from(self, released: Released) -> None:
         if released.state is None:
@@ -370,15 +370,15 @@ class Server(ExclusiveCalls):
           OSError: it could not be written. Nothing was released; call it again, for the same sum.
         """
         self._check_round(sealed=True)
-        arrays = checked_arrays("before", before)
+        arrays = checked_arrays("before", before)  # a repeated call keeps those of the first
         t = self.round
         if self._sealed is None:
             self._draw(t, quiet=True)
             mean, state = self._means.release(self._state, self._sum, self._noise.row(t))
             if self._metrics:
                 state = state._replace(metrics=self._metrics.release(t, self._metric_sum))
-            self._sealed = mean, state
-        mean, state = self._sealed
+            self._sealed = mean, state, arrays
+        mean, state, arrays = self._sealed
         mean.setflags(write=False)
         release = in_shapes(mean, self._config.shapes)
         if self._folder is not None:

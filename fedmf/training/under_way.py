@@ -112,10 +112,7 @@ class Training:
         """
         t, config = committed.t, self.config
         clients = committed.clients.tolist()
-        row: dict[str, Any] = {"round": t, "clients": len(clients)}
-        row |= {name: committed.numbers[name] for name in committed.numbers if name != "not_finite"}
-        if committed.private is not None:
-            row["private"] = dict(committed.private)
+        row = committed.record()
         own_metrics = self.options.round_metrics
         weights_after = self.execution.weights(self.state)
         if own_metrics:

@@ -233,6 +233,8 @@ class TestTheFinalStatement:
         assert printed_by(calibrate)["epsilon"] == PLAN.epsilon
         for name in ("participation.csv", "result.json"):
             (finished / name).unlink()
+        assert audit_run(finished).observed.rounds == 12  # by the journal
+        shutil.rmtree(finished / "private")
         refused(f"audit {finished}", "has no participation.csv", status=1)
 
     def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(self, tmp_path):

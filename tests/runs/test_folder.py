@@ -217,7 +217,9 @@ def test_a_result_signs_no_file_that_was_edited_while_the_run_went_on(tmp_path, 
     own = path.read_bytes()
     with folder.locked():
         folder.read_rounds()
-        path.write_bytes(own + (b'{"round": 8}\n' if name == "metrics.jsonl" else b"\n"))
+        path.write_bytes(
+            own.replace(b"0", b"3", 1) if name.startswith(("m", "pa")) else own + b"\n"
+        )
         folder.write_json("result", {})
     with refusal(f"{name} changed after the run had finished, or while it went on"):
         fedmf.audit_run(folder.path)
@@ -228,6 +230,9 @@ def test_a_result_signs_no_file_that_was_edited_while_the_run_went_on(tmp_path, 
 def test_numbers_that_are_not_finite_are_null_in_files_and_nan_when_read(folder):
     row = {"round": 0, "train_loss": math.nan, "validation": {"mae": math.inf, "loss": 2.0}}
     with folder.locked():
+        folder.read_rounds()
+        nobody = np.zeros(0, np.int64)
+        folder.rounds.commit(CommittedRound(t=0, clients=nobody, selected=nobody, numbers={}))
         folder.rounds.add_record(row)
     folder.write_json("result", {"test": {"loss": -math.inf}, "achieved": {"epsilon": None}})
     texts = [(folder.path / name).read_text() for name in ("metrics.jsonl", "result.json")]

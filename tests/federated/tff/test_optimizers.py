@@ -9,6 +9,7 @@ from fedmf import federated
 from fedmf.federated.execution.client_work import client_optimizer
 from fedmf.federated.tff import optimizers as tff_optimizers
 from tests.federated.run_small import config
+from tests.federated.small_task import small_task
 from tests.refusals import refusal
 
 
@@ -68,7 +69,7 @@ def test_a_client_takes_the_steps_of_tff(rule, own, proximal):
     settings = config(client_optimizer=rule, proximal_strength=proximal, **own)
     rates = [settings.client_learning_rate] * 5
     theirs = tff_optimizers.client_optimizer(settings)
-    ours = client_optimizer(settings)
+    ours = client_optimizer(small_task().client_settings(settings))
     assert_same_steps(ours.initial, ours.next, theirs, rates, tf.constant)
 
 
