@@ -13,11 +13,12 @@ from fedmf.training.examples import ClientData
 from fedmf.training.learner import Machine
 
 
-def work_of(task, config, threads=1, **bounds):
-    """The client work of a run."""
+def work_of(task, config, threads=1, learner=None, **bounds):
+    """The client work of a run, by the task's learner or another one."""
+    learner = learner or task.learner
     settings = task.client_settings(config, **bounds)
-    settings = dataclasses.replace(settings, work_kind=task.learner.work_kind(settings))
-    return task.learner.client_work(settings, Machine(threads=threads))
+    settings = dataclasses.replace(settings, work_kind=learner.work_kind(settings))
+    return learner.client_work(settings, Machine(threads=threads))
 
 
 @pytest.fixture
@@ -40,9 +41,9 @@ def sums_of(monkeypatch):
     up to `small` parameters train side by side in one call, others in threads.
     """
 
-    def made(task, settings, small, threads=1):
+    def made(task, settings, small, threads=1, learner=None):
         monkeypatch.setattr(side_by_side, "SMALL_MODEL", small)
-        work = work_of(task, settings, threads)
+        work = work_of(task, settings, threads, learner)
         sent = Broadcast(task.initial_weights(3), ClientParams(settings.clip_norm, math.inf, ()))
 
         def summed(cohort):

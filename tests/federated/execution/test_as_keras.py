@@ -141,9 +141,9 @@ def trained_by_keras(x, y, build, loss, weights):
     model.compile(tf.keras.optimizers.legacy.SGD(RATE), loss(), run_eagerly=True)
     start, values, examples = model.get_weights(), 0.0, 0
     total, sample = [np.zeros_like(w) for w in start], weights.get("sample_weight")
-    for epochs in order:
+    for client in order:
         model.set_weights(start)
-        for places, _ in epochs:
+        for places, _ in client.epochs:
             for first in range(0, len(places), BATCH):
                 rows = places[first : first + BATCH]
                 value = model.train_on_batch(
@@ -168,9 +168,9 @@ def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
         without, _ = trained_by_keras(*KINDS[kind][:-1], {})
         assert max(np.abs(a - b).max() for a, b in zip(without, expected, strict=True)) > 1e-3
     # As workers of a cluster get it, which are sent the examples.
-    elsewhere = pickle.loads(cloudpickle.dumps(task.without_examples()))
-    for given, small in ((task, 0), (elsewhere, 10_000)):
-        part = sums_of(given, settings(), small)(cohort_of(task))
+    elsewhere = pickle.loads(cloudpickle.dumps(task.learner.on_workers()))
+    for learner, small in ((task.learner, 0), (elsewhere, 10_000)):
+        part = sums_of(task, settings(), small, learner=learner)(cohort_of(task))
         # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
         assert bool(vectorised) is (small > 0 and "ignored" not in kind)
         assert int(part.zeroed) == 0
