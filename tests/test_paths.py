@@ -22,6 +22,7 @@ from tests.mechanisms.registry import MECHANISMS
 from tests.runs.test_folder import CONFIG, new_run
 from tests.server.plans import plan_of, server
 from tests.test_architecture import SOURCES
+from tests.training import numpy_task
 
 PARTICIPATION = fedmf.Participation(rounds=12, schema="min_sep", min_sep=3)
 
@@ -37,7 +38,7 @@ def home(tmp_path, monkeypatch):
     MECHANISMS["banded"](12).save(home / "m.npz")
     np.save(home / "matrix.npy", np.eye(12))
     server(home / "server", noise_seed="os").close()
-    new_run(home / "run").write_record(fedmf.ParticipationLedger(cohort_size=None))
+    new_run(home / "run")
     fedmf.ParticipationLedger(cohort_size=1).save(home / "ledger.npz")
     (home / "log.csv").write_text("round,client\n0,1\n")
     (home / "texts.csv").write_text("user,text\n" + "".join(f"{i},words\n" for i in range(40)))
@@ -93,6 +94,7 @@ CALLS = {
     "WarmupCooldown file": (lambda: fedmf.schedule.schedule_text("schedule", "~/schedule"), ""),
     "read_config_file path": (lambda: fedmf.runs.config.read_config_file("~/config.json"), ""),
     "import_text path, out": (lambda: import_text("~/texts.csv", "~/texts.sqlite"), "texts.sqlite"),
+    "train folder": (lambda: numpy_task.train("~/trained"), "trained/result.json"),
     "check_export_path path": (
         lambda: check_export_path("~/new").relative_to(pathlib.Path.home()), ""
     ),
@@ -171,7 +173,7 @@ INSIDE = {
     "fedmf.cli.paper": 2,
     "fedmf.federated.tff.noise": 1,
     "fedmf.federated.keras_file": 1,  # in a temporary folder of its own
-    "fedmf.training.trained_run": 1,
+    "fedmf.federated.learner": 1,
     "fedmf.federated.tff.worker": 1,
     "fedmf.sweeps.runs": 1,
     "fedmf.tasks.emnist.synthetic": 1,
