@@ -25,7 +25,9 @@ assert not frameworks & set(sys.modules), frameworks & set(sys.modules)
 def trained(folder, **options):
     """What the example prints; its files are in the folder."""
     folder.mkdir()
-    command = [sys.executable, "-c", PROGRAM % options, str(EXAMPLE)]
+    program = folder / "program.py"  # and not on the command line, which Ray tells the cluster
+    program.write_text(PROGRAM % options)
+    command = [sys.executable, str(program), str(EXAMPLE)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -134,8 +134,7 @@ class CompiledClient:
 
 def _clipped_update(sample: QuerySample, loss_sum: float) -> ClippedUpdate:
     """Returns the update that a graph clipped."""
-    values = [part.numpy() for part in sample.record]
-    return ClippedUpdate(values, int(sample.clipped), int(sample.zeroed), loss_sum)
+    return ClippedUpdate(sample.record, int(sample.clipped), int(sample.zeroed), loss_sum)
 
 
 def aligned_buffer(floats: int) -> np.ndarray:

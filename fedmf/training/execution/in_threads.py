@@ -5,7 +5,7 @@ import concurrent.futures
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +19,13 @@ class ClippedUpdate(NamedTuple):
     """The clipped update of a client.
 
     Attributes:
-      values: float arrays in the shapes of the weights.
+      values: float arrays in the shapes of the weights, or tensors, which become arrays when they
+        are added: several clients at a time would need memory of their own.
       clipped, zeroed: 0 or 1.
       loss_sum: the loss before each step, summed over examples.
     """
 
-    values: Sequence[np.ndarray]
+    values: Sequence[Any]
     clipped: int
     zeroed: int
     loss_sum: float
@@ -82,7 +83,7 @@ class ClientsInThreads(ClientWork):
                         waiting.append(self._pool.submit(self._train, sent, epochs))
                     update = waiting.popleft().result()
                     for total, part in zip(values, update.values, strict=True):
-                        total += part
+                        total += np.asarray(part)
                     clipped += update.clipped
                     zeroed += update.zeroed
                     loss_sum += update.loss_sum

@@ -209,7 +209,7 @@ def test_a_noise_seed_on_the_command_line_is_refused(seed, tmp_path, monkeypatch
 
 def test_other_versions_are_refused_by_name(machines, tmp_path, monkeypatch):
     expected = cluster.versions() | {"fedmf": "9.9", "tensorflow": "1.0"}
-    monkeypatch.setattr(cluster, "versions", lambda: expected)
+    monkeypatch.setattr(cluster, "versions", lambda frameworks: expected)
     with pytest.raises(RuntimeError, match=r"worker .* has fedmf .* and not 9\.9, tensorflow"):
         train(tmp_path / "run")
 
