@@ -235,8 +235,15 @@ class RunRounds:
         for file in files:
             try:
                 file.flush(sync=sync)
-            except FileWasEdited:
-                raise self._journal.edited(file.path.name) from None
+            except FileWasEdited as error:
+                raise self._edited(error) from None
+
+    def _edited(self, error: FileWasEdited) -> ValueError:
+        """Returns the error for a readers' file that somebody changed while the run went on."""
+        return ValueError(
+            f"{self.path}: {error} while the run went on; its rounds are committed: put back its "
+            "own, or remove it, and resume the run, which writes it again"
+        )
 
     def _restore_readers_files(self, committed: Committed) -> bytes:
         """Takes the rows of the readers' files, and returns what metrics.jsonl has behind them.
@@ -296,18 +303,15 @@ class RunRounds:
         if len(selected) > len(clients) and not self._has_selections:
             self._has_selections = True
             # Before this round, those that were selected took part.
-            self._check_participation()
+            try:
+                self._participation.check()
+            except FileWasEdited as error:
+                raise self._edited(error) from None
             self._selected.restore((self.path / "participation.csv").read_bytes())
         if self._has_selections:
             self._selected.append(_csv_rows(committed.t, selected).encode())
         self._participation.append(_csv_rows(committed.t, clients).encode())
         self._flush()
-
-    def _check_participation(self) -> None:
-        try:
-            self._participation.check()
-        except FileWasEdited:
-            raise self._journal.edited("participation.csv") from None
 
     def add_record(self, record: Mapping[str, Any]) -> None:
         """Writes what was computed from the newest round's release.
