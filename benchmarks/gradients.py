@@ -50,11 +50,10 @@ def steps_of(examples: int, batch: int) -> dict[str, Callable[[], Any]]:
     execution = build_execution(
         task, config.plan(config.fit(show_progress=False)), config, 1, options=RunOptions()
     )
-    state, cohort = execution.init(), [[task.client_examples(name)] for name in task.client_ids]
-    x, y = (
-        tf.constant(np.concatenate(parts))
-        for parts in zip(*(epochs[0] for epochs in cohort), strict=True)
-    )
+    state = execution.init()
+    cohort = [execution.client(0, client) for client in range(examples)]
+    examples_of = map(task.client_examples, task.client_ids)
+    x, y = (tf.constant(np.concatenate(parts)) for parts in zip(*examples_of, strict=True))
     model, loss = (
         task.build_model(0),
         tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none"),

@@ -263,6 +263,8 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
             f"task={name!r} cannot be called ({error}): give its first parameter a frozen "
             "dataclass of options as its type, and no other parameter without a default"
         ) from error
+    if name in TASKS:
+        import fedmf.federated  # noqa: F401  (TensorFlow without its chatter, or what is missing)
     with errors_of(f"task={name!r}"):
         task = function(*options, **shown)
     if not isinstance(task, Task):

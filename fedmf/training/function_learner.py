@@ -154,8 +154,8 @@ class FunctionLearner(Learner):
             )
         if config.private_metrics and not 0 <= values[task.headline] <= 1:
             raise ValueError(
-                f"private_metrics do not go with task {task.name!r}, whose {task.headline} is not "
-                "between 0 and 1: put one first"
+                f"`private_metrics` do not go with task {task.name!r}, whose {task.headline} is "
+                "not between 0 and 1: put one first"
             )
 
     def fingerprint(self, seed: int) -> dict[str, str]:

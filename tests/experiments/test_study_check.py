@@ -61,22 +61,11 @@ def data(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """No optimisation, no choice by error, and no calibration of amplified noise: mechanisms of the
-    same rounds and bands stand in, whose rows float32 holds. Clients, which are all alike, are
-    digested once for each task.
+    same rounds and bands stand in, whose rows float32 holds.
 
     What is left out is that these fits converge and that an accountant finds the amplified noise.
     `fedmf paper run --dry-run` has both.
     """
-    from fedmf.training import run_setup
-
-    digest, digested = run_setup.task_identity, {}
-
-    def identity_once(task, *model, **how):
-        if task.name not in digested:
-            digested[task.name] = digest(task, *model, **how)
-        return digested[task.name]
-
-    monkeypatch.setattr(run_setup, "task_identity", identity_once)
     monkeypatch.setattr(strategies, "check_float32", lambda *_: None)
     fit, calibrate = plan_config.fit, plan_config.calibrate
 

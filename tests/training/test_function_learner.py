@@ -191,7 +191,7 @@ def test_other_executions_and_learners_are_refused(tmp_path):
         train(tmp_path / "run", config(execution="tff"))
     with refusal("learner of task 'linear' is a function", TypeError):
         linear_task(learner=evaluate)
-    with refusal("private_metrics do not go with task 'linear'"):
+    with refusal("`private_metrics` do not go with task 'linear'"):
         train(
             tmp_path / "run",
             config(private_metrics=0.1),
