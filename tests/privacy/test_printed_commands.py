@@ -100,15 +100,7 @@ def of_run(made, rounds, here, **changes):
     noise = {"epsilon": None, "noise_multiplier": made.noise_multiplier}
     config = dataclasses.replace(CONFIG, **noise, **changes)
     folder = here / "a run"
-    recorded = max(rounds, 1)  # the first checkpoint has the record that an audit reads
-    run = folder_of(
-        folder,
-        config=config,
-        plan=config.plan(),
-        cohorts=in_turn(),
-        recorded=recorded,
-        run=recorded,
-    )
+    run = folder_of(folder, config=config, plan=config.plan(), cohorts=in_turn(), run=rounds)
     return audit_run(run).statement()
 
 
