@@ -125,7 +125,7 @@ def scaling_after(
     moment = [_moved(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
     scales = _either(
         xp,
-        (t + 1) % scaling.every == 0,
+        xp.equal((t + 1) % scaling.every, 0),  # a graph of TFF compares tensors by identity
         lambda: _scales(scaling, moment, xp),
         lambda: list(state.scales),
     )
