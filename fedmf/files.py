@@ -3,6 +3,7 @@ alone, locks, and the cache folder.
 """
 
 import contextlib
+import errno
 import os
 import pathlib
 import reprlib
@@ -153,10 +154,23 @@ def append_privately(path: pathlib.Path) -> TextIO:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Makes the names in a folder ones that no power failure takes back."""
+    """Makes the names in a folder ones that no power failure takes back.
+
+    Raises:
+      OSError: they cannot be; where the file system syncs no folders it says so.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise OSError(
+            error.errno,
+            "the file system syncs no folders, so that a power failure could take back what was "
+            "released: name a folder on a local disk",
+            str(folder),
+        ) from error
     finally:
         os.close(descriptor)
 

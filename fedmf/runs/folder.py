@@ -218,6 +218,10 @@ class RunFolder:
         """Rounds that were committed, by the name of the journal's newest file; 0 without one."""
         return max(newest_number(self.path), 0)
 
+    def has_released(self) -> bool:
+        """Whether a round was released; of a copy without a journal by metrics.jsonl."""
+        return self.committed_rounds() > 0 or bool(read_rows(self.path / "metrics.jsonl"))
+
     def read_rounds(self) -> None:
         """Reads what was committed; see `RunRounds.read`."""
         self.rounds.read()

@@ -143,18 +143,19 @@ def journal_cohorts(path: pathlib.Path) -> list[np.ndarray]:
       ValueError: the journal is damaged, or participation.csv is not what follows from it.
     """
     try:
-        rows = committed_rows(path)
         recorded = b""
+        # Before the journal: a run that goes on commits a round before it stands there.
         if (path / "participation.csv").exists():
             recorded = (path / "participation.csv").read_bytes()
+        rows = committed_rows(path)
     except READ_ERRORS as error:
         raise ValueError(
             f"{path / JOURNAL} is damaged ({error}): put back the run's own"
         ) from error
     texts = [_csv_rows(row["round"], row["clients"]) for row in rows]
-    # A power failure may keep rows from participation.csv, and a run that goes on adds some.
-    most = _csv(texts)
-    if not most.startswith(recorded[: len(most)]):
+    # A power failure may keep rows from participation.csv. Rows behind the journal's show that the
+    # journal is an older one.
+    if not _csv(texts).startswith(recorded):
         raise ValueError(
             f"{path / 'participation.csv'} is not what the run's journal has: put back its own, or "
             "remove it and resume the run"

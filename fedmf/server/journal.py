@@ -381,8 +381,15 @@ class Journal:
         except FileExistsError:
             raise self._changed() from None
         except OSError as error:
-            if error.errno not in _NO_LINKS or not self._lock.is_exclusive:
+            if error.errno not in _NO_LINKS:
                 raise
+            if not self._lock.is_exclusive:
+                raise OSError(
+                    error.errno,
+                    "the file system has neither links nor locks, so that two processes could "
+                    "commit one round: name a folder on a local disk",
+                    str(path),
+                ) from error
             # Nobody else writes here while this process has the lock.
             write_atomically(path, write, mode=0o600)
 

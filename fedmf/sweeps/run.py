@@ -274,7 +274,7 @@ def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
     return [
         Run.load(folder)
         for folder in folders
-        if (folder / "result.json").exists() or RunFolder(folder).committed_rounds()
+        if (folder / "result.json").exists() or RunFolder(folder).has_released()
     ]
 
 

@@ -1,5 +1,5 @@
-"""The training loop: cohort, client work, noisy mean, server step, commit, metrics; and again
-from where it stopped.
+"""The training loop: cohort, client work, noisy mean, commit; and then the server's step and
+metrics. It goes on where it stopped.
 """
 
 import contextlib

@@ -137,6 +137,13 @@ class TestRoundsBeyondTheRecord:
         assert audit_run(run).observed.rounds == 6
         assert audit_run(run).unrecorded is None
 
+    def test_behind_those_of_the_journal_show_that_it_is_an_older_one(self, tmp_path):
+        run = folder_of(tmp_path / "run", run=6)
+        with open(run / "participation.csv", "a") as rows:
+            rows.write("6,1\n")
+        with refusal("participation.csv is not what the run's journal has"):
+            audit_run(run)
+
     def test_that_were_empty_count(self, tmp_path):
         # Nobody came in the last three rounds; their releases say something of those
         # before all the same.

@@ -277,9 +277,11 @@ def test_the_command(tmp_path, capfd, monkeypatch):
 def test_a_run_that_committed_a_round_has_been_seen_whatever_rows_it_has(tmp_path):
     cut, never = (new_run(tmp_path / name, fedmf.TrainConfig(**FIXED)) for name in ("cut", "never"))
     trained(cut, [[0]], records=0)
-    assert [run.path for run in sweep.begun_runs([never.path, cut.path, tmp_path / "none"])] == [
-        cut.path
-    ]
+    copied = new_run(tmp_path / "copied", fedmf.TrainConfig(**FIXED))
+    trained(copied, [[0]])
+    shutil.rmtree(copied.path / "private")
+    folders = [never.path, cut.path, copied.path, tmp_path / "none"]
+    assert [run.path for run in sweep.begun_runs(folders)] == [cut.path, copied.path]
 
 
 def test_lists_in_a_file_vary(tmp_path):

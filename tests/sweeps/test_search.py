@@ -65,8 +65,6 @@ class Instant:
             rows = [{**row, "private": private} for row in rows]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if config["clip_norm"] == 3:
-            journal = folder / "private" / "journal"
-            (journal / "000000.npz").rename(journal / "000004.npz")
             return 1
         accuracy = math.nan if rate > 5 else 1 - math.log10(rate / 0.5) ** 2 / 4
         result = {"validation": {"accuracy": accuracy}, "test": {}, "seconds": 1.0}

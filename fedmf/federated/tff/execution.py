@@ -17,7 +17,7 @@ from fedmf.federated.tff.optimizers import client_optimizer, server_optimizer
 from fedmf.federated.tff.worker import TffWorker
 from fedmf.server.rows import replace_noise
 from fedmf.training.examples import ClientData
-from fedmf.training.execution.base import Execution, Release
+from fedmf.training.execution.base import Execution, Release, packed_like
 
 
 class TffExecution(Execution):
@@ -108,14 +108,17 @@ class TffExecution(Execution):
         return tf.nest.pack_sequence_as(template, leaves)
 
     def before(self, state: Any) -> list[np.ndarray]:
-        """See `Execution.before`. A release of TFF's is a whole state."""
-        return []
+        """See `Execution.before`. The step needs none of it: a release of TFF's is a whole state.
+        Metrics of a round compare its weights with those before.
+        """
+        return self.weights(state)
 
     def from_before(self, arrays: Sequence[np.ndarray]) -> Any:
         """See `Execution.from_before`."""
-        if len(arrays):
-            raise ValueError("execution=tff needs nothing of the state before a step")
-        return self.init()
+        template = self.init()
+        weights = packed_like(self.weights(template), arrays)
+        model = tff.learning.models.ModelWeights(trainable=weights, non_trainable=[])
+        return self._worker.run(lambda: self._process.set_model_weights(template, model))
 
     @functools.cached_property
     def _is_released(self) -> list[bool]:

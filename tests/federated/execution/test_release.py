@@ -49,6 +49,8 @@ def test_a_step_taken_again_is_the_same_and_goes_on_to_the_same(changes):
         for t in range(ROUNDS):
             cohort = [execution.client(t, client) for client in range(4)]
             before = [np.array(array) for array in execution.before(state)]
+            weights_before = execution.weights(execution.from_before(before))
+            np.testing.assert_equal(weights_before, execution.weights(state))
             release = execution.collect_release(state, cohort, range(settings.canaries))
             again = execution.collect_release(state, cohort, range(settings.canaries))
             for ours, theirs in zip(release.arrays, again.arrays, strict=True):
