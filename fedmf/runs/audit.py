@@ -28,7 +28,7 @@ from fedmf.runs.executions import execution_kind
 from fedmf.runs.folder import CANARIES, Run, RunFolder
 from fedmf.runs.notes import programs_phrase
 from fedmf.runs.rounds import IDENTITY, journal_cohorts
-from fedmf.server.journal import JOURNAL
+from fedmf.server.journal import JOURNAL, committed_rows
 
 FINAL_STATEMENT = "final_statement"
 
@@ -322,10 +322,20 @@ def _other_values(run: Run) -> dict[str, Any]:
     """Returns the values of a run's statement that no audit computes."""
     task = run.plan["task"]
     values = {name: task[name] for name in ("made_clients",) if name in task}
-    phrase = programs_phrase(run.plan.get("programs", ()), run.config.rounds)
+    phrase = programs_phrase(_first_rounds(run), run.config.rounds)
     if phrase:
         values["programs"] = phrase
     return values | {"versions": run.plan["versions"]} | scaling_values(run.config)
+
+
+def _first_rounds(run: Run) -> list[int]:
+    """Returns the first round of each program that computed some: of a run that goes on by its
+    journal, which nobody can edit unseen.
+    """
+    if run.result is None and (run.path / JOURNAL).exists():
+        rows = committed_rows(run.path)
+        return [0, *(row["round"] for row in rows if "program" in row)]
+    return list(run.plan.get("programs", [0]))
 
 
 def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:

@@ -392,7 +392,7 @@ class Run(fields.Checked):
                 ),
                 plan=read_object(folder / "plan.json"),
                 metrics=read_rows(folder / "metrics.jsonl"),
-                timings=read_rows(folder / "timings.jsonl"),
+                timings=read_rows(folder / "timings.jsonl", skips_damaged=True),
                 statement=(folder / "statement.md").read_text(encoding="utf-8"),
                 mechanism=load_mechanism(folder / "mechanism.npz"),
                 **{

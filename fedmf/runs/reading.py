@@ -61,10 +61,14 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     return _with_measured(content)
 
 
-def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_rows(path: pathlib.Path, *, skips_damaged: bool = False) -> list[dict[str, Any]]:
     """Reads the rows of a file; none where there is no file.
 
     A last line without its end was being written when the run was killed, and does not count.
+
+    Args:
+      path: of the file.
+      skips_damaged: whether lines that are no rows are left out, of a file on which nothing rests.
 
     Raises:
       ValueError: another line is no row.
@@ -84,7 +88,7 @@ def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
             if b"null" in line:
                 row = _with_measured(row)
             rows.append(row)
-        elif number < len(lines):
+        elif number < len(lines) and not skips_damaged:
             raise ValueError(
                 f"line {number} of {path} is damaged: it must be a JSON object with a round"
             )

@@ -96,6 +96,10 @@ class TestRows:
         with refusal(r"line 2 of .*metrics\.jsonl is damaged"):
             Run.load(folder.path)
         assert files(tmp_path) == before
+        self.write(folder, "")
+        self.write(folder, '{"round": 0}\n' + line + '\n{"round": 2}\n', "timings")
+        # Nothing rests on the seconds of a round.
+        assert [row["round"] for row in Run.load(folder.path).timings] == [0, 2]
 
 
 class TestCreate:
