@@ -1,5 +1,5 @@
-"""Argument checks shared by the public functions: TypeError for a wrong kind, ValueError for a
-wrong value.
+"""Argument checks of the public functions: TypeError for a wrong type, ValueError for a wrong
+value.
 """
 
 import difflib
@@ -16,12 +16,12 @@ from fedmf.memory import available_memory
 
 
 class TooLargeForMemory(ValueError):
-    """An array that does not fit into memory, whose message names the way out."""
+    """A dense array that does not fit into memory; the message names the way out."""
 
 
-# The largest single dense array: of 20,000 rounds.
+# The largest single dense array, the square matrix of 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
-# Arrays that are made in less time than it takes to ask what is free.
+# Smaller arrays pass unasked: asking for the free memory takes longer than making them.
 _SMALL_BYTES = 2**22
 _OTHER_FAMILY = (
     "for so many rounds use a family that never makes them (toeplitz or blt with any number of "
@@ -34,21 +34,22 @@ MAX_ROUNDS = 100_000_000
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as it stands in an error, in one line."""
+    """Returns the text of a value in an error message, on one line."""
     text = repr(value)
     return " ".join(text.split()) if "\n" in text else text
 
 
 def rounds(name: str, value: Any) -> int:
-    """Returns `value` as a number of rounds."""
+    """Returns `value` as a number of rounds, an int in 1..MAX_ROUNDS."""
     return integer(
         name, value, low=1, high=MAX_ROUNDS, hint="pass the number of rounds, a positive int"
     )
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: str) -> int:
-    """Returns `value` as an int in low..high (high None: no upper end);
-    `hint` ends the error's sentence.
+    """Returns `value` as an int in low..high; None for `high` sets no upper limit.
+
+    `hint`, the way out, ends the sentence of the error.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}={_shown(value)} is a {type(value).__name__}, not an int: {hint}")
@@ -59,25 +60,25 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: s
     return number
 
 
-def real(name: str, value: Any, *, hint: str) -> float:
-    """`value` as a finite float, never -0.0; `hint` ends the error's sentence."""
+def finite_float(name: str, value: Any, *, hint: str) -> float:
+    """Returns `value` as a finite float, with 0.0 for -0.0; `hint` ends the error's sentence."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(
             f"{name}={_shown(value)} is a {type(value).__name__}, not a real number: {hint}"
         )
     try:
         number = float(value)
-    except OverflowError:  # a whole number or a fraction beyond 1e308
+    except OverflowError:  # An int or a Fraction can lie beyond 1e308.
         raise ValueError(
             f"{name} is beyond float64, whose numbers end at 1.8e308: {hint}"
         ) from None
     if not math.isfinite(number):
         raise ValueError(f"{name}={value} is not finite: {hint}")
-    return number + 0.0  # -0.0 becomes 0.0
+    return number + 0.0  # The sum of -0.0 and 0.0 is 0.0.
 
 
 def boolean(name: str, value: Any) -> bool:
-    """Returns `value`, True or False, as a bool."""
+    """Returns `value`, which must be True or False, as a bool."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(
             f"{name}={_shown(value)} is a {type(value).__name__}, not a bool: use True or False"
@@ -86,8 +87,9 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def entries(name: str, value: Any, *, hint: str) -> list[Any]:
-    """Returns the entries of a list, an array or any other iterable that is no text and no mapping;
-    `hint` ends the error's sentence.
+    """Returns the entries of `value`, an iterable such as a list or an array, as a list.
+
+    Strings and mappings are refused; `hint` ends the error's sentence.
     """
     is_list = np.iterable(value) and not isinstance(value, str | bytes | Mapping)
     if not is_list:
@@ -95,18 +97,19 @@ def entries(name: str, value: Any, *, hint: str) -> list[Any]:
     return list(value)
 
 
-def texts(name: str, value: Any, *, hint: str) -> tuple[str, ...]:
-    """Returns the entries of a list of texts; `hint` ends the error's sentence."""
-    listed = tuple(entries(name, value, hint=hint))
-    for entry in listed:
+def strings(name: str, value: Any, *, hint: str) -> tuple[str, ...]:
+    """Returns the entries of `value`, an iterable of strings; `hint` ends the error's sentence."""
+    checked_entries = tuple(entries(name, value, hint=hint))
+    for entry in checked_entries:
         if not isinstance(entry, str):
-            raise TypeError(f"{name} has {reprlib.repr(entry)}, which is no text: {hint}")
-    return listed
+            raise TypeError(f"{name} has {reprlib.repr(entry)}, which is not a str: {hint}")
+    return checked_entries
 
 
 def function(name: str, value: Any, *, num_arguments: int, hint: str) -> Callable[..., Any]:
-    """Returns `value`, a function that can be called with so many positional arguments; `hint` ends
-    the error's sentence.
+    """Returns `value`, a function that can be called with `num_arguments` positional arguments.
+
+    `hint` ends the error's sentence.
     """
     is_class = isinstance(value, type) and num_arguments > 0
     if is_class or not callable(value):
@@ -115,7 +118,7 @@ def function(name: str, value: Any, *, num_arguments: int, hint: str) -> Callabl
         )
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # Functions of C code have none.
+    except (TypeError, ValueError):  # Functions written in C have no signature.
         return value
     try:
         signature.bind(*[None] * num_arguments)
@@ -139,57 +142,62 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     return value
 
 
-def meant(name: str, known: Iterable[str], otherwise: str) -> str:
-    """ "did you mean X?" where one of `known` is close to `name`, else `otherwise` and all of them.
+def did_you_mean(name: str, choices: Iterable[str], otherwise: str) -> str:
+    """Returns "did you mean X?" for the choice closest to `name`.
 
-    >>> meant("cohort_sise", ["rounds", "cohort_size"], "the fields are")
+    Without a close one it returns `otherwise` followed by all choices.
+
+    >>> did_you_mean("cohort_sise", ["rounds", "cohort_size"], "the fields are")
     'did you mean `cohort_size`?'
-    >>> meant("colour", ["rounds", "cohort_size"], "the fields are")
+    >>> did_you_mean("colour", ["rounds", "cohort_size"], "the fields are")
     'the fields are `rounds`, `cohort_size`'
     """
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    marked = ", ".join(f"`{option}`" for option in close or known)
-    return f"did you mean {marked}?" if close else f"{otherwise} {marked}"
+    choices = list(choices)
+    close_matches = difflib.get_close_matches(name, choices, n=1, cutoff=0.7)
+    if close_matches:
+        return f"did you mean `{close_matches[0]}`?"
+    quoted_choices = ", ".join(f"`{choice}`" for choice in choices)
+    return f"{otherwise} {quoted_choices}"
 
 
-def array(name: str, value: Any, *, ndim: int) -> np.ndarray:
-    """Returns `value` as a float64 array of `ndim` non-empty axes and finite entries; a copy, or
-    `value` itself.
+def finite_array(name: str, value: Any, *, ndim: int) -> np.ndarray:
+    """Returns `value` as a float64 array with `ndim` non-empty axes and finite entries.
+
+    The result is `value` itself if it already is such an array, else a copy.
     """
     try:
-        entries = np.asarray(value)
-    except ValueError as error:  # numpy's refusal of ragged nested lists
+        array = np.asarray(value)
+    except ValueError as error:  # numpy refuses nested lists of unequal lengths.
         raise TypeError(
             f"{name} is not a rectangular array of numbers: pass a {ndim}-D numpy array"
         ) from error
-    if entries.dtype.kind not in "iuf":
+    if array.dtype.kind not in "iuf":
         raise TypeError(
-            f"{name} holds {entries.dtype} entries, not real numbers: pass a "
-            f"{ndim}-D array of floats"
+            f"{name} holds {array.dtype} entries, not real numbers: pass a {ndim}-D array of floats"
         )
-    if entries.ndim != ndim or 0 in entries.shape:
+    if array.ndim != ndim or 0 in array.shape:
         raise ValueError(
-            f"{name} has shape {entries.shape}: pass a {ndim}-D array with no empty axis"
+            f"{name} has shape {array.shape}: pass a {ndim}-D array with no empty axis"
         )
-    converted = entries.astype(np.float64, copy=False)
-    if not np.isfinite(converted).all():
-        position = tuple(int(axis[0]) for axis in np.nonzero(~np.isfinite(converted)))
+    float_array = array.astype(np.float64, copy=False)
+    is_finite = np.isfinite(float_array)
+    if not is_finite.all():
+        position = tuple(np.argwhere(~is_finite)[0].tolist())
         raise ValueError(
-            f"{name}{list(position)}={converted[position]} is not finite: "
+            f"{name}{list(position)}={float_array[position]} is not finite: "
             "replace it by a finite number"
         )
-    return converted
+    return float_array
 
 
 def lower_triangular(name: str, value: Any) -> np.ndarray:
-    """Returns `value` as a square lower-triangular float64 matrix, checked by `array`."""
-    matrix = array(name, value, ndim=2)
+    """Returns `value` as a square lower-triangular float64 matrix, checked by `finite_array`."""
+    matrix = finite_array(name, value, ndim=2)
     if matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{name} has shape {matrix.shape}: pass a square (rounds, rounds) matrix")
-    above = np.argwhere(np.triu(matrix, 1))
-    if len(above):
-        row, column = (int(index) for index in above[0])
+    nonzeros_above = np.argwhere(np.triu(matrix, 1))
+    if len(nonzeros_above):
+        row, column = nonzeros_above[0].tolist()
         raise ValueError(
             f"{name}[{row}, {column}]={matrix[row, column]} lies above the diagonal: round {row} "
             f"cannot depend on the later round {column}, pass a lower-triangular matrix"
@@ -198,18 +206,19 @@ def lower_triangular(name: str, value: Any) -> np.ndarray:
 
 
 def banded_rows(name: str, value: Any) -> np.ndarray:
-    """Returns `value` as the rows (rounds, bands) of a banded lower-triangular matrix, [t, j] =
-    M[t, t - j], checked by `array`.
+    """Returns `value` as the rows of a banded lower-triangular matrix M, checked by `finite_array`.
+
+    The rows have shape (rounds, bands), with rows[t, j] = M[t, t - j].
     """
-    rows = array(name, value, ndim=2)
+    rows = finite_array(name, value, ndim=2)
     n, bands = rows.shape
     if bands > n:
         raise ValueError(
             f"{name} has shape {rows.shape}: {n} rounds have at most {n} bands, drop the others"
         )
-    outside = np.argwhere(np.triu(rows[:bands], 1))
-    if len(outside):
-        t, j = (int(index) for index in outside[0])
+    nonzeros_outside = np.argwhere(np.triu(rows[:bands], 1))
+    if len(nonzeros_outside):
+        t, j = nonzeros_outside[0].tolist()
         raise ValueError(
             f"{name}[{t}, {j}]={rows[t, j]} lies outside the matrix, since {t} "
             f"- {j} < 0: set it to 0"
@@ -225,46 +234,50 @@ def fits_in_memory(
     otherwise: str = "",
     hint: str = _OTHER_FAMILY,
 ) -> None:
-    """Raises TooLargeForMemory, a ValueError, if float64 arrays of `shape` are beyond what
-    dense arrays may take here.
+    """Raises TooLargeForMemory, a ValueError, if float64 arrays of `shape` do not fit into memory.
 
-    A single one may be as large as `MAX_BYTES`, and `copies` of them, which are needed at a time,
-    must fit into the memory that is free. Where a single array fits, the error names `otherwise` as
-    the first way out; `hint` is the last one.
+    A single array may take `MAX_BYTES` at most, and `copies` arrays, which are needed at the same
+    time, must fit into the free memory. If one array alone would fit, the error names `otherwise`
+    as the first way out; `hint` is the last one.
     """
-    size = 8 * math.prod(shape)
-    if copies * size <= _SMALL_BYTES:
+    array_bytes = 8 * math.prod(shape)
+    total_bytes = copies * array_bytes
+    if total_bytes <= _SMALL_BYTES:
         return
-    free = available_memory()
-    if size <= MAX_BYTES and copies * size <= free:
+    free_bytes = available_memory()
+    if array_bytes <= MAX_BYTES and total_bytes <= free_bytes:
         return
     dimensions = " x ".join(map(str, shape))
-    arrays = f"a dense {dimensions} array of {size / 2**30:.3g} GiB"
+    description = f"a dense {dimensions} array of {array_bytes / 2**30:.3g} GiB"
     if copies > 1:
-        arrays = f"{copies} dense {dimensions} arrays, {copies * size / 2**30:.3g} GiB in all"
-    if size <= MAX_BYTES:
-        arrays += f", where {free / 2**30:.3g} GiB are free"
-    other_way = ""
-    if otherwise and size <= min(MAX_BYTES, free):
-        other_way = f"{otherwise}, or "
-    raise TooLargeForMemory(f"{what} would take {arrays}: {other_way}{hint}")
+        description = f"{copies} dense {dimensions} arrays, {total_bytes / 2**30:.3g} GiB in all"
+    if array_bytes <= MAX_BYTES:
+        description += f", where {free_bytes / 2**30:.3g} GiB are free"
+    way_out = hint
+    if otherwise and array_bytes <= min(MAX_BYTES, free_bytes):
+        way_out = f"{otherwise}, or {hint}"
+    raise TooLargeForMemory(f"{what} would take {description}: {way_out}")
 
 
 def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Rows of the product of two banded lower-triangular matrices of n rows, each given by rows:
-    [t, j] = M[t, t - j].
+    """Returns the rows of the product of two banded lower-triangular n x n matrices.
+
+    Each matrix M is passed and returned by its rows, with rows[t, j] = M[t, t - j].
     """
-    n = left.shape[0]
-    product = np.zeros((n, min(n, left.shape[1] + right.shape[1] - 1)))
-    for i in range(left.shape[1]):
-        for j in range(min(right.shape[1], product.shape[1] - i)):
+    n, left_bands = left.shape
+    right_bands = right.shape[1]
+    product_bands = min(n, left_bands + right_bands - 1)
+    product = np.zeros((n, product_bands))
+    for i in range(left_bands):
+        for j in range(min(right_bands, product_bands - i)):
             product[i:, i + j] += left[i:, i] * right[: n - i, j]
     return product
 
 
 def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
-    """The product of a banded lower-triangular matrix given by rows, (n, bands), and M, (n, d)
-    (banded paper, Alg. 8).
+    """Returns the product of a banded lower-triangular matrix and M (banded paper, Alg. 8).
+
+    The banded matrix is passed by its rows, of shape (n, bands); M has shape (n, d).
     """
     product = rows[:, :1] * M
     for j in range(1, rows.shape[1]):
@@ -272,32 +285,33 @@ def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
     return product
 
 
-def frozen(matrix: np.ndarray) -> np.ndarray:
-    """Returns a read-only copy, so that a frozen dataclass that holds it is frozen
-    all the way down.
-    """
+def frozen_copy(matrix: np.ndarray) -> np.ndarray:
+    """Returns a read-only float64 copy, so that a frozen dataclass can hold the array."""
     copy = np.array(matrix, dtype=np.float64, order="C")
     copy.setflags(write=False)
     return copy
 
 
 def positive(
-    name: str, value: Any, hint: str, *, below: float = math.inf, zero: bool = False
+    name: str, value: Any, hint: str, *, below: float = math.inf, allow_zero: bool = False
 ) -> float:
-    """`value` as a float when it is a finite number in (0, below), or 0 where `zero` allows it;
-    raises otherwise.
+    """Returns `value` as a float in (0, below), or in [0, below) if `allow_zero`.
+
+    `hint` ends the error's sentence.
     """
-    number = real(name, value, hint=hint)
-    if not (0 < number < below or (zero and number == 0)):
-        bounds = "non-negative" if zero else "positive"
-        upper = "" if math.isinf(below) else f" and below {below:g}"
-        raise ValueError(f"{name}={value!r} must be {bounds}{upper}: {hint}")
+    number = finite_float(name, value, hint=hint)
+    is_zero_allowed = allow_zero and number == 0
+    if not (0 < number < below or is_zero_allowed):
+        bounds = "non-negative" if allow_zero else "positive"
+        if not math.isinf(below):
+            bounds += f" and below {below:g}"
+        raise ValueError(f"{name}={value!r} must be {bounds}: {hint}")
     return number
 
 
 def probability(name: str, value: Any) -> float:
     """Returns `value` as a float in [0, 1]."""
-    number = real(name, value, hint="use a probability from 0 to 1")
+    number = finite_float(name, value, hint="use a probability from 0 to 1")
     if not 0 <= number <= 1:
         raise ValueError(f"{name}={number:g} is not a probability: use a number from 0 to 1")
     return number

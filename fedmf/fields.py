@@ -1,6 +1,4 @@
-"""Fields of a frozen dataclass of options: a default, the text that a command's help shows, and the
-check of a value.
-"""
+"""Fields of frozen dataclasses that check their values, and the help texts that commands show."""
 
 import dataclasses
 import functools
@@ -16,9 +14,9 @@ import numpy as np
 from fedmf import checks
 from fedmf.files import expanded
 
-# The largest number that arrays of counts, and the programs that fedmf calls, can hold.
+# The largest count that fits into the int64 arrays of fedmf and of the libraries that it calls.
 MAX_COUNT = 2**63 - 1
-# The suggestions of a field that takes any path: a shell completes the names of files.
+# Suggestions that make a shell complete the paths of files.
 PATHS = ("",)
 
 
@@ -28,21 +26,22 @@ def option(
     check: Callable[[str, Any], Any],
     suggestions: Callable[[], Iterable[str]] | None = None,
 ) -> Any:
-    """Returns a field whose `check` returns a value in the field's own type; see `check_fields`.
+    """Returns a dataclass field that commands offer as an option; `check_fields` runs its check.
 
     Args:
       default: the field's default.
-      help: what a command's help shows.
-      check: (name, value) -> value.
-      suggestions: returns what a shell completes. PATHS stands for any file.
+      help: the text in a command's help.
+      check: (name, value) -> the value in the field's type; raises if the value is wrong.
+      suggestions: returns the values that a shell completes; PATHS completes file names.
     """
     metadata = {"help": help, "check": check, "suggestions": suggestions}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def whole(default: int | None, help: str, *, low: int = 1, high: int | None = None) -> Any:
-    """Returns a field for a count in low..high, with `low` 0 or 1, that fits into 64 bits."""
-    hint = f"use a {'positive' if low else 'non-negative'} whole number"
+def whole_number(default: int | None, help: str, *, low: int = 1, high: int | None = None) -> Any:
+    """Returns a field for a whole number in low..high that fits into 64 bits; `low` is 0 or 1."""
+    sign = "positive" if low else "non-negative"
+    hint = f"use a {sign} whole number"
 
     def check(name: str, value: Any) -> int:
         number = checks.integer(name, value, low=low, high=high, hint=hint)
@@ -57,23 +56,26 @@ def whole(default: int | None, help: str, *, low: int = 1, high: int | None = No
 
 
 def seed(default: int, help: str) -> Any:
-    """Returns a field for a seed: a whole number of any length."""
+    """Returns a field for a seed, a non-negative whole number of any length."""
     hint = "use a non-negative whole number"
     return option(default, help, lambda name, value: checks.integer(name, value, low=0, hint=hint))
 
 
-def real(default: float | None, help: str, *, zero: bool = False, below: float = math.inf) -> Any:
-    """A finite positive float, or 0 where `zero` allows it."""
-    hint = f"use a finite {'non-negative' if zero else 'positive'} number"
+def positive_float(
+    default: float | None, help: str, *, allow_zero: bool = False, below: float = math.inf
+) -> Any:
+    """Returns a field for a finite float in (0, below), or in [0, below) if `allow_zero`."""
+    sign = "non-negative" if allow_zero else "positive"
+    hint = f"use a finite {sign} number"
     return option(
         default,
         help,
-        lambda name, value: checks.positive(name, value, hint, below=below, zero=zero),
+        lambda name, value: checks.positive(name, value, hint, below=below, allow_zero=allow_zero),
     )
 
 
 def choice(default: str | None, help: str, choices: Callable[[], Iterable[str]]) -> Any:
-    """Returns a field for one of some strings."""
+    """Returns a field for one of the strings that `choices` returns."""
     return option(
         default,
         help,
@@ -83,14 +85,14 @@ def choice(default: str | None, help: str, choices: Callable[[], Iterable[str]])
 
 
 def flag(default: bool, help: str) -> Any:
-    """Returns a field for True or False."""
+    """Returns a field for a bool."""
     return option(default, help, checks.boolean)
 
 
 def text(
     default: str | None, help: str, suggestions: Callable[[], Iterable[str]] | None = None
 ) -> Any:
-    """Returns a field for a str that is not empty; a path is kept as one."""
+    """Returns a field for a non-empty str; an `os.PathLike` is stored as its str."""
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str | os.PathLike):
@@ -105,37 +107,43 @@ def text(
 
 
 def path(default: str | None, help: str) -> Any:
-    """Returns a field for the path of a file or folder, kept as a str: with the home folder in
-    place of a leading "~".
+    """Returns a field for the path of a file or folder, stored as a str.
+
+    A leading "~" is replaced by the home folder.
     """
     check_text = text(default, help).metadata["check"]
 
     def check(name: str, value: Any) -> str:
-        written: str = check_text(name, value)
-        return str(expanded(written)) if written.startswith("~") else written
+        path_text: str = check_text(name, value)
+        if path_text.startswith("~"):
+            return str(expanded(path_text))
+        return path_text
 
     return option(default, help, check, lambda: PATHS)
 
 
-def checked(
+def validated(
     check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING, *, repr: bool = True
 ) -> Any:
-    """A field that no command shows: without a help text, and without a default unless given."""
+    """Returns a field with a check that no command shows, since it has no help text."""
     return dataclasses.field(default=default, metadata={"check": check}, repr=repr)
 
 
 def derived(check: Callable[[str, Any], Any], default: Callable[[Any], Any]) -> Any:
-    """A field that is `default(the object)`, of the fields before it, where it is None."""
+    """Returns a field that replaces None by `default(instance)`.
+
+    At that time the fields above it have been checked, and `default` can read them.
+    """
     return dataclasses.field(default=None, metadata={"check": check, "default": default})
 
 
 def array(ndim: int, default: Any = dataclasses.MISSING) -> Any:
-    """A float64 array of finite numbers, kept as a read-only copy."""
-    return checked(functools.partial(checks.array, ndim=ndim), default)
+    """Returns a field for a finite float64 array, stored as a read-only copy."""
+    return validated(functools.partial(checks.finite_array, ndim=ndim), default)
 
 
 def instance(kind: type) -> Callable[[str, Any], Any]:
-    """Returns the check of an object of this class."""
+    """Returns a check that a value is an instance of `kind`."""
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
 
     def check(name: str, value: Any) -> Any:
@@ -147,44 +155,44 @@ def instance(kind: type) -> Callable[[str, Any], Any]:
 
 
 def plain_text(name: str, value: Any) -> str:
-    """Returns `value`, a str, which may be empty."""
-    checked_text: str = of_kind(name, value, str)
+    """Returns `value`, which must be a str and may be empty."""
+    checked_text: str = coerce(name, value, str)
     return checked_text
 
 
 def check_fields(options: Any) -> None:
-    """Replaces each field of a frozen dataclass by its checked value, in order; None passes where
-    the field's type allows it.
+    """Replaces each field of a frozen dataclass by its checked value, in the order of the fields.
+
+    None passes if the field's type allows it.
 
     Raises:
-      TypeError, ValueError: naming the field, its value and what to do instead.
+      TypeError, ValueError: a value is wrong; the message names the field, its value and a way out.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if value is None and "default" in field.metadata:
             value = field.metadata["default"](options)
-        nothing = value is None and type(None) in typing.get_args(field.type)
-        if "check" in field.metadata and not nothing:
-            # A plain number, also of numpy's: options are stored as JSON.
-            set_fields(options, {field.name: field.metadata["check"](field.name, value)})
+        is_allowed_none = value is None and type(None) in typing.get_args(field.type)
+        if "check" in field.metadata and not is_allowed_none:
+            # The check also makes numpy's numbers plain ones, since options are stored as JSON.
+            checked_value = field.metadata["check"](field.name, value)
+            set_fields(options, {field.name: checked_value})
 
 
 def check_names(call: str, options: type, values: Mapping[str, Any]) -> None:
-    """Refuses values whose names are not those of a dataclass of options, or that lack one.
+    """Raises TypeError unless `values` names the options of a dataclass and omits no required one.
 
     Args:
-      call: the function that the values were given to.
+      call: name of the function that takes the options, for the error.
       options: the dataclass.
-      values: by name.
-
-    Raises:
-      TypeError: naming the option.
+      values: the options passed, by name.
     """
-    known = {field.name: field for field in dataclasses.fields(options)}
+    field_by_name = {field.name: field for field in dataclasses.fields(options)}
     for name in values:
-        if name not in known:
-            raise TypeError(f"{call} has no {name}: {checks.meant(name, known, 'it takes')}")
-    for name, field in known.items():
+        if name not in field_by_name:
+            hint = checks.did_you_mean(name, field_by_name, "it takes")
+            raise TypeError(f"{call} has no {name}: {hint}")
+    for name, field in field_by_name.items():
         defaults = (field.default, field.default_factory)
         has_default = any(default is not dataclasses.MISSING for default in defaults)
         if name not in values and not has_default:
@@ -192,48 +200,48 @@ def check_names(call: str, options: type, values: Mapping[str, Any]) -> None:
 
 
 class Checked:
-    """The base of frozen dataclasses whose fields are checked when they are made; see
-    `check_fields`.
-    """
+    """Base of frozen dataclasses that check their fields on construction; see `check_fields`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Copies and pickles, whose arrays could be written to, have read-only ones again."""
+        """Restores a copy or a pickle with read-only arrays, which numpy restores as writable."""
         set_fields(self, state)
 
 
 class ShortRepr:
-    """The base of dataclasses whose fields hold much: `repr` is one short line.
+    """Base of dataclasses with large fields, whose `repr` is one short line.
 
-    It leaves out fields at their default, and shows shapes for arrays and lengths for long lists.
+    It omits fields at their default, and shows shapes of arrays and lengths of long lists.
     """
 
-    # Properties that stand before the fields.
+    # Names of properties that `repr` shows before the fields.
     _shown_first: typing.ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "__repr__" not in vars(cls):  # before @dataclass makes one
+        if "__repr__" not in vars(cls):  # Else @dataclass would generate one.
             cls.__repr__ = ShortRepr.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        shown = {name: _short(getattr(self, name)) for name in self._shown_first}
+        text_by_name = {name: _short_text(getattr(self, name)) for name in self._shown_first}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             is_default = value is field.default or value is None or _is_empty(value)
             if field.repr and not is_default:
-                shown[field.name] = _short(value)
-        return f"{type(self).__name__}({', '.join(f'{n}={text}' for n, text in shown.items())})"
+                text_by_name[field.name] = _short_text(value)
+        arguments = ", ".join(f"{name}={text}" for name, text in text_by_name.items())
+        return f"{type(self).__name__}({arguments})"
 
 
 def _is_empty(value: Any) -> bool:
+    """Returns whether a value is an empty string, list, tuple or mapping."""
     return isinstance(value, str | list | tuple | Mapping) and not value
 
 
-def _short(value: Any) -> str:
-    """Returns a text of at most a line for a field's value."""
+def _short_text(value: Any) -> str:
+    """Returns the text of a field's value for `repr`, shortened to one line."""
     if isinstance(value, np.ndarray):
         return f"<{value.dtype} {value.shape}>"
     if isinstance(value, list | tuple | Mapping) and len(value) > 4:
@@ -241,47 +249,55 @@ def _short(value: Any) -> str:
     return repr(value)
 
 
-def flat(values: Mapping[str, Any], between: str = ".") -> dict[str, Any]:
-    """The values with those inside of mappings beside the others, under the names of both.
+def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Returns the values of nested mappings in one dict, under joined names.
 
     >>> flat({"round": 3, "validation": {"accuracy": 0.5}})
     {'round': 3, 'validation.accuracy': 0.5}
     """
-    beside: dict[str, Any] = {}
+    flat_values: dict[str, Any] = {}
     for name, value in values.items():
-        inside = flat(value, between) if isinstance(value, Mapping) else {"": value}
-        beside |= {f"{name}{between if key else ''}{key}": each for key, each in inside.items()}
-    return beside
+        if isinstance(value, Mapping):
+            for inner_name, inner_value in flat(value, separator).items():
+                flat_values[f"{name}{separator}{inner_name}"] = inner_value
+        else:
+            flat_values[name] = value
+    return flat_values
 
 
 def set_fields(options: Any, values: Mapping[str, Any]) -> None:
-    """Sets fields of a frozen dataclass in its `__post_init__`; of an array a read-only copy."""
+    """Sets fields of a frozen dataclass in its `__post_init__`; arrays as read-only copies."""
     for name, value in values.items():
-        is_array = isinstance(value, np.ndarray)
-        object.__setattr__(options, name, checks.frozen(value) if is_array else value)
+        stored_value = value
+        if isinstance(value, np.ndarray):
+            stored_value = checks.frozen_copy(value)
+        object.__setattr__(options, name, stored_value)
 
 
-def belongs(options: Any, name: str, *, to: str, there: bool) -> None:
-    """Refuses a field that was set although the option that it depends on was not.
+def require(options: Any, name: str, *, needs: str, present: bool) -> None:
+    """Raises ValueError if a field was set although the option that it needs was not.
 
-    Raises:
-      ValueError: naming the field and what it belongs to.
+    Args:
+      options: the dataclass.
+      name: the field.
+      needs: the option that the field needs, for the error.
+      present: whether that option was set.
     """
     value = getattr(options, name)
-    if not there and value != type(options).__dataclass_fields__[name].default:
-        raise ValueError(f"{name}={value} belongs to {to}: leave it out, or give that")
+    if not present and value != type(options).__dataclass_fields__[name].default:
+        raise ValueError(f"{name}={value} needs {needs}: leave `{name}` out, or use that")
 
 
-def of_kind(name: str, value: Any, kind: type) -> Any:
-    """Returns `value` as an int, float, str or bool.
+def coerce(name: str, value: Any, kind: type) -> Any:
+    """Returns `value` as an int, float, str or bool, the class `kind`.
 
     Raises:
-      TypeError, ValueError: naming the option, its value and what to do instead.
+      TypeError, ValueError: `value` is not of that class; the message names a way out.
     """
     if kind is int:
         return checks.integer(name, value, low=0, hint="pass a whole number")
     if kind is float:
-        return checks.real(name, value, hint="pass a number")
+        return checks.finite_float(name, value, hint="pass a number")
     if not isinstance(value, kind):
         hint = "pass True or False" if kind is bool else "pass a text"
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: {hint}")

@@ -288,7 +288,7 @@ def _alpha(name: str, value: Any) -> float:
 
 
 def _sigma(name: str, value: Any) -> float:
-    return checks.positive(name, value, "use a standard deviation such as 1, or 0", zero=True)
+    return checks.positive(name, value, "use a standard deviation such as 1, or 0", allow_zero=True)
 
 
 def _per_client(name: str, value: Any) -> int:

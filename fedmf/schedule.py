@@ -58,7 +58,7 @@ class WarmupCooldown:
                 name,
                 getattr(self, name),
                 "pass a share of the run such as 0.25, or 0 for none",
-                zero=True,
+                allow_zero=True,
             )
         if self.warmup + self.cooldown > 1:
             raise ValueError(

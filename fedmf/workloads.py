@@ -60,7 +60,7 @@ class Workload:
         array = checks.lower_triangular("matrix", matrix)
         _check_scale("matrix", array, np.diagonal(array))
         self._set(name, len(array), None)
-        self.__dict__["matrix"] = checks.frozen(array)
+        self.__dict__["matrix"] = checks.frozen_copy(array)
 
     @classmethod
     def from_inverse(
@@ -87,7 +87,7 @@ class Workload:
         diagonals = checks.banded_rows("inverse_diagonals", inverse_diagonals)
         _check_scale("inverse_diagonals", diagonals, diagonals[:, 0])
         workload = cls.__new__(cls)
-        workload._set(name, len(diagonals), checks.frozen(diagonals))
+        workload._set(name, len(diagonals), checks.frozen_copy(diagonals))
         return workload
 
     def _set(self, name: str, rounds: int, inverse_diagonals: np.ndarray | None) -> None:
@@ -111,7 +111,7 @@ class Workload:
         """A, float64 (rounds, rounds), read-only; ValueError when it would not fit in memory."""
         assert self.inverse_diagonals is not None
         checks.fits_in_memory(f"the matrix of workload {self.name!r}", (self.rounds, self.rounds))
-        return checks.frozen(_solve_banded(self.inverse_diagonals))
+        return checks.frozen_copy(_solve_banded(self.inverse_diagonals))
 
     @property
     def coefficients(self) -> np.ndarray | None:
@@ -206,7 +206,7 @@ def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
     array([[1. , 0. ],
            [1. , 0.5]])
     """
-    rates = checks.array("learning_rates", learning_rates, ndim=1)
+    rates = checks.finite_array("learning_rates", learning_rates, ndim=1)
     if rates.min() <= 0.0:
         t = int(np.argmin(rates))
         raise ValueError(
@@ -271,7 +271,7 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
     """
     n = checks.rounds("n", n)
     hint = "choose a number in [0, 1), 0 for plain SGD"
-    momentum = checks.positive("momentum", momentum, hint, below=1, zero=True)
+    momentum = checks.positive("momentum", momentum, hint, below=1, allow_zero=True)
     return Workload.from_inverse("momentum_buffer", _two_bands(np.ones(n), np.full(n, -momentum)))
 
 
@@ -308,7 +308,7 @@ def momentum_sgd(
     rates = (
         np.ones(n)
         if learning_rates is None
-        else checks.array("learning_rates", learning_rates, ndim=1)
+        else checks.finite_array("learning_rates", learning_rates, ndim=1)
     )
     if rates.shape != (n,):
         raise ValueError(

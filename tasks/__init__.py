@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fedmf.checks import meant
+from fedmf.checks import did_you_mean
 from fedmf.participation.schema import SCHEMAS
 from fedmf.participation.separation import check_separation
 
@@ -163,7 +163,7 @@ def _options(name: str, config: "TrainConfig") -> list[Any]:
         given["data"] = config.data
     for option, value in given.items():
         if option not in fields:
-            hint = meant(_spelled(option), map(_spelled, fields), "its options are")
+            hint = did_you_mean(_spelled(option), map(_spelled, fields), "its options are")
             raise ValueError(
                 f"`task_option` {_spelled(option)!r} is none of the task {name}: {hint}"
             )

@@ -38,15 +38,17 @@ class PartitionOptions(fields.Checked):
         partition.check_text,
         lambda: [f"{kind}:" for kind in ("dirichlet", "shards", "quantity")],
     )
-    clients: int | None = fields.whole(None, "With a partition: the number of clients to make.")
+    clients: int | None = fields.whole_number(
+        None, "With a partition: the number of clients to make."
+    )
     partition_seed: int = fields.seed(0, "With a partition: another seed, other clients.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        there = self.partition is not None
+        has_partition = self.partition is not None
         for name in ("clients", "partition_seed"):
-            fields.belongs(self, name, to="partition", there=there)
-        if there and self.clients is None:
+            fields.require(self, name, needs="partition", present=has_partition)
+        if has_partition and self.clients is None:
             raise ValueError(
                 f"partition={self.partition!r} needs clients: give their number, such as 60"
             )

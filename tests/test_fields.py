@@ -11,7 +11,7 @@ from tests.refusals import refusal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes(fields.Checked):
-    rounds: int = fields.checked(checks.rounds)
+    rounds: int = fields.validated(checks.rounds)
     half: int = fields.derived(
         functools.partial(checks.integer, low=0, hint="use a whole number"),
         lambda sizes: sizes.rounds // 2,

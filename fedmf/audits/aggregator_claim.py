@@ -58,24 +58,24 @@ class AggregatorClaim(fields.Checked):
         None computes it from epsilon.
     """
 
-    rounds: int = fields.whole(8, "Of a run. After so many the function is made anew.")
+    rounds: int = fields.whole_number(8, "Of a run. After so many the function is made anew.")
     clients: int = fields.option(10, "Updates of a round, and what a mean is divided by.", _clients)
     releases: str = fields.choice("mean", "What comes out.", lambda: ("mean", "sum"))
-    clip_norm: float = fields.real(1.0, "L2 bound on a client's update.")
-    epsilon: float | None = fields.real(
+    clip_norm: float = fields.positive_float(1.0, "L2 bound on a client's update.")
+    epsilon: float | None = fields.positive_float(
         None, "Claimed of all rounds, each with every client; or give noise_multiplier."
     )
-    noise_multiplier: float | None = fields.real(
+    noise_multiplier: float | None = fields.positive_float(
         None, "Claimed: noise of a sum's entry, in clip norms. Replaces epsilon."
     )
-    delta: float = fields.real(1e-6, "Failure probability.", below=1)
+    delta: float = fields.positive_float(1e-6, "Failure probability.", below=1)
     noise: str = fields.choice(
         "independent",
         "Correlated: between rounds, as in matrix factorization; epsilon and the noise multiplier "
         "are then those of a run.",
         lambda: ("independent", "correlated"),
     )
-    min_sep: int | None = fields.whole(
+    min_sep: int | None = fields.whole_number(
         None, "With correlated noise: rounds from one participation of a client to its next."
     )
     shapes: str = fields.option("100x100,100x100,1000,1", "Of an update's arrays.", _shapes)
@@ -83,10 +83,10 @@ class AggregatorClaim(fields.Checked):
         None, "Tests that are left out, as one,weights.", _left_out
     )
     seed: int = fields.seed(1, "Of the updates that are sent.")
-    false_positive_rate: float = fields.real(
+    false_positive_rate: float = fields.positive_float(
         FALSE_POSITIVE_RATE, "Chance, at most, that an honest function fails any test.", below=1
     )
-    confidence: float = fields.real(0.99, "Of what is allowed at most.", below=1)
+    confidence: float = fields.positive_float(0.99, "Of what is allowed at most.", below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +95,7 @@ class AggregatorClaim(fields.Checked):
                 f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}: give one of "
                 "the two, it is what is held against the function"
             )
-        fields.belongs(self, "min_sep", to="correlated noise", there=self.correlated)
+        fields.require(self, "min_sep", needs="correlated noise", present=self.correlated)
         if sum(self.sizes) < _LEAST_ENTRIES:
             raise ValueError(
                 f"shapes={self.shapes!r} have {sum(self.sizes)} entries, each a sample of the "

@@ -235,8 +235,8 @@ def audit_distinguishing(
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
     """
-    present = checks.array("present", present, ndim=1)
-    absent = checks.array("absent", absent, ndim=1)
+    present = checks.finite_array("present", present, ndim=1)
+    absent = checks.finite_array("absent", absent, ndim=1)
     for name, values in (("present", present), ("absent", absent)):
         if len(values) < 4:
             raise ValueError(f"{name} has {len(values)} trials: play at least 4 of each kind")

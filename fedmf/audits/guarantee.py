@@ -48,7 +48,7 @@ _MOST_MEMORY = 2**50  # bytes, of any machine
 
 
 def _sentences(name: str, value: Any) -> tuple[str, ...]:
-    return checks.texts(name, value, hint="give a list of sentences")
+    return checks.strings(name, value, hint="give a list of sentences")
 
 
 def _system(name: str, value: Any) -> str:
@@ -83,17 +83,17 @@ class Audit(fields.Checked, fields.ShortRepr):
     """
 
     _shown_first = ("epsilon", "rho")
-    planned: Plan = fields.checked(fields.instance(Plan))
-    observed: ParticipationStats = fields.checked(fields.instance(ParticipationStats))
-    achieved: Achieved | None = fields.checked(fields.instance(Achieved), repr=False)
-    contradictions: Sequence[str] = fields.checked(_sentences, ())
-    offenders: Offenders | None = fields.checked(fields.instance(Offenders), None)
-    most_spent: float | None = fields.real(None, "", zero=True)
+    planned: Plan = fields.validated(fields.instance(Plan))
+    observed: ParticipationStats = fields.validated(fields.instance(ParticipationStats))
+    achieved: Achieved | None = fields.validated(fields.instance(Achieved), repr=False)
+    contradictions: Sequence[str] = fields.validated(_sentences, ())
+    offenders: Offenders | None = fields.validated(fields.instance(Offenders), None)
+    most_spent: float | None = fields.positive_float(None, "", allow_zero=True)
     shares_spent: Mapping[str, int] = dataclasses.field(
         default_factory=dict, metadata={"check": fields.instance(Mapping)}
     )
-    unrecorded: str | None = fields.checked(fields.plain_text, None)
-    log: ParticipationLog | None = fields.checked(fields.instance(ParticipationLog), None)
+    unrecorded: str | None = fields.validated(fields.plain_text, None)
+    log: ParticipationLog | None = fields.validated(fields.instance(ParticipationLog), None)
     everyone: "Audit | None" = None
     system: str = dataclasses.field(default="ledger", compare=False, metadata={"check": _system})
 

@@ -51,7 +51,7 @@ class LogForm(fields.Checked):
 
     client_column: str = fields.text("client", "Column of clients: whole numbers or texts.")
     round_column: str = fields.text("round", "Column of rounds.")
-    first_round: int = fields.whole(0, "Number of the first round.", low=0)
+    first_round: int = fields.whole_number(0, "Number of the first round.", low=0)
     duplicates: str = fields.choice(
         "refuse", "Rows that are there twice.", lambda: ("refuse", "once")
     )

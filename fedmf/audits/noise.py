@@ -43,7 +43,7 @@ class NoiseAudit(fields.Checked):
     """
 
     findings: tuple[Finding, ...]
-    false_positive_rate: float = fields.real(FALSE_POSITIVE_RATE, "", below=1)
+    false_positive_rate: float = fields.positive_float(FALSE_POSITIVE_RATE, "", below=1)
 
     @property
     def threshold(self) -> float:
@@ -77,7 +77,7 @@ def causal_factor(noising: np.ndarray) -> np.ndarray:
     >>> causal_factor(np.array([[3.0, 4.0]]))
     array([[5.]])
     """
-    N = checks.array("noising", noising, ndim=2)
+    N = checks.finite_array("noising", noising, ndim=2)
     n, m = N.shape
     if n == m and not np.triu(N, 1).any() and (np.diagonal(N) > 0).all():
         return N
@@ -108,7 +108,7 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
     """
     import scipy.linalg
 
-    Y = checks.array("rows", rows, ndim=2)
+    Y = checks.finite_array("rows", rows, ndim=2)
     n = factor.shape[0]
     if Y.shape[0] != n:
         raise ValueError(
@@ -149,7 +149,7 @@ def audit_noise(
     >>> [audit_noise([rows], leaves=(200, 100)).consistent for rows in (W, 1.1 * W)]
     [True, False]
     """
-    runs = [checks.array("whitened", W, ndim=2) for W in whitened]
+    runs = [checks.finite_array("whitened", W, ndim=2) for W in whitened]
     if not runs or any(W.shape != runs[0].shape for W in runs):
         raise ValueError(
             f"whitened has shapes {[W.shape for W in runs]}: pass one run or "

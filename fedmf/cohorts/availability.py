@@ -45,7 +45,7 @@ class Independent(fields.Checked):
     0.30103
     """
 
-    probability: float = fields.checked(checks.probability)
+    probability: float = fields.validated(checks.probability)
     seed: int = fields.seed(0, "")
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
@@ -57,7 +57,7 @@ class Independent(fields.Checked):
 
 
 def _hours(name: str, value: object) -> float:
-    hours = checks.real(name, value, hint="use hours from 0 to 24")
+    hours = checks.finite_float(name, value, hint="use hours from 0 to 24")
     if not 0 <= hours <= 24:
         raise ValueError(f"{name}={hours:g} must be from 0 to 24 hours: use such a number")
     return hours
@@ -76,10 +76,10 @@ class Window(fields.Checked):
     9.0
     """
 
-    start: float = fields.checked(_hours)
-    end: float = fields.checked(_hours)
-    inside: float = fields.checked(checks.probability)
-    outside: float = fields.checked(checks.probability)
+    start: float = fields.validated(_hours)
+    end: float = fields.validated(_hours)
+    inside: float = fields.validated(checks.probability)
+    outside: float = fields.validated(checks.probability)
 
     @property
     def length(self) -> float:
@@ -131,15 +131,15 @@ class Diurnal(fields.Checked):
     [4856, 1134]
     """
 
-    rounds_per_day: float = fields.real(96, "")
-    time_zones: tuple[tuple[float, float], ...] = fields.checked(
+    rounds_per_day: float = fields.positive_float(96, "")
+    time_zones: tuple[tuple[float, float], ...] = fields.validated(
         _zones, ((-8, 0.2), (-7, 0.05), (-6, 0.3), (-5, 0.45))
     )
-    charging: Window = fields.checked(_window, _CHARGING)
-    idle: Window = fields.checked(_window, _IDLE)
-    unmetered: Window = fields.checked(_window, _UNMETERED)
-    phase_hours: float = fields.checked(_hours, 1.0)
-    start_hour: float = fields.checked(_hours, 0.0)
+    charging: Window = fields.validated(_window, _CHARGING)
+    idle: Window = fields.validated(_window, _IDLE)
+    unmetered: Window = fields.validated(_window, _UNMETERED)
+    phase_hours: float = fields.validated(_hours, 1.0)
+    start_hour: float = fields.validated(_hours, 0.0)
     seed: int = fields.seed(0, "")
 
     def local_hours(self, t: int, clients: np.ndarray) -> np.ndarray:

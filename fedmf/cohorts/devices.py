@@ -33,9 +33,9 @@ class DeviceBehavior(fields.Checked):
     0.2533
     """
 
-    dropout: float = fields.checked(checks.probability, 0.0)
-    noncompliant_fraction: float = fields.checked(checks.probability, 0.0)
-    timer_jitter: int = fields.whole(0, "", low=0)
+    dropout: float = fields.validated(checks.probability, 0.0)
+    noncompliant_fraction: float = fields.validated(checks.probability, 0.0)
+    timer_jitter: int = fields.whole_number(0, "", low=0)
     seed: int = fields.seed(0, "")
 
     @property

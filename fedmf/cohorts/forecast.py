@@ -50,12 +50,12 @@ class Size(fields.Checked):
     200000
     """
 
-    population: int = fields.checked(
+    population: int = fields.validated(
         functools.partial(
             checks.integer, low=1, high=_MAX_CLIENTS, hint="use the number of clients"
         )
     )
-    cohort_size: int = fields.checked(
+    cohort_size: int = fields.validated(
         functools.partial(checks.integer, low=1, hint="use the number of clients a round")
     )
     simulated_cohort: int = fields.derived(

@@ -55,7 +55,7 @@ def seconds_of(timeout: Any) -> float:
     if timeout is None:
         return math.inf
     hint = "give a number of seconds, or None for no limit"
-    seconds = checks.real("timeout", timeout, hint=hint)
+    seconds = checks.finite_float("timeout", timeout, hint=hint)
     if seconds < 0:
         raise ValueError(f"timeout={seconds} is negative: {hint}")
     return seconds

@@ -69,7 +69,7 @@ class Certificate(fields.ShortRepr):
                 "most the loss, so fit the mechanism again"
             )
         checks.integer("iterations", self.iterations, low=0, hint="it counts the steps of the fit")
-        checks.positive("seconds", self.seconds, "it is the time of the fit", zero=True)
+        checks.positive("seconds", self.seconds, "it is the time of the fit", allow_zero=True)
 
     @property
     def gap(self) -> float:
@@ -154,8 +154,8 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
     _shown_first = ("rounds",)
     family: ClassVar[str]
     uncertified: ClassVar[str] = "built from given numbers, not optimised"
-    certificate: Certificate | None = fields.checked(fields.instance(Certificate), None)
-    certificate_reason: str = fields.checked(fields.plain_text, "", repr=False)
+    certificate: Certificate | None = fields.validated(fields.instance(Certificate), None)
+    certificate_reason: str = fields.validated(fields.plain_text, "", repr=False)
 
     if TYPE_CHECKING:  # at run time a field of some families and a property of others
 

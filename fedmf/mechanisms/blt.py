@@ -56,7 +56,7 @@ class BLTMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "blt"
-    rounds: int = fields.checked(checks.rounds)
+    rounds: int = fields.validated(checks.rounds)
     decays: np.ndarray = fields.array(1)
     inverse_decays: np.ndarray = fields.array(1)
 

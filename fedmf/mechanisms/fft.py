@@ -67,7 +67,7 @@ class FFTMechanism(Mechanism):
 
     family: ClassVar[str] = "fft"
     uncertified: ClassVar[str] = "the FFT encoder is a fixed construction, not optimised"
-    rounds: int = fields.checked(checks.rounds)
+    rounds: int = fields.validated(checks.rounds)
     decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
     def encoder(self) -> np.ndarray:

@@ -105,7 +105,7 @@ def fit(
     for name, value in options.items():
         if name not in record.options:
             known = [*record.options, "tolerance", "max_iterations", "progress"]
-            hint = checks.meant(name, known, "its options are")
+            hint = checks.did_you_mean(name, known, "its options are")
             raise TypeError(f"{name}={value!r} is not an option of family={family!r}: {hint}")
         if record.options[name].kind is bool and not isinstance(value, bool):
             raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")

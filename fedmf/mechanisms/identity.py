@@ -28,7 +28,7 @@ class IdentityMechanism(Mechanism):
 
     family: ClassVar[str] = "identity"
     uncertified: ClassVar[str] = "the identity has no free parameters to optimise"
-    rounds: int = fields.checked(checks.rounds)
+    rounds: int = fields.validated(checks.rounds)
 
     @property
     def bands(self) -> int:

@@ -131,7 +131,7 @@ def _named(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> np.ndarray 
 
 
 def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -> Mechanism:
-    C = checks.array("encoder", C, ndim=2)
+    C = checks.finite_array("encoder", C, ndim=2)
     m, n = C.shape
     if m < n:
         raise ValueError(
@@ -153,7 +153,7 @@ def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -
             )
         N = np.linalg.inv(C) if m == n else np.linalg.pinv(C)
     else:
-        B = checks.array("decoder", B, ndim=2)
+        B = checks.finite_array("decoder", B, ndim=2)
         if B.shape != (n, m):
             raise ValueError(
                 f"decoder has shape {B.shape}: an encoder of shape {C.shape} "

@@ -59,10 +59,10 @@ class LowRankMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "low_rank"
-    diagonals: np.ndarray = fields.checked(checks.banded_rows)
+    diagonals: np.ndarray = fields.validated(checks.banded_rows)
     left: np.ndarray = fields.array(2)
     right: np.ndarray = fields.array(2)
-    inverse_workload: np.ndarray = fields.checked(checks.banded_rows)
+    inverse_workload: np.ndarray = fields.validated(checks.banded_rows)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -82,8 +82,8 @@ class StampedMechanism(Mechanism):
     uncertified: ClassVar[str] = (
         "stamped, not optimised as a whole: a certificate of its part is with the part"
     )
-    part: Mechanism = fields.checked(_part)
-    times: int = fields.checked(
+    part: Mechanism = fields.validated(_part)
+    times: int = fields.validated(
         functools.partial(checks.integer, low=1, hint="pass the number of parts, a positive int")
     )
     decoder: str = fields.choice("optimal", "", lambda: DECODERS)

@@ -66,7 +66,7 @@ class TreeMechanism(Mechanism):
 
     family: ClassVar[str] = "tree"
     uncertified: ClassVar[str] = "the binary tree is a fixed construction, not optimised"
-    rounds: int = fields.checked(checks.rounds)
+    rounds: int = fields.validated(checks.rounds)
     decoder: str = fields.choice("full", "", lambda: DECODERS)
     completion: str = fields.choice("none", "", lambda: COMPLETIONS)
 

@@ -52,7 +52,7 @@ class Buffers:
     feedback: bool = False
 
     def __post_init__(self) -> None:
-        window = checks.array("window", self.window, ndim=2)
+        window = checks.finite_array("window", self.window, ndim=2)
         n, w = window.shape
         if w > n or np.triu(window[:w], 1).any():
             raise ValueError(

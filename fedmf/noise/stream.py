@@ -67,13 +67,13 @@ class NoiseStream(fields.Checked):
            [ 0.25, -0.5 ,  1.  ]])
     """
 
-    rounds: int = fields.checked(
+    rounds: int = fields.validated(
         functools.partial(checks.integer, low=1, hint="pass the number of rounds, a positive int")
     )
-    sources: int = fields.checked(
+    sources: int = fields.validated(
         functools.partial(checks.integer, low=1, hint="pass the number of independent draws")
     )
-    recurrence: np.ndarray | None = fields.checked(check_recurrence, None)
+    recurrence: np.ndarray | None = fields.validated(check_recurrence, None)
     contraction: np.ndarray | None = fields.array(2, None)
     buffers: Buffers | None = None
 

@@ -100,8 +100,8 @@ class Participation(fields.Checked, abc.ABC):
     # What a statement's table of the observed rounds has before min_sep.
     separation_kind: ClassVar[str] = "at least"
 
-    rounds: int = fields.checked(checks.rounds)
-    schema: str = fields.checked(_check_schema)
+    rounds: int = fields.validated(checks.rounds)
+    schema: str = fields.validated(_check_schema)
     # Given as None, both become ints in __post_init__; readers only ever see ints, which __init__'s
     # signature cannot say.
     min_sep: int = None  # type: ignore[assignment]

@@ -63,7 +63,9 @@ def sensitivity_to_sets(strategy: Any, sets: RoundSets) -> Sensitivity:
     if rows is not None and (rows.shape[1] <= sets.min_sep or sets.max_participations == 1):
         return of_disjoint_columns(_squared_column_norms(_of_known_scale(rows)), sets)
     encoder = _result_of(strategy, "encoder")
-    C = checks.array("encoder_or_mechanism", strategy if encoder is None else encoder, ndim=2)
+    C = checks.finite_array(
+        "encoder_or_mechanism", strategy if encoder is None else encoder, ndim=2
+    )
     check_columns(C.shape[1], sets.rounds)
     return of_matrix(_of_known_scale(C), sets)
 

@@ -45,9 +45,11 @@ class Sensitivity(fields.Checked):
       method: the algorithm and its source, for people.
     """
 
-    value: float = fields.checked(lambda name, x: checks.positive(name, x, "a norm", zero=True))
-    exact: bool = fields.checked(checks.boolean)
-    method: str = fields.checked(fields.plain_text)
+    value: float = fields.validated(
+        lambda name, x: checks.positive(name, x, "a norm", allow_zero=True)
+    )
+    exact: bool = fields.validated(checks.boolean)
+    method: str = fields.validated(fields.plain_text)
 
 
 def root(squared: float, exact: bool, method: str) -> Sensitivity:

@@ -62,7 +62,7 @@ class AttackRisk:
 
     def __post_init__(self) -> None:
         is_infinite = isinstance(self.mu, float) and self.mu == math.inf
-        mu = math.inf if is_infinite else checks.real("mu", self.mu, hint=_MU_HINT)
+        mu = math.inf if is_infinite else checks.finite_float("mu", self.mu, hint=_MU_HINT)
         if mu < 0:
             raise ValueError(f"mu={mu!r} must not be negative: {_MU_HINT}")
         hint = "count the clients of one user"

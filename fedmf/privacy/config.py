@@ -9,7 +9,7 @@ from typing import Any, Self
 import msgspec
 
 from fedmf import checks, fields, workloads
-from fedmf.checks import meant
+from fedmf.checks import did_you_mean
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.budget import Budget, check_pays_for_each_round
@@ -69,18 +69,18 @@ class PlanConfig:
 
     # Who takes part
     rounds: int = fields.option(2052, "Rounds of training.", checks.rounds)
-    cohort_size: int = fields.whole(100, "Clients of a round.")
-    claimed_cohort: int | None = fields.whole(
+    cohort_size: int = fields.whole_number(100, "Clients of a round.")
+    claimed_cohort: int | None = fields.whole_number(
         None,
         "Estimate a cohort of this many clients from cohort_size simulated ones, with the noise "
         "scaled down (papers: 1000 from 100).",
     )
     schema: str = fields.choice("min_sep", f"{', '.join(SCHEMAS)}.", lambda: SCHEMAS)
-    min_sep: int | None = fields.whole(
+    min_sep: int | None = fields.whole_number(
         None, "Least number of rounds between two participations of a client."
     )
-    max_participations: int | None = fields.whole(None, "Most participations of a client.")
-    budget: float | None = fields.real(
+    max_participations: int | None = fields.whole_number(None, "Most participations of a client.")
+    budget: float | None = fields.positive_float(
         None, "With schema=budget: a sensitivity. By default what min_sep and its limit cost."
     )
     sampling: str | None = fields.choice(
@@ -88,8 +88,10 @@ class PlanConfig:
         f"Amplify by how clients are drawn: {', '.join(SCHEMES)}. Needs population.",
         lambda: SCHEMES,
     )
-    population: int | None = fields.whole(None, "With sampling: the number of clients of the data.")
-    partitions: int | None = fields.whole(
+    population: int | None = fields.whole_number(
+        None, "With sampling: the number of clients of the data."
+    )
+    partitions: int | None = fields.whole_number(
         None,
         "With sampling: parts of the clients (not of the data), drawn from in turn. By default "
         "the mechanism's bands.",
@@ -99,8 +101,8 @@ class PlanConfig:
     workload: str = fields.choice(
         "prefix_sum", f"What errors count: {', '.join(workloads.NAMES)}.", lambda: workloads.NAMES
     )
-    workload_momentum: float = fields.real(
-        0.95, "Of the momentum_sgd workload.", zero=True, below=1
+    workload_momentum: float = fields.positive_float(
+        0.95, "Of the momentum_sgd workload.", allow_zero=True, below=1
     )
     learning_rate_schedule: str | None = fields.option(
         None,
@@ -114,7 +116,7 @@ class PlanConfig:
     mechanism: str | None = fields.path(
         None, "With family=file: a mechanism that `fedmf fit` wrote, with any options."
     )
-    bands: int | None = fields.whole(
+    bands: int | None = fields.whole_number(
         None, "Bands of a banded (by default min_sep), toeplitz or low_rank mechanism."
     )
     decoder: str | None = fields.choice(
@@ -130,38 +132,43 @@ class PlanConfig:
     )
 
     # Privacy
-    epsilon: float | None = fields.real(None, "Privacy target; or give noise_multiplier.")
-    noise_multiplier: float | None = fields.real(
-        None, "Noise multiplier of the whole run; or give epsilon.", zero=True
+    epsilon: float | None = fields.positive_float(None, "Privacy target; or give noise_multiplier.")
+    noise_multiplier: float | None = fields.positive_float(
+        None, "Noise multiplier of the whole run; or give epsilon.", allow_zero=True
     )
-    advantage: float | None = fields.real(
+    advantage: float | None = fields.positive_float(
         None, "Or the most by which an attack on a client beats guessing, such as 0.1.", below=1
     )
     true_positive_rate: str | None = fields.option(
         None, "Or the most hits of an attack at a rate of false alarms: 0.05@0.01.", rates_text
     )
-    delta: float = fields.real(1e-6, "Failure probability.")
-    clip_norm: float = fields.real(1.0, "L2 bound on a client's update.")
-    clip_quantile: float | None = fields.real(
+    delta: float = fields.positive_float(1e-6, "Failure probability.")
+    clip_norm: float = fields.positive_float(1.0, "L2 bound on a client's update.")
+    clip_quantile: float | None = fields.positive_float(
         None,
         "The clip norm follows this quantile of the updates' norms, from clip_norm on; none keeps "
         "it.",
         below=1,
     )
-    clip_share: float = fields.real(
+    clip_share: float = fields.positive_float(
         0.04, "With clip_quantile: part of the budget, rho, that following it takes.", below=1
     )
-    clip_every: int = fields.whole(
+    clip_every: int = fields.whole_number(
         10, "With clip_quantile: rounds between changes of the clip norm."
     )
-    clip_learning_rate: float = fields.real(
+    clip_learning_rate: float = fields.positive_float(
         1.0, "With clip_quantile: a change is by a factor of at most its exp."
     )
 
-    private_metrics: float = fields.real(
-        0.0, "Part of rho that pays for metrics of the rounds, such as 0.02.", zero=True, below=1
+    private_metrics: float = fields.positive_float(
+        0.0,
+        "Part of rho that pays for metrics of the rounds, such as 0.02.",
+        allow_zero=True,
+        below=1,
     )
-    largest_loss: float = fields.real(10.0, "With private_metrics: larger losses count as this.")
+    largest_loss: float = fields.positive_float(
+        10.0, "With private_metrics: larger losses count as this."
+    )
 
     def __post_init__(self) -> None:
         fields.check_fields(self)
@@ -173,17 +180,18 @@ class PlanConfig:
         self._check_mechanism()
         self._check_target()
         takes_budget = "budget" in SCHEMAS[self.schema].settings
-        fields.belongs(self, "budget", to="schema=budget", there=takes_budget)
+        fields.require(self, "budget", needs="schema=budget", present=takes_budget)
+        is_clipping_adaptive = self.clip_quantile is not None
         for name in ("clip_share", "clip_every", "clip_learning_rate"):
-            fields.belongs(self, name, to="`clip_quantile`", there=self.clip_quantile is not None)
+            fields.require(self, name, needs="`clip_quantile`", present=is_clipping_adaptive)
         if self.claimed_cohort is not None and self.claimed_cohort <= self.cohort_size:
             raise ValueError(
                 f"claimed_cohort={self.claimed_cohort} must be above cohort_size="
                 f"{self.cohort_size}, which stands for it: leave `claimed_cohort` out to train the "
                 "cohort itself"
             )
-        there = self.private_metrics > 0
-        fields.belongs(self, "largest_loss", to="`private_metrics`", there=there)
+        has_metrics = self.private_metrics > 0
+        fields.require(self, "largest_loss", needs="`private_metrics`", present=has_metrics)
         self._check_sampling()
         if self.budget is None or self.min_sep is not None:
             self.participation()
@@ -191,8 +199,8 @@ class PlanConfig:
     def _check_mechanism(self) -> None:
         for name in ("bands", "decoder", "mechanism"):
             takers = families_taking(name)
-            whose = f"family={' or '.join(takers)}, not to family={self.family}"
-            fields.belongs(self, name, to=whose, there=self.family in takers)
+            families = f"family={' or '.join(takers)}, not family={self.family}"
+            fields.require(self, name, needs=families, present=self.family in takers)
         if self.family == "file" and self.mechanism is None:
             raise ValueError(
                 "family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote"
@@ -202,8 +210,10 @@ class PlanConfig:
                 f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size "
                 "has no more diagonals"
             )
-        momentum = self.workload == "momentum_sgd"
-        fields.belongs(self, "workload_momentum", to="workload=momentum_sgd", there=momentum)
+        has_momentum = self.workload == "momentum_sgd"
+        fields.require(
+            self, "workload_momentum", needs="workload=momentum_sgd", present=has_momentum
+        )
         known = FAMILIES[self.family].options if self.family in FAMILIES else {}
         chosen = {}
         for name, value in self.mechanism_options.items():
@@ -218,7 +228,7 @@ class PlanConfig:
                 )
             if value is not None and value != known[name].default:
                 # One mechanism has one configuration.
-                chosen[name] = fields.of_kind(name, value, known[name].kind)
+                chosen[name] = fields.coerce(name, value, known[name].kind)
         fields.set_fields(self, {"mechanism_options": chosen})
 
     def _check_target(self) -> None:
@@ -238,8 +248,8 @@ class PlanConfig:
 
     def _check_sampling(self) -> None:
         for name in ("population", "partitions"):
-            fields.belongs(
-                self, name, to="`sampling`, such as poisson", there=self.sampling is not None
+            fields.require(
+                self, name, needs="`sampling`, such as poisson", present=self.sampling is not None
             )
         if self.sampling is None:
             return
@@ -505,7 +515,7 @@ class PlanConfig:
             raise ValueError(f"{origin}: {error}") from error
         for name in values:
             if name not in known:
-                hint = meant(name, known, "the fields are")
+                hint = did_you_mean(name, known, "the fields are")
                 raise ValueError(f"{origin} has an unknown field {name!r}: {hint}")
         try:
             return msgspec.convert(values, cls)

@@ -206,7 +206,7 @@ def statement_values(
     if pretraining is not None:
         fields.plain_text("pretraining", pretraining)
     if commands is not None:
-        commands = checks.texts("commands", commands, hint="give a list of commands, or None")
+        commands = checks.strings("commands", commands, hint="give a list of commands, or None")
     scheme = plan.sampling
     sentences: dict[str, str] = {}
     if scheme is not None:

@@ -135,8 +135,8 @@ def flags_of(
     """
     flags = []
     hint = "give names of fields"
-    leave_out = checks.texts("leave_out", leave_out, hint=hint)
-    always = checks.texts("always", always, hint=hint)
+    leave_out = checks.strings("leave_out", leave_out, hint=hint)
+    always = checks.strings("always", always, hint=hint)
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
         if name in leave_out or (value == defaults.get(name) and name not in always):

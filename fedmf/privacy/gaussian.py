@@ -48,7 +48,7 @@ def check_delta(delta: Any) -> float:
 def check_noise_multiplier(noise_multiplier: Any) -> float:
     """Returns a noise multiplier, 0 for no noise, as a float; raises otherwise."""
     hint = "use 0 for no noise"
-    return checks.positive("noise_multiplier", noise_multiplier, hint, zero=True)
+    return checks.positive("noise_multiplier", noise_multiplier, hint, allow_zero=True)
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:

@@ -100,7 +100,7 @@ def predicted_learning_rate(
         "the rule is for runs with noise; without noise the rate is bounded by stability",
     )
     checks.positive("clip_norm", clip_norm, "pass the L2 bound on a client's update")
-    if grid is not None and checks.real("grid", grid, hint="pass a ratio, or None") <= 1:
+    if grid is not None and checks.finite_float("grid", grid, hint="pass a ratio, or None") <= 1:
         raise ValueError(
             f"grid={grid!r} must be above 1: pass the ratio of neighbouring "
             "rates such as 1.7, or None"

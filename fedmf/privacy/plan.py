@@ -149,7 +149,7 @@ class Plan(fields.ShortRepr):
             "sampling": scheme,
             "participation": p,
             "noise_multiplier": checks.positive(
-                "noise_multiplier", self.noise_multiplier, noise_hint, zero=True
+                "noise_multiplier", self.noise_multiplier, noise_hint, allow_zero=True
             ),
             "clip_norm": checks.positive("clip_norm", self.clip_norm, clip_hint),
             "delta": check_delta(self.delta),

@@ -89,11 +89,11 @@ class TrainConfig(PlanConfig):
     )
 
     # Updates
-    zeroing_norm: float | None = fields.real(
+    zeroing_norm: float | None = fields.positive_float(
         100.0, "Updates with a larger entry count as zero; none for no limit."
     )
 
-    canaries: int = fields.whole(
+    canaries: int = fields.whole_number(
         0,
         "Synthetic clients that `fedmf audit canaries` tells in or out of the "
         "run by what it releases.",
@@ -101,19 +101,21 @@ class TrainConfig(PlanConfig):
     )
 
     # Optimisation
-    client_learning_rate: float = fields.real(1.0, "Rate of the clients' optimizer.")
+    client_learning_rate: float = fields.positive_float(1.0, "Rate of the clients' optimizer.")
     client_optimizer: str = fields.choice(
         "sgd", f"On the clients: {', '.join(RULES)}.", lambda: RULES
     )
-    client_momentum: float = fields.real(0.0, "Momentum of sgd on the clients.", zero=True, below=1)
-    client_epochs: int = fields.whole(
+    client_momentum: float = fields.positive_float(
+        0.0, "Momentum of sgd on the clients.", allow_zero=True, below=1
+    )
+    client_epochs: int = fields.whole_number(
         1, "Epochs of a client over its examples in a round, each in an order of its own."
     )
-    client_batches: int | None = fields.whole(
+    client_batches: int | None = fields.whole_number(
         None, "Most batches that a client trains on in a round."
     )
-    proximal_strength: float = fields.real(
-        0.0, "FedProx: strength that draws clients to the round's model.", zero=True
+    proximal_strength: float = fields.positive_float(
+        0.0, "FedProx: strength that draws clients to the round's model.", allow_zero=True
     )
     server_optimizer: str = fields.choice(
         "sgd",
@@ -121,21 +123,23 @@ class TrainConfig(PlanConfig):
         "docs/adaptive.md: scaled.",
         _server_optimizers,
     )
-    scale_every: int = fields.whole(
+    scale_every: int = fields.whole_number(
         1, "With a scaled server optimizer: rounds between changes of the scales."
     )
-    server_learning_rate: float = fields.real(1.0, "Peak of the server's schedule.")
-    server_momentum: float = fields.real(
-        0.95, "Momentum of sgd on the server; beta_1 of adam and yogi.", zero=True, below=1
+    server_learning_rate: float = fields.positive_float(1.0, "Peak of the server's schedule.")
+    server_momentum: float = fields.positive_float(
+        0.95, "Momentum of sgd on the server; beta_1 of adam and yogi.", allow_zero=True, below=1
     )
-    server_epsilon: float = fields.real(
+    server_epsilon: float = fields.positive_float(
         1e-3, "What adam, adagrad and yogi on the server add to the scale they divide by."
     )
-    warmup: float = fields.real(
-        0.15, "Share of rounds in which the server's rate rises from 0.05 of its peak.", zero=True
+    warmup: float = fields.positive_float(
+        0.15,
+        "Share of rounds in which the server's rate rises from 0.05 of its peak.",
+        allow_zero=True,
     )
-    cooldown: float = fields.real(
-        0.25, "Share of rounds in which it falls back to 0.05 of its peak.", zero=True
+    cooldown: float = fields.positive_float(
+        0.25, "Share of rounds in which it falls back to 0.05 of its peak.", allow_zero=True
     )
 
     # The run
@@ -149,10 +153,10 @@ class TrainConfig(PlanConfig):
         "Warm start from a FILE.keras, or from the model of a run's folder. The guarantee "
         "does not cover its data.",
     )
-    stop_at_epsilon: float | None = fields.real(
+    stop_at_epsilon: float | None = fields.positive_float(
         None, "End before the round with which the plan's epsilon would pass this."
     )
-    evaluate_every: int = fields.whole(20, "Rounds between validations.")
+    evaluate_every: int = fields.whole_number(20, "Rounds between validations.")
     execution: str = fields.choice(
         "fast",
         "fast: our loop; tff: TFF's own learning process.",
@@ -162,10 +166,10 @@ class TrainConfig(PlanConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         client, server = self.client_optimizer, self.server_optimizer
-        to = f"client_optimizer=sgd, not to {client}"
-        fields.belongs(self, "client_momentum", to=to, there=client == "sgd")
-        to = f"a scaled `server_optimizer`, not to {server}"
-        fields.belongs(self, "scale_every", to=to, there=server != self.server_rule)
+        needs = f"client_optimizer=sgd, not {client}"
+        fields.require(self, "client_momentum", needs=needs, present=client == "sgd")
+        needs = f"a scaled `server_optimizer`, not {server}"
+        fields.require(self, "scale_every", needs=needs, present=server != self.server_rule)
         in_tff = execution_kind(self.execution).in_tff
         if self.canaries and (in_tff or self.claimed_cohort is not None):
             wrong = f"claimed_cohort={self.claimed_cohort} claims other noise than what runs"
@@ -188,8 +192,9 @@ class TrainConfig(PlanConfig):
             )
         availability_from_text(self.availability)
         for name in ("warmup", "cooldown"):
-            there = self.learning_rate_schedule is None or not getattr(self, name)
-            fields.belongs(self, name, to="runs without `learning_rate_schedule`", there=there)
+            is_unused = self.learning_rate_schedule is None or not getattr(self, name)
+            needs = "a run without `learning_rate_schedule`"
+            fields.require(self, name, needs=needs, present=is_unused)
         self.server_schedule()
 
     @property

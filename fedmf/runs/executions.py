@@ -43,8 +43,8 @@ class ExecutionKind(fields.Checked):
       TypeError, ValueError: naming the attribute.
     """
 
-    name: str = fields.checked(_name)
-    path: str = fields.checked(_path)
+    name: str = fields.validated(_name)
+    path: str = fields.validated(_path)
     in_tff: bool = fields.flag(False, "")
 
 

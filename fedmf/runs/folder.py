@@ -318,16 +318,16 @@ class Run(fields.Checked):
         `evaluate_fine_tuned` of the finished run, or None where they were not measured.
     """
 
-    path: pathlib.Path = fields.checked(checked_path)
-    config: TrainConfig = fields.checked(fields.instance(TrainConfig))
-    plan: dict[str, Any] = fields.checked(fields.instance(dict))
-    metrics: list[dict[str, Any]] = fields.checked(_rows)
-    timings: list[dict[str, Any]] = fields.checked(_rows)
-    statement: str = fields.checked(fields.plain_text)
-    mechanism: Mechanism = fields.checked(fields.instance(Mechanism))
-    result: dict[str, Any] | None = fields.checked(fields.instance(dict))
-    clients: dict[str, Any] | None = fields.checked(fields.instance(dict), None)
-    fine_tuned: dict[str, Any] | None = fields.checked(fields.instance(dict), None)
+    path: pathlib.Path = fields.validated(checked_path)
+    config: TrainConfig = fields.validated(fields.instance(TrainConfig))
+    plan: dict[str, Any] = fields.validated(fields.instance(dict))
+    metrics: list[dict[str, Any]] = fields.validated(_rows)
+    timings: list[dict[str, Any]] = fields.validated(_rows)
+    statement: str = fields.validated(fields.plain_text)
+    mechanism: Mechanism = fields.validated(fields.instance(Mechanism))
+    result: dict[str, Any] | None = fields.validated(fields.instance(dict))
+    clients: dict[str, Any] | None = fields.validated(fields.instance(dict), None)
+    fine_tuned: dict[str, Any] | None = fields.validated(fields.instance(dict), None)
 
     @functools.cached_property
     def noising(self) -> np.ndarray:

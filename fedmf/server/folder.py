@@ -86,12 +86,12 @@ class ServerConfig(fields.Checked):
       TypeError, ValueError: naming the argument, its value and what to do instead.
     """
 
-    shapes: Sequence[tuple[int, ...]] = fields.checked(_shapes)
-    clients_per_round: int = fields.checked(
+    shapes: Sequence[tuple[int, ...]] = fields.validated(_shapes)
+    clients_per_round: int = fields.validated(
         _clients("use the number of clients a round, which the sum is divided by however many come")
     )
-    zeroing_norm: float | None = fields.checked(lambda _, norm: check_zeroing_norm(norm), None)
-    population: int | None = fields.checked(
+    zeroing_norm: float | None = fields.validated(lambda _, norm: check_zeroing_norm(norm), None)
+    population: int | None = fields.validated(
         _clients("use the number of clients, or None for clients of any name"), None
     )
 

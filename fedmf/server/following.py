@@ -90,10 +90,10 @@ class Scaling(fields.Checked):
     1
     """
 
-    rule: str = fields.checked(functools.partial(checks.one_of, choices=RULES))
-    epsilon: float = fields.real(1e-3, "")
-    decay: float = fields.real(0.999, "", zero=True, below=1)
-    every: int = fields.whole(1, "")
+    rule: str = fields.validated(functools.partial(checks.one_of, choices=RULES))
+    epsilon: float = fields.positive_float(1e-3, "")
+    decay: float = fields.positive_float(0.999, "", allow_zero=True, below=1)
+    every: int = fields.whole_number(1, "")
 
     def __post_init__(self) -> None:
         super().__post_init__()

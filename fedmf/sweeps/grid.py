@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any
 
 from fedmf import tasks
-from fedmf.checks import meant
+from fedmf.checks import did_you_mean
 from fedmf.mechanisms.family import fitted_families
 from fedmf.privacy.flat_config import families_taking
 from fedmf.runs.config import TrainConfig
@@ -74,7 +74,9 @@ def varied_values(text: str) -> tuple[str, list[Any] | Range]:
     if name.startswith(_OPTION):
         return name, [value.strip() for value in values.split(",")]
     if name not in _FIELDS and families_option(name) is None:
-        hint = meant(name, _FIELDS, "task-option.NAME varies one of the task; the fields are")
+        hint = did_you_mean(
+            name, _FIELDS, "task-option.NAME varies one of the task; the fields are"
+        )
         raise ValueError(f"vary={text!r} names no option of fedmf train: {hint}")
     low, colon, high = values.partition(":")
     if colon and {int, float} & set(_kinds(name)):

@@ -271,7 +271,7 @@ def class_table(class_weight: Mapping[int, float]) -> np.ndarray:
         )
     largest = float(np.finfo(np.float32).max)
     weights = [
-        checks.positive(f"class_weight[{c}]", class_weight[c], hint, below=largest, zero=True)
+        checks.positive(f"class_weight[{c}]", class_weight[c], hint, below=largest, allow_zero=True)
         for c in range(len(class_weight))
     ]
     return np.array(weights, np.float32)

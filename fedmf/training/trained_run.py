@@ -43,7 +43,7 @@ class TrainedRun(Run):
       task: of the run; see `of`.
     """
 
-    task: Task = fields.checked(fields.instance(Task))
+    task: Task = fields.validated(fields.instance(Task))
 
     @staticmethod
     def of(run: Run, task: Task) -> "TrainedRun":

@@ -45,10 +45,10 @@ class Cifar10Options(PartitionOptions):
         "train; test: on every other test image, so that all training images train, as published.",
         lambda: VALIDATION,
     )
-    max_clients: int | None = fields.whole(
+    max_clients: int | None = fields.whole_number(
         None, "Only the first so many images train; by default all."
     )
-    batch_size: int = fields.whole(1, "Images in a batch of a client that `partition` made.")
+    batch_size: int = fields.whole_number(1, "Images in a batch of a client that `partition` made.")
 
 
 LABEL_NAMES = (

@@ -43,11 +43,11 @@ class EmnistOptions(PartitionOptions):
     model: str = fields.choice(
         "cnn", "cnn: the published network, 1.2 million parameters; small: 57,000.", lambda: MODELS
     )
-    batch_size: int = fields.whole(20, "Images in a client's batch.")
-    max_clients: int | None = fields.whole(
+    batch_size: int = fields.whole_number(20, "Images in a client's batch.")
+    max_clients: int | None = fields.whole_number(
         None, "Only the first so many writers train; by default all."
     )
-    max_examples: int | None = fields.whole(
+    max_examples: int | None = fields.whole_number(
         None, "Images a client trains on at most; by default all."
     )
 

@@ -27,23 +27,26 @@ class RegressionOptions(fields.Checked):
     kind: str = fields.choice(
         "linear", "linear: squared error; logistic: two classes.", lambda: KINDS
     )
-    clients: int = fields.whole(1_000, "Clients that train.")
-    examples: int = fields.whole(20, "Examples of each client.")
-    features: int = fields.whole(50, "Features of an example, and parameters of the model.")
-    decay: float = fields.real(
-        1.0, "Eigenvalue i of the features' covariance is i^-decay; 0: all are 1.", zero=True
+    clients: int = fields.whole_number(1_000, "Clients that train.")
+    examples: int = fields.whole_number(20, "Examples of each client.")
+    features: int = fields.whole_number(50, "Features of an example, and parameters of the model.")
+    decay: float = fields.positive_float(
+        1.0, "Eigenvalue i of the features' covariance is i^-decay; 0: all are 1.", allow_zero=True
     )
-    shift: float = fields.real(
-        0.3, "How far a client's mean lies from zero, in standard deviations.", zero=True, below=1
+    shift: float = fields.positive_float(
+        0.3,
+        "How far a client's mean lies from zero, in standard deviations.",
+        allow_zero=True,
+        below=1,
     )
-    noise: float = fields.real(
+    noise: float = fields.positive_float(
         0.5, "Standard deviation of the label's noise, or scale of the logit's; the signal's is 1."
     )
-    evaluation_clients: int = fields.whole(
+    evaluation_clients: int = fields.whole_number(
         100, "Clients of the validation split, and as many of the test split."
     )
     seed: int = fields.seed(0, "Draws the data.")
-    batch_size: int = fields.whole(10, "Examples in a client's batch.")
+    batch_size: int = fields.whole_number(10, "Examples in a client's batch.")
 
 
 def eigenvalues(o: RegressionOptions) -> np.ndarray:

@@ -26,14 +26,14 @@ class StackOverflowOptions(fields.Checked):
         "StackOverflow SQLite file whose frequent words are the vocabulary; "
         "by default data itself.",
     )
-    vocabulary_size: int = fields.whole(
+    vocabulary_size: int = fields.whole_number(
         10_000, "Most frequent words kept; the model has four classes more."
     )
-    sequence_length: int = fields.whole(20, "Words of a sentence that are predicted.")
-    max_sentences: int = fields.whole(256, "Sentences a client trains on at most.")
-    batch_size: int = fields.whole(16, "Sentences in a client's batch.")
-    embedding_size: int = fields.whole(96, "Width of the embedding and of the projection.")
-    lstm_size: int = fields.whole(670, "Units of the LSTM layer.")
+    sequence_length: int = fields.whole_number(20, "Words of a sentence that are predicted.")
+    max_sentences: int = fields.whole_number(256, "Sentences a client trains on at most.")
+    batch_size: int = fields.whole_number(16, "Sentences in a client's batch.")
+    embedding_size: int = fields.whole_number(96, "Width of the embedding and of the projection.")
+    lstm_size: int = fields.whole_number(670, "Units of the LSTM layer.")
     model: str = fields.choice(
         "plain",
         "plain: Keras's default initialisers, and the LSTM runs on over padding; published: those "
@@ -45,11 +45,11 @@ class StackOverflowOptions(fields.Checked):
         "published: mean over all positions, as in the papers; masked: without padding.",
         lambda: LOSSES,
     )
-    validation_sentences: int = fields.whole(10_000, "Sentences of the validation set.")
-    test_sentences: int | None = fields.whole(
+    validation_sentences: int = fields.whole_number(10_000, "Sentences of the validation set.")
+    test_sentences: int | None = fields.whole_number(
         None, "Limit on the sentences of the test set; by default all."
     )
-    max_clients: int | None = fields.whole(
+    max_clients: int | None = fields.whole_number(
         None, "Limit on the train clients, the first in TFF's order; by default all."
     )
 

@@ -66,7 +66,7 @@ def write_synthetic_corpus(
     checks.integer("clients", clients, low=1, high=100_000_000, hint=hint)
     checks.integer("seed", seed, low=0, high=2**63 - 1, hint=hint)
     checks.integer("vocabulary_size", vocabulary_size, low=1, high=10_000_000, hint=hint)
-    mean = checks.real("sentences_per_client", sentences_per_client, hint="use 4 or more")
+    mean = checks.finite_float("sentences_per_client", sentences_per_client, hint="use 4 or more")
     if not 4 <= mean <= 100_000:
         raise ValueError(f"sentences_per_client={mean:g} must lie between 4 and 100000")
     words = language.make_language(vocabulary_size, _TOPICS)

@@ -57,14 +57,14 @@ class ImportOptions(fields.Checked):
 
     user_column: str = fields.text("user", "Column of users.")
     text_column: str = fields.text("text", "Column of texts.")
-    heldout_users: float = fields.real(
+    heldout_users: float = fields.positive_float(
         0.0,
         "Share of users for a split that no command reads, for programs of your own.",
-        zero=True,
+        allow_zero=True,
         below=1,
     )
-    test_users: float = fields.real(
-        0.35, "Share of users for validation and test.", zero=True, below=1
+    test_users: float = fields.positive_float(
+        0.35, "Share of users for validation and test.", allow_zero=True, below=1
     )
     seed: int = fields.option(0, "Another seed, other users in the splits.", _seed)
 

@@ -42,7 +42,7 @@ WRONG_CALLS = {
     f"{CALIBRATE} --sampling min-sep-poisson --population 9 --cohort-size 9 --partitions 2": (
         "--partitions 2 does not belong"
     ),
-    f"{CALIBRATE} --population 9": "--population 9 belongs to --sampling",
+    f"{CALIBRATE} --population 9": "--population 9 needs --sampling",
     "plan noise MECHANISM --noise-memory 0": "--noise-memory",
     f"{COMPARE} --availability often": "--availability often says no check-ins",
     f"{COMPARE} --availability every:day --min-sep 9": "--min-sep 9 is more than the 4",
@@ -56,7 +56,7 @@ WRONG_CALLS = {
     "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": "'x'",
     f"{POOL} --no-search": "--min-sep",
     f"{POOL} --sampling poisson": "--partitions (not given)",
-    f"{POOL} --partitions 2": "--partitions 2 belongs to --sampling",
+    f"{POOL} --partitions 2": "--partitions 2 needs --sampling",
     f"{POOL} --sampling poisson --partitions 2 --min-sep 3": "leave out --min-sep 3",
     "paper run banded-figure-99": "banded-figure-99",
     "paper run banded-table-1": "no result",

@@ -20,7 +20,7 @@ NAME = "fedmf.privacy.config"
 
 class Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname):
-        field = '    tenants: int = fields.whole(1, "Tenants of the server.")\\n\\n'
+        field = '    tenants: int = fields.whole_number(1, "Tenants of the server.")\\n\\n'
         text = self.get_source(fullname)
         return compile(text.replace("    def __post_init__", field + "    def __post_init__", 1),
                        self.path, "exec")

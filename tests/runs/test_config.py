@@ -183,7 +183,7 @@ class TestALearningRateSchedule:
     def test_takes_the_place_of_warmup_and_cooldown(self):
         config(**FALLING, warmup=0.0, cooldown=0.0)
         for name in ("warmup", "cooldown"):
-            with refusal(f"{name}=0.1 belongs to runs without `learning"):
+            with refusal(f"{name}=0.1 needs a run without `learning"):
                 config(**FALLING, **{name: 0.1})
 
 

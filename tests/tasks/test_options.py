@@ -44,7 +44,7 @@ def test_values_are_checked(options, changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"clients": 4}, "clients=4 belongs to partition"),
+        ({"clients": 4}, "clients=4 needs partition"),
         ({"partition": "shards:2"}, "partition='shards:2' needs clients"),
         ({"partition": "shards:x", "clients": 4}, "partition='shards:x'"),
     ],

@@ -35,14 +35,14 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
     """
 
     def __init__(self, learning_rates: Any, *, momentum: float = 0.95) -> None:
-        self._rates = checks.array("learning_rates", learning_rates, ndim=1)
+        self._rates = checks.finite_array("learning_rates", learning_rates, ndim=1)
         if self._rates.min() <= 0:
             raise ValueError(
                 f"learning_rates={learning_rates!r} must be one finite "
                 "positive rate for every round"
             )
         hint = "choose a number in [0, 1), 0 for plain SGD"
-        self._momentum = checks.positive("momentum", momentum, hint, below=1, zero=True)
+        self._momentum = checks.positive("momentum", momentum, hint, below=1, allow_zero=True)
 
     def initialize(self, specs: Any) -> Any:
         """Round 0 and zero momentum for weights of these specs."""

@@ -164,7 +164,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "fixed: leave one of them out"
             )
         hint = "give the most that the sum adds to an entry"
-        entry_rounding = checks.positive("entry_rounding", entry_rounding, hint, zero=True)
+        entry_rounding = checks.positive("entry_rounding", entry_rounding, hint, allow_zero=True)
         query = copy.copy(self)
         query._entry_rounding = entry_rounding
         query._clip_norm = self.plan.clip_norm - math.sqrt(self._records.size) * entry_rounding

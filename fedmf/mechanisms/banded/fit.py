@@ -50,7 +50,7 @@ class BandedMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "banded"
-    diagonals: np.ndarray = fields.checked(check_recurrence)
+    diagonals: np.ndarray = fields.validated(check_recurrence)
 
     @property
     def rounds(self) -> int:

@@ -49,7 +49,7 @@ class DenseMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "dense"
-    matrix: np.ndarray = fields.checked(_encoder)
+    matrix: np.ndarray = fields.validated(_encoder)
 
     @property
     def rounds(self) -> int:

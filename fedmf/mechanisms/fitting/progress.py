@@ -61,13 +61,13 @@ class Stopping(fields.Checked):
       progress: called with (step, loss, gap or None) after each step, or None.
     """
 
-    tolerance: float = fields.checked(
+    tolerance: float = fields.validated(
         functools.partial(checks.positive, hint="choose a small positive number such as 1e-3")
     )
-    max_iterations: int = fields.checked(
+    max_iterations: int = fields.validated(
         functools.partial(checks.integer, low=1, hint="pass a positive int such as 1000")
     )
-    progress: Progress | None = fields.checked(_progress, None)
+    progress: Progress | None = fields.validated(_progress, None)
 
     def after(self, steps: int, *, tolerance: float | None = None) -> "Stopping":
         """For a further descent of a fit that has taken `steps` steps, counted on from there."""

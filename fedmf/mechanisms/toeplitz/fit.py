@@ -85,7 +85,9 @@ def fit_toeplitz(
     if nu is None:
         polynomial = toeplitz_inverse(workload)
     else:
-        polynomial = np.array([1.0, checks.positive("nu", nu, hint, below=1, zero=True) - 1.0])
+        polynomial = np.array(
+            [1.0, checks.positive("nu", nu, hint, below=1, allow_zero=True) - 1.0]
+        )
     if kind == "optimized_inverse":
         r, descent = optimized_inverse(
             polynomial, participation, power_series(polynomial, 0.5, bands), objective, stopping

@@ -51,7 +51,7 @@ class ToeplitzMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "toeplitz"
-    rounds: int = fields.checked(checks.rounds)
+    rounds: int = fields.validated(checks.rounds)
     coefficients: np.ndarray | None = fields.array(1, None)
     noising_window: np.ndarray | None = fields.array(1, None)
 

@@ -66,7 +66,7 @@ def _check_mechanism(name: str, value: Any) -> Any:
 _ARGUMENTS: dict[str, Callable[[str, Any], Any]] = {
     "mechanism": _check_mechanism,
     "noise": functools.partial(
-        checks.positive, hint="pass a standard deviation, or 0 for no noise", zero=True
+        checks.positive, hint="pass a standard deviation, or 0 for no noise", allow_zero=True
     ),
     "delta": lambda name, value: check_delta(value),
     "rounds": checks.rounds,

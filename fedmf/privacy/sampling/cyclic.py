@@ -58,9 +58,9 @@ class Cyclic(Sampling):
       ValueError: a cohort larger than the part that it is drawn from.
     """
 
-    population: int = fields.checked(check_population)
-    cohort_size: int = fields.checked(check_cohort_size)
-    partitions: int | None = fields.checked(check_bands, None)
+    population: int = fields.validated(check_population)
+    cohort_size: int = fields.validated(check_cohort_size)
+    partitions: int | None = fields.validated(check_bands, None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

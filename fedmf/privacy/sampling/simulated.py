@@ -178,7 +178,7 @@ class BallsInBins(Simulated):
     name: ClassVar[str] = "balls-in-bins"
     needs_bands: ClassVar[bool] = False
 
-    population: int = fields.checked(check_population)
+    population: int = fields.validated(check_population)
     bins: int
 
     def __post_init__(self) -> None:
@@ -341,9 +341,9 @@ class MinSepPoisson(Simulated):
     """
 
     name: ClassVar[str] = "min-sep-poisson"
-    population: int = fields.checked(check_population)
-    cohort_size: int = fields.checked(check_cohort_size)
-    min_sep: int | None = fields.checked(check_bands, None)
+    population: int = fields.validated(check_population)
+    cohort_size: int = fields.validated(check_cohort_size)
+    min_sep: int | None = fields.validated(check_bands, None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

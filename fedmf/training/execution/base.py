@@ -59,17 +59,17 @@ class RunOptions(fields.Checked):
     """
 
     noise_strategy: str | None = fields.choice(None, "", lambda: HOST_STRATEGIES)
-    noise_memory: int | None = fields.whole(None, "")
-    threads: int | None = fields.whole(None, "", high=_MAX_THREADS)
+    noise_memory: int | None = fields.whole_number(None, "")
+    threads: int | None = fields.whole_number(None, "", high=_MAX_THREADS)
     cluster: str | None = fields.text(None, "")
-    worker_task: Callable[[], Task] | None = fields.checked(_worker_task, None)
+    worker_task: Callable[[], Task] | None = fields.validated(_worker_task, None)
     test: bool = fields.flag(True, "")
     progress: bool = fields.flag(True, "")
-    server_optimizer: ServerOptimizer | None = fields.checked(
+    server_optimizer: ServerOptimizer | None = fields.validated(
         fields.instance(ServerOptimizer), None
     )
     accept_changed_task: bool = fields.flag(False, "")
-    round_metrics: Sequence[RoundMetric] = fields.checked(checked_metrics, ())
+    round_metrics: Sequence[RoundMetric] = fields.validated(checked_metrics, ())
 
 
 def parameters(task: Task, config: TrainConfig) -> int:
