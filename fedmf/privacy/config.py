@@ -88,9 +88,7 @@ class PlanConfig:
         f"Amplify by how clients are drawn: {', '.join(SCHEMES)}. Needs population.",
         lambda: SCHEMES,
     )
-    population: int | None = fields.whole_number(
-        None, "With sampling: the number of clients of the data."
-    )
+    population: int | None = fields.whole_number(None, "With sampling: clients of the data.")
     partitions: int | None = fields.whole_number(
         None,
         "With sampling: parts of the clients (not of the data), drawn from in turn. By default "
@@ -161,14 +159,9 @@ class PlanConfig:
     )
 
     private_metrics: float = fields.positive_float(
-        0.0,
-        "Part of rho that pays for metrics of the rounds, such as 0.02.",
-        allow_zero=True,
-        below=1,
+        0.0, "Share of rho spent on metrics of the rounds, such as 0.02.", allow_zero=True, below=1
     )
-    largest_loss: float = fields.positive_float(
-        10.0, "With private_metrics: larger losses count as this."
-    )
+    largest_loss: float = fields.positive_float(10.0, "With private_metrics: cap of each loss.")
 
     def __post_init__(self) -> None:
         fields.check_fields(self)
@@ -210,10 +203,8 @@ class PlanConfig:
                 f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size "
                 "has no more diagonals"
             )
-        has_momentum = self.workload == "momentum_sgd"
-        fields.require(
-            self, "workload_momentum", needs="workload=momentum_sgd", present=has_momentum
-        )
+        is_used = self.workload == "momentum_sgd"
+        fields.require(self, "workload_momentum", needs="workload=momentum_sgd", present=is_used)
         known = FAMILIES[self.family].options if self.family in FAMILIES else {}
         chosen = {}
         for name, value in self.mechanism_options.items():
