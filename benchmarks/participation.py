@@ -16,7 +16,7 @@ from benchmarks.core import MIB, memory_bytes, table
 from fedmf.cohorts.availability import Always, Diurnal
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.participation.schema import Participation
-from fedmf.privacy.sampling import CyclicPoisson, CyclicShuffle
+from fedmf.privacy.sampling import CyclicPoisson, CyclicRandomAllocation
 
 
 class Case(NamedTuple):
@@ -24,7 +24,7 @@ class Case(NamedTuple):
 
     Attributes:
       population, cohort_size, rounds: of the run.
-      schema: of the participation; or "poisson" or "shuffle".
+      schema: of the participation; or "poisson" or "random-allocation".
       min_sep: or the partitions of a sampling scheme.
       always: every client is available; by default by the hour of the day.
     """
@@ -44,7 +44,7 @@ CASES = {
     "10 million, every round": Case(schema="every_round"),
     "10 million, fixed order": Case(schema="fixed_epoch", min_sep=1500, always=True),
     "10 million, poisson": Case(schema="poisson"),
-    "10 million, shuffle": Case(schema="shuffle", min_sep=2, always=True),
+    "10 million, random allocation": Case(schema="random-allocation", min_sep=2, always=True),
 }
 
 
@@ -65,13 +65,13 @@ def controller_of(case: Case, small: bool) -> ParticipationController:
             max(cohort // 1000, 1),
             max(rounds // 20, 5),
         )
-        min_sep = min(min_sep, rounds) if case.schema != "shuffle" else 1
+        min_sep = min(min_sep, rounds) if case.schema != "random-allocation" else 1
     options: dict[str, Any] = {"population": population, "cohort_size": cohort}
-    sampling: CyclicPoisson | CyclicShuffle | None = None
+    sampling: CyclicPoisson | CyclicRandomAllocation | None = None
     if case.schema == "poisson":
         sampling = CyclicPoisson(**options, partitions=min_sep)
-    elif case.schema == "shuffle":
-        sampling = CyclicShuffle(**options, partitions=min_sep)
+    elif case.schema == "random-allocation":
+        sampling = CyclicRandomAllocation(**options, partitions=min_sep)
     if sampling is not None:
         participation = sampling.participation(rounds)
     else:

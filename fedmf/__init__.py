@@ -33,9 +33,10 @@ from fedmf.privacy.sampling import (
     BallsInBins,
     CyclicFixedSize,
     CyclicPoisson,
-    CyclicShuffle,
+    CyclicRandomAllocation,
     MinSepPoisson,
 )
+from fedmf.privacy.sampling import CyclicShuffle as CyclicShuffle  # the former name
 from fedmf.runs.audit import audit_run
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -64,7 +65,7 @@ __all__ = [
     "Certificate",
     "CyclicFixedSize",
     "CyclicPoisson",
-    "CyclicShuffle",
+    "CyclicRandomAllocation",
     "LogForm",
     "Mechanism",
     "MinSepPoisson",

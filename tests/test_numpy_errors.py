@@ -92,7 +92,7 @@ def test_servers(options, tmp_path):
     fedmf.Server.open(folder).close()
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "reshuffle"])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "random-allocation"])
 def test_sampling_schemes(sampling):
     options = {"rounds": 8, "bands": 2, "sampling": sampling, "population": 400}
     plan = planned(**options, cohort_size=10, min_sep=None, delta=1e-4)

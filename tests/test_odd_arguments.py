@@ -162,8 +162,9 @@ CALLS = {
         delta=1e-4,
     ),
     "CyclicPoisson.resized": call(POISSON.resized, population=20, cohort_size=4),
-    "CyclicShuffle": call(
-        fedmf.CyclicShuffle, {"partitions": "None"}, population=12, cohort_size=2, partitions=2
+    "CyclicRandomAllocation": call(
+        fedmf.CyclicRandomAllocation, {"partitions": "None"},
+        population=12, cohort_size=2, partitions=2,
     ),
     "LogForm": call(
         fedmf.LogForm, {"client_column": "text", "round_column": "text", "first_round": "0"},

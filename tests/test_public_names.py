@@ -9,7 +9,7 @@ from fedmf.mechanisms import IdentityMechanism
 FIXED = {
     "fedmf": (
         "prefix_sum momentum_sgd Workload Participation fit stamp load_mechanism sensitivity loss "
-        "rmse per_round_error calibrate CyclicPoisson CyclicShuffle choose_bands dp_event "
+        "rmse per_round_error calibrate CyclicPoisson CyclicRandomAllocation choose_bands dp_event "
         "statement Plan TrainConfig BallsInBins MinSepPoisson Server attack_risk partition "
         "PlanConfig ParticipationController"
     ),

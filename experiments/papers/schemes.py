@@ -63,7 +63,7 @@ def schemes(rounds: int, separation: int) -> Schemes:
     bins = fedmf.BallsInBins(population=size["population"], bins=separation)
     return {
         POISSON: (sampled, lambda b: fedmf.CyclicPoisson(**size, partitions=b)),
-        ALLOCATION: (sampled, lambda b: fedmf.CyclicShuffle(**size, partitions=b)),
+        ALLOCATION: (sampled, lambda b: fedmf.CyclicRandomAllocation(**size, partitions=b)),
         "min-sep Poisson": (sampled, lambda b: fedmf.MinSepPoisson(**size, min_sep=b)),
         "balls in bins, banded": (banded, lambda b: bins),
         "balls in bins, Toeplitz": (toeplitz, lambda b: bins),

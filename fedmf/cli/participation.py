@@ -148,7 +148,7 @@ def participation(
             if budget is not None:
                 seeds = range(seed, seed + (options["seeds"] or 3))
                 largest = compared(budget, planned, size, seeds=seeds, **of_both)
-    values = {"availability": availability, "sampling": options["sampling"], **result, **largest}
+    values = {"availability": availability, "sampling": config.sampling, **result, **largest}
     if out is not None:
         from fedmf.reports.pictures import participation_picture
 

@@ -26,7 +26,7 @@ from fedmf.privacy.calibrate import calibrate
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.plan import per_query_noise_multiplier
-from fedmf.privacy.sampling import SCHEMES, Sampling
+from fedmf.privacy.sampling import Sampling, scheme_class, scheme_name
 from fedmf.workloads import Workload, check_workload
 
 # Rows this near to the best in rmse are called close.
@@ -99,9 +99,10 @@ class BandSearch:
         m = checks.integer("population", self.population, low=1, high=fields.MAX_COUNT, hint=hint)
         hint = f"a round draws at most all of population={m} clients"
         cohort = checks.integer("cohort_size", self.cohort_size, low=1, high=m, hint=hint)
-        checks.one_of("sampling", self.sampling, tuple(SCHEMES))
+        scheme = scheme_name("sampling", self.sampling)
         target = {"epsilon": check_epsilon(self.epsilon), "delta": check_delta(self.delta)}
-        fields.set_fields(self, target | {"population": m, "cohort_size": cohort})
+        sizes = {"population": m, "cohort_size": cohort}
+        fields.set_fields(self, target | sizes | {"sampling": scheme})
 
     @property
     def participation(self) -> Participation:
@@ -141,7 +142,7 @@ class BandSearch:
         once = Participation(rounds=self.workload.rounds, schema="single")
         with interruptible_fits():
             mechanism = fit(self.workload, once, family="banded", bands=bands)
-        kind = SCHEMES[self.sampling]
+        kind = scheme_class(self.sampling)
         if kind.needs_bands and bands * self.cohort_size >= self.population:
             return self._row(mechanism, bands, None)
         scheme = kind.configured(population=self.population, cohort_size=self.cohort_size)
@@ -219,7 +220,7 @@ class BandChoice:
         The least noise is chosen among rows, and one that is too small would be. So the chance of
         all is that of the best.
         """
-        simulated = SCHEMES[self.search.sampling].simulated
+        simulated = scheme_class(self.search.sampling).simulated
         amplified = sum(row.amplified for row in self.rows)
         return 2 * FAILURE_OF_CALIBRATION * amplified if simulated else 0.0
 

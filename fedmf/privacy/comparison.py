@@ -19,7 +19,7 @@ from fedmf.privacy.attack_risk import attack_risk
 from fedmf.privacy.bands import BandSearch
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.plan import Plan, update_noise_multiplier
-from fedmf.privacy.sampling import SCHEMES
+from fedmf.privacy.sampling import scheme_name
 
 # The families of a comparison that names none: what people run, the simplest first.
 DEFAULT_FAMILIES = ("identity", "tree", "blt", "banded")
@@ -99,8 +99,7 @@ class Comparison:
         chosen = tuple(DEFAULT_FAMILIES if families is None else families)
         for name in chosen:
             checks.one_of("family", name, tuple(FAMILIES))
-        for name in schemes:
-            checks.one_of("sampling", name, tuple(SCHEMES))
+        scheme_names = tuple(scheme_name("sampling", name) for name in schemes)
         bands = promise.get("bands")
         without = {name: value for name, value in promise.items() if name != "bands"}
         schema = promise.get("schema") or PlanConfig.schema
@@ -131,7 +130,7 @@ class Comparison:
             config=config,
             population=population,
             families=chosen,
-            schemes=tuple(schemes),
+            schemes=scheme_names,
             epsilons=tuple(epsilons),
             parameters=parameters,
         )

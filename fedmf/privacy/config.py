@@ -36,7 +36,7 @@ from fedmf.privacy.gaussian import check_delta, check_epsilon
 from fedmf.privacy.plan import Plan, check_plan
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
-from fedmf.privacy.sampling import SCHEMES, Sampling, takes
+from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_class, scheme_name, takes
 from fedmf.privacy.sampling.base import SETTINGS
 from fedmf.schedule import GivenSchedule, schedule_text
 
@@ -83,10 +83,11 @@ class PlanConfig:
     budget: float | None = fields.positive_float(
         None, "With schema=budget: a sensitivity. By default what min_sep and its limit cost."
     )
-    sampling: str | None = fields.choice(
+    sampling: str | None = fields.option(
         None,
-        f"Amplify by how clients are drawn: {', '.join(SCHEMES)}. Needs population.",
-        lambda: SCHEMES,
+        f"Sampling scheme that amplifies the guarantee: {', '.join(SCHEMES)}. Needs population.",
+        scheme_name,
+        suggestions=lambda: SCHEMES,
     )
     population: int | None = fields.whole_number(None, "With sampling: clients of the data.")
     partitions: int | None = fields.whole_number(
@@ -274,7 +275,7 @@ class PlanConfig:
         """How clients of the claimed run are drawn. What it takes from the mechanism is open."""
         if self.sampling is None:
             return None
-        return SCHEMES[self.sampling].configured(
+        return scheme_class(self.sampling).configured(
             population=self.population,
             cohort_size=self.claimed_cohort or self.cohort_size,
             partitions=self.partitions,

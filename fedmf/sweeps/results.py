@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
-from fedmf.privacy.sampling import SCHEMES
+from fedmf.privacy.sampling import scheme_class
 from fedmf.reports.groups import (
     TUNED,
     config_as_run,
@@ -319,7 +319,7 @@ def together(runs: Sequence[Run]) -> str:
     shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon
     claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""
     simulated = sum(
-        SCHEMES[plan["config"]["sampling"]].simulated for plan in private if plan["sampling"]
+        scheme_class(plan["config"]["sampling"]).simulated for plan in private if plan["sampling"]
     )
     chance = (
         f" (simulated: wrong with probability at most {plain(simulated * FAILURE_OF_CALIBRATION)})"

@@ -193,14 +193,14 @@ def audit_contradictions(cohorts, plan):
     return audit_ledger(ledger_of(cohorts, None), plan).contradictions
 
 
-def test_a_reshuffled_client_stays_in_its_part():
+def test_random_allocation_keeps_a_client_in_its_partition():
     """Rounds of one client are multiples of the groups apart also where every epoch
     has a new order.
     """
     plan = plan_of(
         IdentityMechanism(rounds=40),
         participation=None,
-        sampling=fedmf.CyclicShuffle(population=20, cohort_size=2, partitions=2),
+        sampling=fedmf.CyclicRandomAllocation(population=20, cohort_size=2, partitions=2),
     )
 
     def contradictions(second):

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 import fedmf
 from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle, MinSepPoisson
+from fedmf.privacy.sampling import (
+    CyclicFixedSize,
+    CyclicPoisson,
+    CyclicRandomAllocation,
+    MinSepPoisson,
+)
 from tests.power import (
     FALSE_POSITIVE_RATE,
     draws_that_see,
@@ -20,7 +25,7 @@ from tests.refusals import refusal
 SCHEMES = {
     "poisson": CyclicPoisson(population=60, cohort_size=6, partitions=3),
     "fixed size": CyclicFixedSize(population=61, cohort_size=6, partitions=3),
-    "reshuffle": CyclicShuffle(population=62, cohort_size=6, partitions=5),
+    "random-allocation": CyclicRandomAllocation(population=62, cohort_size=6, partitions=5),
 }
 
 
@@ -43,10 +48,10 @@ def drawn(controller):
 
 @st.composite
 def schemes(draw):
-    kind = draw(st.sampled_from([CyclicPoisson, CyclicFixedSize, CyclicShuffle]))
+    kind = draw(st.sampled_from([CyclicPoisson, CyclicFixedSize, CyclicRandomAllocation]))
     groups, size = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     population = draw(st.integers(groups * size, 40))
-    if kind is CyclicShuffle:
+    if kind is CyclicRandomAllocation:
         population = draw(st.integers(1, 4)) * groups * size + draw(st.integers(0, size - 1))
     return kind(population=population, cohort_size=size, partitions=groups)
 

@@ -4,7 +4,7 @@ import pytest
 
 from fedmf.cohorts.availability import Diurnal, Independent
 from fedmf.cohorts.forecast import Size, forecast, largest_min_sep
-from fedmf.privacy.sampling import CyclicPoisson, CyclicShuffle
+from fedmf.privacy.sampling import CyclicPoisson, CyclicRandomAllocation
 from tests.cli.program import fedmf
 from tests.mechanisms.schemas import separated
 
@@ -57,7 +57,7 @@ class TestForecast:
         assert 5 < run["mean_cohort"] < 15
 
     def test_a_scheme_in_a_smaller_population(self):
-        scheme = CyclicShuffle(population=10**6 + 3, cohort_size=1000, partitions=8)
+        scheme = CyclicRandomAllocation(population=10**6 + 3, cohort_size=1000, partitions=8)
         size = Size(population=scheme.population, cohort_size=1000, simulated_cohort=10)
         run = forecast(scheme.participation(40), size, sampling=scheme)
         assert sum(run["cohorts"]) == pytest.approx(40, rel=0.2)

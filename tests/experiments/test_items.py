@@ -209,7 +209,7 @@ def test_the_noise_of_a_scheme_is_that_of_calibration():
     point = next(p for p in points if p.scheme == schemes.ALLOCATION)
     once = fedmf.Participation(rounds=16, schema="single")
     mechanism = fedmf.fit(fedmf.prefix_sum(16), once, family="banded", bands=point.bands)
-    scheme = fedmf.CyclicShuffle(population=4000, cohort_size=1000)
+    scheme = fedmf.CyclicRandomAllocation(population=4000, cohort_size=1000)
     plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=scheme)
     assert point.noise_multiplier == pytest.approx(per_query_noise_multiplier(plan), rel=2e-3)
     error = unit_noise(plan) * fedmf.rmse(mechanism, fedmf.prefix_sum(16), once)

@@ -32,7 +32,7 @@ from fedmf.privacy.plan import (
     unit_noise,
 )
 from fedmf.privacy.random_allocation import allocation_law
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicRandomAllocation
 from tests.mechanisms.registry import MECHANISMS
 from tests.mechanisms.schemas import epochs, single
 from tests.privacy.plans import banded
@@ -232,7 +232,7 @@ def test_event_is_that_of_example_f1():
     [
         POISSON,
         CyclicFixedSize(population=1000, cohort_size=20),
-        CyclicShuffle(population=480, cohort_size=20),
+        CyclicRandomAllocation(population=480, cohort_size=20),
     ],
 )
 def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
@@ -264,7 +264,7 @@ def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
     is claimed.
     """
     n, epsilon, samples = mechanism.rounds, 0.5, 200_000
-    plan = sampled(mechanism, CyclicShuffle(population=160, cohort_size=20))
+    plan = sampled(mechanism, CyclicRandomAllocation(population=160, cohort_size=20))
     assert (plan.sampling.positions, plan.sampling.epochs(n)) == (4, 2)
     rng, noise = np.random.default_rng(1), unit_noise(plan)
     columns = np.pad(

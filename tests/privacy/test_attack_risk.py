@@ -215,8 +215,8 @@ SCHEMES = {
         fedmf.CyclicFixedSize(population=40, cohort_size=4), 1,
         {(): 0.81, (0,): 0.09, (1,): 0.09, (0, 1): 0.01},
     ),
-    "reshuffle": (
-        fedmf.CyclicShuffle(population=40, cohort_size=20), 1, {(0,): 0.5, (1,): 0.5},
+    "random-allocation": (
+        fedmf.CyclicRandomAllocation(population=40, cohort_size=20), 1, {(0,): 0.5, (1,): 0.5},
     ),
     "bins, orthogonal": (fedmf.BallsInBins(population=40, bins=2), 1, {(0,): 0.5, (1,): 0.5}),
     "bins, simulated": (fedmf.BallsInBins(population=40, bins=2), 2, {(0,): 0.5, (1,): 0.5}),

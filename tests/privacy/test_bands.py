@@ -104,10 +104,12 @@ def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(few, search):
     assert dense.rmse <= row.rmse
 
 
-def test_places_of_an_epoch_cost_less_than_a_coin_a_round(few):
-    # 3 bands in an epoch of 16 rounds: clients keep to the rounds of 4 parts.
-    places = choose_bands(fedmf.prefix_sum(64), **ASK, bands=[3, 4, 16], sampling="reshuffle")
-    *amplified, plain = places.rows
+def test_random_allocation_costs_less_noise_than_poisson_sampling(few):
+    # 3 bands in an epoch of 16 rounds: clients keep to the rounds of 4 partitions.
+    choice = choose_bands(
+        fedmf.prefix_sum(64), **ASK, bands=[3, 4, 16], sampling="random-allocation"
+    )
+    *amplified, plain = choice.rows
     for row in amplified:
         assert (row.amplified, row.probability, row.compositions) == (True, 1 / 4, 4)
         noise = row.per_query_noise_multiplier

@@ -27,7 +27,7 @@ from fedmf.mechanisms import (
     TreeMechanism,
     stamp,
 )
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicRandomAllocation
 from fedmf.privacy.statement import as_text
 from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.privacy import plans
@@ -136,8 +136,8 @@ def poisson(**changes):
     return CyclicPoisson(**{"population": 100, "cohort_size": 30, **changes})
 
 
-def shuffle(**changes):
-    return CyclicShuffle(**{"population": 1000, "cohort_size": 10, **changes})
+def random_allocation(**changes):
+    return CyclicRandomAllocation(**{"population": 1000, "cohort_size": 10, **changes})
 
 
 def size(**changes):
@@ -154,7 +154,7 @@ NAMED = [
     *named(TypeError, poisson, cohort_size=[1.5]),
     *named(ValueError, choose_bands, population=[10], epsilon=[0.0]),
     *named(ValueError, poisson, partitions=[0], cohort_size=[101]),
-    *named(ValueError, shuffle, partitions=[3]),
+    *named(ValueError, random_allocation, partitions=[3]),
     *named(ValueError, game, confidence=[1.5]),
     *named(ValueError, choose_bands, rounds=[65], population=[10], epsilon=[0.0]),
     *named(ValueError, log, rounds=[0], first_round=[-1], duplicates=["sum"], memory=[1000]),

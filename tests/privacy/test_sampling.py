@@ -1,15 +1,26 @@
+"""Sampling schemes: probabilities, participations, bands, and the names that they are read by."""
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+import fedmf
 from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
-from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicShuffle
+from fedmf.privacy.bands import BandSearch
+from fedmf.privacy.comparison import Comparison
+from fedmf.privacy.sampling import (
+    CyclicFixedSize,
+    CyclicPoisson,
+    CyclicRandomAllocation,
+    scheme_class,
+)
 from fedmf.privacy.sampling.cyclic import proven_bands
 from fedmf.privacy.sampling.losses import bin_gram
+from tests.cli.program import printed_by
 
-SCHEMES = (CyclicPoisson, CyclicFixedSize, CyclicShuffle)
+SCHEMES = (CyclicPoisson, CyclicFixedSize, CyclicRandomAllocation)
 
 
 def test_example_f1_of_the_banded_paper_with_its_letters_put_right():
@@ -37,7 +48,7 @@ def test_what_holds_with_certainty_is_what_the_draw_can_do(population, cohort_si
         except ValueError:
             continue
         participation = scheme.participation(rounds)
-        if kind is CyclicShuffle:
+        if kind is CyclicRandomAllocation:
             taken = range(0, rounds, scheme.epoch)
         else:
             assert 0 < scheme.probability <= 1
@@ -57,3 +68,36 @@ def test_long_toeplitz_encoders_are_accounted_without_their_matrix(monkeypatch):
     assert proven_bands(toeplitz) == 4
     for bins, gram in zip((1, 3, 4, 11), expected, strict=True):
         assert_allclose(bin_gram(toeplitz, bins), gram, rtol=1e-12)
+
+
+class TestFormerNameOfRandomAllocation:
+    """For one release "reshuffle" and `CyclicShuffle` are read; only the new names are written."""
+
+    def test_is_read_from_configs_and_plans(self):
+        values = {"sampling": "reshuffle", "population": 80, "cohort_size": 10, "rounds": 16}
+        values |= {"family": "identity", "noise_multiplier": 2.0}
+        config = fedmf.PlanConfig.from_mapping(values, "plan.json")
+        assert config == fedmf.PlanConfig(**values | {"sampling": "random-allocation"})
+        assert "reshuffle" not in config.to_json()
+        assert type(config.plan().sampling) is fedmf.CyclicShuffle is CyclicRandomAllocation
+        assert scheme_class("reshuffle") is CyclicRandomAllocation
+
+    def test_is_read_by_the_search_for_bands_and_the_comparison(self):
+        size = {"population": 80, "cohort_size": 10}
+        search = BandSearch(
+            workload=fedmf.prefix_sum(16), epsilon=4.0, delta=1e-5, sampling="reshuffle", **size
+        )
+        assert search.sampling == "random-allocation"
+        comparison = Comparison.of(
+            {"rounds": 16, "min_sep": 2, "cohort_size": 10, "bands": 2},
+            population=80,
+            families=["identity"],
+            schemes=["reshuffle"],
+            epsilons=[4.0],
+            parameters=10,
+        )
+        assert comparison.schemes == ("random-allocation",)
+
+    def test_is_read_from_the_command_line(self):
+        asked = "--rounds 16 --population 80 --cohort-size 10 --partitions 2 --sampling reshuffle"
+        assert printed_by(f"plan participation {asked}")["sampling"] == "random-allocation"

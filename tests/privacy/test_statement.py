@@ -156,7 +156,7 @@ class TestSampled:
         assert "twice the clip norm" in point(said, "Adjacency")
 
     def test_places(self):
-        places = sampled(fedmf.CyclicShuffle)
+        places = sampled(fedmf.CyclicRandomAllocation)
         assert places.epsilon < unamplified_epsilon(places)
         text = point(statement(places), "Assumptions")
         assert "in every epoch of 200 rounds each client draws one of its 100, uniformly" in text

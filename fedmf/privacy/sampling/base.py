@@ -35,6 +35,8 @@ FALSE_POSITIVE_RATE = 1e-6
 
 # Name on the command line and in configs -> the class.
 SCHEMES: "dict[str, type[Sampling]]" = {}
+# Names before the current release, which are read for one release more.
+_NAMES_BY_FORMER_NAME = {"reshuffle": "random-allocation"}
 # Of a curve, where a scheme has epsilon for a delta and not the reverse.
 _DELTAS = tuple(float(d) for d in 10.0 ** np.arange(-10, 0.01, 0.1)[:-1])
 # The fields of a `PlanConfig` that schemes are made from.
@@ -294,10 +296,32 @@ class Sampling(fields.Checked, abc.ABC):
 _check_arguments_of(Sampling)
 
 
+def scheme_name(argument: str, value: Any) -> str:
+    """Returns the name of a registered scheme, of which `value` is the name or a former name.
+
+    Args:
+      argument: names the value in errors.
+      value: as configs, plan.json and command lines have it.
+
+    Raises:
+      TypeError, ValueError: no name of a scheme.
+
+    >>> scheme_name("sampling", "reshuffle")
+    'random-allocation'
+    """
+    current = _NAMES_BY_FORMER_NAME.get(value, value) if isinstance(value, str) else value
+    return checks.one_of(argument, current, tuple(SCHEMES))
+
+
+def scheme_class(name: str) -> type[Sampling]:
+    """Returns the scheme of this name or former name."""
+    return SCHEMES[scheme_name("sampling", name)]
+
+
 def takes(name: str, setting: str) -> bool:
-    """Whether the scheme of a name has a field of this name.
+    """Returns whether the scheme of this name has a field named `setting`.
 
     >>> takes("poisson", "min_sep")
     False
     """
-    return any(field.name == setting for field in dataclasses.fields(SCHEMES[name]))
+    return any(field.name == setting for field in dataclasses.fields(scheme_class(name)))

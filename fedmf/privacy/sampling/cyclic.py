@@ -333,12 +333,13 @@ class CyclicFixedSize(_RoundByRound):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicShuffle(Cyclic):
-    """Every client once an epoch of floor(population / cohort_size) rounds, in a place drawn anew.
+class CyclicRandomAllocation(Cyclic):
+    """Random allocation: in every epoch each client draws its one round anew, where `BallsInBins`
+    draws it once for the whole run.
 
-    Every epoch each client draws one of its `positions` rounds, the ones congruent to it modulo
-    `partitions`, independently of all others. `partitions` must divide the epoch. Cohorts vary in
-    size, population / epoch on average.
+    An epoch has floor(population / cohort_size) rounds. A client draws one of its `positions`
+    rounds, the ones congruent to it modulo `partitions`, uniformly and independently of all others.
+    `partitions` must divide the epoch. Cohorts vary in size, population / epoch on average.
 
     The guarantee is that of random allocation (`fedmf.privacy.random_allocation`). A client's
     rounds are multiples of partitions >= bands apart, in epochs as in the next one. What it adds in
@@ -354,12 +355,12 @@ class CyclicShuffle(Cyclic):
       cohort_size: clients of a round: an epoch has floor(population / cohort_size) rounds.
       partitions: rounds of one client are multiples of it apart; it divides the epoch.
 
-    >>> shuffle = CyclicShuffle(population=1000, cohort_size=10, partitions=4)
-    >>> shuffle.epoch, shuffle.positions, shuffle.participation(250)
+    >>> scheme = CyclicRandomAllocation(population=1000, cohort_size=10, partitions=4)
+    >>> scheme.epoch, scheme.positions, scheme.participation(250)
     (100, 25, Participation(rounds=250, schema='min_sep', min_sep=4, max_participations=3))
     """
 
-    name: ClassVar[str] = "reshuffle"
+    name: ClassVar[str] = "random-allocation"
     min_delta: ClassVar[float] = MIN_DELTA
     independent: ClassVar[bool] = True
 
