@@ -197,7 +197,7 @@ class _Tuning:
         """
         task, weights, evaluator = self._task, self._weights, self._evaluator
         measured = None if split is None else task.split(split)
-        everywhere = None if measured is None else evaluator.told_apart(weights, measured)
+        everywhere = None if measured is None else evaluator.on_marked(weights, measured)
         work = self._work(rate)
         left_out = collections.Counter(
             too_few_examples=0, examples_not_finite=0, training_not_finite=0
@@ -215,8 +215,8 @@ class _Tuning:
                     left_out["training_not_finite"] += 1
                     continue
                 examples = other if measured is None else measured
-                before = everywhere or evaluator.told_apart(weights, examples)
-                pairs.append((before, evaluator.told_apart(after, examples)))
+                before = everywhere or evaluator.on_marked(weights, examples)
+                pairs.append((before, evaluator.on_marked(after, examples)))
         if not pairs:
             raise ValueError(
                 f"none of clients={len(client_ids)} of task {task.name!r} has two examples, all "
@@ -260,7 +260,7 @@ class _Tuning:
         """Returns the mean loss on examples; NaN where it is not defined, infinity where it is
         defined and not finite.
         """
-        return self._evaluator.told_apart(weights, examples)["loss"]
+        return self._evaluator.on_marked(weights, examples)["loss"]
 
     def _trained(
         self, work: ClientWork, pairs: Sequence[tuple[ClientData, Examples]]

@@ -27,10 +27,11 @@ from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.choice import build_execution
 from fedmf.training.execution.cluster import WorkersLost, check_address
 from fedmf.training.faults import ZeroedClients, misfit
+from fedmf.training.initial_weights import starting_task
 from fedmf.training.result import write_result
 from fedmf.training.run_setup import new_run, reopen_run
 from fedmf.training.task import SPLITS, Task
-from fedmf.training.trained_run import TrainedRun, starting_task
+from fedmf.training.trained_run import TrainedRun
 from fedmf.training.under_way import Training
 
 

@@ -19,7 +19,7 @@ from fedmf.federated.execution.client_work import (
 from fedmf.federated.execution.records import QuerySample, Records
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.model_functions import CompiledEpoch, ModelFunctions, tensor_specs
-from fedmf.training.client_data import batches, end_to_end
+from fedmf.training.batching import concatenated_epochs, list_batches
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import Epochs
 from fedmf.training.execution.in_threads import ClippedUpdate
@@ -46,8 +46,8 @@ class KerasClient:
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> ClippedUpdate:
         """See `OneClient`."""
-        x, y = tf.nest.pack_sequence_as(self._structure, end_to_end([epochs]))
-        found = batches([epochs], self._batch_size)
+        x, y = tf.nest.pack_sequence_as(self._structure, concatenated_epochs([epochs]))
+        found = list_batches([epochs], self._batch_size)
         if sent is not self._sent:  # of another round
             self._sent, self._tensors = sent, TensorBroadcast.of(sent)
         sample, loss = self._trained(self._tensors, x, y, found.start + found.size)

@@ -24,7 +24,7 @@ from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.model_functions import ModelFunctions, tensor_specs
 from fedmf.server.messages import ClippedSum
 from fedmf.terminal import interrupts
-from fedmf.training.client_data import Steps, batches, end_to_end, steps
+from fedmf.training.batching import Steps, concatenated_epochs, list_batches, order_steps
 from fedmf.training.client_work import Broadcast, ClientWork, group_sum, with_finite_examples
 from fedmf.training.examples import ClientData, Epochs, Examples, count
 from fedmf.training.learner import ClientSettings
@@ -165,8 +165,8 @@ class ClientsSideBySide(ClientWork):
         total, loss = self._records.zero(), 0.0
         for part in _in_parts(clients, self._records.size):
             interrupts.check()
-            leaves, found = end_to_end(part), batches(part, self._batch_size)
-            more: list[Any] = [steps(found), np.int32(len(part))]
+            leaves, found = concatenated_epochs(part), list_batches(part, self._batch_size)
+            more: list[Any] = [order_steps(found), np.int32(len(part))]
             if not self._small:
                 leaves, more = [leaf[:, np.newaxis] for leaf in leaves], []
             examples = tf.nest.pack_sequence_as(self._structure, leaves)

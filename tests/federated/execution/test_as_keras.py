@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.training.client_data import batches, client_data, steps
+from fedmf.training.batching import list_batches, order_steps
+from fedmf.training.client_data import client_data
 from fedmf.training.evaluation import Evaluator
 from fedmf.training.examples import ClientData
 from fedmf.training.execution.base import RunOptions
@@ -252,4 +253,4 @@ def test_what_cannot_be_honoured_is_refused(model, loss, said):
 def test_clients_of_equal_epochs_need_few_steps():
     """Whole batches are trained together, and the last ones of equal rows."""
     cohort = [[(np.zeros(n), np.zeros(n))] * 2 for n in (4, 5, 9, 13)]
-    assert steps(batches(cohort, 4)).size.tolist() == [4, 4, 4, 1, 4, 4, 4, 1]
+    assert order_steps(list_batches(cohort, 4)).size.tolist() == [4, 4, 4, 1, 4, 4, 4, 1]

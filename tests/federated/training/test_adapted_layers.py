@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from fedmf.federated.keras_file import load_keras_file
 from fedmf.runs.folder import RunFolder
-from fedmf.training.trained_run import starting_task
+from fedmf.training.initial_weights import starting_task
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal

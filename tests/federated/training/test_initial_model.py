@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.training.trained_run import starting_task
+from fedmf.training.initial_weights import starting_task
 from tests.federated.small_runs import broken_off, config, small_task, train
 from tests.refusals import refusal
 

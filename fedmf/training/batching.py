@@ -1,0 +1,112 @@
+"""Batches of clients whose examples lie end to end in one array, and the order in which vectorised
+client work trains on them. A batch holds the examples of one client only.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmf import nest
+from fedmf.training.examples import Epochs, count
+
+
+class Batches(NamedTuple):
+    """Batches in the order of clients, epochs and examples; int32 (batches,) each.
+
+    Attributes:
+      client: index of the batch's client.
+      epoch: index of the epoch among those of its client.
+      number: index of the batch in its epoch.
+      start: its first row.
+      size: its number of rows, at least one; the last batch of an epoch may be smaller.
+    """
+
+    client: np.ndarray
+    epoch: np.ndarray
+    number: np.ndarray
+    start: np.ndarray
+    size: np.ndarray
+
+
+class Steps(NamedTuple):
+    """Batches in the order in which vectorised clients train on them. The batches of a step have
+    equally many rows, and each is of another client.
+
+    Attributes:
+      client, start: int32 (batches,), as in `Batches`.
+      end: int32 (steps,), number of batches up to the end of each step.
+      size: int32 (steps,), number of rows of each batch of the step.
+      first: int32 (), number of the leading steps, in which clients train on their first batch;
+        all other batches of a client come later.
+    """
+
+    client: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    size: np.ndarray
+    first: np.ndarray
+
+
+def concatenated_epochs(clients: Sequence[Epochs]) -> list[np.ndarray]:
+    """Returns the leaves of inputs and labels of all clients, concatenated along their first axis.
+
+    At least one client must have an epoch.
+    """
+    epoch_leaves = (nest.flatten(epoch) for epochs in clients for epoch in epochs)
+    return [np.concatenate(arrays) for arrays in zip(*epoch_leaves, strict=True)]
+
+
+def list_batches(clients: Sequence[Epochs], batch_size: int) -> Batches:
+    """Returns the batches of the clients in their order.
+
+    >>> three_examples, one_example = ((np.zeros(n), np.zeros(n)) for n in (3, 1))
+    >>> batches = list_batches([[three_examples, three_examples], [one_example]], 2)
+    >>> batches.client.tolist(), batches.start.tolist(), batches.size.tolist()
+    ([0, 0, 0, 0, 1], [0, 2, 3, 5, 6], [2, 1, 2, 1, 1])
+    """
+    num_examples = np.array([count(epoch) for epochs in clients for epoch in epochs], np.int64)
+    client = np.repeat(np.arange(len(clients)), [len(epochs) for epochs in clients])
+    epoch = np.array([number for epochs in clients for number in range(len(epochs))], np.int64)
+    num_batches = -(-num_examples // batch_size)
+    first_batch = np.cumsum(num_batches) - num_batches
+    first_row = np.cumsum(num_examples) - num_examples
+    number = np.arange(num_batches.sum()) - np.repeat(first_batch, num_batches)
+    start = np.repeat(first_row, num_batches) + number * batch_size
+    rows_left = np.repeat(num_examples, num_batches) - number * batch_size
+    return Batches(
+        client=np.repeat(client, num_batches).astype(np.int32),
+        epoch=np.repeat(epoch, num_batches).astype(np.int32),
+        number=number.astype(np.int32),
+        start=start.astype(np.int32),
+        size=np.minimum(rows_left, batch_size).astype(np.int32),
+    )
+
+
+def order_steps(batches: Batches) -> Steps:
+    """Returns the batches in few steps: first batches of all clients, then the full batches of each
+    epoch by their number, each followed by the epoch's smaller batches by their size.
+
+    >>> three_examples, one_example = ((np.zeros(n), np.zeros(n)) for n in (3, 1))
+    >>> steps = order_steps(list_batches([[three_examples, three_examples], [one_example]], 2))
+    >>> steps.client.tolist(), steps.end.tolist(), steps.size.tolist(), int(steps.first)
+    ([1, 0, 0, 0, 0], [1, 2, 3, 4, 5], [1, 2, 1, 2, 1], 2)
+    """
+    client, epoch, number, start, size = (column.astype(np.int64) for column in batches)
+    is_full = size == size.max(initial=0)
+    # Larger than any number or size, so that the keys of different kinds of batches differ.
+    stride = 1 + max(number.max(initial=0), size.max(initial=0))
+    full_key = 2 * epoch * stride + number
+    small_key = (2 * epoch + 1) * stride + size
+    is_first = np.diff(client, prepend=-1) != 0
+    step_key = np.where(is_first, size, stride + np.where(is_full, full_key, small_key))
+    order = np.argsort(step_key, kind="stable")
+    _, step_starts, step_lengths = np.unique(step_key[order], return_index=True, return_counts=True)
+    num_first_steps = np.count_nonzero(is_first[order][step_starts])
+    return Steps(
+        client=client[order].astype(np.int32),
+        start=start[order].astype(np.int32),
+        end=np.cumsum(step_lengths).astype(np.int32),
+        size=size[order][step_starts].astype(np.int32),
+        first=np.array(num_first_steps).astype(np.int32),
+    )

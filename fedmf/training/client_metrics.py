@@ -1,0 +1,82 @@
+"""The headline metric on the examples of each client; see `TrainedRun.evaluate_clients`."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedmf.runs.config import TrainConfig
+from fedmf.terminal import progress_bar
+from fedmf.training.evaluation import Evaluator, mean_and_deciles
+from fedmf.training.examples import NotFinite, count
+from fedmf.training.task import Task
+
+
+def client_metrics(
+    task: Task, config: TrainConfig, weights: list[np.ndarray], *, progress: bool
+) -> dict[str, Any]:
+    """Returns the distribution of the headline metric over clients.
+
+    Args:
+      task: task of the run.
+      config: config of the run.
+      weights: weights to evaluate.
+      progress: whether to show a bar.
+
+    Raises:
+      ValueError: the metric is defined and finite on no client's examples.
+    """
+    values = list(_client_values(task, config, weights, progress=progress))
+    finite_values = [value for value in values if math.isfinite(value)]
+    undefined = sum(map(math.isnan, values))
+    not_finite = sum(map(math.isinf, values))
+    num_clients = len(task.client_ids)
+    if not finite_values and not_finite:
+        raise ValueError(
+            f"{task.headline} of task {task.name!r} is not finite on the examples of "
+            f"{not_finite} of {num_clients} clients, and finite on nobody's: the run "
+            "diverged, train again with a smaller `server_learning_rate`"
+        )
+    if not finite_values:
+        raise ValueError(
+            f"{task.headline} of task {task.name!r} is not defined on any client's examples "
+            f"({undefined} of {num_clients} clients have some): choose another headline_metric"
+        )
+    if not_finite:
+        warnings.warn(
+            f"{task.headline} is not finite on the examples of {not_finite} of {num_clients} "
+            "clients: the mean and deciles leave these clients out, and look better than the "
+            "model is",
+            stacklevel=3,
+        )
+    return {
+        "clients": len(finite_values),
+        "clients_without_examples": num_clients - len(values),
+        "clients_undefined": undefined,
+        "clients_not_finite": not_finite,
+        **mean_and_deciles(finite_values),
+    }
+
+
+def _client_values(
+    task: Task, config: TrainConfig, weights: list[np.ndarray], *, progress: bool
+) -> Iterator[float]:
+    """Yields the headline metric of each client with examples, as `Evaluator.on_marked` marks it.
+
+    It is NaN for a client whose examples are not finite.
+    """
+    evaluator = Evaluator(task, config)
+    with progress_bar.bar(
+        total=len(task.client_ids), unit="client", desc="evaluating", disable=not progress
+    ) as bar:
+        for client_id in task.client_ids:
+            bar.update()
+            try:
+                examples = task.examples_of(client_id)
+            except NotFinite:  # the run zeroed this client's updates
+                yield math.nan
+                continue
+            if count(examples):
+                yield evaluator.on_marked(weights, examples)[task.headline]

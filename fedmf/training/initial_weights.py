@@ -1,0 +1,59 @@
+"""The initial weights of a run: drawn by the task, or those of a model file or of another run."""
+
+import pathlib
+
+import numpy as np
+
+from fedmf.files import expanded
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run, RunFolder
+from fedmf.training.task import Task
+from fedmf.training.trained_run import TrainedRun
+
+
+def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) -> Task:
+    """Returns the task with models that start as the run does: from `config.initial_model`, or with
+    the task's own initial weights.
+
+    Args:
+      task: task of the run.
+      config: config of the run.
+      resumed: folder of a run that is resumed, which holds its initial weights; None for a new run.
+
+    Raises:
+      FileNotFoundError, ValueError: the file or run does not exist or cannot be read, or its
+        weights do not fit the task's model.
+    """
+    if config.initial_model is None:
+        return task
+    if resumed is not None:
+        weights = resumed.initial_weights()
+        # `reopen_run` refuses a run whose initial weights are missing.
+        return task if weights is None else task.starting_from(weights)
+    try:
+        return task.starting_from(_model_weights(task, expanded(config.initial_model)))
+    except ValueError as error:
+        raise ValueError(
+            f"initial_model={config.initial_model!r} cannot be used: {error}"
+        ) from error
+
+
+def _model_weights(task: Task, path: pathlib.Path) -> list[np.ndarray]:
+    """Returns all weights of a model file, or of a run of the same model.
+
+    Raises:
+      FileNotFoundError: the path does not exist.
+      ValueError: the weights cannot be read, or are not all finite.
+    """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"initial_model={str(path)!r} does not exist: name a FILE.keras or the folder of a run"
+        )
+    if path.is_dir():
+        weights = TrainedRun.of(Run.load(path), task).starting_weights()
+    else:
+        weights = task.learner.load_weights(path)
+    numbers = [weight for weight in weights if np.issubdtype(weight.dtype, np.number)]
+    if not all(np.isfinite(weight).all() for weight in numbers):
+        raise ValueError("its weights are not all finite; use an earlier model")
+    return weights
