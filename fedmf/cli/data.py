@@ -187,7 +187,7 @@ def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bo
     from fedmf import partition, tasks
     from fedmf.runs.config import TrainConfig
     from fedmf.terminal import progress_bar
-    from fedmf.training.examples import apart
+    from fedmf.training.examples import split_weights
 
     with arguments_checked():
         config = tasks.completed(TrainConfig(family="none", min_sep=1, **chosen_options(promise)))
@@ -196,7 +196,7 @@ def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bo
         for client in progress_bar.bar(
             task.client_ids, desc="reading", unit="client", disable=quiet
         ):
-            owned, _ = apart(task.examples_of(client)[1])
+            owned, _ = split_weights(task.examples_of(client)[1])
             if getattr(owned, "ndim", None) != 1:
                 raise ValueError(
                     f"task={config.task} has no one label for each example: choose another task"

@@ -63,4 +63,4 @@ def _arrays(examples: tf.data.Dataset, client_id: str) -> Any:
                 f"preprocess gives client {client_id!r} {number} examples of {size / 1e9:.2g} GB "
                 f"and more, and tf.data does not know whether they end: {_BOUNDED}"
             )
-    return of_examples.concatenated(parts)
+    return of_examples.concatenate(parts)

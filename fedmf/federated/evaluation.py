@@ -18,7 +18,7 @@ from fedmf.federated.model_functions import ModelFunctions, tensor_specs
 from fedmf.federated.tensorflow_import import check_eager
 from fedmf.federated.tff_models import Outputs, TffModel
 from fedmf.training.client_work import cores
-from fedmf.training.examples import Examples, apart, count, take
+from fedmf.training.examples import Examples, count, split_weights, take
 from fedmf.training.learner import ClientSettings, Evaluation
 
 # Larger outputs the C library gets from the system each time, page by page: a fifth of the time
@@ -39,7 +39,7 @@ def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) ->
     Keras's metrics would take one mean of the batch, and a short batch would count
     as much as any other.
     """
-    (labels, _), mask = apart(labels), keras_mask(outputs)
+    (labels, _), mask = split_weights(labels), keras_mask(outputs)
     if (
         tf.is_tensor(labels)
         and tf.is_tensor(outputs)
@@ -112,7 +112,7 @@ class KerasEvaluator:
         for metric in self._metrics:
             if metric is self._mean_loss:
                 metric.update_state(
-                    self._loss(apart(y)[0], outputs),
+                    self._loss(split_weights(y)[0], outputs),
                     sample_weight=tf.shape(tf.nest.flatten(y)[0])[0],
                 )
             else:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from fedmf.federated.model_functions import ModelFunctions
 from fedmf.federated.task_checks import KERAS
 from fedmf.federated.tensorflow_import import rewritten
-from fedmf.training.examples import apart
+from fedmf.training.examples import split_weights
 
 # (y, outputs) -> the loss of a batch, a float32 scalar; y is labels, or `Weighted`.
 BatchLoss = Callable[[Any, Any], Any]
@@ -30,7 +30,7 @@ def batch_loss(functions: ModelFunctions) -> BatchLoss:
         return lambda y, outputs: tf.cast(_keras_loss(functions.name, loss, y, outputs), tf.float32)
 
     def of_function(y: Any, outputs: Any) -> Any:
-        labels, weights = apart(y)
+        labels, weights = split_weights(y)
         if weights is None:
             weights = tf.ones(tf.shape(tf.nest.flatten(labels)[0])[:1])
         return tf.cast(rewritten(loss)(labels, outputs, weights), tf.float32)
@@ -78,7 +78,7 @@ def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> 
     """As keras.engine.compile_utils.LossesContainer has it (Keras 2.14): the sum over the outputs
     of a model that has several, each with the same weights.
     """
-    labels, weights = apart(y)
+    labels, weights = split_weights(y)
     if tf.nest.is_nested(labels) or tf.nest.is_nested(outputs):
         try:
             tf.nest.assert_same_structure(labels, outputs)

@@ -57,7 +57,7 @@ _PACKAGES = (
 ).split()
 # Values that only some statements have.
 _OPTIONAL = (
-    "subject canaries made_clients longer contradictions unrecorded achieved noncompliant "
+    "subject canaries synthetic_clients longer contradictions unrecorded achieved noncompliant "
     "offenders noise_source programs server_optimizer quantile_clipping private_metrics attack"
 ).split()
 _WIDTH = 110

@@ -321,7 +321,7 @@ def _commands(run: Run, folder: str, planned: Plan) -> list[str]:
 def _other_values(run: Run) -> dict[str, Any]:
     """Returns the values of a run's statement that no audit computes."""
     task = run.plan["task"]
-    values = {name: task[name] for name in ("made_clients",) if name in task}
+    values = {name: task[name] for name in ("synthetic_clients",) if name in task}
     phrase = programs_phrase(_first_rounds(run), run.config.rounds)
     if phrase:
         values["programs"] = phrase

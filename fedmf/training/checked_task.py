@@ -50,8 +50,8 @@ class CheckedTask:
             "clients": len(task.client_ids),
             "data_version": task.data_version,
         }
-        if task.made_clients:
-            summary["made_clients"] = task.made_clients
+        if task.synthetic_clients:
+            summary["synthetic_clients"] = task.synthetic_clients
         for split in splits:
             task.split(split)
         with contextlib.suppress(NotFinite):  # which a run survives

@@ -14,19 +14,19 @@ from fedmf import checks, nest
 
 # Inputs and labels; each an array, or a dict, tuple or list of arrays.
 Examples = tuple[Any, Any]
-# What a client trains on in a round: its examples in the order of each epoch. No epoch: they are
-# not finite, and its update is zeroed.
+# A client's examples in the order of each epoch. An empty sequence means that they are not finite,
+# and that the client's update is zeroed.
 Epochs = Sequence[Examples]
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientData:
-    """What a client trains on in a round.
+    """The training data of a client in a round.
 
     Attributes:
-      epochs: its examples in the order of each epoch.
-      seed: of the client in this round, whole numbers as `numpy.random.default_rng` takes them, for
-        training that draws random numbers.
+      epochs: the client's examples in the order of each epoch.
+      seed: seed of the client in this round, whole numbers as `numpy.random.default_rng` takes
+        them, for training that draws random numbers.
     """
 
     epochs: Epochs
@@ -34,26 +34,27 @@ class ClientData:
 
 
 class NotFinite(ValueError):
-    """Examples that no round counts: they hold NaN or infinite values, a weight that is none, or a
-    class without a weight.
+    """Examples that no client may train on: they hold NaN or infinite values, an invalid weight, or
+    a class without a weight.
     """
 
 
 @contextlib.contextmanager
-def errors_of(what: str, *known: type[Exception]) -> Iterator[None]:
-    """Around a user's own code: an error becomes a ValueError that says where it is from, unless it
-    is a TypeError, a ValueError, or of the kinds that are known.
+def errors_of(source: str, *allowed: type[Exception]) -> Iterator[None]:
+    """Converts errors of user code inside the block to a ValueError that names their source.
+
+    Errors of the types TypeError, ValueError and `allowed` pass unchanged.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, (TypeError, ValueError, *known)):
+        if isinstance(error, (TypeError, ValueError, *allowed)):
             raise
-        raise ValueError(f"{what} raises {type(error).__name__}: {error}") from error
+        raise ValueError(f"{source} raises {type(error).__name__}: {error}") from error
 
 
 class Weighted(NamedTuple):
-    """Labels, and how much each example counts in the loss.
+    """Labels with the weight of each example in the loss.
 
     Attributes:
       labels: a structure of arrays.
@@ -64,18 +65,20 @@ class Weighted(NamedTuple):
     weights: Any
 
 
-def apart(y: Any) -> tuple[Any, Any]:
-    """The labels, and their weights or None."""
+def split_weights(y: Any) -> tuple[Any, Any]:
+    """Returns the labels, and their weights or None."""
     return y if isinstance(y, Weighted) else (y, None)
 
 
-def counted_once(examples: Examples) -> Examples:
-    """The examples with a weight of 1 each."""
-    return examples[0], Weighted(apart(examples[1])[0], np.ones(count(examples), np.float32))
+def with_unit_weights(examples: Examples) -> Examples:
+    """Returns the examples with a weight of 1 each."""
+    x, y = examples
+    labels, _ = split_weights(y)
+    return x, Weighted(labels, np.ones(count(examples), np.float32))
 
 
 def count(examples: Examples) -> int:
-    """The number of examples.
+    """Returns the number of examples.
 
     >>> count(({"pixels": np.zeros((3, 28, 28))}, np.zeros(3, np.int32)))
     3
@@ -84,14 +87,14 @@ def count(examples: Examples) -> int:
 
 
 def take(examples: Examples, index: Any) -> Examples:
-    """The examples at `index`, an array of positions or a slice."""
-    taken: Examples = nest.map_leaves(lambda array: array[index], examples)
-    return taken
+    """Returns the examples at `index`, an array of positions or a slice."""
+    selection: Examples = nest.map_leaves(lambda array: array[index], examples)
+    return selection
 
 
-def concatenated(parts: Sequence[Examples]) -> Examples:
-    """All examples of the parts, in their order; at least one part."""
-    joined: Examples = nest.map_leaves(lambda *arrays: np.concatenate(arrays), *parts)
+def concatenate(chunks: Sequence[Examples]) -> Examples:
+    """Returns the examples of all chunks, at least one, in their order."""
+    joined: Examples = nest.map_leaves(lambda *arrays: np.concatenate(arrays), *chunks)
     return joined
 
 
@@ -100,7 +103,7 @@ class ArraySpec:
     """Shape and dtype of an array of examples.
 
     Attributes:
-      shape: of one example.
+      shape: shape of one example.
       dtype: name of the dtype; "string" for texts of any length.
     """
 
@@ -117,13 +120,13 @@ def _dtype_name(dtype: np.dtype) -> str:
     return "string" if dtype.kind in "SU" else dtype.name
 
 
-def spec(examples: Examples) -> Any:
-    """The examples as a structure of `ArraySpec`."""
+def spec_of(examples: Examples) -> Any:
+    """Returns the structure of the examples with an `ArraySpec` for each array."""
     return nest.map_leaves(ArraySpec.of, examples)
 
 
-def fits(examples: Examples, expected: Any) -> bool:
-    """Whether `spec` of the examples is the expected one; faster."""
+def has_spec(examples: Examples, expected: Any) -> bool:
+    """Returns whether `spec_of` the examples is `expected`, without computing it."""
     if not nest.has_same_structure(examples, expected):
         return False
     pairs = zip(nest.flatten(examples), nest.flatten(expected), strict=True)
@@ -134,58 +137,76 @@ def fits(examples: Examples, expected: Any) -> bool:
 
 
 def digest(*structures: Any) -> str:
-    """16 hexadecimal digits of SHA-256 over the arrays' contents, dtypes and shapes."""
+    """Returns 16 hexadecimal digits of SHA-256 over the arrays' contents, dtypes and shapes."""
     sha = hashlib.sha256()
     for structure in structures:
-        described = nest.map_leaves(lambda array: f"{array.dtype} {array.shape}", structure)
-        sha.update(repr(described).encode())
+        description = nest.map_leaves(lambda array: f"{array.dtype} {array.shape}", structure)
+        sha.update(repr(description).encode())
         for array in nest.flatten(structure):
             sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()[:16]
 
 
-def _of_texts(array: np.ndarray) -> np.ndarray:
-    """Texts as pandas and tf.data give them, in numpy's own dtype for texts;
-    any other array as it is.
+def _as_numpy_texts(array: np.ndarray) -> np.ndarray:
+    """Converts texts that pandas or tf.data give as objects to numpy's dtype for texts.
+
+    Any other array is returned unchanged.
     """
-    for kind in (str, bytes):
-        if array.dtype == object and all(isinstance(text, kind) for text in array.flat):
-            texts = array.astype(kind)
-            return texts if (texts == array).all() else array  # numpy drops zero bytes at the end
+    for text_type in (str, bytes):
+        if array.dtype == object and all(isinstance(text, text_type) for text in array.flat):
+            texts = array.astype(text_type)
+            # numpy drops trailing zero bytes, which would change the texts.
+            return texts if (texts == array).all() else array
     return array
 
 
-def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Examples:
-    """`examples` as arrays.
+def check_examples(
+    examples: Any, origin: str, describe_example: Callable[[int], str] = str
+) -> Examples:
+    """Checks examples, and returns them as arrays.
 
     Args:
-      examples: a pair of structures of what np.asarray takes.
-      origin: where they are from, for errors.
-      owner: index of an example -> what an error calls it.
+      examples: a pair of structures of array-likes.
+      origin: the client or split that they are from, for errors.
+      describe_example: index of an example -> its description in an error.
 
     Raises:
-      TypeError: not a pair, an entry that is no number or text, or weights that are not one
+      TypeError: they are no pair, an entry is neither number nor text, or the weights are not one
         real number for each example.
-      ValueError: arrays of different lengths, or a scalar.
-      NotFinite: NaN or an infinite value in an array, or a negative weight.
+      ValueError: the arrays differ in length, or one is a scalar.
+      NotFinite: an array holds NaN or an infinite value, or a weight is negative.
     """
     if not isinstance(examples, tuple) or len(examples) != 2:
         raise TypeError(
             f"the examples of {origin} are a {type(examples).__name__}: pass "
             "a pair (x, y) of arrays"
         )
-    labels, weights = apart(examples[1])
-    for name, structure in (("x", examples[0]), ("y", labels)):
+    x, y = examples
+    labels, weights = split_weights(y)
+    for name, structure in (("x", x), ("y", labels)):
         if not nest.flatten(structure):
             raise ValueError(
-                f"{name} of the examples of {origin} holds no array: pass one at least"
+                f"{name} of the examples of {origin} holds no array: pass at least one"
             )
     if weights is not None:
-        weights = _checked_weights(weights, origin, owner)
-        examples = examples[0], Weighted(labels, weights)
+        weights = _check_weights(weights, origin, describe_example)
+        examples = (x, Weighted(labels, weights))
+    leaves = _leaf_arrays(examples, origin)
+    _check_lengths(leaves, weights, origin)
+    _check_finite(leaves, origin, describe_example)
+    arrays: Examples = nest.pack(examples, leaves)
+    return arrays
+
+
+def _leaf_arrays(examples: Examples, origin: str) -> list[np.ndarray]:
+    """Returns the leaves of examples as arrays of numbers or texts.
+
+    Raises:
+      TypeError: one cannot be converted.
+    """
     try:
-        leaves = [_of_texts(np.asarray(leaf)) for leaf in nest.flatten(examples)]
-        if not all(_is_trained_on(array.dtype) for array in leaves):
+        leaves = [_as_numpy_texts(np.asarray(leaf)) for leaf in nest.flatten(examples)]
+        if not all(_is_supported(array.dtype) for array in leaves):
             raise TypeError
     except (TypeError, ValueError):
         raise TypeError(
@@ -193,6 +214,11 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
             "convert them with np.asarray; pad those of different lengths to one length first "
             "(tf.RaggedTensor.to_tensor, tf.keras.utils.pad_sequences)"
         ) from None
+    return leaves
+
+
+def _check_lengths(leaves: Sequence[np.ndarray], weights: np.ndarray | None, origin: str) -> None:
+    """Raises a ValueError unless all arrays have a first axis of the same length."""
     lengths = {array.shape[0] if array.ndim else None for array in leaves}
     if len(lengths) != 1 or None in lengths:
         shapes = " and ".join(dict.fromkeys(str(array.shape) for array in leaves))
@@ -201,46 +227,57 @@ def checked(examples: Any, origin: str, owner: Callable[[int], str] = str) -> Ex
             f"the examples of {origin} have the shapes {shapes}: the first axis must count them in "
             "every array, and lists are structures: make arrays of them"
         )
+
+
+def _check_finite(
+    leaves: Sequence[np.ndarray], origin: str, describe_example: Callable[[int], str]
+) -> None:
+    """Raises NotFinite if an array holds NaN or an infinite value."""
     for array in leaves:
-        is_number = _is_floating(array.dtype) or array.dtype.kind == "c"
-        if is_number and not np.isfinite(array).all():
-            first = int(np.argwhere(~np.isfinite(array))[0][0])
+        has_fractions = _is_floating(array.dtype) or array.dtype.kind == "c"
+        if has_fractions and not np.isfinite(array).all():
+            first_index = int(np.argwhere(~np.isfinite(array))[0][0])
             raise NotFinite(
                 f"the examples of {origin} hold NaN or infinite values, first in example "
-                f"{owner(first)}: clean them, or leave them out"
+                f"{describe_example(first_index)}: clean them, or leave them out"
             )
-    arrays: Examples = nest.pack(examples, leaves)
-    return arrays
 
 
-def _checked_weights(weights: Any, origin: str, owner: Callable[[int], str]) -> np.ndarray:
-    found = np.asarray(weights)
-    if found.ndim != 1 or not _is_real(found):
+def _check_weights(weights: Any, origin: str, describe_example: Callable[[int], str]) -> np.ndarray:
+    """Returns sample weights as float32 (examples,).
+
+    Raises:
+      TypeError: they are not an array of one real number for each example.
+      NotFinite: a weight is negative, NaN or infinite.
+    """
+    array = np.asarray(weights)
+    if array.ndim != 1 or not _is_real(array):
         raise TypeError(
-            f"sample_weight, the sample weights of {origin}, are {found.dtype} {found.shape}: give "
+            f"sample_weight, the sample weights of {origin}, are {array.dtype} {array.shape}: give "
             "one real number for each example, an array (examples,)"
         )
     with np.errstate(over="ignore"):
-        weights = found.astype(np.float32)
-    wrong = ~((weights >= 0) & np.isfinite(weights))
-    if wrong.any():
-        first = int(wrong.argmax())
+        sample_weights = array.astype(np.float32)
+    is_invalid = ~((sample_weights >= 0) & np.isfinite(sample_weights))
+    if is_invalid.any():
+        first_index = int(is_invalid.argmax())
         raise NotFinite(
-            f"sample_weight, the sample weights of {origin}, hold {weights[first]}, first in "
-            f"example {owner(first)}: give finite float32 numbers of at least 0"
+            f"sample_weight, the sample weights of {origin}, hold {sample_weights[first_index]}, "
+            f"first in example {describe_example(first_index)}: give finite float32 numbers of at "
+            "least 0"
         )
-    return weights
+    return sample_weights
 
 
-def _is_trained_on(dtype: np.dtype) -> bool:
-    """Returns whether examples may have this dtype: numbers that a framework has, and texts."""
+def _is_supported(dtype: np.dtype) -> bool:
+    """Returns whether examples may have this dtype: numbers that frameworks support, and texts."""
     if dtype.kind in "fc":
         widest = np.dtype(complex if dtype.kind == "c" else float)
         return dtype.itemsize <= widest.itemsize
     return dtype.kind in "biuSU" or dtype.name.startswith(_EXTENSIONS)
 
 
-# Of the package ml_dtypes: to numpy they are of no kind of numbers.
+# Dtypes of the package ml_dtypes, which numpy does not count among its kinds of numbers.
 _EXTENSIONS = ("bfloat16", "float8", "int4", "uint4")
 
 
@@ -249,17 +286,17 @@ def _is_floating(dtype: np.dtype) -> bool:
 
 
 def _is_real(array: np.ndarray) -> bool:
-    return array.dtype.kind not in "cSU" and _is_trained_on(array.dtype)
+    return array.dtype.kind not in "cSU" and _is_supported(array.dtype)
 
 
-def class_table(class_weight: Mapping[int, float]) -> np.ndarray:
-    """The weights of classes 0, 1, 2 ...; float32 (classes,).
+def class_weight_table(class_weight: Mapping[int, float]) -> np.ndarray:
+    """Returns the weights of classes 0, 1, 2 ...; float32 (classes,).
 
     Raises:
-      TypeError, ValueError: other classes than these, as in Keras; or weights that are not finite
-        and at least 0.
+      TypeError, ValueError: the keys are not these classes, as Keras requires; or a weight is not
+        finite and at least 0.
 
-    >>> class_table({1: 0.5, 0: 2})
+    >>> class_weight_table({1: 0.5, 0: 2})
     array([2. , 0.5], dtype=float32)
     """
     hint = "give each of the classes 0, 1, 2 ... a finite weight of at least 0"
@@ -277,24 +314,28 @@ def class_table(class_weight: Mapping[int, float]) -> np.ndarray:
     return np.array(weights, np.float32)
 
 
-def class_weighted(
-    examples: Examples, table: np.ndarray, origin: str, owner: Callable[[int], str] = str
+def with_class_weights(
+    examples: Examples,
+    table: np.ndarray,
+    origin: str,
+    describe_example: Callable[[int], str] = str,
 ) -> Examples:
-    """The examples with the weights of their classes, times their own if they have some.
+    """Returns the examples with their sample weights, if any, times the weights of their classes.
 
-    Classes are read off labels as Keras 2.14 does.
+    Labels are converted to classes as in Keras 2.14.
 
     Args:
-      examples: of `checked`; their labels are classes, (examples,) or (examples, 1), or one-hot
-        floats (examples, classes).
-      table: of `class_table`.
-      origin, owner: as of `checked`.
+      examples: result of `check_examples`, whose labels are classes, (examples,) or (examples, 1),
+        or one-hot floats (examples, classes).
+      table: result of `class_weight_table`.
+      origin, describe_example: as in `check_examples`.
 
     Raises:
-      TypeError: other labels.
-      NotFinite: a class that has no weight, or weights beyond float32.
+      TypeError: the labels have another shape or dtype.
+      NotFinite: a class has no weight, or a weight exceeds float32.
     """
-    labels, weights = apart(examples[1])
+    x, y = examples
+    labels, sample_weights = split_weights(y)
     if nest.is_nested(labels) or not _is_real(labels):
         raise TypeError(_NO_CLASSES.format(origin, "not one array of numbers"))
     if labels.shape[1:] == table.shape != (1,) and _is_floating(labels.dtype):
@@ -303,17 +344,19 @@ def class_weighted(
         classes = np.round(labels.reshape(len(labels)).astype(np.float64))
     else:
         raise TypeError(_NO_CLASSES.format(origin, f"{labels.dtype} {labels.shape}"))
-    unknown = (classes < 0) | (classes >= len(table))
-    if unknown.any():
-        first = int(unknown.argmax())
+    is_unknown = (classes < 0) | (classes >= len(table))
+    if is_unknown.any():
+        first_index = int(is_unknown.argmax())
         raise NotFinite(
-            f"the labels of {origin} hold class {classes[first]:.0f}, first in example "
-            f"{owner(first)}, and class_weight ends at {len(table) - 1}: give it a weight, too"
+            f"the labels of {origin} hold class {classes[first_index]:.0f}, first in example "
+            f"{describe_example(first_index)}, and class_weight ends at {len(table) - 1}: give it "
+            "a weight, too"
         )
-    by_class = table[classes.astype(np.int64)]
-    with np.errstate(over="ignore"):
-        product = by_class if weights is None else weights * by_class
-    return examples[0], Weighted(labels, _checked_weights(product, origin, owner))
+    weights = table[classes.astype(np.int64)]
+    if sample_weights is not None:
+        with np.errstate(over="ignore"):
+            weights = sample_weights * weights
+    return x, Weighted(labels, _check_weights(weights, origin, describe_example))
 
 
 _NO_CLASSES = (

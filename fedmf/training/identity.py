@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.training import examples as of_examples
+from fedmf.training.examples import class_weight_table, digest
 from fedmf.training.task import Task
 
 _DIFFERS = {
@@ -33,10 +33,10 @@ def task_identity(task: Task, program: Mapping[str, str]) -> dict[str, Any]:
     """
     class_weight = None
     if task.class_weight is not None:
-        class_weight = of_examples.class_table(task.class_weight).tolist()
+        class_weight = class_weight_table(task.class_weight).tolist()
     return {
         "batch_size": task.batch_size,
-        "client_ids": of_examples.digest(np.array([str(client) for client in task.client_ids])),
+        "client_ids": digest(np.array([str(client) for client in task.client_ids])),
         "class_weight": class_weight,
         "program": dict(program),
     }

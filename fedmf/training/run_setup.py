@@ -148,7 +148,7 @@ class RunSetup:
                     subject=subject_of_run(self.config, record),
                 )
                 | scaling_values(self.config)
-                | {"made_clients": self.task.made_clients}
+                | {"synthetic_clients": self.task.synthetic_clients}
             ),
         )
         write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)

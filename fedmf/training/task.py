@@ -1,5 +1,6 @@
-"""`Task`: clients, their examples, and a learner that trains and judges a model. It knows no
-privacy.
+"""`Task`: clients, their examples, and a learner that trains and evaluates a model.
+
+A task holds no privacy parameters.
 """
 
 import dataclasses
@@ -14,8 +15,21 @@ from fedmf import checks, fields, nest
 from fedmf.identifiers import client_array
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.vocabulary import RunVocabulary
-from fedmf.training import examples as of_examples
-from fedmf.training.examples import Examples, Weighted
+from fedmf.training.examples import (
+    Examples,
+    Weighted,
+    check_examples,
+    class_weight_table,
+    count,
+    digest,
+    errors_of,
+    has_spec,
+    spec_of,
+    split_weights,
+    take,
+    with_class_weights,
+    with_unit_weights,
+)
 from fedmf.training.learner import ClientSettings, Learner
 from fedmf.training.task_checks import checked_attributes
 
@@ -23,13 +37,13 @@ SPLITS = ("validation", "test")
 
 
 class TaskAttributes(TypedDict, total=False):
-    """The attributes of a `Task` that do not follow from arrays."""
+    """Attributes of a `Task` that `Task.from_arrays` cannot compute from arrays."""
 
     name: Required[str]
     learner: Required[Learner]
     batch_size: Required[int]
     description: str
-    made_clients: str
+    synthetic_clients: str
     class_weight: Mapping[int, float] | None
     headline_metric: str
     metric_note: str
@@ -41,42 +55,44 @@ class TaskAttributes(TypedDict, total=False):
 class Task:
     """A federated learning task: data of clients, and a learner.
 
-    All data leave the task as numpy arrays, so that every execution of the training loop trains on
-    exactly the same examples in the same order; shuffling and batching along the first axis belong
-    to the loop, which seeds them.
+    All examples are numpy arrays, so that every execution of the training loop trains on the same
+    examples in the same order. The loop shuffles them with its own seeds, and makes batches.
 
     Attributes:
       name: short name, such as "digits".
-      description: one line for reports: which data, how many clients, which model.
-      made_clients: how clients were made where they are no people's or devices' own, such as "60
-        clients dealt by dirichlet:0.3 from 5000 images"; statements say so.
-      client_ids: training clients in a fixed order, each once, none missing and no two that look
-        alike; the participation controller's index i is client_ids[i].
+      description: one line for reports that names the data, the number of clients and the model.
+      synthetic_clients: a description of the partition if no person or device owned the clients'
+        data, such as "60 clients partitioned by dirichlet:0.3 from 5000 images", which statements
+        quote.
+      client_ids: training clients in a fixed order, without missing, repeated or look-alike ids;
+        the participation controller's index i is client_ids[i].
       client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis
-        counts the client's examples, possibly none. Pure: the same in the same order whenever it is
-        asked, in every process: a resumed run is then the uninterrupted one, to the bit.
-      evaluation_examples: "validation" or "test" -> (x, y). Pure; the two splits are disjoint.
-      learner: of the model; see `Learner`.
-      batch_size: examples in a client's batch.
-      sample_weight: client id -> how much each of its examples counts in the loss, (examples,),
-        finite and at least 0. Pure. Evaluation counts each example once.
-      class_weight: class 0, 1, 2 ... -> how much its examples count in the loss. Labels are numbers
-        (examples,), or one-hot floats. With sample_weight too, they multiply.
-      headline_metric: the metric that reports show; by default the first. A sweep chooses where it
-        is largest, or smallest if its name has error, loss or perplexity.
-      metric_note: what a reader of the headline metric must know, printed behind its name, such as
-        "leaves out unknown words".
-      data_version: another text whenever the data are others, so that a resume on them is refused;
-        with "" a resume warns.
-      vocabulary: the words that the model knows by number, which run folders and exports carry.
+        counts the client's examples, possibly none. It must be pure, and return the same examples
+        in the same order in every process: then a resumed run is bitwise identical to an
+        uninterrupted one.
+      evaluation_examples: "validation" or "test" -> (x, y). It must be pure, and the two splits
+        disjoint.
+      learner: the `Learner` of the model.
+      batch_size: number of examples in a client's batch.
+      sample_weight: client id -> weights of its examples in the loss, (examples,), finite and at
+        least 0. It must be pure. Evaluation ignores weights.
+      class_weight: class 0, 1, 2 ... -> weight of its examples in the loss. Labels are numbers
+        (examples,), or one-hot floats. These weights multiply those of sample_weight.
+      headline_metric: the metric that reports show; by default the first. A sweep maximises it, or
+        minimises it if its name contains error, loss or perplexity.
+      metric_note: a note on the headline metric, printed behind its name, such as "leaves out
+        unknown words".
+      data_version: a text that changes with the data, so that a run refuses to resume on other
+        data; with "" a resume warns.
+      vocabulary: the words behind the model's word ids, which run folders and exports contain.
 
     Raises:
-      TypeError, ValueError: naming the attribute, its value and what to do instead.
+      TypeError, ValueError: an attribute is invalid.
     """
 
     name: str
     description: str = ""
-    made_clients: str = ""
+    synthetic_clients: str = ""
     client_ids: Sequence[str]
     client_examples: Callable[[str], Examples]
     evaluation_examples: Callable[[str], Examples]
@@ -91,14 +107,14 @@ class Task:
 
     def __post_init__(self) -> None:
         fields.set_fields(self, checked_attributes(self))
-        _ = self._class_table  # refuses what are no weights
+        _ = self._class_table  # Raises for invalid weights.
 
     @functools.cached_property
     def headline(self) -> str:
         """The metric that reports show.
 
         Raises:
-          ValueError: there are no metrics, or none of the name in `headline_metric`.
+          ValueError: the learner has no metrics, or none is named `headline_metric`.
         """
         names = self.learner.metric_names(self)
         if not names:
@@ -110,13 +126,12 @@ class Task:
 
     @functools.cached_property
     def spec(self) -> Any:
-        """The examples as a structure of `ArraySpec`; all clients' and splits' are like the
-        validation split's.
+        """The `ArraySpec` structure of the validation split, which all examples must have.
 
         Raises:
-          ValueError: examples have weights, and something of the task does not take them.
+          ValueError: examples have weights, and the learner does not support them.
         """
-        x, y = of_examples.spec(self._split("validation"))
+        x, y = spec_of(self._split("validation"))
         if isinstance(y, Weighted) and self.learner.takes_no_weights:
             raise ValueError(
                 f"task {self.name!r} has sample_weight or class_weight beside a "
@@ -127,10 +142,10 @@ class Task:
     def client_settings(
         self, config: TrainConfig, *, max_step_norm: float = math.inf
     ) -> ClientSettings:
-        """Returns how the clients of a run of this task train.
+        """Returns the settings of the clients' training in a run of this task.
 
         Args:
-          config: of the run.
+          config: config of the run.
           max_step_norm: see `ClientSettings`.
         """
         return ClientSettings(
@@ -149,105 +164,112 @@ class Task:
         )
 
     def examples_of(self, client_id: str) -> Examples:
-        """A client's examples.
+        """Returns the examples of a client.
 
         Raises:
-          TypeError, ValueError: not structures of arrays as `spec` has them, or NaN or infinite
-            values or negative weights in them; naming the client. For the latter it is a NotFinite
-            of fedmf.training.examples, and a run zeroes the client's update and goes on.
+          TypeError, ValueError: the examples are not structures of arrays with this task's `spec`,
+            or hold NaN, infinite values or negative weights. The latter raise the subclass
+            NotFinite of fedmf.training.examples, for which a run zeroes the client's update.
         """
-        if not isinstance(client_id, Hashable) or client_id not in self._known_ids:
+        if not isinstance(client_id, Hashable) or client_id not in self._id_set:
             raise ValueError(
-                f"client_id={client_id!r} is none of task {self.name!r}: pass one of its client_ids"
+                f"client_id={client_id!r} is no client of task {self.name!r}: pass one of its "
+                "client_ids"
             )
         examples = self._read(self._with_sample_weight, client_id)
-        weighted = self._with_class_weight(examples, self._origin(client_id))
-        return self._like_others(weighted, client_id)
+        examples = self._with_class_weight(examples, self._origin(client_id))
+        return self._check_spec(examples, client_id)
 
     def split(self, name: str) -> Examples:
-        """The examples of a split, at least one; each of weight 1 if clients' have weights.
+        """Returns the examples of a split, at least one; with weights of 1 if the task has weights.
 
         Raises:
           TypeError, ValueError: as `examples_of` does.
         """
         checks.one_of("name", name, SPLITS)
-        examples = self._like_others(self._split(name), name)
-        self._with_class_weight(examples, self._origin(name))  # refuses a class without a weight
-        if not of_examples.count(examples):
+        examples = self._check_spec(self._split(name), name)
+        # Only to refuse a class without a weight: evaluation counts each example once.
+        self._with_class_weight(examples, self._origin(name))
+        if not count(examples):
             raise ValueError(
                 f"{self._origin(name)} is empty: evaluation needs at least one example"
             )
         return examples
 
     def initial_weights(self, seed: int) -> list[np.ndarray]:
-        """Returns the weights that a run of this seed begins with; they are made once."""
+        """Returns the initial weights of a run with this seed, which are cached."""
         seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
-        known: dict[int, list[np.ndarray]] = self.__dict__.setdefault("_initial_weights", {})
-        if seed not in known:
-            known[seed] = self.learner.initial_weights(seed)
-        return known[seed]
+        cache: dict[int, list[np.ndarray]] = self.__dict__.setdefault("_initial_weights", {})
+        if seed not in cache:
+            cache[seed] = self.learner.initial_weights(seed)
+        return cache[seed]
 
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
-        """Returns this task with models that start from `weights`, whatever the seed.
+        """Returns this task with models that start from `weights` for every seed.
 
         Args:
-          weights: all of a model's, as `Learner.all_weights` returns them.
+          weights: all weights of a model, as `Learner.all_weights` returns them.
 
         Raises:
-          ValueError: the shapes are not those of the task's model.
+          ValueError: the shapes differ from those of the task's model.
         """
         return dataclasses.replace(self, learner=self.learner.starting_from(weights))
 
     @functools.cached_property
-    def _known_ids(self) -> frozenset[Any]:
+    def _id_set(self) -> frozenset[Any]:
         return frozenset(self.client_ids)
 
     def _origin(self, name: str) -> str:
-        return (
-            f"the {name} split of task {self.name!r}"
-            if name in SPLITS
-            else f"client {name!r} of task {self.name!r}"
-        )
+        """Returns a description of a client or split for errors."""
+        if name in SPLITS:
+            return f"the {name} split of task {self.name!r}"
+        return f"client {name!r} of task {self.name!r}"
 
     @functools.cached_property
     def _class_table(self) -> np.ndarray | None:
-        return None if self.class_weight is None else of_examples.class_table(self.class_weight)
+        return None if self.class_weight is None else class_weight_table(self.class_weight)
 
     def _with_sample_weight(self, client_id: str) -> Any:
+        """Returns a client's unchecked examples with their weights."""
         examples = self.client_examples(client_id)
         if self.sample_weight is None or not isinstance(examples, tuple) or len(examples) != 2:
             return examples
-        if isinstance(examples[1], Weighted):
+        x, y = examples
+        if isinstance(y, Weighted):
             raise ValueError(
                 f"{self._origin(client_id)} has weights beside sample_weight: leave one of them out"
             )
-        return examples[0], Weighted(examples[1], self.sample_weight(client_id))
+        return x, Weighted(y, self.sample_weight(client_id))
 
     def _with_class_weight(
-        self, examples: Examples, origin: str, owner: Callable[[int], str] = str
+        self, examples: Examples, origin: str, describe_example: Callable[[int], str] = str
     ) -> Examples:
+        """Returns examples with the weights of their classes, if the task has class weights."""
         if self._class_table is None:
             return examples
-        return of_examples.class_weighted(examples, self._class_table, origin, owner)
+        return with_class_weights(examples, self._class_table, origin, describe_example)
 
     def _split(self, name: str) -> Examples:
+        """Returns the examples of a split, whose spec is not checked yet."""
         examples = self._read(self.evaluation_examples, name)
-        weighted = not (self.sample_weight is None and self.class_weight is None)
-        if weighted or isinstance(examples[1], Weighted):
-            return of_examples.counted_once(examples)
+        has_weights = self.sample_weight is not None or self.class_weight is not None
+        if has_weights or isinstance(examples[1], Weighted):
+            return with_unit_weights(examples)
         return examples
 
     def _read(self, examples_of: Callable[[str], Examples], name: str) -> Examples:
+        """Returns the examples of a client or split as arrays; errors name where they occurred."""
         origin = self._origin(name)
-        with of_examples.errors_of(f"reading the examples of {origin}", OSError):
-            return of_examples.checked(examples_of(name), origin)
+        with errors_of(f"reading the examples of {origin}", OSError):
+            return check_examples(examples_of(name), origin)
 
-    def _like_others(self, examples: Examples, name: str) -> Examples:
-        if not of_examples.fits(examples, self.spec):
+    def _check_spec(self, examples: Examples, name: str) -> Examples:
+        """Returns the examples, or raises a TypeError if they do not have the task's spec."""
+        if not has_spec(examples, self.spec):
             raise TypeError(
-                f"the examples of {self._origin(name)} are {_shown(of_examples.spec(examples))} "
-                f"where those of the validation split are {_shown(self.spec)}: give all the same "
-                "shapes and dtypes"
+                f"the examples of {self._origin(name)} are {_spec_text(spec_of(examples))} "
+                f"where those of the validation split are {_spec_text(self.spec)}: give all the "
+                "same shapes and dtypes"
             )
         return examples
 
@@ -266,78 +288,93 @@ class Task:
         """Returns a task whose examples are held in memory.
 
         Args:
-          x, y: structures of arrays; the first axis counts all examples.
-          client_ids: an id for each example, of any dtype, none of them missing. Clients are in the
-            order of their ids, examples in that of the arrays.
+          x, y: structures of arrays whose first axis counts all examples.
+          client_ids: the client id of each example, of any dtype, none of them missing. The task
+            sorts its clients by id; the examples of a client keep their order.
           validation, test: (x, y) of the splits.
-          sample_weight: how much each example counts in the loss, (examples,); None for 1.
-          attributes: `name`, `learner`, `batch_size` and any other attribute of `Task`.
-            `data_version` is by default a digest of the contents.
+          sample_weight: weight of each example in the loss, (examples,); None for 1.
+          attributes: `name`, `learner`, `batch_size` and any other attribute of `Task`. The default
+            of `data_version` is a digest of the arrays.
 
         Raises:
-          TypeError, ValueError: as `Task` does, and for arrays whose first axes differ.
+          TypeError, ValueError: as `Task` does, or the first axes of the arrays differ.
         """
-        splits = {"validation": validation, "test": test}
-        return cls._of_arrays((x, y, sample_weight), client_ids, splits, attributes)
+        return cls._from_arrays(
+            x=x,
+            y=y,
+            client_ids=client_ids,
+            splits={"validation": validation, "test": test},
+            sample_weight=sample_weight,
+            attributes=attributes,
+        )
 
     @classmethod
-    def _of_arrays(
+    def _from_arrays(
         cls,
-        arrays: tuple[Any, Any, Any],
+        *,
+        x: Any,
+        y: Any,
         client_ids: Any,
         splits: Mapping[str, Examples],
+        sample_weight: Any,
         attributes: Mapping[str, Any],
     ) -> Self:
-        """See `from_arrays`.
+        """Returns a task of any class whose examples are held in memory; see `from_arrays`.
 
         Args:
-          arrays: x, y and sample_weight.
-          client_ids: of `from_arrays`.
-          splits: validation and test.
-          attributes: of the class.
+          x, y, client_ids, sample_weight: as in `from_arrays`.
+          splits: (x, y) of "validation" and "test".
+          attributes: attributes of the class.
         """
-        x, y, sample_weight = arrays
         ids = client_array("client_ids", client_ids)
 
-        def place(example: int) -> str:
+        def describe_example(example: int) -> str:
             return f"{example}, of client {ids.ravel().tolist()[example]!r}"
 
         labels = y if sample_weight is None else Weighted(y, sample_weight)
-        examples = of_examples.checked((x, labels), "x and y", place)
-        if ids.shape != (of_examples.count(examples),):
+        examples = check_examples((x, labels), "x and y", describe_example)
+        if ids.shape != (count(examples),):
             raise ValueError(
-                f"client_ids has the shape {ids.shape} and x and y hold "
-                f"{of_examples.count(examples)} examples: give each example an id"
+                f"client_ids has the shape {ids.shape} and x and y hold {count(examples)} "
+                "examples: give each example an id"
             )
-        names, owner = np.unique(ids, return_inverse=True)
-        order = np.argsort(owner, kind="stable")
-        ends = np.searchsorted(owner[order], np.arange(len(names) + 1))
-        index = {str(name): i for i, name in enumerate(names)}
-        checked = {
-            name: of_examples.checked(split, f"the {name} split") for name, split in splits.items()
+        unique_ids, client_indices = np.unique(ids, return_inverse=True)
+        order = np.argsort(client_indices, kind="stable")
+        ends = np.searchsorted(client_indices[order], np.arange(len(unique_ids) + 1))
+        index_by_id = {str(client_id): i for i, client_id in enumerate(unique_ids)}
+        evaluation_splits = {
+            name: check_examples(split, f"the {name} split") for name, split in splits.items()
         }
         if sample_weight is not None:
-            checked = {name: of_examples.counted_once(split) for name, split in checked.items()}
-        given: dict[str, Any] = {
-            "description": f"{ids.size} examples of {len(names)} clients",
-            "data_version": of_examples.digest(examples, ids, *checked.values()),
+            evaluation_splits = {
+                name: with_unit_weights(split) for name, split in evaluation_splits.items()
+            }
+
+        def client_examples(client_id: str) -> Examples:
+            index = index_by_id[client_id]
+            return take(examples, order[ends[index] : ends[index + 1]])
+
+        defaults: dict[str, Any] = {
+            "description": f"{ids.size} examples of {len(unique_ids)} clients",
+            "data_version": digest(examples, ids, *evaluation_splits.values()),
         }
         task = cls(
-            client_ids=tuple(index),
-            client_examples=lambda name: of_examples.take(
-                examples, order[ends[index[name]] : ends[index[name] + 1]]
-            ),
-            evaluation_examples=checked.__getitem__,
-            **{**given, **attributes},
+            client_ids=tuple(index_by_id),
+            client_examples=client_examples,
+            evaluation_examples=evaluation_splits.__getitem__,
+            **{**defaults, **attributes},
         )
-        task._with_class_weight(examples, "x and y", place)  # refuses a class without a weight
+        # Only to refuse a class without a weight before the first round.
+        task._with_class_weight(examples, "x and y", describe_example)
         return task
 
 
-def _shown(spec: Any) -> str:
-    """Inputs and labels of a spec, as "float32 (3,) and int64 ()" for each example."""
-    parts = (
-        nest.map_leaves(lambda spec: f"{spec.dtype} {spec.shape}", part)
-        for part in (spec[0], of_examples.apart(spec[1])[0])
+def _spec_text(spec: Any) -> str:
+    """Returns inputs and labels of a spec as text, such as "float32 (3,) and int64 ()"."""
+    x, y = spec
+    labels, _ = split_weights(y)
+    texts = (
+        nest.map_leaves(lambda array_spec: f"{array_spec.dtype} {array_spec.shape}", structure)
+        for structure in (x, labels)
     )
-    return " and ".join(part if isinstance(part, str) else repr(part) for part in parts)
+    return " and ".join(text if isinstance(text, str) else repr(text) for text in texts)

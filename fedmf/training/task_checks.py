@@ -9,7 +9,7 @@ from fedmf.identifiers import check_clients
 from fedmf.runs.vocabulary import RunVocabulary
 from fedmf.training.learner import Learner
 
-_TEXTS = ("description", "made_clients", "headline_metric", "metric_note", "data_version")
+_TEXTS = ("description", "synthetic_clients", "headline_metric", "metric_note", "data_version")
 # Functions: how many arguments they are called with, and what to pass.
 _FUNCTIONS = {
     "client_examples": (1, "pass a function: client id -> (x, y)"),

@@ -58,7 +58,7 @@ def build_task(o: Cifar10Options) -> Task:
             f"{'a synthetic substitute for ' if images.synthetic else ''}CIFAR-10: {clients}; "
             f"network {o.model!r}; validated on {o.validation} images"
         ),
-        made_clients=made,
+        synthetic_clients=made,
         data_version=version,
         client_ids=tuple(places),
         client_examples=client_examples,

@@ -56,7 +56,7 @@ def build_task(o: EmnistOptions) -> Task:
             f"{dealt.made if dealt else f'{len(train)} writers'}, "
             f"{o.classes} classes, network {o.model!r}"
         ),
-        made_clients=dealt.made if dealt else "",
+        synthetic_clients=dealt.made if dealt else "",
         data_version=f"{file.version}-{dealt.version}" if dealt else file.version,
         client_ids=tuple(dealt.places) if dealt else train,
         client_examples=client_examples,

@@ -59,7 +59,7 @@ CALLS = {
         {
             "name": "text", "client_ids": "texts", "metrics": "function",
             "compiled_epoch": "None function class",
-            **dict.fromkeys(("description", "made_clients", "headline_metric"), TEXT),
+            **dict.fromkeys(("description", "synthetic_clients", "headline_metric"), TEXT),
             **dict.fromkeys(("metric_note", "data_version"), TEXT),
             **dict.fromkeys(("sample_weight", "class_weight", "export_model"), "None"),
             "vocabulary": "None",

@@ -14,7 +14,7 @@ import fedmf
 from fedmf import federated
 from fedmf.federated import datasets
 from fedmf.runs.folder import RunFolder
-from fedmf.training.examples import NotFinite, checked
+from fedmf.training.examples import NotFinite, check_examples
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
@@ -192,7 +192,7 @@ def test_what_is_not_finite_is_found_in_every_dtype(dtype, value):
     x[1, 0] = value
     for examples in ((x, np.zeros(3)), ({"x": np.zeros(3)}, {"y": x})):
         with pytest.raises(NotFinite, match="client 'a' hold NaN .*first in example 1"):
-            checked(examples, "client 'a'")
+            check_examples(examples, "client 'a'")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_what_is_not_finite_is_found_in_every_dtype(dtype, value):
 )
 def test_examples_of_several_lengths_are_refused_with_the_way_out(x):
     with refusal("examples of client 'a' are not all arrays .*; pad those", TypeError):
-        checked((x, np.zeros(3)), "client 'a'")
+        check_examples((x, np.zeros(3)), "client 'a'")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, exec
 @pytest.mark.parametrize("texts", [["a", "much longer"], [b"a", b"much longer"]])
 def test_texts_are_of_numpy_s_own_dtype(texts):
     """As pandas and tf.data give them."""
-    x, _ = checked((np.array(texts, object), np.zeros(2)), "client 'a'")
+    x, _ = check_examples((np.array(texts, object), np.zeros(2)), "client 'a'")
     assert x.dtype == np.array(texts).dtype
 
 

@@ -68,7 +68,7 @@ def statement_of(name, folder):
         commands=["fedmf audit run x"],
     )
     values["observed"]["log"]["name"] = name
-    return markdown(values | {"made_clients": name})
+    return markdown(values | {"synthetic_clients": name})
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)

@@ -64,8 +64,8 @@ def test_all_examples_are_dealt(made, name):
         mine = task.examples_of(client)
         np.testing.assert_array_equal(mine[0], x[owners == number])
         np.testing.assert_array_equal(mine[1], y[owners == number])
-    assert natural.made_clients == ""
-    assert POOLS[name] in task.made_clients
+    assert natural.synthetic_clients == ""
+    assert POOLS[name] in task.synthetic_clients
     assert f"10 clients dealt by dirichlet:0.3 (seed 0) from {'the ' * (name == 'emnist')}" in (
         task.description
     )
@@ -90,8 +90,8 @@ def test_another_partition_is_other_data(made):
 
 @TENSORFLOW
 def test_limits_and_batches(made):
-    made_clients = made("emnist", partition="quantity:1", clients=3, max_examples=5)
-    assert {len(made_clients.examples_of(client)[1]) for client in made_clients.client_ids} == {5}
+    task = made("emnist", partition="quantity:1", clients=3, max_examples=5)
+    assert {len(task.examples_of(client)[1]) for client in task.client_ids} == {5}
     few = made("cifar10", partition="shards:2", clients=10, max_clients=30, batch_size=8)
     assert (few.batch_size, len(pool(few)[1])) == (8, 30)
     assert made("cifar10").batch_size == 1
@@ -123,7 +123,7 @@ def test_a_run_says_that_its_clients_were_made_and_is_not_resumed_with_others(fi
         assert "no guarantee for a person follows" in text
         assert "user-level" not in text
     values = json.loads((tmp_path / "run" / "final_statement.json").read_text())
-    assert values["made_clients"] == run.plan["task"]["made_clients"]
+    assert values["synthetic_clients"] == run.plan["task"]["synthetic_clients"]
 
 
 @TENSORFLOW

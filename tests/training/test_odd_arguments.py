@@ -11,7 +11,7 @@ from tests.training import numpy_task
 
 TASK = numpy_task.linear_task()
 FIELDS = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
-TEXTS = ("description", "made_clients", "headline_metric", "metric_note", "data_version")
+TEXTS = ("description", "synthetic_clients", "headline_metric", "metric_note", "data_version")
 ARRAYS = {
     "x": numpy_task.X, "y": numpy_task.Y, "client_ids": numpy_task.OWNERS,
     "validation": (numpy_task.X, numpy_task.Y), "test": (numpy_task.X, numpy_task.Y),

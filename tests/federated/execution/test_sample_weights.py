@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from fedmf import federated
 from fedmf.training.evaluation import Evaluator
-from fedmf.training.examples import NotFinite, apart
+from fedmf.training.examples import NotFinite, split_weights
 from tests.federated.execution.test_as_keras import (
     BATCH,
     BOTH,
@@ -150,7 +150,7 @@ def test_class_weights_multiply_those_of_examples():
     expected = WEIGHTS * [CLASSES[label] for label in LABELS]
     for y in (LABELS, LABELS[:, None], LABELS.astype(np.float32), ONE_HOT):
         for name in "0123":
-            _, weights = apart(task_of(y=y).examples_of(name)[1])
+            _, weights = split_weights(task_of(y=y).examples_of(name)[1])
             np.testing.assert_array_equal(weights, expected[int(name) == OWNERS])
 
 
