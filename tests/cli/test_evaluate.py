@@ -220,7 +220,7 @@ def test_a_run_trained_in_python(tmp_path, monkeypatch):
         refused(command, "trained in Python on task 'visits'")
         refused(f"{command} -o width=4", "--task-option belong")
         refused(f"{command} --task visits_module:others", "makes the task 'others'")
-        refused(f"{command} {task}", "take the task that the run was trained on")
+        refused(f"{command} {task}", "use the task that the run was trained on")
     found = printed_by(f"evaluate run {task} -o width=4 --fine-tune 2 --split test --quiet")
     assert found["test accuracy"] == pytest.approx(run.result["test"]["accuracy"])
     assert found["fine_tuned"] == run.evaluate_fine_tuned(2, split="test")

@@ -98,7 +98,7 @@ def test_a_run_without_a_round_or_of_another_model_is_refused(whole, tmp_path):
     other = dataclasses.replace(
         small_task(), build_model=lambda seed: tf.keras.Sequential([tf.keras.Input((5,))])
     )
-    with refusal("take the task that the run was trained on"):
+    with refusal("use the task that the run was trained on"):
         read(whole.path, other).model()
 
 
