@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the training loop when it is asked for: whoever fits or audits needs none."""
+    """Imports `fedmf.train` on first use, since fits and audits need no training loop."""
     if name != "train":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fedmf.training.loop import train

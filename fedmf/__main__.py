@@ -1,4 +1,4 @@
-"""`python -m fedmf` is `fedmf`."""
+"""Entry point of `python -m fedmf`, the same command as `fedmf`."""
 
 from fedmf.cli import main
 

@@ -1,4 +1,4 @@
-"""Results that are kept on disk, under a hash of everything that decides them."""
+"""Disk cache of results, each stored under a hash of everything that it depends on."""
 
 import functools
 import hashlib
@@ -11,21 +11,26 @@ from fedmf.files import make_folder
 
 @functools.cache
 def code_digest(*patterns: str) -> str:
-    """A digest of the sources below fedmf/ that a result depends on: another version of fedmf never
-    reads this version's.
+    """Returns a digest of the sources in fedmf/ whose paths match one of the glob patterns.
+
+    A result that is stored under it is never read by a version of fedmf with other sources.
     """
     package = pathlib.Path(__file__).parent
+    sources: list[pathlib.Path] = []
+    for pattern in patterns:
+        sources.extend(package.glob(pattern))
     digest = hashlib.sha256()
-    for source in sorted(path for pattern in patterns for path in package.glob(pattern)):
+    for source in sorted(sources):
         name = str(source.relative_to(package)).encode()
         digest.update(name + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def keep(path: pathlib.Path, write: Callable[[pathlib.Path], None], what: str) -> None:
-    """Writes a result, whole or not at all; warns where it cannot be written.
+def store(path: pathlib.Path, write: Callable[[pathlib.Path], None], what: str) -> None:
+    """Writes a result to the cache, or warns that `what` could not be stored.
 
-    Of two processes that compute the same, one file remains, and either is right.
+    `write` must replace the file in one step. If two processes compute the same result, the later
+    file remains, and both are right.
     """
     try:
         make_folder(path.parent)

@@ -1,15 +1,15 @@
-"""Imports matplotlib whatever the environment variable MPLBACKEND names.
+"""Imports matplotlib although the environment variable MPLBACKEND may name a missing backend.
 
-Jupyter sets it for every command that a cell starts, and matplotlib refuses to be imported where it
-names a module that this environment does not have. Pictures are drawn here without a backend of
-matplotlib's. This module is imported before all others that import matplotlib.
+Jupyter sets the variable for every command that a cell starts, and matplotlib cannot be imported if
+the variable names a module that is not installed. fedmf draws its figures without any of these
+backends. Import this module before every other one that imports matplotlib.
 """
 
 import os
 
-_backend = os.environ.pop("MPLBACKEND", None)
+_backend_name = os.environ.pop("MPLBACKEND", None)
 try:
     import matplotlib  # noqa: F401
 finally:
-    if _backend is not None:
-        os.environ["MPLBACKEND"] = _backend
+    if _backend_name is not None:
+        os.environ["MPLBACKEND"] = _backend_name

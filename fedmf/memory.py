@@ -1,15 +1,32 @@
-"""How much memory this process can still take."""
+"""Free memory that this process can use."""
 
 import os
 import pathlib
+from typing import NamedTuple
+
+
+class _ContainerFiles(NamedTuple):
+    """Files of a control group that describe the memory of a container.
+
+    Attributes:
+      folder: of the control group.
+      limit: file with the most bytes that the container may use.
+      usage: file with the bytes that it uses.
+      reclaimable: name, in memory.stat, of the file cache that is dropped if memory is short.
+    """
+
+    folder: str
+    limit: str
+    usage: str
+    reclaimable: str
+
 
 _MACHINE = pathlib.Path("/proc/meminfo")
 _PROCESS = pathlib.Path("/proc/self/statm")
-# A container's limit, what it uses, and which line of memory.stat counts files that are given up
-# where memory is short: of version 2 and of version 1.
+# Control groups of version 2 and of version 1.
 _CONTAINERS = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    (
+    _ContainerFiles("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    _ContainerFiles(
         "/sys/fs/cgroup/memory",
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",
@@ -19,53 +36,67 @@ _CONTAINERS = (
 
 
 def available_memory() -> int:
-    """Returns the bytes that are free: of the machine, of its container, and of the process' own
-    limit, such as that of `ulimit -v`, the fewest.
+    """Returns the number of bytes that this process can still use.
+
+    It is the smallest of three figures: the free memory of the machine, that of its container, and
+    the rest of the process' own limit, such as that of `ulimit -v`.
     """
-    free = [_free_of_machine()]
+    machine_bytes = _free_in_machine()
+    free_bytes = [machine_bytes]
     for container in _CONTAINERS:
-        free.append(_free_of_container(*container, otherwise=free[0]))
-    free.append(_free_of_process(otherwise=free[0]))
-    return max(0, min(free))
+        free_bytes.append(_free_in_container(container, otherwise=machine_bytes))
+    free_bytes.append(_free_in_process(otherwise=machine_bytes))
+    return max(0, min(free_bytes))
 
 
-def _free_of_machine() -> int:
-    """Returns what programs can take without swapping; all of a machine that does not tell."""
-    numbers = _numbers(_MACHINE)
+def _free_in_machine() -> int:
+    """Returns the bytes that programs can use without swapping.
+
+    On a machine without /proc/meminfo these are all bytes of the machine.
+    """
+    numbers = _read_numbers(_MACHINE)
     if "MemAvailable:" in numbers:
         return 1024 * numbers["MemAvailable:"]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _free_of_container(folder: str, limit: str, usage: str, files: str, *, otherwise: int) -> int:
-    path = pathlib.Path(folder)
+def _free_in_container(container: _ContainerFiles, *, otherwise: int) -> int:
+    """Returns the bytes that a container can still use; `otherwise` if it has no limit."""
+    folder = pathlib.Path(container.folder)
     try:
-        most = int((path / limit).read_text())
-        used = int((path / usage).read_text())
-    except (OSError, ValueError):  # there is none, or "max"
+        limit_bytes = int((folder / container.limit).read_text())
+        used_bytes = int((folder / container.usage).read_text())
+    except (OSError, ValueError):  # There is no container, or its limit is "max".
         return otherwise
-    return most - used + _numbers(path / "memory.stat").get(files, 0)
+    reclaimable_bytes = _read_numbers(folder / "memory.stat").get(container.reclaimable, 0)
+    return limit_bytes - used_bytes + reclaimable_bytes
 
 
-def _free_of_process(*, otherwise: int) -> int:
+def _free_in_process(*, otherwise: int) -> int:
+    """Returns the bytes that the process' own limit leaves; `otherwise` if it has no limit."""
     try:
         import resource
-    except ImportError:  # no Unix
+    except ImportError:  # The module exists on Unix alone.
         return otherwise
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if most == resource.RLIM_INFINITY:
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit_bytes == resource.RLIM_INFINITY:
         return otherwise
     try:
-        pages = int(_PROCESS.read_text().split()[0])
+        num_pages = int(_PROCESS.read_text().split()[0])
     except (OSError, ValueError, IndexError):
-        return most
-    return most - pages * os.sysconf("SC_PAGE_SIZE")
+        return limit_bytes
+    return limit_bytes - num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _numbers(path: pathlib.Path) -> dict[str, int]:
-    """Returns the whole number that follows the name in each line of a file."""
+def _read_numbers(path: pathlib.Path) -> dict[str, int]:
+    """Returns the number that follows the name on each line of a file; {} without the file."""
     try:
-        lines = [line.split() for line in path.read_text().splitlines()]
+        lines = path.read_text().splitlines()
     except OSError:
         return {}
-    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
+    number_by_name: dict[str, int] = {}
+    for line in lines:
+        words = line.split()
+        if len(words) > 1 and words[1].isdigit():
+            number_by_name[words[0]] = int(words[1])
+    return number_by_name

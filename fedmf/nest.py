@@ -1,8 +1,7 @@
-"""Structures of arrays: dicts, lists, tuples and named tuples in each other, whose leaves have an
-order.
+"""Nested structures of arrays: dicts, lists, tuples and named tuples with ordered leaves.
 
-The leaves of a dict come in the order of its sorted keys, as those of `tf.nest` do. Whatever is no
-dict, list or tuple is a leaf, None too.
+As in `tf.nest`, the leaves of a dict come in the order of its sorted keys. Everything that is not a
+dict, list or tuple is a leaf, including None.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,12 +9,12 @@ from typing import Any
 
 
 def is_nested(structure: Any) -> bool:
-    """Returns whether a structure is none that consists of a single leaf."""
+    """Returns whether a structure is a dict, list or tuple, and not a single leaf."""
     return isinstance(structure, Mapping | list | tuple)
 
 
 def flatten(structure: Any) -> list[Any]:
-    """Returns the leaves.
+    """Returns the leaves of a structure in their order.
 
     Raises:
       TypeError: a dict has keys that cannot be sorted.
@@ -25,11 +24,14 @@ def flatten(structure: Any) -> list[Any]:
     """
     if not is_nested(structure):
         return [structure]
-    return [leaf for part in _parts(structure) for leaf in flatten(part)]
+    leaves: list[Any] = []
+    for child in _children(structure):
+        leaves.extend(flatten(child))
+    return leaves
 
 
 def pack(structure: Any, leaves: Sequence[Any]) -> Any:
-    """Returns these leaves in the structure of another one.
+    """Returns a structure of the same form as `structure` that holds `leaves`, in their order.
 
     Raises:
       ValueError: the structure has another number of leaves.
@@ -40,46 +42,52 @@ def pack(structure: Any, leaves: Sequence[Any]) -> Any:
     if not is_nested(structure):
         [leaf] = leaves
         return leaf
-    expected = len(flatten(structure))
-    if len(leaves) != expected:
-        raise ValueError(f"there are {len(leaves)} leaves, and the structure has {expected}")
-    return _packed(structure, iter(leaves))
+    num_leaves = len(flatten(structure))
+    if len(leaves) != num_leaves:
+        raise ValueError(
+            f"{len(leaves)} leaves do not fit a structure of {num_leaves}: pass one for each"
+        )
+    return _pack_next(structure, iter(leaves))
 
 
 def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
-    """Returns the structure with what a function makes of each leaf, and of the leaves at the same
-    place of the others.
+    """Returns a structure of the results of a function that is called once for each leaf.
+
+    The function's arguments are a leaf of `structure` and the leaves at the same position in
+    `others`.
 
     Raises:
-      ValueError: the structures differ.
+      ValueError: the structures differ in more than their leaves.
 
     >>> map_leaves(max, {"a": 1, "b": 5}, {"a": 2, "b": 3})
     {'a': 2, 'b': 5}
     """
     if not all(has_same_structure(other, structure) for other in others):
         raise ValueError("the structures differ: give all the same dicts, lists and tuples")
-    columns = [flatten(each) for each in (structure, *others)]
-    return pack(structure, [function(*leaves) for leaves in zip(*columns, strict=True)])
+    flat_structures = [flatten(nested) for nested in (structure, *others)]
+    results = [function(*leaves) for leaves in zip(*flat_structures, strict=True)]
+    return pack(structure, results)
 
 
 def has_same_structure(structure: Any, expected: Any) -> bool:
-    """Returns whether two structures are equal but for their leaves.
+    """Returns whether two structures are equal except for their leaves.
 
-    Dicts of any class count as the same, and so do named tuples of one name and the same fields.
+    Dicts of different classes count as equal if their keys are, and so do named tuples if their
+    names and fields are.
 
     >>> has_same_structure({"a": (1, 2)}, {"a": (3, 4)}), has_same_structure([1, 2], (1, 2))
     (True, False)
     """
     if not is_nested(structure) or not is_nested(expected):
         return is_nested(structure) == is_nested(expected)
-    if _kind(structure) != _kind(expected) or len(structure) != len(expected):
+    if _signature(structure) != _signature(expected) or len(structure) != len(expected):
         return False
-    pairs = zip(_parts(structure), _parts(expected), strict=True)
-    return all(has_same_structure(part, other) for part, other in pairs)
+    child_pairs = zip(_children(structure), _children(expected), strict=True)
+    return all(has_same_structure(child, expected_child) for child, expected_child in child_pairs)
 
 
-def _kind(structure: Any) -> Any:
-    """Returns what two structures of the same kind have equal."""
+def _signature(structure: Any) -> Any:
+    """Returns a value that is equal for two structures of the same kind, keys and fields."""
     if isinstance(structure, Mapping):
         return set(structure)
     if hasattr(structure, "_fields"):
@@ -87,25 +95,26 @@ def _kind(structure: Any) -> Any:
     return list if isinstance(structure, list) else tuple
 
 
-def _parts(structure: Any) -> list[Any]:
-    """Returns what a dict, list or tuple holds, in the order of the leaves."""
+def _children(structure: Any) -> list[Any]:
+    """Returns the entries of a dict, list or tuple, in the order of their leaves."""
     if isinstance(structure, Mapping):
         return [structure[key] for key in sorted(structure)]
     return list(structure)
 
 
-def _packed(structure: Any, leaves: Iterator[Any]) -> Any:
-    """Returns the structure with the next leaves."""
+def _pack_next(structure: Any, leaves: Iterator[Any]) -> Any:
+    """Returns a structure of the same form that holds the next leaves of the iterator."""
     if not is_nested(structure):
         return next(leaves)
     if isinstance(structure, Mapping):
-        packed = {key: _packed(structure[key], leaves) for key in sorted(structure)}
-        in_order = [(key, packed[key]) for key in structure]
-        make: Any = type(structure)
+        child_by_key = {key: _pack_next(structure[key], leaves) for key in sorted(structure)}
+        # The new dict has the order of the old one, which need not be sorted.
+        items = [(key, child_by_key[key]) for key in structure]
+        dict_class: Any = type(structure)
         if hasattr(structure, "default_factory"):
-            return make(structure.default_factory, in_order)
-        return make(in_order)
-    parts = [_packed(part, leaves) for part in structure]
+            return dict_class(structure.default_factory, items)
+        return dict_class(items)
+    children = [_pack_next(child, leaves) for child in structure]
     if hasattr(structure, "_fields"):
-        return type(structure)(*parts)
-    return type(structure)(parts)
+        return type(structure)(*children)
+    return type(structure)(children)

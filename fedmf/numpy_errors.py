@@ -1,7 +1,7 @@
-"""numpy's own handling of floating-point errors, whatever the caller has set with np.seterr.
+"""Contexts with numpy's default handling of floating-point errors, for callers of np.seterr.
 
-Sums over tails lose terms to underflow, here, in SciPy and in dp_accounting: 0 is right for them.
-Under np.seterr(all="raise") each of these places would end a public call.
+Terms in the tails of sums underflow to 0 here, in SciPy and in dp_accounting, and 0 is the right
+value. If the caller has set np.seterr(all="raise"), each of them would raise in a public call.
 """
 
 import functools
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def numpy_defaults() -> np.errstate:
-    """Returns a context in which numpy warns as it does in a new process.
+    """Returns a context in which numpy handles errors as in a new process.
 
     >>> with np.errstate(all="raise"), numpy_defaults():
     ...     float(np.exp(np.float64(-1000.0)))
@@ -25,7 +25,7 @@ def numpy_defaults() -> np.errstate:
 
 
 def with_numpy_defaults(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Makes a function run in the context of `numpy_defaults`."""
+    """Wraps a function so that it runs in the context of `numpy_defaults`."""
 
     @functools.wraps(function)
     def call(*args: Parameters.args, **options: Parameters.kwargs) -> Result:

@@ -1,4 +1,4 @@
-"""JSON as RFC 8259 has it: NaN and the infinities, of which it knows none, are null."""
+"""JSON that conforms to RFC 8259, which has no NaN and no infinities: they become null."""
 
 import json
 import math
@@ -6,20 +6,20 @@ from typing import Any
 
 
 def dumps(values: Any, *, indent: int | None = None) -> str:
-    """Returns the values as JSON.
+    """Returns the values as JSON text, with null for NaN and the infinities.
 
     >>> dumps({"loss": math.nan, "epsilon": [1.0, math.inf]})
     '{"loss": null, "epsilon": [1.0, null]}'
     """
-    return json.dumps(finite(values), indent=indent, allow_nan=False)
+    return json.dumps(null_nonfinite(values), indent=indent, allow_nan=False)
 
 
-def finite(values: Any) -> Any:
-    """Returns the values with None in place of every float that is not finite."""
+def null_nonfinite(values: Any) -> Any:
+    """Returns the values with None in place of NaN and the infinities, at any depth."""
     if isinstance(values, dict):
-        return {name: finite(value) for name, value in values.items()}
+        return {name: null_nonfinite(value) for name, value in values.items()}
     if isinstance(values, list | tuple):
-        return [finite(value) for value in values]
+        return [null_nonfinite(value) for value in values]
     if isinstance(values, float) and not math.isfinite(values):
         return None
     return values

@@ -38,7 +38,9 @@ def test_what_the_container_leaves_with_the_files_that_it_can_give_up(
         ("memory.stat", "anon 7\ninactive_file 5000\n"),
     ):
         (machine / name).write_text(text + "\n")
-    container = (str(machine), "memory.max", "memory.current", "inactive_file")
+    container = memory._ContainerFiles(
+        str(machine), "memory.max", "memory.current", "inactive_file"
+    )
     monkeypatch.setattr(memory, "_CONTAINERS", (container,))
     assert memory.available_memory() == expected
 

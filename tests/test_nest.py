@@ -52,7 +52,7 @@ def test_structures_differ_by_kind_keys_and_length():
         ({"a": [1]}, {"a": (1,)}),
     ]:
         assert not nest.has_same_structure(first, second)
-    with refusal("there are 3 leaves, and the structure has 2"):
+    with refusal("3 leaves do not fit a structure of 2"):
         nest.pack([1, 2], "abc")
 
 

@@ -131,5 +131,5 @@ def fit(
             began = time.perf_counter()
             mechanism = record.fit(workload, participation, stopping, **options)
             if time.perf_counter() - began > fits.MIN_SECONDS and not stopped_short.get():
-                disk_cache.keep(path, mechanism.save, "the fit")
+                disk_cache.store(path, mechanism.save, "the fit")
         return mechanism

@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.disk_cache import code_digest, keep
+from fedmf.disk_cache import code_digest, store
 from fedmf.files import cache_folder, write_atomically
 from fedmf.terminal import interrupts, progress_bar
 
@@ -345,7 +345,7 @@ def simulated_epsilon(losses: Losses, delta: float, most: float) -> SimulatedEps
     result = _simulated(losses, delta, most)
     outcome = dataclasses.asdict(result)
     text = json.dumps(outcome | {"digest": _digest(key, outcome)})
-    keep(path, lambda path: write_atomically(path, text), "epsilon")
+    store(path, lambda path: write_atomically(path, text), "epsilon")
     return result
 
 
