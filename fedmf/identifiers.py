@@ -117,13 +117,13 @@ _DIGITS = 9  # of the largest round that is read
 _SHOWN_CHARACTERS, _SHOWN_ROUNDS = 80, 20
 
 
-def seen(text: str) -> str:
+def visible_text(text: str) -> str:
     """A text as people see it: one kind of blank, nothing invisible,
     letters composed in one way (NFC).
 
-    `fedmf.tables.as_seen` is the same in SQL.
+    `fedmf.tables.visible_text_sql` is the same in SQL.
 
-    >>> ascii(seen("zoe\\u0301\\u200b\\u00a0k")), seen("two  blanks")
+    >>> ascii(visible_text("zoe\\u0301\\u200b\\u00a0k")), visible_text("two  blanks")
     ("'zo\\\\xe9 k'", 'two blanks')
     """
     if text.isascii() and text.isprintable() and "  " not in text:
@@ -159,7 +159,7 @@ def skeleton(text: str) -> str:
     >>> skeleton("\u0410nn\u0430"), skeleton("\uff21nna"), skeleton("\u0430\u0301") == "\u00e1"
     ('Anna', 'Anna', True)
     """
-    text = seen(text)
+    text = visible_text(text)
     if text.isascii():
         return text
     return unicodedata.normalize("NFC", text.translate(_ascii_by_look_alike()))
@@ -257,7 +257,7 @@ def client_fault(client: str | None) -> str | None:
     """
     if client is None or not client:
         return "is missing"
-    if not seen(client).strip():
+    if not visible_text(client).strip():
         return f"has no visible character ({_codes(client)})"
     for ends, what in ((_is_blank, "blanks"), (_is_invisible, "invisible characters")):
         around = [c for c in (client[0], client[-1]) if ends(c)]
@@ -301,19 +301,19 @@ def _codes(characters: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def shown_client(client: Any) -> str:
+def format_client(client: Any) -> str:
     r"""An id for people: in ASCII, with quotes around a text, and cut where it is long.
 
-    >>> shown_client("zo\u00eb"), shown_client(7)
+    >>> format_client("zo\u00eb"), format_client(7)
     ("'zo\\xeb'", '7')
     """
     return ascii(client[:_SHOWN_CHARACTERS] if isinstance(client, str) else client)
 
 
-def shown_rounds(rounds: Sequence[int]) -> str:
+def format_rounds(rounds: Sequence[int]) -> str:
     """Rounds of a client for people.
 
-    >>> shown_rounds([3]), shown_rounds([1, 11, 80]), shown_rounds(range(400))[-25:]
+    >>> format_rounds([3]), format_rounds([1, 11, 80]), format_rounds(range(400))[-25:]
     ('round 3', 'rounds 1, 11, 80', '18, 19 and 380 other ones')
     """
     shown = ", ".join(map(str, rounds[:_SHOWN_ROUNDS]))

@@ -20,7 +20,7 @@ from fedmf.files import checked_path, write_atomically
 from fedmf.identifiers import is_missing
 from fedmf.numpy_errors import with_numpy_defaults
 
-__all__ = ["deal", "dirichlet", "picture", "quantity_skew", "shards"]
+__all__ = ["assign_clients", "dirichlet", "plot_label_counts", "quantity_skew", "shards"]
 
 _MOST_LABELS = 10_000
 _BARS = 100  # of a picture; of more clients it shows 1 in 2, in 3 and so on
@@ -154,7 +154,7 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int) -> np.nd
     return _given(rng.permutation(examples), np.repeat(np.arange(clients), sizes))
 
 
-def deal(partition: str, labels: Any, clients: int, seed: int) -> np.ndarray:
+def assign_clients(partition: str, labels: Any, clients: int, seed: int) -> np.ndarray:
     """The clients that a text says: dirichlet:ALPHA, shards:PER_CLIENT or quantity:SIGMA.
 
     Args:
@@ -169,7 +169,7 @@ def deal(partition: str, labels: Any, clients: int, seed: int) -> np.ndarray:
     Raises:
       TypeError, ValueError: naming the argument, its value and the way out.
 
-    >>> (deal("shards:2", [0, 1] * 8, 4, 0) == shards([0, 1] * 8, 4, 2, 0)).all()
+    >>> (assign_clients("shards:2", [0, 1] * 8, 4, 0) == shards([0, 1] * 8, 4, 2, 0)).all()
     True
     """
     name, number = _parsed("partition", partition)
@@ -185,7 +185,7 @@ def check_text(name: str, value: Any) -> str:
 
 
 @with_numpy_defaults
-def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathlib.Path:
+def plot_label_counts(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathlib.Path:
     """Draws who has what: a bar for each client, stacked of its examples of each label.
 
     Of more than 100 clients it shows 1 in 2, in 3 and so on, and says so. The 64 most
@@ -218,7 +218,7 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
 
 
 def _picture_of(names: np.ndarray, codes: np.ndarray, ids: np.ndarray, owners: np.ndarray) -> bytes:
-    """Returns the PNG of `picture`: labels and client ids, and of each example their places."""
+    """Returns the PNG file of `plot_label_counts`, for labels and client ids that are coded."""
     from fedmf.reports import canvas  # isort: skip  (before matplotlib, whose import it fixes)
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch

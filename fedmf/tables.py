@@ -71,11 +71,11 @@ def _quoted(path: pathlib.Path) -> str:
     return "'" + re.sub(r"([*?\[])", r"[\1]", str(path)).replace("'", "''") + "'"
 
 
-def as_seen(column: str) -> str:
+def visible_text_sql(column: str) -> str:
     """SQL for a text as people see it: one kind of blank, nothing invisible, letters composed in
     one way (NFC).
 
-    `identifiers.seen` is the same in Python.
+    `identifiers.visible_text` is the same in Python.
     """
     # Most ids are of visible ASCII, and the three passes over a text take half
     # the time of an audit.
@@ -83,10 +83,10 @@ def as_seen(column: str) -> str:
     return f"CASE WHEN {plain} THEN {column} ELSE {_composed(column)} END"
 
 
-def as_skeleton(column: str) -> str:
+def skeleton_sql(column: str) -> str:
     """Returns SQL for `identifiers.skeleton` of a text, in a `database`."""
     is_ascii = f"regexp_full_match({column}, '[ -~]*')"
-    return f"CASE WHEN {is_ascii} THEN {as_seen(column)} ELSE skeleton({column}) END"
+    return f"CASE WHEN {is_ascii} THEN {visible_text_sql(column)} ELSE skeleton({column}) END"
 
 
 def _composed(column: str) -> str:
@@ -114,7 +114,7 @@ class Rows:
     fault: str = "NULL"
 
 
-def read(
+def scan_file(
     db: "duckdb.DuckDBPyConnection",
     path: pathlib.Path,
     columns: Mapping[str, str],
@@ -134,7 +134,7 @@ def read(
 
     Raises:
       ValueError: an empty file, one of another kind, or no such column; errors name the argument.
-        What is wrong in a row becomes a `duckdb.Error` when the rows are read: see `damage`.
+        A wrong row raises a `duckdb.Error` when the rows are read: see `describe_damage`.
     """
     with path.open("rb") as content:
         head = content.read(_HEADER_BYTES)
@@ -237,7 +237,7 @@ def _chunks(path: pathlib.Path) -> Iterator[bytes]:
             yield chunk
 
 
-def damage(file: str, error: "duckdb.Error") -> str:
+def describe_damage(file: str, error: "duckdb.Error") -> str:
     """A sentence for what DuckDB found wrong in the file of this name."""
     message = str(error)
     if "KeyboardInterrupt" in message:  # as which Ctrl-C in `skeleton` is reported

@@ -65,7 +65,7 @@ class PartitionOptions(fields.Checked):
         """
         assert self.partition is not None
         assert self.clients is not None
-        owners = partition.deal(self.partition, labels, self.clients, self.partition_seed)
+        owners = partition.assign_clients(self.partition, labels, self.clients, self.partition_seed)
         order = np.argsort(owners, kind="stable")
         parts = np.split(order, np.searchsorted(owners[order], np.arange(1, self.clients)))
         width = len(str(self.clients - 1))

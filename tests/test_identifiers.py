@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf import tables
-from fedmf.identifiers import check_clients, client_array, client_fault, round_fault, seen, skeleton
+from fedmf.identifiers import (
+    check_clients,
+    client_array,
+    client_fault,
+    round_fault,
+    skeleton,
+    visible_text,
+)
 from tests.refusals import refusal
 
 NAN, NAT = float("nan"), np.datetime64("NaT")
@@ -20,7 +27,7 @@ EVERY_CHARACTER = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= cod
 def in_sql(texts):
     with duckdb.connect() as database:
         listed = database.execute(
-            f"SELECT {tables.as_seen('text')} FROM (SELECT unnest(?) AS text, unnest(?) "
+            f"SELECT {tables.visible_text_sql('text')} FROM (SELECT unnest(?) AS text, unnest(?) "
             "AS place) ORDER BY place",
             [texts, [*range(len(texts))]],
         ).fetchall()
@@ -37,7 +44,9 @@ class TestPythonAndSqlAgree:
         assigned = [c for c in EVERY_CHARACTER if unicodedata.category(c) != "Cn"]
         texts = [f"a{c}b" for c in assigned]
         different = [
-            text for text, of_sql in zip(texts, in_sql(texts), strict=True) if seen(text) != of_sql
+            text
+            for text, of_sql in zip(texts, in_sql(texts), strict=True)
+            if visible_text(text) != of_sql
         ]
         assert different == []
         assert len(assigned) > 280_000
@@ -47,7 +56,7 @@ class TestPythonAndSqlAgree:
             f"a{between}b"
             for between in (" \u200b ", "\u00a0\u2060\u00a0", " \u00ad ", " \u2800 ", "  ")
         ]
-        assert in_sql(texts) == [seen(text) for text in texts] == ["a b"] * len(texts)
+        assert in_sql(texts) == [visible_text(text) for text in texts] == ["a b"] * len(texts)
 
     @settings(max_examples=30, deadline=None)
     @given(
@@ -63,7 +72,7 @@ class TestPythonAndSqlAgree:
         )
     )
     def test_on_texts(self, texts):
-        assert in_sql(texts) == [seen(text) for text in texts]
+        assert in_sql(texts) == [visible_text(text) for text in texts]
 
 
 class TestSkeletons:

@@ -198,8 +198,8 @@ CALLS = {
     "ParticipationController.audit": call(controller().audit, plan=PLAN),
     "ParticipationController.cohort": call(controller().cohort, {"t": "0"}, t=0),
     "ParticipationController.eligible": call(controller().eligible, {"t": "0"}, t=0),
-    "ParticipationController.go_on_from": call(
-        lambda ledger: controller().go_on_from(ledger), ledger=LEDGER
+    "ParticipationController.resume_from": call(
+        lambda ledger: controller().resume_from(ledger), ledger=LEDGER
     ),
     "ParticipationLedger": call(
         fedmf.ParticipationLedger, {"cohort_size": f"None {SEED}", "cohorts": LIST},
@@ -403,16 +403,16 @@ CALLS = {
         fedmf.momentum_sgd, {"momentum": SHARE, "learning_rates": "None"},
         n=3, momentum=0.9, learning_rates=None,
     ),
-    "partition.deal": call(
-        partition.deal, {"labels": "bools texts", "seed": SEED},
+    "partition.assign_clients": call(
+        partition.assign_clients, {"labels": "bools texts", "seed": SEED},
         partition="shards:1", labels=LABELS, clients=2, seed=0,
     ),
     "partition.dirichlet": call(
         partition.dirichlet, {"labels": "bools texts", "alpha": REAL, "seed": SEED},
         labels=LABELS, clients=2, alpha=1.0, seed=0,
     ),
-    "partition.picture": call(
-        partition.picture, {"labels": "bools texts", "client_ids": "bools texts"},
+    "partition.plot_label_counts": call(
+        partition.plot_label_counts, {"labels": "bools texts", "client_ids": "bools texts"},
         labels=LABELS, client_ids=LABELS, path="picture.png",
     ),
     "partition.quantity_skew": call(

@@ -179,13 +179,13 @@ def test_logarithms_of_sizes_have_sigma():
 
 def test_a_text_says_the_same():
     ids = partition.quantity_skew(30, 5, 1.0, 7)
-    np.testing.assert_array_equal(partition.deal("quantity:1", LABELS, 5, 7), ids)
+    np.testing.assert_array_equal(partition.assign_clients("quantity:1", LABELS, 5, 7), ids)
 
 
 dirichlet = functools.partial(partition.dirichlet, labels=LABELS, clients=3, alpha=1.0, seed=0)
 shards = functools.partial(partition.shards, labels=LABELS, clients=3, per_client=2, seed=0)
 quantity = functools.partial(partition.quantity_skew, examples=30, clients=3, sigma=1.0, seed=0)
-deal = functools.partial(partition.deal, labels=LABELS, clients=3, seed=0)
+deal = functools.partial(partition.assign_clients, labels=LABELS, clients=3, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,12 @@ deal = functools.partial(partition.deal, labels=LABELS, clients=3, seed=0)
         (lambda: dirichlet(labels=np.ma.array([1], mask=[1])), ValueError, r"labels\[0\]="),
         (lambda: dirichlet(labels=["a", 1, 2]), TypeError, "labels mixes kinds"),
         (lambda: dirichlet(labels=range(10_001)), ValueError, "labels has 10001 different values"),
-        (lambda: partition.picture(LABELS, LABELS, "x.pdf"), ValueError, "path='x.pdf'"),
-        (lambda: partition.picture(LABELS, [1], "x.png"), ValueError, "client_ids has 1 entries"),
+        (lambda: partition.plot_label_counts(LABELS, LABELS, "x.pdf"), ValueError, "path='x.pdf'"),
+        (
+            lambda: partition.plot_label_counts(LABELS, [1], "x.png"),
+            ValueError,
+            "client_ids has 1 entries",
+        ),
     ],
 )
 def test_refusals(refused):
@@ -216,7 +220,7 @@ def test_a_picture_shows_who_has_what(tmp_path):
     """A client with three examples of one label and one of another has a bar of two colours, one
     three times as long as the other.
     """
-    path = partition.picture(["cat", "cat", "dog", "cat"], [7] * 4, tmp_path / "who.png")
+    path = partition.plot_label_counts(["cat", "cat", "dog", "cat"], [7] * 4, tmp_path / "who.png")
     pixels = np.round(255 * image.imread(path)[..., :3]).astype(int)
     first, second = ((pixels == color).all(axis=2) for color in ([31, 119, 180], [255, 127, 14]))
     row = first.sum(axis=1).argmax()
@@ -227,10 +231,12 @@ def test_a_picture_shows_who_has_what(tmp_path):
 def test_pictures_of_many_clients_are_no_taller_than_those_of_100(tmp_path, clients):
     y = np.arange(10_000) % 3
     ids = partition.dirichlet(y, clients, 0.3, 0)
-    height, width, _ = image.imread(partition.picture(y, ids, tmp_path / "who.png")).shape
+    height, width, _ = image.imread(partition.plot_label_counts(y, ids, tmp_path / "who.png")).shape
     assert (height > width) == (clients == 100)
 
 
 def test_labels_are_no_formulas(tmp_path):
-    path = partition.picture(["$x$", "$\\frac", "_a"], ["$$", "b\nc", "d" * 99], tmp_path / "a.png")
+    path = partition.plot_label_counts(
+        ["$x$", "$\\frac", "_a"], ["$$", "b\nc", "d" * 99], tmp_path / "a.png"
+    )
     assert path.read_bytes()[:4] == b"\x89PNG"

@@ -352,7 +352,7 @@ def audit_ledger(
     everyone = audited(ledger)
     if not len(ledger.noncompliant()):
         return everyone
-    others = audited(ledger.well_behaved())
+    others = audited(ledger.compliant())
     return dataclasses.replace(others, everyone=everyone, offenders=everyone.offenders)
 
 

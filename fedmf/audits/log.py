@@ -28,7 +28,7 @@ _MIN_MEMORY_BYTES = 256 * 10**6
 _MAX_ROUNDS = 10**9
 # Rows that are counted at a time, if no client has more.
 _BLOCK_ROWS = 2**19
-_SKELETON = tables.as_skeleton("client")
+_SKELETON = tables.skeleton_sql("client")
 _CLIENT = (
     f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') "
     f"THEN nullif({_SKELETON}, '') END"
@@ -280,7 +280,7 @@ class _Source:
         first, last = self._ends
         columns = {"client_column": form.client_column, "round_column": form.round_column}
         try:
-            read = tables.read(db, self.path, columns, scratch, ids=tuple(columns))
+            read = tables.scan_file(db, self.path, columns, scratch, ids=tuple(columns))
             self._check_end()
             client, t = read.columns
             db.execute(
@@ -303,7 +303,7 @@ class _Source:
         except (duckdb.OutOfMemoryException, duckdb.IOException):
             raise
         except duckdb.Error as error:
-            raise ValueError(tables.damage(f"log {self.path}", error)) from error
+            raise ValueError(tables.describe_damage(f"log {self.path}", error)) from error
         rows, wrong = db.execute(
             "SELECT count(*), count(*) FILTER (client IS NULL OR round IS NULL) FROM log"
         ).fetchall()[0]

@@ -221,12 +221,12 @@ def _show(result: "Audit", as_json: bool) -> None:
 
 def _named(offenders: dict[str, Any]) -> dict[str, Any]:
     """`Offenders.values` with a line for each client."""
-    from fedmf.identifiers import shown_client, shown_rounds
+    from fedmf.identifiers import format_client, format_rounds
 
     lines = {}
     for i, one in enumerate(offenders.pop("first"), 1):
         epsilon = "infinite" if one["epsilon"] is None else f"{one['epsilon']:.6g}"
-        client, rounds = shown_client(one["client"]), shown_rounds(one["rounds"])
+        client, rounds = format_client(one["client"]), format_rounds(one["rounds"])
         lines[str(i)] = f"{client}: epsilon {epsilon}, {rounds}"
     return offenders | lines
 

@@ -203,5 +203,5 @@ def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bo
                 )
             labels.append(owned)
             owners += [client] * len(owned)
-        partition.picture(np.concatenate(labels), owners, out)
+        partition.plot_label_counts(np.concatenate(labels), owners, out)
     show({"clients": len(task.client_ids), "examples": len(owners), "picture": str(out)}, as_json)

@@ -103,7 +103,13 @@ def participation(
     """
     from fedmf.cohorts.availability import availability_from_text
     from fedmf.cohorts.devices import DeviceBehavior
-    from fedmf.cohorts.forecast import Size, compared, forecast, largest_min_sep, refuse_impossible
+    from fedmf.cohorts.forecast import (
+        Size,
+        compare_schemas,
+        forecast,
+        largest_min_sep,
+        refuse_impossible,
+    )
     from fedmf.files import write_atomically
     from fedmf.participation.schema import SCHEMAS
 
@@ -147,7 +153,7 @@ def participation(
             result = forecast(budget or planned, size, sampling=scheme, seed=seed, **of_both)
             if budget is not None:
                 seeds = range(seed, seed + (options["seeds"] or 3))
-                largest = compared(budget, planned, size, seeds=seeds, **of_both)
+                largest = compare_schemas(budget, planned, size, seeds=seeds, **of_both)
     values = {"availability": availability, "sampling": config.sampling, **result, **largest}
     if out is not None:
         from fedmf.reports.pictures import participation_picture

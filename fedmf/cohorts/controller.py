@@ -222,7 +222,7 @@ class ParticipationController:
                 f"{' or '.join(ways_out)}"
             )
 
-    def go_on_from(self, ledger: ParticipationLedger) -> None:
+    def resume_from(self, ledger: ParticipationLedger) -> None:
         """Takes over the rounds that have already happened, before the first draw of this
         controller; all of them, or none.
 
@@ -369,8 +369,8 @@ class ParticipationController:
         if t != len(self.ledger):
             raise ValueError(
                 f"round t={t} cannot be drawn: the next round is {len(self.ledger)} of "
-                f"{self.participation.rounds}; ask for rounds in order, each once they are due; to "
-                "go on with a run call controller.go_on_from(ledger=...) first, with the ledger of "
+                f"{self.participation.rounds}; ask for rounds in order, each when it is due; to "
+                "resume a run call controller.resume_from(ledger=...) first, with the ledger of "
                 "the rounds before (ParticipationLedger.load reads one)"
             )
         self._catch_up()

@@ -182,7 +182,7 @@ def forecast(
         if progress is not None:
             progress(t)
     observed = ledger.observed()
-    well_behaved = ledger.well_behaved().observed()
+    well_behaved = ledger.compliant().observed()
     clients = size.simulated_population
     cohorts = observed.cohort_sizes / size.simulated_cohort
     times = {0: clients - observed.clients, **observed.histogram}
@@ -205,8 +205,8 @@ def forecast(
         "smallest_cohort": float(cohorts.min()) * size.cohort_size,
         "min_separation_observed": observed.min_separation,
         "max_participations_observed": observed.max_participations,
-        "min_separation_of_the_well_behaved": well_behaved.min_separation,
-        "max_participations_of_the_well_behaved": well_behaved.max_participations,
+        "min_separation_compliant": well_behaved.min_separation,
+        "max_participations_compliant": well_behaved.max_participations,
         "histogram": {k: n / clients for k, n in times.items() if n},
         **shares,
         "dry": dry,
@@ -290,7 +290,7 @@ def largest_min_sep(
 CONFIDENCE = 0.95
 
 
-def compared(
+def compare_schemas(
     budget: Budget,
     apart: Participation,
     size: Size,
@@ -313,8 +313,8 @@ def compared(
       behavior, progress: as of `forecast`.
 
     Returns:
-      "participations_apart", "participations_budget" and "participations_gained": [mean, low,
-      high], a 95% interval of Student's t over the seeds; "dry_rounds_apart" and
+      "participations_min_sep", "participations_budget" and "participations_gained": [mean, low,
+      high], a 95% interval of Student's t over the seeds; "dry_rounds_min_sep" and
       "dry_rounds_budget": mean over the seeds.
     """
     runs = []

@@ -110,9 +110,9 @@ def growing_blocks(rounds: int, longest: int) -> tuple[int, ...]:
 
 
 def block_form(
-    stream: NoiseStream, *, bounds: tuple[int, ...], most_width: int | None = None
+    stream: NoiseStream, *, bounds: tuple[int, ...], max_width: int | None = None
 ) -> BlockForm | None:
-    """The stream in blocks, or None where that takes a state of more than `most_width` rows.
+    """The stream in blocks, or None where that takes a state of more than `max_width` rows.
 
     The state of a recurrence is its last bands - 1 rows, that of buffers their sums and last draws.
     A contraction is compressed. Rounds s, s + 1, ... need N[s:, :s] Z[:s] of the draws before s,
@@ -124,14 +124,14 @@ def block_form(
     Args:
       stream: anything `NoiseStream.causal` accepts.
       bounds: of the blocks; see `BlockForm`.
-      most_width: rows that the state may have; None for any number.
+      max_width: rows that the state may have; None for any number.
     """
     stream = stream.causal()
     if stream.contraction is not None:
         return _compressed(
-            stream.contraction, bounds, stream.rounds if most_width is None else most_width
+            stream.contraction, bounds, stream.rounds if max_width is None else max_width
         )
-    if most_width is not None and stream.width > most_width:
+    if max_width is not None and stream.width > max_width:
         return None
     return BlockForm(
         bounds=bounds,
@@ -187,10 +187,10 @@ def with_small_first_states(form: BlockForm) -> BlockForm:
     return dataclasses.replace(form, matrix=matrix)
 
 
-def _compressed(N: np.ndarray, bounds: tuple[int, ...], most_width: int) -> BlockForm | None:
+def _compressed(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockForm | None:
     counts = np.diff(bounds).tolist()
     for cut in _CUTS:
-        matrices = _cut_off(N, bounds, most_width, cut * float(np.abs(N).max()))
+        matrices = _cut_off(N, bounds, max_width, cut * float(np.abs(N).max()))
         if matrices is None:  # a smaller cut is wider still
             return None
         width = max(len(M) - count for M, count in zip(matrices, counts, strict=True))
@@ -210,7 +210,7 @@ def deviation(written: np.ndarray, N: np.ndarray) -> float:
 
 
 def _cut_off(
-    N: np.ndarray, bounds: tuple[int, ...], most_width: int, cut: float
+    N: np.ndarray, bounds: tuple[int, ...], max_width: int, cut: float
 ) -> list[np.ndarray] | None:
     """The blocks' matrices, each (rounds of the block + r_(b+1), rounds of the block + r_b)."""
     n = len(N)
@@ -224,7 +224,7 @@ def _cut_off(
         ahead = np.hstack([N[e:, s:e], needed[e - s :]])
         left, values, right = scipy.linalg.svd(ahead, full_matrices=False, check_finite=False)
         r = int((values > cut).sum())
-        if r > most_width:
+        if r > max_width:
             return None
         turn = _settled(values[:r], right[:r])
         needed = (left[:, :r] * values[:r]) @ turn.T

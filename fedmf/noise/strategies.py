@@ -224,7 +224,7 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
     # The table of a recurrence that changes has (1 + width)^2 entries a round
     if stream.contraction is not None or (stream.buffers is not None and stream.buffers.feedback):
         most = min(most, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
-    form = block_form(stream, bounds=equal_blocks(stream.rounds, 1), most_width=most)
+    form = block_form(stream, bounds=equal_blocks(stream.rounds, 1), max_width=most)
     if form is None:
         return NoiseStrategy(
             name="recurrent",
@@ -359,7 +359,7 @@ def _recurrent(stream: NoiseStream, room: _Room, compress: bool) -> NoiseStrateg
     for length in sorted({min(length, most) for length in lengths}):
         bounds = growing_blocks(n, length)
         form = block_form(
-            stream, bounds=bounds, most_width=_MAX_COMPRESSED_ROWS if is_contraction else None
+            stream, bounds=bounds, max_width=_MAX_COMPRESSED_ROWS if is_contraction else None
         )
         if form is None:
             return NoiseStrategy(

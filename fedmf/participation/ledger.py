@@ -197,7 +197,7 @@ class ParticipationLedger:
             lambda entry: _Round(entry.selected, entry.selected, entry.noncompliant[:0])
         )
 
-    def well_behaved(self) -> "ParticipationLedger":
+    def compliant(self) -> "ParticipationLedger":
         """The ledger without the clients known to deviate. Its cohorts vary in size."""
         away = self.noncompliant()
         result = self._changed(

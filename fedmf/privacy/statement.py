@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.identifiers import shown_client, shown_rounds
+from fedmf.identifiers import format_client, format_rounds
 from fedmf.mechanisms.base import Mechanism
 from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy import rounding
@@ -158,8 +158,8 @@ def _environment() -> Any:
     environment.filters.update(
         up=rounding.up,
         down=rounding.down,
-        client=shown_client,
-        rounds=shown_rounds,
+        client=format_client,
+        rounds=format_rounds,
         name=plain_markdown,
         code=code_span,
     )

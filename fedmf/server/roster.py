@@ -56,7 +56,7 @@ class Roster:
                 raise ValueError(
                     f"`{name}` {verb} an int of more than 64 bits: name the client by a text"
                 )
-        shown = f"client={identifiers.shown_client(plain)}"
+        shown = f"client={identifiers.format_client(plain)}"
         if self._population is not None and not (
             isinstance(plain, int) and 0 <= plain < self._population
         ):
@@ -66,7 +66,7 @@ class Roster:
             )
         if self.names and type(plain) is not type(self.names[0]):
             raise TypeError(
-                f"{shown} beside clients such as {identifiers.shown_client(self.names[0])}: name "
+                f"{shown} beside clients such as {identifiers.format_client(self.names[0])}: name "
                 "all of them by ints, or all by texts"
             )
         if isinstance(plain, str):

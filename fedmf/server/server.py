@@ -470,7 +470,7 @@ class Server(ExclusiveCalls):
         drawn = None if self._controller is None else set(self._draw(t).tolist())
         is_eligible = self._roster.is_eligible(list(clients.values()), t).tolist()
         for (look, client), may_add in zip(clients.items(), is_eligible, strict=True):
-            shown = f"client={identifiers.shown_client(client)}"
+            shown = f"client={identifiers.format_client(client)}"
             if look in self._added:
                 raise ValueError(f"{shown} is in round {t} already: add one update a client")
             if drawn is not None and client not in drawn:
@@ -478,7 +478,7 @@ class Server(ExclusiveCalls):
                     f"{shown} was not drawn for round {t}: add clients of server.cohort()"
                 )
             if not may_add:
-                before = identifiers.shown_rounds(self._rounds_of(client))
+                before = identifiers.format_rounds(self._rounds_of(client))
                 raise ValueError(
                     f"{shown} took part in {before}, and {self.plan.participation} does not allow "
                     f"round {t}: leave it out, as server.cohort() does"

@@ -200,10 +200,10 @@ def _load(
     """
     import duckdb
 
-    seen = f"trim({tables.as_seen('spelling')})"
+    seen = f"trim({tables.visible_text_sql('spelling')})"
     columns = {"user_column": o.user_column, "text_column": o.text_column}
     try:
-        read = tables.read(db, path, columns, scratch, ids=("user_column",))
+        read = tables.scan_file(db, path, columns, scratch, ids=("user_column",))
         user, text = read.columns
         db.execute(
             f"CREATE TABLE texts AS SELECT nullif({seen}, '') AS client, nullif(spelling, {seen}) "
@@ -220,7 +220,7 @@ def _load(
     except duckdb.IOException as error:  # of its temporary files
         raise OSError(str(error).splitlines()[0]) from error
     except duckdb.Error as error:
-        raise ValueError(tables.damage(str(path), error)) from error
+        raise ValueError(tables.describe_damage(str(path), error)) from error
     if wrong is not None:
         raise ValueError(
             f"row {wrong[0]} of {path} {wrong[1][:200]}: write each user and text once, a user as "

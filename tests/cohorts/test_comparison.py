@@ -30,12 +30,12 @@ def test_the_default_pace_never_loses(mechanism_file, availability, tmp_path):
     assert not draw or picture.stat().st_size > 10_000
     mean, low, high = found["participations_gained"]
     assert low <= mean <= high
-    assert found["dry_rounds_budget"] <= found["dry_rounds_apart"]
+    assert found["dry_rounds_budget"] <= found["dry_rounds_min_sep"]
     assert low >= 0.0
     if availability == "independent:0.025":  # devices that come once in 40 rounds
         assert low > 0.3
     assert sum(found["spent"].values()) <= 1.0 + 1e-9
-    assert found["participations_budget"][0] >= found["participations_apart"][0]
+    assert found["participations_budget"][0] >= found["participations_min_sep"][0]
 
 
 def test_refusals(mechanism_file):

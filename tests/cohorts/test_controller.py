@@ -91,11 +91,11 @@ class TestPurity:
             first.ledger.to_csv(), rounds=stop, cohort_size=given["cohort_size"]
         )
         later = ParticipationController(**given, availability=availability)
-        later.go_on_from(again)
+        later.resume_from(again)
         assert run(later) == whole
         if stop:
             with pytest.raises(ValueError, match="rounds of its own"):
-                first.go_on_from(again)
+                first.resume_from(again)
 
     def test_old_rounds_come_from_the_ledger(self):
         controller = min_sep_controller()
@@ -104,7 +104,7 @@ class TestPurity:
         assert len(controller.ledger) == 20
         # From the ledger, and not drawn again: with another seed they are the same.
         other = min_sep_controller(seed=99)
-        other.go_on_from(controller.ledger)
+        other.resume_from(controller.ledger)
         assert run(other) == whole
 
     def test_a_round_beyond_the_last_says_that_the_plan_is_over(self):
@@ -210,7 +210,7 @@ class TestRefusals:
         first = min_sep_controller(participation=fixed)
         run(first, 3)
         with pytest.raises(ValueError, match="another run"):
-            min_sep_controller(participation=fixed, seed=4).go_on_from(first.ledger)
+            min_sep_controller(participation=fixed, seed=4).resume_from(first.ledger)
 
     def test_a_ledger_is_taken_over_whole_or_not_at_all(self):
         controller, whole = min_sep_controller(), run(min_sep_controller())
@@ -218,8 +218,8 @@ class TestRefusals:
         # Clients of round 1 come back at once
         cohorts = [np.array(cohort) for cohort in (*whole[:2], whole[1])]
         with pytest.raises(ValueError, match="ledger's round 2 has client"):
-            controller.go_on_from(ParticipationLedger(cohort_size=4, cohorts=cohorts))
+            controller.resume_from(ParticipationLedger(cohort_size=4, cohorts=cohorts))
         assert controller.ledger is ledger
         assert len(ledger) == 0
-        controller.go_on_from(ParticipationLedger(cohort_size=4, cohorts=cohorts[:2]))
+        controller.resume_from(ParticipationLedger(cohort_size=4, cohorts=cohorts[:2]))
         assert run(controller) == whole

@@ -61,7 +61,7 @@ class TestDisobedience:
         away = ledger.noncompliant()
         assert len(away) > 0.05 * size[0]
         assert self.behavior.noncompliant(away).all()
-        rest = ledger.well_behaved()
+        rest = ledger.compliant()
         for client, rounds in rounds_of_clients(rest).items():
             assert client not in away
             assert PARTICIPATION.allows(rounds)
@@ -106,7 +106,7 @@ class TestResume:
         given = {"behavior": self.everything, "availability": Independent(probability=0.8, seed=1)}
         whole = finished(controller_of(size, **given)).ledger
         again = controller_of(size, **given)
-        again.go_on_from(whole.first(31))
+        again.resume_from(whole.first(31))
         again = finished(again).ledger
         for t in range(60):
             assert (again.selected(t) == whole.selected(t)).all()
@@ -116,4 +116,4 @@ class TestResume:
     def test_a_ledger_of_the_disobedient_is_refused_by_those_who_know_of_none(self):
         ledger = finished(controller_of(behavior=DeviceBehavior(noncompliant_fraction=0.2))).ledger
         with refusal("who may not take part then"):
-            controller_of().go_on_from(ledger)
+            controller_of().resume_from(ledger)

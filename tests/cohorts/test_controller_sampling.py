@@ -36,7 +36,7 @@ def controller_of(scheme, rounds=40, seed=1, **more):
 
 
 def gone_on(controller, ledger):
-    controller.go_on_from(ledger)
+    controller.resume_from(ledger)
     return controller
 
 
@@ -88,7 +88,7 @@ class TestEveryScheme:
         for t in range(4):
             first.cohort(t)
         text = first.ledger.to_csv()
-        again.go_on_from(fedmf.ParticipationLedger.from_csv(text, rounds=4, cohort_size=None))
+        again.resume_from(fedmf.ParticipationLedger.from_csv(text, rounds=4, cohort_size=None))
         assert [again.cohort(t).tolist() for t in range(9)] == cohorts
         for t in range(9):
             assert again.ledger.selected(t).tolist() == whole.ledger.selected(t).tolist()
@@ -101,7 +101,7 @@ class TestEveryScheme:
             cohort_size=scheme.cohort_size, cohorts=[np.zeros(0, np.int64), cohort]
         )
         with refusal("round 1 has client"):
-            controller_of(scheme).go_on_from(ledger)
+            controller_of(scheme).resume_from(ledger)
 
     @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
     def test_seeds_and_epochs_differ(self, scheme):

@@ -51,7 +51,7 @@ class TestUniformity:
                 controller.cohort(0)
             else:
                 cohorts = [np.array(c) for c in drawn_before]
-                controller.go_on_from(fedmf.ParticipationLedger(cohort_size=2, cohorts=cohorts))
+                controller.resume_from(fedmf.ParticipationLedger(cohort_size=2, cohorts=cohorts))
             return controller.cohort(len(controller.ledger))
 
         # Uniform over the sets and not only over the clients.

@@ -153,13 +153,13 @@ class TestController:
         run(first, 17)
         text = first.ledger.to_csv()
         later, _ = budgeted_controller()
-        later.go_on_from(fedmf.ParticipationLedger.from_csv(text, rounds=17, cohort_size=5))
+        later.resume_from(fedmf.ParticipationLedger.from_csv(text, rounds=17, cohort_size=5))
         assert run(later) == whole
 
     def test_a_ledger_that_overspends_is_refused(self):
         controller, _ = budgeted_controller()
         with refusal("round 1 has client 1, who may not take part"):
-            controller.go_on_from(ledger_of([[1]] * 8, 5))
+            controller.resume_from(ledger_of([[1]] * 8, 5))
 
     def test_dropped_clients_have_paid_and_those_that_disobey_harm_nobody(self):
         behavior = DeviceBehavior(dropout=0.3, noncompliant_fraction=0.1, seed=2)
@@ -171,7 +171,7 @@ class TestController:
         assert controller.audit(of_plan).contradictions == ()
         planned = controller.ledger.planned()
         assert fedmf.audit_ledger(planned, of_plan).contradictions  # all clients together
-        well_behaved = controller.ledger.well_behaved().planned()
+        well_behaved = controller.ledger.compliant().planned()
         assert fedmf.audit_ledger(well_behaved, of_plan).contradictions == ()
 
 

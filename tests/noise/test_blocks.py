@@ -80,7 +80,7 @@ def test_buffers_of_any_shape(window, sums):
 def test_few_rows_hold_what_structured_mechanisms_need(family, options, most):
     rounds = 256
     mechanism = fitted(single(rounds), family, **options)
-    form = block_form(mechanism.stream(), bounds=equal_blocks(rounds, 8), most_width=most)
+    form = block_form(mechanism.stream(), bounds=equal_blocks(rounds, 8), max_width=most)
     assert form is not None
     assert form.width <= most
 
@@ -88,11 +88,11 @@ def test_few_rows_hold_what_structured_mechanisms_need(family, options, most):
 def test_what_has_no_structure_is_not_compressed():
     noise = np.tril(np.random.default_rng(0).uniform(0.1, 1.0, (64, 64))) + np.eye(64)
     stream = NoiseStream(rounds=64, sources=64, contraction=noise)
-    assert block_form(stream, bounds=equal_blocks(64, 8), most_width=20) is None
+    assert block_form(stream, bounds=equal_blocks(64, 8), max_width=20) is None
     assert block_form(stream, bounds=equal_blocks(64, 8)).width > 20
     banded = fitted(single(9), "banded", bands=4)
-    assert block_form(banded.stream(), bounds=equal_blocks(9, 2), most_width=2) is None
-    assert block_form(banded.stream(), bounds=equal_blocks(9, 2), most_width=3).width == 3
+    assert block_form(banded.stream(), bounds=equal_blocks(9, 2), max_width=2) is None
+    assert block_form(banded.stream(), bounds=equal_blocks(9, 2), max_width=3).width == 3
 
 
 def test_cutting_further_than_allowed_would_be_seen():

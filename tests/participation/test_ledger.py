@@ -145,7 +145,7 @@ class TestPlannedAndAchieved:
     def test_without_the_noncompliant(self):
         ledger = self.ledger()
         assert ledger.noncompliant().tolist() == [2, 6]
-        rest = ledger.well_behaved()
+        rest = ledger.compliant()
         assert [rest.cohort(t).tolist() for t in range(3)] == [[4, 1], [3], []]
         assert [rest.selected(t).tolist() for t in range(3)] == [[4, 1], [3], [5]]
         assert rest.observed().short_rounds == 1  # round 2, in which 5 was selected and nobody came

@@ -96,7 +96,7 @@ def test_controller_and_audit(participation, plan):
     assert contradiction.startswith("a client took part in rounds that Participation(")
     assert twice_in_an_epoch.noncompliant(participation).tolist() == [1]
     with refusal("round 1 has client 1, who may not take part"):
-        fedmf.ParticipationController(participation, **options).go_on_from(twice_in_an_epoch)
+        fedmf.ParticipationController(participation, **options).resume_from(twice_in_an_epoch)
 
 
 def test_server(plan):

@@ -73,7 +73,7 @@ def drawn_by(scheme=POISSON, participation=None, **changes):
 
 
 def gone_on_from(*cohorts):
-    controller().go_on_from(ledger_of(cohorts, 4))
+    controller().resume_from(ledger_of(cohorts, 4))
 
 
 def appended(*cohort, **more):

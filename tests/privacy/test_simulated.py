@@ -425,7 +425,7 @@ class TestDraws:
         came, first, again = np.zeros((3, self.clients), int), controller(), controller()
         for t in range(3):
             came[t, first.cohort(t)] = 1
-        again.go_on_from(first.ledger.first(2))  # a run that goes on draws the same
+        again.resume_from(first.ledger.first(2))  # a run that goes on draws the same
         assert (again.cohort(2) == first.cohort(2)).all()
         names, counts = np.unique(
             ["".join(map(str, x)) for x in came.T.tolist()], return_counts=True

@@ -101,8 +101,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
             raise ValueError(
                 f"round_num={round_num} cannot be drawn (t={round_num - 1} of the controller, "
                 f"which counts from 0): the next is round_num={num_drawn + 1} of {rounds}; ask for "
-                "rounds in order, or call controller.go_on_from(ledger=...) first, with the ledger "
-                "of the rounds before (ParticipationLedger.load reads one)"
+                "rounds in order, or call controller.resume_from(ledger=...) first, with the "
+                "ledger of the rounds before (ParticipationLedger.load reads one)"
             )
         return [self._client_data(int(client)) for client in self.controller.cohort(round_num - 1)]
 
@@ -178,7 +178,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         for cohort, selected in state["rounds"]:
             saved.append(np.array(cohort, np.int64), selected=np.array(selected, np.int64))
         if len(controller.ledger) < len(saved):
-            controller.go_on_from(saved)
+            controller.resume_from(saved)
         elif controller.ledger.first(len(saved)).to_csv() != saved.to_csv():
             raise ValueError(
                 f"the program state's first {len(saved)} rounds had other cohorts than the "

@@ -115,14 +115,14 @@ def test_a_training_process_goes_on_from_the_ledger():
         return [list(data.as_numpy_iterator()) for data in source.training_selection_fn(number)]
 
     expected = [examples(whole, number) for number in (1, 2, 3, 4)]
-    with refusal(r"round_num=4 .*the next is round_num=1 of .*controller\.go_on_from\(ledger"):
+    with refusal(r"round_num=4 .*the next is round_num=1 of .*controller\.resume_from\(ledger"):
         later.training_selection_fn(4)
     with refusal("round_num=0 must be at least 1: TFF's first round is 1"):
         later.training_selection_fn(0)
     rounds = later.controller.participation.rounds
     with refusal(f"round_num={rounds + 1} is beyond the last, {rounds}: .* plan .* is over"):
         later.training_selection_fn(rounds + 1)
-    later.controller.go_on_from(whole.controller.ledger.first(3))
+    later.controller.resume_from(whole.controller.ledger.first(3))
     np.testing.assert_equal(examples(later, 4), expected[3])
 
 
