@@ -4,14 +4,14 @@ import sys
 from typing import Any
 
 import fedmf
-from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
+from fedmf.mechanisms.fitting.progress import interruptible_fits, progress_line
 
 
 def fit(
     workload: fedmf.Workload, participation: fedmf.Participation, family: str, **options: Any
 ) -> Any:
     """`fedmf.fit`, with progress on a terminal; Ctrl-C ends it without a result."""
-    with interruptible_fits(), shown(family, enabled=sys.stderr.isatty()) as progress:
+    with interruptible_fits(), progress_line(family, enabled=sys.stderr.isatty()) as progress:
         return fedmf.fit(workload, participation, family=family, progress=progress, **options)
 
 

@@ -82,7 +82,7 @@ def fit(
     """
     import fedmf
     from fedmf import workloads
-    from fedmf.mechanisms.fitting.progress import interrupted_fit, shown
+    from fedmf.mechanisms.fitting.progress import interrupted_fit, progress_line
     from fedmf.schedule import GivenSchedule
     from fedmf.terminal.interrupts import Interrupted
     from fedmf.terminal.progress_bar import elapsed
@@ -123,7 +123,7 @@ def fit(
                     "rounds: pass that number"
                 )
         else:
-            with shown(options["family"], not as_json) as progress:
+            with progress_line(options["family"], not as_json) as progress:
                 mechanism = fedmf.fit(A, participation, progress=progress, **options)
     with elapsed("computing errors", disable=as_json):
         sensitivity = fedmf.sensitivity(mechanism, participation)

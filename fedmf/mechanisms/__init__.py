@@ -1,4 +1,4 @@
-"""Matrix-factorization mechanisms: what noise each round gets."""
+"""Matrix-factorization mechanisms: encoders C, and the correlated noise that they lead to."""
 
 from fedmf.mechanisms.banded.fit import BandedMechanism
 from fedmf.mechanisms.base import Certificate, Mechanism

@@ -1,6 +1,6 @@
-"""What every mechanism offers, and the proof of optimality that an optimised one carries.
+"""The interface of a mechanism, and the certificate of optimality that an optimised one carries.
 
-The classes that implement it are final: one family, one frozen dataclass.
+Every class that implements it is final: one family of mechanisms is one frozen dataclass.
 """
 
 import abc
@@ -19,23 +19,24 @@ from fedmf.files import checked_path, write_atomically
 from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
 
-_NUMBERS = ("loss", "lower_bound", "iterations", "seconds")
+_NUMERIC_FIELDS = ("loss", "lower_bound", "iterations", "seconds")
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificate(fields.ShortRepr):
-    """How far a fitted mechanism can be from the best of its kind, by weak duality.
+    """Certified optimality gap of a fitted mechanism, by weak duality.
 
     Attributes:
       loss: `fedmf.loss` of the mechanism, for the workload it was fitted to, under `participation`.
-      lower_bound: no encoder of the family (dense: any, unless its options say otherwise; banded:
-        at most as many bands, and columns of equal norm unless fitted without) has a smaller loss
-        under `participation`; at most `loss`.
+      lower_bound: a bound that no encoder of the family falls below under `participation`; at most
+        `loss`. For the family "dense" it holds for any encoder (unless a fit option restricts
+        them); for "banded", for encoders of at most as many bands, with columns of equal norm
+        unless the fit dropped that condition.
       iterations: steps of the optimiser.
       seconds: wall-clock time of the fit.
-      participation: the one that `loss` and `lower_bound` are for; None for a single participation.
-        Columns of norm 1 whose bands keep k participations apart have k times that loss: one
-        certificate serves them all.
+      participation: the participation that `loss` and `lower_bound` are for; None for a single
+        participation. Where all columns have norm 1 and the bands are at most min_sep, k
+        participations multiply both by k, so that this certificate holds for every k.
 
     Raises:
       ValueError: a number is not finite, or the bound is not positive or above the loss.
@@ -54,26 +55,30 @@ class Certificate(fields.ShortRepr):
     def __post_init__(self) -> None:
         if self.participation is not None:
             fields.instance(Participation)("participation", self.participation)
-        for name in _NUMBERS:
-            value = getattr(self, name)
+        for field_name in _NUMERIC_FIELDS:
+            value = getattr(self, field_name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(
-                    f"{name}={reprlib.repr(value)} is a {type(value).__name__}, not a number: "
-                    "fit the mechanism again"
+                    f"{field_name}={reprlib.repr(value)} is a {type(value).__name__}, not a "
+                    "number: fit the mechanism again"
                 )
-        finite = all(abs(getattr(self, name)) <= sys.float_info.max for name in _NUMBERS)
-        if not finite or not 0.0 < self.lower_bound <= self.loss:
-            shown = ", ".join(f"{name}={getattr(self, name)}" for name in _NUMBERS)
+        values = [getattr(self, field_name) for field_name in _NUMERIC_FIELDS]
+        is_finite = all(abs(value) <= sys.float_info.max for value in values)
+        if not is_finite or not 0.0 < self.lower_bound <= self.loss:
+            field_values = ", ".join(
+                f"{field_name}={value}"
+                for field_name, value in zip(_NUMERIC_FIELDS, values, strict=True)
+            )
             raise ValueError(
-                f"{shown} are no certificate: all are finite, and the bound is positive and at "
-                "most the loss, so fit the mechanism again"
+                f"{field_values} are no certificate: all are finite, and the bound is positive and "
+                "at most the loss, so fit the mechanism again"
             )
         checks.integer("iterations", self.iterations, low=0, hint="it counts the steps of the fit")
         checks.positive("seconds", self.seconds, "it is the time of the fit", allow_zero=True)
 
     @property
     def gap(self) -> float:
-        """(loss - lower_bound) / lower_bound."""
+        """Relative optimality gap, (loss - lower_bound) / lower_bound."""
         return (self.loss - self.lower_bound) / self.lower_bound
 
 
@@ -85,7 +90,7 @@ def certify(
     *,
     participation: Participation | None = None,
 ) -> Certificate:
-    """A Certificate; a bound that exceeds the loss by rounding is set to the loss.
+    """Returns a Certificate, with a bound that exceeds the loss by rounding lowered to the loss.
 
     Raises:
       ArithmeticError: the bound exceeds the loss by more than rounding can explain.
@@ -105,7 +110,7 @@ def certify(
 
 
 def check_certificate(certificate: Certificate | None, certificate_reason: str) -> None:
-    """Raises unless there is either a certificate or a reason for having none."""
+    """Checks that there is either a certificate or a reason for having none."""
     if (certificate is None) != bool(certificate_reason):
         raise ValueError(
             f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go "
@@ -114,7 +119,7 @@ def check_certificate(certificate: Certificate | None, certificate_reason: str) 
 
 
 def check_mechanism(mechanism: object, name: str = "mechanism") -> None:
-    """Refuses what is no mechanism, naming the argument: TypeError."""
+    """Raises TypeError unless the argument called `name` is a mechanism."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
             f"{name} is a {type(mechanism).__name__}: pass a mechanism, as fedmf.fit or "
@@ -122,33 +127,33 @@ def check_mechanism(mechanism: object, name: str = "mechanism") -> None:
         )
 
 
-# What a mechanism file says of itself.
-FILE_FORMAT, FILE_VERSION = "fedmf mechanism", 2
+# A mechanism file begins with its format and version, so that readers can refuse any other file.
+FILE_FORMAT = "fedmf mechanism"
+FILE_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
-    """A matrix-factorization mechanism: an encoder C (m, n) and a noising matrix N (n, m) with N C
-    = I.
+    """A matrix-factorization mechanism: an encoder C, (m, n), and a noising matrix N, (n, m), with
+    N C = I.
 
     Round t releases x[t] + (N Z)[t] with Z ~ Normal(0, stddev^2), (m, d). N (C x + Z) = x + N Z is
     post-processing of the Gaussian mechanism C x + Z, so privacy depends on C alone, also for
     inputs chosen adaptively and for N that is not causal (Denisov et al. 2022, Thm. 2.1;
     multi-epoch paper, Thm. 2.2).
 
-    Mechanisms compare by identity. They claim no sensitivity:
-    `fedmf.sensitivity` computes it from `encoder()`.
+    Mechanisms compare by identity. They state no sensitivity: `fedmf.sensitivity` computes it
+    from `encoder()`.
 
     Attributes:
-      family: what `fedmf.fit` calls the kind of mechanism.
-      uncertified: why a mechanism of this family has no certificate, where its maker
-        gives no reason.
+      family: name of the family in `fedmf.fit`.
+      uncertified: default of `certificate_reason` for this family.
       rounds: n, the number of rounds.
-      certificate: how far from the best of its family it can be, or None.
+      certificate: optimality gap within the family, or None.
       certificate_reason: why there is no certificate; empty if there is one.
 
     Raises:
-      TypeError, ValueError: fields of the wrong kind or shape, or of no mechanism.
+      TypeError, ValueError: a field is of the wrong kind or shape, or the fields form no mechanism.
     """
 
     _shown_first = ("rounds",)
@@ -157,7 +162,7 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
     certificate: Certificate | None = fields.validated(fields.instance(Certificate), None)
     certificate_reason: str = fields.validated(fields.plain_text, "", repr=False)
 
-    if TYPE_CHECKING:  # at run time a field of some families and a property of others
+    if TYPE_CHECKING:  # Some families store it as a field, others compute it as a property.
 
         @property
         def rounds(self) -> int: ...  # noqa: D102
@@ -170,24 +175,24 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
 
     @property
     def bands(self) -> int:
-        """Non-zero diagonals of C, the main one included: 1 for a diagonal C, `rounds` for one
-        without band structure.
+        """Number of diagonals of C up to the last non-zero one, the main diagonal included: 1 for
+        a diagonal C, `rounds` for a C without band structure.
         """
         return self.rounds
 
     @abc.abstractmethod
     def encoder(self) -> np.ndarray:
-        """C, float64 (m, rounds), a new array."""
+        """Returns C, float64 (m, rounds), as a new array."""
 
     @abc.abstractmethod
     def noising(self) -> np.ndarray:
-        """N, float64 (rounds, m), with N C = I, a new array."""
+        """Returns N, float64 (rounds, m), with N C = I, as a new array."""
 
     def stream(self) -> NoiseStream:
-        """The recipe that makes rows of N Z from independent draws.
+        """Returns the recipe that computes the noise vectors (rows of N Z) from independent draws.
 
-        By default the rows of a banded C as a recurrence (banded paper, App. J, Alg. 9), otherwise
-        the rows of N.
+        By default that is the recurrence over the rows of C where C is banded (banded paper, App.
+        J, Alg. 9), and otherwise the product with the rows of N.
         """
         rows = self.banded_rows()
         if rows is not None:
@@ -196,60 +201,60 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
         return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
 
     def banded_rows(self) -> np.ndarray | None:
-        """C by rows, float64 (rounds, bands), [t, j] = C[t, t - j], where C is square and banded;
-        otherwise None.
+        """Returns the rows of a square banded C, float64 (rounds, bands), [t, j] = C[t, t - j]; or
+        None if C is not banded.
 
-        What is computed from it (sensitivity, errors) costs O(rounds bands^2) where `encoder()`
-        would cost O(rounds^2).
+        Sensitivity and errors computed from them cost O(rounds bands^2) instead of the
+        O(rounds^2) that `encoder()` alone would cost.
         """
         return None
 
     def toeplitz_coefficients(self) -> np.ndarray | None:
-        """The first column of C up to its last non-zero, float64 (bands,), where C is
-        lower-triangular Toeplitz; or None.
+        """Returns the first column of a lower-triangular Toeplitz C up to its last non-zero entry,
+        float64 (bands,); or None if C is not Toeplitz.
         """
         return None
 
     def noising_coefficients(self) -> np.ndarray | None:
-        """The first column of N, float64 (rounds,), where C is lower-triangular Toeplitz, and N
-        therefore too; or None.
+        """Returns the first column of N, float64 (rounds,), where C, and therefore N, is
+        lower-triangular Toeplitz; otherwise None.
         """
         return None
 
     def toeplitz_gram(self) -> np.ndarray | None:
-        """The first column of X = C^T C, float64 (rounds,), where X is known to be Toeplitz, as of
-        stationary noise; or None.
+        """Returns the first column of X = C^T C, float64 (rounds,), where X is known to be
+        Toeplitz (stationary noise); otherwise None.
         """
         return None
 
     def state(self) -> dict[str, np.ndarray]:
-        """The fields that make the mechanism again, as arrays; none of them of Python objects."""
-        own = [
-            field.name
+        """Returns the fields that `from_state` rebuilds the mechanism from, as numeric or string
+        arrays.
+        """
+        values = {
+            field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if not field.name.startswith("certificate")
-        ]
-        return {
-            name: np.asarray(getattr(self, name)) for name in own if getattr(self, name) is not None
         }
+        return {name: np.asarray(value) for name, value in values.items() if value is not None}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:
-        """Builds and validates a mechanism.
+        """Builds and validates a mechanism from its stored fields.
 
         Args:
-          state: as `state()` gave it.
+          state: the arrays of `state()`.
           certificate: the fields certificate and certificate_reason.
 
         Raises:
           TypeError, ValueError: the class refuses these fields.
         """
-        own = {name: array if array.ndim else array.item() for name, array in state.items()}
-        return cls(**own, **certificate)
+        scalars = {name: array.item() for name, array in state.items() if not array.ndim}
+        return cls(**(state | scalars), **certificate)
 
     def entries(self) -> dict[str, np.ndarray]:
-        """Everything that a mechanism file holds, by name; `fedmf.mechanisms.storage.mechanism_of`
-        reads it.
+        """Returns the contents of a mechanism file by name, as
+        `fedmf.mechanisms.storage.mechanism_of` reads them.
         """
         entries = {
             "family": np.array(self.family),
@@ -260,14 +265,12 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
         return entries | {f"state_{name}": array for name, array in self.state().items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the mechanism to exactly `path`, whole or not at all;
-        `fedmf.load_mechanism` reads it.
+        """Writes the mechanism to exactly `path`, atomically; `fedmf.load_mechanism` reads it.
 
         Args:
-          path: of the file; its folder exists.
-
+          path: path of the file, in a folder that exists.
         Raises:
-          TypeError: no path.
+          TypeError: path is not a path.
           ValueError: the folder of path does not exist.
           OSError: the file cannot be written.
         """

@@ -1,5 +1,5 @@
-"""The record of a family: the one place that says how a kind of mechanism is named, fitted, stored,
-labelled and drawn.
+"""The registry of mechanism families: how each one is named, fitted, stored, labelled and
+plotted.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from fedmf.mechanisms.base import Mechanism
 
 
 class Option(NamedTuple):
-    """An option of a family's fit, of `fedmf.fit` and of the command line; kind is int, float, str
-    or bool. A text with choices is one of them.
+    """An option of a family's fit, as `fedmf.fit` and the command line offer it. `kind` is int,
+    float, str or bool; a str option with `choices` must be one of them.
     """
 
     name: str
@@ -27,21 +27,21 @@ class Option(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kind of mechanism.
+    """A family of mechanisms.
 
     Attributes:
-      mechanism: the class. Its `family` is the name of the family,
-        and its `from_state` reads files.
-      label: the name in reports. May hold {bands} and {decoder}.
-      color: of its curves, as "#rrggbb".
-      fit: (workload, participation, stopping, **options) -> mechanism. None for a family that is
-        not fitted.
-      help: a phrase for each option of `fit`.
-      choices: what options of `fit` are one of, by their names.
-      tolerance: the default of `fedmf.fit`.
-      max_iterations: the default of `fedmf.fit`.
-      proves_gap: whether tolerance bounds a certified gap; otherwise a fit stops where its steps
-        gain less.
+      mechanism: the class of the mechanisms. Its `family` is the name of the family, and its
+        `from_state` rebuilds mechanisms from files.
+      label: the name in reports, in which {bands} and {decoder} are filled in.
+      color: color of its curves, as "#rrggbb".
+      fit: a function (workload, participation, stopping, **options) -> mechanism; None for a family
+        that `fedmf.fit` does not fit.
+      help: a phrase that describes each option of `fit`, by option name.
+      choices: the values that an option of `fit` may have, by option name.
+      tolerance: the default of `fedmf.fit` for this family.
+      max_iterations: the default of `fedmf.fit` for this family.
+      proves_gap: whether `tolerance` bounds the certified gap; otherwise a fit stops once its steps
+        lower the loss by less than that.
     """
 
     mechanism: type[Mechanism]
@@ -56,12 +56,12 @@ class Family:
 
     @property
     def name(self) -> str:
-        """The name in `fedmf.fit`, in files and on the command line."""
+        """Name in `fedmf.fit`, in files and on the command line."""
         return self.mechanism.family
 
     @functools.cached_property
     def options(self) -> dict[str, Option]:
-        """Its own options by name: kinds and defaults are those of the keywords of `fit`."""
+        """Options by name, with kinds and defaults from the keyword parameters of `fit`."""
         if self.fit is None:
             return {}
         parameters = inspect.signature(self.fit, eval_str=True).parameters.values()
@@ -78,15 +78,15 @@ class Family:
         }
 
 
-# Every family by its name; `register` adds to it.
+# Every registered family by its name; `register` adds to it.
 FAMILIES: dict[str, Family] = {}
 
 
 def register(family: Family) -> None:
-    """Makes `family` known to fits, files, configurations, the command line and reports.
+    """Registers `family` for fits, mechanism files, configs, the command line and reports.
 
     Raises:
-      ValueError: the name is taken.
+      ValueError: a family of this name is registered already.
     """
     if family.name in FAMILIES:
         raise ValueError(f"family={family.name!r} is registered already: choose another name")
@@ -94,16 +94,18 @@ def register(family: Family) -> None:
 
 
 def fitted_families() -> dict[str, Family]:
-    """The families that `fedmf.fit` makes, by name."""
+    """Returns the families that `fedmf.fit` can fit, by name."""
     return {name: FAMILIES[name] for name in sorted(FAMILIES) if FAMILIES[name].fit is not None}
 
 
 def families_with(option: str) -> tuple[str, ...]:
-    """The names of the families whose fit takes `option`."""
+    """Returns the names of the families whose fit has the option `option`."""
     return tuple(name for name, family in fitted_families().items() if option in family.options)
 
 
 def _kind(annotation: Any) -> type:
-    """The type of an annotation such as `int` or `int | None`."""
+    """Returns the type in an annotation such as `int` or `int | None`."""
     kinds: list[type] = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType]
-    return kinds[0] if kinds else typing.cast(type, annotation)
+    if kinds:
+        return kinds[0]
+    return typing.cast(type, annotation)

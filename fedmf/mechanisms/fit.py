@@ -1,4 +1,4 @@
-"""`fedmf.fit`: the mechanism of a family that is best for a workload and a participation."""
+"""The function `fedmf.fit`: optimises a mechanism for a workload and a participation."""
 
 import os
 import time
@@ -6,8 +6,8 @@ from typing import Any
 
 from fedmf import checks, disk_cache
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.family import fitted_families
-from fedmf.mechanisms.fitting import cache as fits
+from fedmf.mechanisms.family import Family, fitted_families
+from fedmf.mechanisms.fitting import cache as fit_cache
 from fedmf.mechanisms.fitting.progress import Progress, Stopping, stopped_short
 from fedmf.numpy_errors import numpy_defaults
 from fedmf.participation.schema import Participation
@@ -25,57 +25,58 @@ def fit(
     cache: bool | str | os.PathLike[str] = True,
     **options: Any,
 ) -> Mechanism:
-    """Makes the best mechanism of a family for a workload and a participation.
+    """Fits the best mechanism of a family to a workload and a participation.
 
     Families and their options:
 
-    - "banded": `bands` diagonals (banded paper, Problem 2; App. B without equal norms).
-      bands=min_sep (which is rounds under a single participation), equal_norms=True. Best kept at
-      bands <= min_sep, where with equal column norms its sensitivity is exactly
-      sqrt(max_participations).
+    - "banded": an encoder of `bands` diagonals (banded paper, Problem 2; App. B without equal
+      norms). bands=min_sep (which is rounds under a single participation), equal_norms=True. With
+      bands <= min_sep and equal column norms its sensitivity is exactly sqrt(max_participations),
+      so that more bands are rarely worth it.
     - "dense": the optimum over all encoders, for a single participation (Denisov et al. 2022, Sec.
       3) or for (k, b)-participation (multi-epoch paper, Sec. 3). equal_norms=False.
     - "toeplitz": C[t, j] = c[t - j]. coefficients="optimized" | "sqrt" | "nu" | "inverse_sqrt" |
       "optimized_inverse", bands, objective="mean" | "max", nu. See
       `fedmf.mechanisms.toeplitz.fit.fit_toeplitz`.
-    - "blt": Toeplitz with exponentials for coefficients, so that a round of noise costs `buffers`
-      rows. buffers=4, objective="mean" | "max".
-    - "low_rank": the dense optimum's decoder, cut to `bands` diagonals plus a matrix of rank `rank`
-      below them, so that a round of noise costs bands + rank rows (Denisov et al. 2022, App. H).
-      Both default to half of log2(rounds).
-    - "tree": binary tree. decoder="full" | "online" (Honaker's two estimators), restarts=1 (trees
-      one after the other, each over an equal part of the rounds), completion=None | "none" |
-      "virtual" | "optimal" (what becomes of nodes that reach beyond the last round; None takes the
-      best of the three).
-    - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K), for any number of rounds
-      with decoder="optimal"; or "plain", as dense matrices.
-    - "identity": independent noise, DP-SGD. No options of its own.
+    - "blt": a Toeplitz encoder whose coefficients are a sum of `buffers` exponentials, so that a
+      noise vector is computed from as many running sums. buffers=4, objective="mean" | "max".
+    - "low_rank": the decoder of the dense optimum, approximated by `bands` diagonals and a matrix
+      of rank `rank` below them, so that a noise vector is computed from bands + rank vectors
+      (Denisov et al. 2022, App. H). Both default to half of log2(rounds).
+    - "tree": binary tree aggregation. decoder="full" | "online" (Honaker's two estimators),
+      restarts=1 (number of trees, each over an equal share of the rounds), completion=None |
+      "none" | "virtual" | "optimal" (treatment of nodes that reach beyond the last round; None
+      takes the best of the three).
+    - "fft": the FFT encoder of prefix sums (multi-epoch paper, App. K). decoder="optimal" scales to
+      any number of rounds; decoder="plain" forms dense matrices.
+    - "identity": independent noise in every round, as in DP-SGD. It has no options.
 
-    A fit that stops short of tolerance, or by Ctrl-C, warns (RuntimeWarning), keeps the best
-    mechanism so far, and its certificate says how far it came. Identity, tree and fft have nothing
-    to iterate.
+    A fit that stops above its tolerance, or at Ctrl-C, warns (RuntimeWarning) and returns the best
+    mechanism so far, whose certificate states the gap that it reached. Identity, tree and fft need
+    no iterations.
 
     Args:
-      workload: the query A that is to be accurate.
-      participation: for the same number of rounds.
-      family: one of the above.
-      tolerance: for banded, dense and low_rank the relative optimality gap to reach, which the
-        certificate proves; for toeplitz and blt the progress below which to stop. None: the
-        family's default, 1e-8 to 1e-3.
-      max_iterations: steps after which to stop anyway. None: the family's default, mostly 1000.
-      progress: called with (iteration, loss, gap or None) after each step.
-      cache: where fits that took more than a tenth of a second are stored, under a hash of
-        everything that decides them, and read from the next time. True: $FEDMF_CACHE, or else fedmf
-        in the user's cache folder; a path: that folder; False, or True with FEDMF_CACHE set to
-        nothing: nowhere. Families registered outside fedmf are not stored.
-      **options: of that family.
+      workload: the query A whose error is minimised.
+      participation: the participation schema, for the same number of rounds.
+      family: the name of a family, as above.
+      tolerance: the relative optimality gap to reach, proved by the certificate, for banded, dense
+        and low_rank; the decrease of the loss below which to stop, for toeplitz and blt. None means
+        the default of the family, 1e-8 to 1e-3.
+      max_iterations: the number of steps after which to stop in any case. None means the default
+        of the family, mostly 1000.
+      progress: a function that is called with (iteration, loss, gap or None) after each step.
+      cache: the folder that stores fits of more than a tenth of a second, each under a hash of
+        everything that determines the result, for later calls. True means $FEDMF_CACHE, or else
+        fedmf in the user's cache folder; False, or True with an empty FEDMF_CACHE, stores nothing.
+        Families registered outside fedmf are not stored.
+      **options: options of the family.
 
     Returns:
-      The mechanism, with a certificate or the reason for having none.
+      The mechanism, with a certificate or the reason why it has none.
 
     Raises:
-      TypeError: an option that the family does not have, or an argument of the wrong kind.
-      ValueError: an unknown family, an option out of range, or rounds that differ.
+      TypeError: an option does not belong to the family, or an argument is of the wrong kind.
+      ValueError: the family is unknown, an option is out of range, or the numbers of rounds differ.
 
     >>> from fedmf.workloads import prefix_sum
     >>> participation = Participation(rounds=16, schema="min_sep", min_sep=4)
@@ -83,6 +84,43 @@ def fit(
     >>> mechanism.bands, mechanism.certificate.gap < 1e-3
     (4, True)
     """
+    _check_inputs(workload, participation)
+    families = fitted_families()
+    family_record = families[checks.one_of("family", family, tuple(families))]
+    _check_options(family_record, options)
+    if tolerance is None:
+        tolerance = family_record.tolerance
+    if max_iterations is None:
+        max_iterations = family_record.max_iterations
+    stopping = Stopping(tolerance=tolerance, max_iterations=max_iterations, progress=progress)
+    fit_family = family_record.fit
+    assert fit_family is not None
+    with numpy_defaults():
+        cache_folder = fit_cache.resolve_folder(cache)
+        # The hash covers the code of fedmf only, so that the fit of a family from outside could
+        # change under the same hash.
+        if cache_folder is None or not fit_family.__module__.startswith("fedmf."):
+            return fit_family(workload, participation, stopping, **options)
+        hashed_options = {
+            **options,
+            "tolerance": stopping.tolerance,
+            "max_iterations": stopping.max_iterations,
+        }
+        path = fit_cache.cached_path(cache_folder, workload, participation, family, hashed_options)
+        cached_mechanism = fit_cache.load_fit(path, family=family, rounds=participation.rounds)
+        if cached_mechanism is not None:
+            return cached_mechanism
+        stopped_short.set(False)
+        start_time = time.perf_counter()
+        mechanism = fit_family(workload, participation, stopping, **options)
+        duration = time.perf_counter() - start_time
+        if duration > fit_cache.MIN_SECONDS and not stopped_short.get():
+            disk_cache.store(path, mechanism.save, "the fit")
+        return mechanism
+
+
+def _check_inputs(workload: Workload, participation: Participation) -> None:
+    """Raises unless a mechanism can be fitted to these two."""
     check_workload(workload)
     if not isinstance(participation, Participation):
         raise TypeError(
@@ -96,40 +134,23 @@ def fit(
     if participation.needs_encoder:
         raise ValueError(
             f'schema="{participation.schema}" is no schema to fit for: fit for the `min_sep` '
-            "participation that it is to pay for, then take "
+            "participation whose privacy budget it spends, then take "
             "fedmf.Budget.of(mechanism, participation)"
         )
-    families = fitted_families()
-    record = families[checks.one_of("family", family, tuple(families))]
-    assert record.fit is not None
-    for name, value in options.items():
-        if name not in record.options:
-            known = [*record.options, "tolerance", "max_iterations", "progress"]
-            hint = checks.did_you_mean(name, known, "its options are")
-            raise TypeError(f"{name}={value!r} is not an option of family={family!r}: {hint}")
-        if record.options[name].kind is bool and not isinstance(value, bool):
-            raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")
-    stopping = Stopping(
-        tolerance=record.tolerance if tolerance is None else tolerance,
-        max_iterations=record.max_iterations if max_iterations is None else max_iterations,
-        progress=progress,
-    )
-    with numpy_defaults():
-        folder = fits.folder(cache)
-        # The hash covers the code of fedmf only
-        if folder is None or not record.fit.__module__.startswith("fedmf."):
-            return record.fit(workload, participation, stopping, **options)
-        decides = {
-            **options,
-            "tolerance": stopping.tolerance,
-            "max_iterations": stopping.max_iterations,
-        }
-        path = fits.cached_path(folder, workload, participation, family, decides)
-        mechanism = fits.read(path, family=family, rounds=participation.rounds)
-        if mechanism is None:
-            stopped_short.set(False)
-            began = time.perf_counter()
-            mechanism = record.fit(workload, participation, stopping, **options)
-            if time.perf_counter() - began > fits.MIN_SECONDS and not stopped_short.get():
-                disk_cache.store(path, mechanism.save, "the fit")
-        return mechanism
+
+
+def _check_options(family: Family, options: dict[str, Any]) -> None:
+    """Raises TypeError for an option that the family does not have, and for a flag that is no
+    bool.
+    """
+    for option_name, value in options.items():
+        if option_name not in family.options:
+            known_options = [*family.options, "tolerance", "max_iterations", "progress"]
+            hint = checks.did_you_mean(option_name, known_options, "its options are")
+            raise TypeError(
+                f"{option_name}={value!r} is not an option of family={family.name!r}: {hint}"
+            )
+        if family.options[option_name].kind is bool and not isinstance(value, bool):
+            raise TypeError(
+                f"{option_name}={value!r} is a {type(value).__name__}: pass True or False"
+            )

@@ -15,7 +15,7 @@ from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.budget import Budget, check_pays_for_each_round
 from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
-from fedmf.mechanisms.fitting.progress import interruptible_fits, shown
+from fedmf.mechanisms.fitting.progress import interruptible_fits, progress_line
 from fedmf.mechanisms.leading import column_norm
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import SCHEMAS, Budgeted, Participation
@@ -358,7 +358,7 @@ class PlanConfig:
             )
         if record.proves_gap:
             options["tolerance"] = 1e-3
-        with interruptible_fits(), shown(record.name, show_progress) as progress:
+        with interruptible_fits(), progress_line(record.name, show_progress) as progress:
             return fit(
                 self.fit_workload(), participation, family=record.name, progress=progress, **options
             )

@@ -1,1 +1,1 @@
-"""What all fits share: the cache, progress, descent."""
+"""The parts that fits of all families share: cache, progress and descent."""

@@ -1,4 +1,4 @@
-"""Fits on disk: a fit whose inputs were fitted before is read from a file named by their hash."""
+"""The cache of fits on disk: each in a file named by a hash of everything that determines it."""
 
 import dataclasses
 import hashlib
@@ -14,20 +14,20 @@ from fedmf.mechanisms.storage import load_mechanism
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
-# The sources that decide what a fit gives, below fedmf/
+# Sources below fedmf/ that determine the result of a fit.
 SOURCES = (
     *("checks.py", "fields.py", "workloads.py"),
     *("participation/*.py", "noise/*.py", "mechanisms/**/*.py"),
 )
-# Fits that take less are not stored.
+# Faster fits are not stored.
 MIN_SECONDS = 0.1
 
 
-def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
-    """The folder of `fit(..., cache=choice)`: for True $FEDMF_CACHE, or else fedmf in the user's
-    cache folder.
+def resolve_folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
+    """Returns the folder that `fedmf.fit(cache=choice)` stores fits in, or None to store none.
 
-    None for False, and for True where $FEDMF_CACHE is set to nothing.
+    True means $FEDMF_CACHE, or else fedmf in the user's cache folder; with an empty FEDMF_CACHE,
+    and for False, nothing is stored.
     """
     if isinstance(choice, str | os.PathLike):
         return checked_path("cache", choice, hint="pass True, False or the path of a folder")
@@ -36,7 +36,9 @@ def folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
             f"cache={choice!r} is a {type(choice).__name__}: pass True, False "
             "or the path of a folder"
         )
-    return cache_folder() if choice else None
+    if not choice:
+        return None
+    return cache_folder()
 
 
 def cached_path(
@@ -46,11 +48,12 @@ def cached_path(
     family: str,
     options: dict[str, Any],
 ) -> pathlib.Path:
-    """The file of one fit: its name is a hash of everything that decides the outcome,
-    this code included.
+    """Returns the path of a fit in the cache, whose name is a hash of everything that determines
+    the result, including the code of this package.
 
-    The workload counts by its numbers, not by its name.
+    A workload is identified by its numbers, not by its name.
     """
+    is_dense = workload.inverse_diagonals is None
     content = workload.matrix if workload.inverse_diagonals is None else workload.inverse_diagonals
     inputs = {
         "code": disk_cache.code_digest(*SOURCES),
@@ -58,21 +61,24 @@ def cached_path(
         "options": options,
         "participation": dataclasses.asdict(participation),
         "workload": [
-            workload.inverse_diagonals is None,
+            is_dense,
             list(content.shape),
             hashlib.sha256(content.tobytes()).hexdigest(),
         ],
     }
-    text = json.dumps(inputs, sort_keys=True, default=repr)
-    return cache / f"{family}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
+    serialized_inputs = json.dumps(inputs, sort_keys=True, default=repr)
+    digest = hashlib.sha256(serialized_inputs.encode()).hexdigest()[:32]
+    return cache / f"{family}-{digest}.npz"
 
 
-def read(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:
-    """The mechanism in `path`; None where there is none, or the file is damaged, or holds another
-    family or number of rounds.
+def load_fit(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:
+    """Loads the mechanism in `path`; returns None if the file is missing or damaged, or holds
+    another family or number of rounds.
     """
     try:
         mechanism = load_mechanism(path)
     except (OSError, ValueError):
         return None
-    return mechanism if (mechanism.family, mechanism.rounds) == (family, rounds) else None
+    if mechanism.family != family or mechanism.rounds != rounds:
+        return None
+    return mechanism

@@ -1,28 +1,31 @@
-"""The descent of fits that have few variables: L-BFGS on the logarithm of a loss, until it no
-longer pays.
+"""L-BFGS for fits: a descent on the logarithm of a loss, and an iterator over steps.
 
-And limited-memory BFGS as an iterator of steps, so that the caller decides when to stop and keeps
-the last one.
+`descend` lowers a loss of few variables by scipy's L-BFGS until its steps gain too little.
+`minimise` yields the steps of a limited-memory BFGS, so that the caller decides when to stop.
 """
 
 import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 
-# Converged when this many steps together lowered the loss by less than the tolerance.
+# A descent has converged when this many steps together lower the loss by less than the tolerance.
 _WINDOW_STEPS = 10
+
+# A function of a point (v,) that returns its value and its gradient (v,).
+Function = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Descent:
-    """Where a descent ended: the best point, its loss, the steps and the seconds taken,
-    and why it ended.
+    """Result of a descent: the best point and its loss, the steps and seconds, and whether it
+    converged or was interrupted.
     """
 
     point: np.ndarray
@@ -33,31 +36,74 @@ class Descent:
     interrupted: bool
 
     def then(self, later: "Descent") -> "Descent":
-        """This descent and one after it, as one that ends where the later one did."""
-        steps = self.iterations + later.iterations
+        """Returns this descent and a later one as a single descent that ends where the later one
+        does.
+        """
+        iterations = self.iterations + later.iterations
         seconds = self.seconds + later.seconds
-        return dataclasses.replace(later, iterations=steps, seconds=seconds)
+        return dataclasses.replace(later, iterations=iterations, seconds=seconds)
 
 
 class _Finished(Exception):
-    """Raised out of the optimiser's callback, the only way to stop scipy's L-BFGS from outside."""
+    """Exception that the optimiser's callback raises, since scipy's L-BFGS cannot be stopped
+    otherwise.
+    """
+
+
+class _Objective:
+    """Objective of a descent, which records the best point and the best value after each step."""
+
+    def __init__(self, log_loss: Function, start: np.ndarray, stopping: Stopping) -> None:
+        self.log_loss = log_loss
+        self.stopping = stopping
+        self.best_point = start
+        self.best_value = log_loss(start)[0]
+        self.step_values = [self.best_value]
+
+    @property
+    def iterations(self) -> int:
+        """Number of steps so far."""
+        return len(self.step_values) - 1
+
+    def evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns the logarithm of the loss at `point` and its gradient."""
+        value, gradient = self.log_loss(point)
+        if not np.isfinite(value):
+            # A point beyond the range of float64 gets a large value, from which the line search
+            # steps back.
+            return 1e10, np.zeros_like(point)
+        if value < self.best_value:
+            self.best_point = point.copy()
+            self.best_value = value
+        return value, gradient
+
+    def end_step(self, _: np.ndarray) -> None:
+        """Records a step, and raises _Finished once the last ten steps have gained too little."""
+        self.step_values.append(self.best_value)
+        if self.stopping.progress is not None:
+            self.stopping.progress(self.iterations, np.exp(self.best_value), None)
+        if self.iterations < _WINDOW_STEPS:
+            return
+        gain = self.step_values[-1 - _WINDOW_STEPS] - self.step_values[-1]
+        if gain < self.stopping.tolerance:
+            raise _Finished
 
 
 def descend(
-    log_loss: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    log_loss: Function,
     start: np.ndarray,
     stopping: Stopping,
     bounds: Sequence[tuple[float | None, float | None]] | None = None,
 ) -> Descent:
-    """Lowers exp(log_loss) from `start` within `bounds`, and keeps the best point, also when Ctrl-C
-    ends it.
+    """Lowers exp(log_loss) from `start` within `bounds`, and returns the best point, also when
+    Ctrl-C interrupts it.
 
     Args:
       log_loss: point (v,) -> logarithm of the loss and its gradient (v,).
-      start: (v,); v = 0 is converged at once.
+      start: (v,); with v = 0 the descent has converged at once.
       stopping: the descent has converged when ten steps together lower the loss by less than the
-        share tolerance.
-      bounds: a pair for each variable, None where it has none.
+        relative tolerance.
+      bounds: a pair (lower, upper) for each variable, in which None means unbounded.
 
     >>> descent = descend(
     ...     lambda x: (float(x @ x), 2 * x), np.ones(2), Stopping(tolerance=1e-9, max_iterations=99)
@@ -68,46 +114,19 @@ def descend(
     # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
     from scipy import optimize as scipy_optimize
 
-    began = time.perf_counter()
-    best_point = start
-    best = log_loss(start)[0]
-    iterations = 0
-    losses = [best]
-
-    def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal best_point, best
-        value, gradient = log_loss(point)
-        if not np.isfinite(value):
-            # Outside of what float64 can tell: the line search steps back
-            return 1e10, np.zeros_like(point)
-        if value < best:
-            best_point = point.copy()
-            best = value
-        return value, gradient
-
-    def step(_: np.ndarray) -> None:
-        nonlocal iterations
-        iterations += 1
-        losses.append(best)
-        if stopping.progress is not None:
-            stopping.progress(iterations, np.exp(best), None)
-        if (
-            len(losses) > _WINDOW_STEPS
-            and losses[-1 - _WINDOW_STEPS] - losses[-1] < stopping.tolerance
-        ):
-            raise _Finished
-
+    start_time = time.perf_counter()
+    objective = _Objective(log_loss, start, stopping)
     converged = True
     interrupted = False
     try:
         if len(start):
             scipy_optimize.minimize(
-                evaluate,
+                objective.evaluate,
                 start,
                 jac=True,
                 method="L-BFGS-B",
                 bounds=bounds,
-                callback=step,
+                callback=objective.end_step,
                 options={
                     "maxiter": stopping.max_iterations,
                     "maxfun": 10**9,
@@ -116,7 +135,8 @@ def descend(
                     "gtol": 0.0,
                 },
             )
-        converged = iterations < stopping.max_iterations  # otherwise no lower point on the line
+        # With steps to spare, the optimiser ended because the line search found no lower point.
+        converged = objective.iterations < stopping.max_iterations
     except _Finished:
         pass
     except KeyboardInterrupt:
@@ -124,31 +144,40 @@ def descend(
         converged = False
         interrupted = True
     return Descent(
-        point=best_point,
-        loss=float(np.exp(best)),
-        iterations=iterations,
-        seconds=time.perf_counter() - began,
+        point=objective.best_point,
+        loss=float(np.exp(objective.best_value)),
+        iterations=objective.iterations,
+        seconds=time.perf_counter() - start_time,
         converged=converged,
         interrupted=interrupted,
     )
 
 
-Function = Callable[[np.ndarray], tuple[float, np.ndarray]]
-
-# Armijo's condition: the share of the predicted decrease that a step must keep.
-_DECREASE = 1e-4
+# Armijo's condition: the least fraction of the predicted decrease that a step must achieve.
+_MIN_DECREASE = 1e-4
 _MIN_STEP = 1e-12
-# Vectors kept, and the number of variables beyond which only half as many fit
+# Number of stored corrections; beyond the number of variables below, only half as many fit
 # comfortably in memory.
-_MEMORY, _MAX_VARIABLES = 20, 1_500_000
+_MAX_CORRECTIONS = 20
+_MAX_VARIABLES = 1_500_000
+
+
+class _Correction(NamedTuple):
+    """A step s, the change y of the gradient along it, and their product (Nocedal and Wright, Sec.
+    7.2).
+    """
+
+    s: np.ndarray
+    y: np.ndarray
+    curvature: float
 
 
 def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
-    """Yields (x, value) after each step downhill from `start`;
-    ends where rounding leaves no way down.
+    """Yields (x, value) after each step downhill from `start`, until rounding leaves no descent
+    direction.
 
-    Values strictly decrease. A `function` may return an infinite value or NaN where it is not
-    defined: the step is shortened.
+    The values decrease strictly. Where `function` is not defined it may return infinity or NaN,
+    which shortens the step.
 
     Args:
       function: x (size,) -> value and gradient (size,).
@@ -160,61 +189,64 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
     """
     x = start
     value, gradient = function(x)
-    memory = _MEMORY if x.size <= _MAX_VARIABLES else _MEMORY // 2
-    pairs: collections.deque[tuple[np.ndarray, np.ndarray, float]] = collections.deque(
-        maxlen=memory
-    )
+    max_corrections = _MAX_CORRECTIONS
+    if x.size > _MAX_VARIABLES:
+        max_corrections = _MAX_CORRECTIONS // 2
+    corrections: collections.deque[_Correction] = collections.deque(maxlen=max_corrections)
     while True:
-        direction = _two_loops(gradient, pairs)
+        direction = _two_loops(gradient, corrections)
         slope = -(direction @ gradient)
         if not slope < 0.0:
             return
         length = 1.0
         while True:
-            ahead = x - length * direction
-            value_ahead, gradient_ahead = function(ahead)
-            if value_ahead < value and value_ahead <= value + _DECREASE * length * slope:
+            next_x = x - length * direction
+            next_value, next_gradient = function(next_x)
+            if next_value < value and next_value <= value + _MIN_DECREASE * length * slope:
                 break
-            # The minimum of the parabola through the known values, clipped; NaN and infinity
-            # shorten tenfold.
-            excess = value_ahead - value - length * slope
-            parabola = -length * slope / (2.0 * excess) if 0.0 < excess < np.inf else 0.1
-            length *= min(max(parabola, 0.1), 0.5)
+            # The next length is the minimum of the parabola through the two values and the slope,
+            # within a tenth to half of the last length; infinity and NaN shorten it to a tenth.
+            excess = next_value - value - length * slope
+            shortening = 0.1
+            if 0.0 < excess < np.inf:
+                shortening = -length * slope / (2.0 * excess)
+            length *= min(max(shortening, 0.1), 0.5)
             if length < _MIN_STEP:
                 break
         if length < _MIN_STEP:
-            if not pairs:
+            if not corrections:
                 return
-            pairs.clear()  # once more along the gradient, before giving up
+            corrections.clear()  # The gradient itself is tried before giving up.
             continue
-        s = ahead - x
-        y = gradient_ahead - gradient
+        s = next_x - x
+        y = next_gradient - gradient
         curvature = s @ y
         if curvature > 1e-14 * (np.linalg.norm(s) * np.linalg.norm(y)):
-            pairs.append((s, y, curvature))
-        x = ahead
-        value = value_ahead
-        gradient = gradient_ahead
+            corrections.append(_Correction(s, y, curvature))
+        x = next_x
+        value = next_value
+        gradient = next_gradient
         yield x, value
 
 
-def _two_loops(
-    gradient: np.ndarray, pairs: collections.deque[tuple[np.ndarray, np.ndarray, float]]
-) -> np.ndarray:
-    """The inverse Hessian of the pairs times the gradient (Nocedal and Wright, Alg. 7.4); unit
-    length without pairs.
+def _two_loops(gradient: np.ndarray, corrections: collections.deque[_Correction]) -> np.ndarray:
+    """Returns the approximate inverse Hessian times the gradient (Nocedal and Wright, Alg. 7.4);
+    without corrections, the gradient scaled to unit length.
     """
-    axpy = scipy.linalg.blas.daxpy  # in place, without temporaries
+    axpy = scipy.linalg.blas.daxpy  # It works in place, without temporaries.
     q = gradient.copy()
-    if not pairs:
+    if not corrections:
         norm = np.linalg.norm(q)
-        return q / norm if norm > 0.0 else q
-    shares = []
-    for s, y, curvature in reversed(pairs):
-        shares.append(s @ q / curvature)
-        q = axpy(y, q, a=-shares[-1])
-    _, y, curvature = pairs[-1]
-    q *= curvature / (y @ y)
-    for (s, y, curvature), share in zip(pairs, reversed(shares), strict=True):
-        q = axpy(s, q, a=share - y @ q / curvature)
+        if norm > 0.0:
+            return q / norm
+        return q
+    multipliers = []
+    for s, y, curvature in reversed(corrections):
+        multiplier = s @ q / curvature
+        multipliers.append(multiplier)
+        q = axpy(y, q, a=-multiplier)
+    latest = corrections[-1]
+    q *= latest.curvature / (latest.y @ latest.y)
+    for (s, y, curvature), multiplier in zip(corrections, reversed(multipliers), strict=True):
+        q = axpy(s, q, a=multiplier - y @ q / curvature)
     return q

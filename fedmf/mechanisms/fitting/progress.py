@@ -1,9 +1,11 @@
-"""When fits stop, what they show while they run, and how Ctrl-C ends them."""
+"""When a fit stops, how it reports progress, and how Ctrl-C interrupts it."""
 
 import contextlib
 import contextvars
 import dataclasses
 import functools
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,16 +13,16 @@ from typing import Any
 from fedmf import checks, fields
 from fedmf.terminal import progress_bar
 
-# Called with (step, loss, gap or None) after each step of a fit.
+# A function that is called with (step, loss, gap or None) after each step of a fit.
 Progress = Callable[[int, float, float | None], None]
 
-# Whether the running fit has ended above its tolerance: the cache does not store such an answer.
+# Whether the current fit has stopped above its tolerance; the cache does not store such a fit.
 stopped_short: contextvars.ContextVar[bool] = contextvars.ContextVar("stopped_short", default=False)
-# Whether Ctrl-C has ended a fit, whose answer is then the best so far.
+# Whether Ctrl-C has interrupted a fit, which then returns the best mechanism so far.
 interrupted_fit: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "interrupted_fit", default=False
 )
-# Whether Ctrl-C ends a fit with KeyboardInterrupt, in place of the answer it has reached.
+# Whether Ctrl-C raises KeyboardInterrupt out of a fit instead.
 _interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "interruptible", default=False
 )
@@ -28,8 +30,8 @@ _interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def interruptible_fits() -> Iterator[None]:
-    """Inside, Ctrl-C ends a fit with KeyboardInterrupt: for work that must not go on with an
-    unfinished fit.
+    """Makes Ctrl-C raise KeyboardInterrupt out of the fits inside the block, for work that must
+    not continue with an unfinished fit.
     """
     token = _interruptible.set(True)
     try:
@@ -39,26 +41,36 @@ def interruptible_fits() -> Iterator[None]:
 
 
 def raise_if_interruptible() -> None:
-    """Raises the KeyboardInterrupt again inside `interruptible_fits`; elsewhere the fit returns the
-    best so far.
+    """Raises the current KeyboardInterrupt again inside `interruptible_fits`. Elsewhere it returns,
+    and the fit returns the best mechanism so far.
     """
     if _interruptible.get():
         raise
 
 
-def _progress(name: str, value: Any) -> Progress:
+def _check_progress(name: str, value: Any) -> Progress:
+    """Raises TypeError unless `value` is a function of three arguments, and returns it."""
     hint = "pass a function of (iteration, loss, gap), or None"
     return checks.function(name, value, num_arguments=3, hint=hint)
 
 
+def _counted_from(steps: int, progress: Progress) -> Progress:
+    """Returns `progress` with `steps` added to the step that it is called with."""
+
+    def report(step: int, loss: float, gap: float | None) -> None:
+        progress(steps + step, loss, gap)
+
+    return report
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopping(fields.Checked):
-    """When a fit stops, and what watches it.
+    """The stopping rule of a fit, and the function that observes its steps.
 
     Attributes:
-      tolerance: positive; the fit of a family says what it bounds.
-      max_iterations: steps after which to stop in any case.
-      progress: called with (step, loss, gap or None) after each step, or None.
+      tolerance: positive; each family defines what it bounds.
+      max_iterations: the number of steps after which to stop in any case.
+      progress: a function that is called with (step, loss, gap or None) after each step, or None.
     """
 
     tolerance: float = fields.validated(
@@ -67,54 +79,68 @@ class Stopping(fields.Checked):
     max_iterations: int = fields.validated(
         functools.partial(checks.integer, low=1, hint="pass a positive int such as 1000")
     )
-    progress: Progress | None = fields.validated(_progress, None)
+    progress: Progress | None = fields.validated(_check_progress, None)
 
     def after(self, steps: int, *, tolerance: float | None = None) -> "Stopping":
-        """For a further descent of a fit that has taken `steps` steps, counted on from there."""
+        """Returns the stopping rule for the next descent of a fit that has taken `steps` steps,
+        whose progress counts on from there.
+        """
         progress = self.progress
+        if progress is not None:
+            progress = _counted_from(steps, progress)
+        if tolerance is None:
+            tolerance = self.tolerance
         return Stopping(
-            tolerance=self.tolerance if tolerance is None else tolerance,
+            tolerance=tolerance,
             max_iterations=self.max_iterations - steps,
-            progress=None
-            if progress is None
-            else lambda step, loss, gap: progress(steps + step, loss, gap),
+            progress=progress,
         )
 
     def warn(
-        self,
-        family: str,
-        *,
-        iterations: int,
-        gap: float | None,
-        interrupted: bool = False,
-        stacklevel: int = 4,
+        self, family: str, *, iterations: int, gap: float | None, interrupted: bool = False
     ) -> None:
-        """Warns, at the caller of `fedmf.fit`, that a fit ended above its tolerance; gap is None
-        where nothing certifies it.
+        """Warns, at the line that called `fedmf.fit`, that a fit stopped above its tolerance; gap
+        is None for a family without a certified gap.
         """
         stopped_short.set(True)
+        event = "stopped"
+        hint = f"raise max_iterations={self.max_iterations} or tolerance"
         if interrupted:
             interrupted_fit.set(True)
-        hint = (
-            "the answer is the best so far, and another fit starts anew"
-            if interrupted
-            else f"raise max_iterations={self.max_iterations} or tolerance"
-        )
-        reached = "before it converged to" if gap is None else f"at a gap of {gap:.2g}, above"
+            event = "was interrupted"
+            hint = "the answer is the best so far, and another fit starts anew"
+        state = "before it converged to"
+        if gap is not None:
+            state = f"at a gap of {gap:.2g}, above"
         warnings.warn(
-            f"the {family} fit {'was interrupted' if interrupted else 'stopped'} after "
-            f"{iterations} steps {reached} tolerance={self.tolerance:g}: {hint}",
+            f"the {family} fit {event} after {iterations} steps {state} "
+            f"tolerance={self.tolerance:g}: {hint}",
             RuntimeWarning,
-            stacklevel=stacklevel,
+            stacklevel=_caller_stacklevel(),
         )
+
+
+def _caller_stacklevel() -> int:
+    """Returns the `stacklevel`, counted from the function that asks for it, of the code that called
+    into fedmf.mechanisms.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    level = 1
+    caller_level = 1
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("fedmf.mechanisms."):
+            caller_level = level + 1
+        frame = frame.f_back
+        level += 1
+    return caller_level
 
 
 @contextlib.contextmanager
-def shown(label: str, enabled: bool) -> Iterator[Progress | None]:
-    """Yields a `progress` for `fit` that draws a line with steps, loss and certified gap; None
-    where not enabled.
+def progress_line(label: str, enabled: bool) -> Iterator[Progress | None]:
+    """Yields a `progress` for `fedmf.fit` that prints a line of steps, loss and certified gap; None
+    if not enabled.
 
-    >>> with shown("banded", enabled=False) as progress:
+    >>> with progress_line("banded", enabled=False) as progress:
     ...     print(progress)
     None
     """
@@ -122,13 +148,14 @@ def shown(label: str, enabled: bool) -> Iterator[Progress | None]:
         yield None
         return
     with progress_bar.bar(desc=f"fit {label}", unit="step", delay=2) as bar:
-        latest = ""
+        gap_text = ""
 
-        def progress(iteration: int, loss: float, gap: float | None) -> None:
-            nonlocal latest
-            latest = latest if gap is None else f", gap={gap:.1e}"
-            bar.set_postfix_str(f"loss={loss:.6g}{latest}", refresh=False)
+        def show_step(iteration: int, loss: float, gap: float | None) -> None:
+            nonlocal gap_text
+            if gap is not None:
+                gap_text = f", gap={gap:.1e}"
+            bar.set_postfix_str(f"loss={loss:.6g}{gap_text}", refresh=False)
             bar.update(iteration - bar.n)
 
         with progress_bar.refreshed(bar):
-            yield progress
+            yield show_step

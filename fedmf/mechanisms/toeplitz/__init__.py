@@ -1,4 +1,4 @@
-"""Toeplitz mechanisms: the class and its fit."""
+"""Toeplitz mechanisms: the class and its fits."""
 
 from fedmf.mechanisms.toeplitz.fit import fit_toeplitz
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism

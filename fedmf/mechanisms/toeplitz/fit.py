@@ -1,7 +1,7 @@
-"""Toeplitz encoders for a workload: closed forms, and banded coefficients optimised for it."""
+"""Fits of Toeplitz encoders: closed forms, and coefficients optimised for a workload."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,23 +17,33 @@ from fedmf.workloads import Workload
 
 OBJECTIVES = ("mean", "max")
 COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt", "optimized_inverse")
-# Closed forms: what is given of the mechanism, the power that it is of its polynomial, and why
-# there is no certificate.
+# The default number of bands of an optimised encoder, and of the window of an inverse square root,
+# is at most this.
+_MAX_BANDS = 256
+# The tolerance of the first stage of a fit, over non-increasing coefficients.
+_FIRST_TOLERANCE = 1e-4
+
+
+class _ClosedForm(NamedTuple):
+    """A closed form: the field of ToeplitzMechanism that it sets, its power of the inverse
+    workload's polynomial, and the reason why it has no certificate.
+    """
+
+    field: str
+    exponent: float
+    reason: str
+
+
 _CLOSED_FORMS = {
-    "sqrt": (
+    "sqrt": _ClosedForm(
         "coefficients",
         -0.5,
         "the square root of the workload (for prefix sums the smallest largest error of any "
         "Toeplitz encoder under a single participation) is",
     ),
-    "nu": ("coefficients", -0.5, "damped coefficients are"),
-    "inverse_sqrt": ("noising_window", 0.5, "the banded inverse square root is"),
+    "nu": _ClosedForm("coefficients", -0.5, "damped coefficients are"),
+    "inverse_sqrt": _ClosedForm("noising_window", 0.5, "the banded inverse square root is"),
 }
-# The default number of bands of an optimised encoder, and of the window of an inverse square root,
-# is at most this.
-_MAX_BANDS = 256
-# The tolerance of the first, cautious stage of a fit.
-_FIRST_TOLERANCE = 1e-4
 
 
 def fit_toeplitz(
@@ -46,76 +56,84 @@ def fit_toeplitz(
     coefficients: str = "optimized",
     nu: float | None = None,
 ) -> ToeplitzMechanism:
-    """A lower-triangular Toeplitz encoder: C[t, j] = c[t - j].
+    """Fits a lower-triangular Toeplitz encoder: C[t, j] = c[t - j].
 
-    With generating functions, A = a(x) and C = c(x), `coefficients` chooses
+    With generating functions a(x) of A, c(x) of C and n(x) of N, `coefficients` chooses
 
     - "optimized": the `bands` coefficients of C with the smallest loss (objective "mean") or
-      largest error ("max") under `participation`. bands=min_sep, at most 256. Beyond min_sep they
-      are kept non-negative and non-increasing, the case whose sensitivity is known exactly.
-    - "sqrt": c(x) = sqrt(a(x)), its first `bands` coefficients (all). For prefix sums (1 -
-      x)^(-1/2), of all Toeplitz encoders the one with the smallest largest error under a single
+      largest error ("max") under `participation`. bands=min_sep, at most 256. Beyond min_sep bands
+      they stay non-negative and non-increasing, for which the sensitivity is known exactly.
+    - "sqrt": c(x) = sqrt(a(x)), its first `bands` coefficients (default: all). For prefix sums this
+      is (1 - x)^(-1/2), the Toeplitz encoder with the smallest largest error under a single
       participation (BLT slides, "optimal max error").
-    - "nu": c(x) = (1 - (1 - nu) x)^(-1/2), its first `bands` coefficients (all), whatever the
-      workload: the nu-DP-FTRL of the slides, whose beta_t = t^(-3/2) (1 - nu)^t lacks the constant
-      1 / (2 sqrt(pi)), without which C would explode. nu = 0 is the "sqrt" of prefix sums.
-    - "inverse_sqrt": n(x) = 1 / sqrt(a(x)), its first `bands` coefficients (min_sep, at most 256),
-      so that noise is mixed from the last `bands` draws (Kalinin, McKenna,
-      Upadhyay and Lampert 2025).
+    - "nu": c(x) = (1 - (1 - nu) x)^(-1/2), its first `bands` coefficients (default: all), for any
+      workload. This is the nu-DP-FTRL of the slides. Their beta_t = t^(-3/2) (1 - nu)^t lacks the
+      constant 1 / (2 sqrt(pi)), without which C would diverge. nu = 0 is the "sqrt" of prefix sums.
+    - "inverse_sqrt": n(x) = 1 / sqrt(a(x)), its first `bands` coefficients (default: min_sep, at
+      most 256), so that a noise vector combines the last `bands` draws (Kalinin, McKenna, Upadhyay
+      and Lampert 2025).
     - "optimized_inverse": the `bands` coefficients of N with the smallest loss or largest error,
-      from "inverse_sqrt" on (BandInvMF, there).
+      optimised from "inverse_sqrt" on (BandInvMF, in the same paper).
 
-    nu, in [0, 1), is for "nu". An optimised fit ends when ten steps together lower the loss by less
-    than the share tolerance. Other arguments and errors as `fedmf.fit`.
+    `nu`, in [0, 1), belongs to "nu" alone. An optimised fit has converged when ten steps together
+    lower the loss by less than the relative tolerance. Other arguments and errors as in
+    `fedmf.fit`.
     """
-    kind = checks.one_of("coefficients", coefficients, COEFFICIENTS)
+    checks.one_of("coefficients", coefficients, COEFFICIENTS)
     checks.one_of("objective", objective, OBJECTIVES)
     n = workload.rounds
-    hint = "choose a damping in [0, 1)"
-    if (nu is not None) != (kind == "nu"):
-        raise ValueError(
-            f"nu={nu!r} does not suit coefficients={kind!r}: "
-            f"{hint if nu is None else 'leave it out'}"
-        )
     if bands is None:
-        bands = n if kind in ("sqrt", "nu") else min(participation.min_sep, _MAX_BANDS, n)
+        bands = min(participation.min_sep, _MAX_BANDS, n)
+        if coefficients in ("sqrt", "nu"):
+            bands = n
+    polynomial = _polynomial(workload, coefficients, nu)
     bands = checks.integer(
         "bands", bands, low=1, high=n, hint="it counts coefficients, at most one a round"
     )
-    if nu is None:
-        polynomial = toeplitz_inverse(workload)
-    else:
-        polynomial = np.array(
-            [1.0, checks.positive("nu", nu, hint, below=1, allow_zero=True) - 1.0]
-        )
-    if kind == "optimized_inverse":
-        r, descent = optimized_inverse(
-            polynomial, participation, power_series(polynomial, 0.5, bands), objective, stopping
-        )
+    if coefficients == "optimized_inverse":
+        start = power_series(polynomial, 0.5, bands)
+        r, descent = optimized_inverse(polynomial, participation, start, objective, stopping)
         mechanism = ToeplitzMechanism(rounds=n, noising_window=r)
         return certified(mechanism, workload, participation, objective, descent, stopping)
-    if kind == "optimized":
+    if coefficients == "optimized":
         c, descent = _optimized(polynomial, participation, bands, objective, stopping)
         mechanism = ToeplitzMechanism(rounds=n, coefficients=c)
         return certified(mechanism, workload, participation, objective, descent, stopping)
-    field, exponent, reason = _CLOSED_FORMS[kind]
-    column: Any = {field: power_series(polynomial, exponent, bands)}
-    return ToeplitzMechanism(
-        rounds=n, certificate_reason=f"{reason} a closed form, not optimised", **column
-    )
+    closed_form = _CLOSED_FORMS[coefficients]
+    column: Any = {closed_form.field: power_series(polynomial, closed_form.exponent, bands)}
+    reason = f"{closed_form.reason} a closed form, not optimised"
+    return ToeplitzMechanism(rounds=n, certificate_reason=reason, **column)
+
+
+def _polynomial(workload: Workload, coefficients: str, nu: float | None) -> np.ndarray:
+    """Returns the coefficients of the polynomial whose powers the fit takes: 1 - (1 - nu) x for
+    coefficients "nu", otherwise 1 / a(x) of the workload.
+    """
+    hint = "choose a damping in [0, 1)"
+    if nu is None:
+        if coefficients == "nu":
+            raise ValueError(f'nu is required with coefficients="nu": {hint}')
+        return toeplitz_inverse(workload)
+    if coefficients != "nu":
+        raise ValueError(
+            f'nu={nu!r} belongs to coefficients="nu", not to coefficients="{coefficients}": '
+            "leave it out"
+        )
+    damping = checks.positive("nu", nu, hint, below=1, allow_zero=True)
+    return np.array([1.0, damping - 1.0])
 
 
 def toeplitz_inverse(workload: Workload) -> np.ndarray:
-    """The coefficients of 1 / a(x), (p,), of a Toeplitz workload.
+    """Returns the coefficients of 1 / a(x), (p,), of a Toeplitz workload.
 
     Raises:
-      ValueError: the workload is not known to be Toeplitz with a banded inverse.
+      ValueError: the workload is not known to be Toeplitz with banded inverse.
     """
     if workload.coefficients is None or workload.inverse_diagonals is None:
         raise ValueError(
             f"workload {workload.name!r} is not known to be the same in every round (Toeplitz): "
-            "fit to it without its "
-            "learning rates and measure the error on yours, or use family='banded'"
+            "fit without its learning rates and measure the error with them, or use "
+            "family='banded'"
         )
     return workload.inverse_diagonals[-1]
 
@@ -128,17 +146,16 @@ def certified(
     descent: Descent,
     stopping: Stopping,
 ) -> Any:
-    """An optimised Toeplitz mechanism with its certificate against all encoders,
-    or the reason for none.
+    """Returns an optimised Toeplitz mechanism with its certificate against all encoders, or with
+    the reason why it has none.
     """
-    # The gap of the certificate says nothing about that: it is against all encoders
+    # No certificate shows that a descent has not converged: its gap is to the best of all encoders.
     if not descent.converged:
         stopping.warn(
             mechanism.family,
             iterations=descent.iterations,
             gap=None,
             interrupted=descent.interrupted,
-            stacklevel=5,
         )
     n = workload.rounds
     reason = ""
@@ -160,28 +177,28 @@ def certified(
     if reason:
         return dataclasses.replace(mechanism, certificate_reason=reason)
     c = mechanism.toeplitz_coefficients()
-    noise = mechanism.noising_coefficients()
-    # fedmf.loss: c is the largest column, and the t-th entry of the first column of A N
-    # is in n - t rows.
-    loss = c @ c * (np.arange(n, 0, -1.0) @ np.square(np.cumsum(noise)))
+    noising_column = mechanism.noising_coefficients()
+    # As in `fedmf.loss`: the first column of C is the largest one, and entry t of the first column
+    # of A N is in n - t rows.
+    loss = c @ c * (np.arange(n, 0, -1.0) @ np.square(np.cumsum(noising_column)))
     certificate = certify(loss, prefix_sum_bound(n), descent.iterations, descent.seconds)
     return dataclasses.replace(mechanism, certificate=certificate, certificate_reason="")
 
 
 def prefix_sum_bound(n: int) -> float:
-    """A lower bound on `fedmf.loss` of every encoder, for prefix sums of n rounds under
-    a single participation.
+    """Returns a lower bound on `fedmf.loss` of every encoder for prefix sums of n rounds under a
+    single participation.
 
     For any X = C^T C with columns of norm at most 1, tr(X) <= n, and tr(A^T A X^-1) >= (sum of
     singular values of A)^2 / tr(X): the dual bound of Denisov et al. 2022, Eq. 8, with equal
     multipliers. The singular values of the prefix sums are 1 / (2 sin((2 i - 1) pi / (4 n + 2))), i
     = 1..n.
 
-    >>> round(prefix_sum_bound(512) ** 0.5, 2)  # the optimum is 61.98
+    >>> round(prefix_sum_bound(512) ** 0.5, 2)  # The optimum is 61.98.
     60.87
     """
-    halves = np.sin((2.0 * np.arange(1, n + 1) - 1.0) * np.pi / (4 * n + 2))
-    return float(np.sum(0.5 / halves) ** 2 / n)
+    half_inverses = np.sin((2.0 * np.arange(1, n + 1) - 1.0) * np.pi / (4 * n + 2))
+    return float(np.sum(0.5 / half_inverses) ** 2 / n)
 
 
 def _optimized(
@@ -191,33 +208,30 @@ def _optimized(
     objective: str,
     stopping: Stopping,
 ) -> tuple[np.ndarray, Descent]:
-    """The best c, with c_0 = 1, and how the descent ended.
+    """Returns the best c with c_0 = 1, and the descent that led to it.
 
     The first stage is over non-increasing c, whose zeros are all outside the unit circle
-    (Enestroem-Kakeya): no step makes N unstable. Where the sensitivity of any c is known, a second
-    stage goes on from there over all c.
+    (Enestroem-Kakeya), so that no step makes N unstable. Where the sensitivity of any c is known, a
+    second stage continues from there over all c.
     """
     problem = ToeplitzProblem(inverse, participation, bands, objective, decreasing=True)
-    roughly = (
-        stopping.tolerance if problem.overlapping else max(stopping.tolerance, _FIRST_TOLERANCE)
-    )
-    first = descend(
+    first_tolerance = stopping.tolerance
+    if not problem.overlapping:
+        first_tolerance = max(stopping.tolerance, _FIRST_TOLERANCE)
+    first_descent = descend(
         problem.log_loss,
         problem.start(),
-        stopping.after(0, tolerance=roughly),
+        stopping.after(0, tolerance=first_tolerance),
         [(0.0, None)] * bands,
     )
-    c = problem.coefficients(first.point)[0]
-    if (
-        problem.overlapping
-        or first.interrupted
-        or first.iterations >= stopping.max_iterations
-        or bands == 1
-    ):
-        return c, first
+    c = problem.coefficients(first_descent.point)[0]
+    is_last = first_descent.interrupted or first_descent.iterations >= stopping.max_iterations
+    if problem.overlapping or is_last or bands == 1:
+        return c, first_descent
     problem = ToeplitzProblem(inverse, participation, bands, objective, decreasing=False)
-    second = descend(problem.log_loss, c[1:], stopping.after(first.iterations))
-    return problem.coefficients(second.point)[0], first.then(second)
+    second_descent = descend(problem.log_loss, c[1:], stopping.after(first_descent.iterations))
+    c = problem.coefficients(second_descent.point)[0]
+    return c, first_descent.then(second_descent)
 
 
 register(

@@ -1,8 +1,8 @@
-"""What a Toeplitz encoder costs as a function of its coefficients, for fits; and powers of series,
-where these start.
+"""Losses of Toeplitz encoders as functions of their free coefficients, for fits.
 
-And banded inverses optimised for a workload: the few coefficients of N = C^-1 (BandInvMF, Kalinin,
-McKenna, Upadhyay and Lampert 2025).
+`ToeplitzProblem` varies the coefficients of C, and `InverseProblem` the few coefficients of a
+banded N = C^-1 (BandInvMF, Kalinin, McKenna, Upadhyay and Lampert 2025). Fits start from powers of
+power series.
 """
 
 import numpy as np
@@ -12,18 +12,19 @@ from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.participation.schema import Participation
 
-# The first rounds are followed until the response is within this share
-# of the constant it settles at.
+# Response of the noise to the workload: only its first rounds are computed, until it is within
+# this relative distance of its limit.
 _SETTLED = 1e-7
-# A response that grows so much beyond its first rounds is unstable.
+# A response that grows this many times beyond its first rounds is unstable.
 _UNSTABLE = 1e12
 
 
 def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndarray:
-    """The first `count` coefficients of p(x)^exponent, divided by p(0)^exponent; float64 (count,).
+    """Returns the first `count` coefficients of p(x)^exponent, divided by p(0)^exponent; float64
+    (count,).
 
-    f = p^e solves p f' = e p' f, whose coefficients obey t p_0 f_t = sum over j of (e j - (t - j))
-    p_j f_(t-j) (J. C. P. Miller's recurrence).
+    f = p^e solves p f' = e p' f, so that its coefficients satisfy t p_0 f_t = sum over j of (e j -
+    (t - j)) p_j f_(t-j) (J. C. P. Miller's recurrence).
 
     >>> power_series(np.array([1.0, -1.0]), -0.5, 4)
     array([1.    , 0.5   , 0.375 , 0.3125])
@@ -31,22 +32,24 @@ def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndar
     p = polynomial / polynomial[0]
     if len(p) <= 2:
         lags = np.arange(1, count)
-        ratios = (exponent - (lags - 1)) / lags * (p[1] if len(p) == 2 else 0.0)
+        slope = 0.0
+        if len(p) == 2:
+            slope = p[1]
+        ratios = (exponent - (lags - 1)) / lags * slope
         return np.concatenate([[1.0], np.cumprod(ratios)])
     f = [1.0]
-    terms = list(enumerate(p.tolist()))[1:]
+    p_terms = list(enumerate(p.tolist()))[1:]
     for t in range(1, count):
-        f.append(
-            sum((exponent * j - (t - j)) * weight * f[t - j] for j, weight in terms if j <= t) / t
-        )
+        products = [(exponent * j - (t - j)) * p_j * f[t - j] for j, p_j in p_terms if j <= t]
+        f.append(sum(products) / t)
     return np.array(f)
 
 
 class ToeplitzProblem:
-    """Squared sensitivity times squared error, as a function of what is free in c.
+    """Squared sensitivity times squared error, as a function of the free coefficients of C.
 
-    The loss does not change with the scale of c. The variables are the steps down, c_t - c_(t+1) >=
-    0, if `decreasing`; otherwise c_1, c_2, ... with c_0 = 1.
+    The loss does not depend on the scale of c. If `decreasing`, the variables are the decreases c_t
+    - c_(t+1) >= 0; otherwise they are c_1, c_2, ... with c_0 = 1.
     """
 
     def __init__(
@@ -63,17 +66,19 @@ class ToeplitzProblem:
         self.n = n
         self.b = participation.min_sep
         self.k = participation.max_participations
-        # Whether columns of one client have rows in common: then only a decreasing c has
-        # a known sensitivity.
+        # Columns of one client overlap if they have rows in common; then the sensitivity is known
+        # for a decreasing c only.
         self.overlapping = self.k > 1 and bands > self.b
         self.decreasing = decreasing
-        # Round t of the noise is in n - t rounds' totals, in sum, and once in the last round's,
-        # which is the largest.
-        self.weights = np.arange(n, 0, -1.0) if objective == "mean" else np.ones(n)
+        # The total squared error counts entry t of the error response in n - t rounds; the error of
+        # the last round, which is the largest, counts each entry once.
+        self.weights = np.ones(n)
+        if objective == "mean":
+            self.weights = np.arange(n, 0, -1.0)
         self.horizon = min(n, 16 * (bands + len(inverse)))
 
     def start(self) -> np.ndarray:
-        """The square root of the workload."""
+        """Returns the variables for the square root of the workload."""
         c = power_series(self.inverse, -0.5, self.bands)
         if self.decreasing:
             c = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
@@ -81,56 +86,61 @@ class ToeplitzProblem:
         return c[1:]
 
     def coefficients(self, point: np.ndarray) -> tuple[np.ndarray, float]:
-        """c with c_0 = 1, and what it was divided by."""
+        """Returns c with c_0 = 1, and the c_0 that it was divided by."""
         if not self.decreasing:
             return np.concatenate([[1.0], point]), 1.0
         c = np.cumsum(point[::-1])[::-1]
-        return (c / c[0], float(c[0])) if c[0] > 0.0 else (np.full_like(c, np.nan), 1.0)
+        if c[0] > 0.0:
+            return c / c[0], float(c[0])
+        return np.full_like(c, np.nan), 1.0
 
     def log_loss(self, point: np.ndarray) -> tuple[float, np.ndarray]:
-        """The logarithm of the loss, infinite where N grows without end, and its gradient."""
+        """Returns the logarithm of the loss and its gradient; infinity where N grows without
+        bound.
+        """
         c, scale = self.coefficients(point)
         if not np.isfinite(c).all():
             return np.inf, point
-        # A far step can overflow; the descent steps back from what is not finite
+        # A long step can overflow; the descent then shortens it.
         with np.errstate(all="ignore"):
-            squared, of_squared = self.squared_sensitivity(c)
-            error, of_error = self._squared_error(c)
-            gradient = of_squared / squared + of_error / error
-            value = np.log(squared) + np.log(error)
-        return value, np.cumsum(gradient) / scale if self.decreasing else gradient[1:]
+            squared_sensitivity, sensitivity_gradient = self.squared_sensitivity(c)
+            squared_error, error_gradient = self._squared_error(c)
+            gradient = sensitivity_gradient / squared_sensitivity + error_gradient / squared_error
+            value = np.log(squared_sensitivity) + np.log(squared_error)
+        if self.decreasing:
+            return value, np.cumsum(gradient) / scale
+        return value, gradient[1:]
 
     def squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """As in `fedmf.sensitivity`, and its gradient."""
+        """Returns the squared sensitivity, as `fedmf.sensitivity` computes it, and its gradient."""
         n = self.n
         b = self.b
         k = self.k
-        if not self.overlapping:  # each coefficient in as many columns as have a row for it
-            times = (
-                np.minimum(k, -(-(n - np.arange(self.bands)) // b))
-                if k > 1
-                else np.ones(self.bands)
-            )
-            return times @ (c * c), 2.0 * times * c
+        if not self.overlapping:
+            # Coefficient t counts in each of the k columns that reach down t rows before the end.
+            num_columns = np.ones(self.bands)
+            if k > 1:
+                num_columns = np.minimum(k, -(-(n - np.arange(self.bands)) // b))
+            return num_columns @ (c * c), 2.0 * num_columns * c
         length = min(n, (k - 1) * b + self.bands)
         rows = np.zeros((-(-length // b), b))
         rows.ravel()[: self.bands] = c
 
-        def sums_of_k(rows: np.ndarray) -> np.ndarray:
+        def sum_last_k(rows: np.ndarray) -> np.ndarray:
             sums = np.cumsum(rows, axis=0)
             sums[k:] -= sums[:-k].copy()
             return sums
 
-        total = sums_of_k(rows)
-        total.ravel()[length:] = 0.0
-        gradient = sums_of_k(total[::-1])[::-1].ravel()[: self.bands]
-        return np.vdot(total, total), 2.0 * gradient
+        column_sum = sum_last_k(rows)
+        column_sum.ravel()[length:] = 0.0
+        gradient = sum_last_k(column_sum[::-1])[::-1].ravel()[: self.bands]
+        return np.vdot(column_sum, column_sum), 2.0 * gradient
 
     def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """The weighted sum of e_t^2 for A N = e(x) = a(x) / c(x), and its gradient.
+        """Returns the weighted sum of e_t^2 for A N = e(x) = a(x) / c(x), and its gradient.
 
-        e settles: at a constant for prefix sums and momentum. It is followed until it has, and held
-        from there on, so that a million rounds cost no more than the first thousands.
+        For prefix sums and momentum e converges to a constant. It is computed until it has settled,
+        and constant from there on, so that a million rounds cost no more than the first thousands.
         """
         import scipy.signal
 
@@ -139,21 +149,25 @@ class ToeplitzProblem:
             T = self.horizon
             e = inverse_series(denominator, T)
             if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
-                return np.inf, c  # a zero of c inside the unit circle: N grows without end
-            last = e[-max(T // 4, 1) :]
-            settled = np.abs(last - e[-1]).max() <= _SETTLED * max(
-                np.abs(e[-1]), _SETTLED * np.abs(e).max()
-            )
-            if settled or self.n == T:
+                return np.inf, c  # A zero of c inside the unit circle makes N grow without bound.
+            tail = e[-max(T // 4, 1) :]
+            settled_scale = max(np.abs(e[-1]), _SETTLED * np.abs(e).max())
+            has_settled = np.abs(tail - e[-1]).max() <= _SETTLED * settled_scale
+            if has_settled or self.n == T:
                 break
             self.horizon = min(2 * T, self.n)
         weights = self.weights[:T].copy()
         weights[-1] += self.weights[T:].sum()
-        weighted = weights * e
+        weighted_e = weights * e
         # d e(x) = -(e(x) / c(x)) d c(x)
         response = scipy.signal.lfilter([1.0], c, e)
-        gradient = np.array([weighted[j:] @ response[: T - j] for j in range(min(self.bands, T))])
-        return weighted @ e, -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
+        gradient = np.array([weighted_e[j:] @ response[: T - j] for j in range(min(self.bands, T))])
+        return weighted_e @ e, -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
+
+
+# Number of descents, each from the end of the previous one: at the kinks of the loss, the gradients
+# that a descent remembers mislead it.
+_NUM_DESCENTS = 3
 
 
 # Descents, each from where the one before ended: the loss has kinks, at which the memory of a
@@ -168,81 +182,85 @@ def optimized_inverse(
     objective: str,
     stopping: Stopping,
 ) -> tuple[np.ndarray, Descent]:
-    """The window r of N with r_0 = 1 and the smallest loss or largest error, as many entries as
-    `start`, and how the descent ended.
+    """Returns the window r of N, with r_0 = 1 and as many entries as `start`, that has the smallest
+    loss or largest error; and the descent that led to it.
 
     Args:
-      inverse: the coefficients of 1 / a(x), a(x) the workload.
-      participation: whose sensitivity counts, as `fedmf.sensitivity` bounds it.
+      inverse: the coefficients of 1 / a(x), a(x) being the workload.
+      participation: the participation of the sensitivity, as `fedmf.sensitivity` bounds it.
       start: the banded inverse square root.
       objective: "mean" or "max".
-      stopping: of the whole fit.
+      stopping: the stopping rule of the whole fit.
     """
     problem = InverseProblem(inverse, participation, objective)
-    best = descend(problem.log_loss, start[1:] / start[0], stopping)
-    for _ in range(_DESCENTS - 1):
-        if best.interrupted or best.iterations >= stopping.max_iterations:
+    descent = descend(problem.log_loss, start[1:] / start[0], stopping)
+    for _ in range(_NUM_DESCENTS - 1):
+        if descent.interrupted or descent.iterations >= stopping.max_iterations:
             break
-        best = best.then(descend(problem.log_loss, best.point, stopping.after(best.iterations)))
-    return np.concatenate([[1.0], best.point]), best
+        next_descent = descend(problem.log_loss, descent.point, stopping.after(descent.iterations))
+        descent = descent.then(next_descent)
+    return np.concatenate([[1.0], descent.point]), descent
 
 
 class InverseProblem:
     """Squared sensitivity times squared error, as a function of r_1, r_2, ... with r_0 = 1.
 
-    c(x) = 1 / r(x) need not stay non-negative and non-increasing. Under several participations what
-    counts is then the sensitivity of the smallest non-increasing sequence above |c|, as
-    `fedmf.sensitivity` takes it: an upper bound.
+    c(x) = 1 / r(x) need not be non-negative and non-increasing. Under several participations the
+    objective therefore takes the sensitivity of the smallest non-increasing sequence above |c|, an
+    upper bound that `fedmf.sensitivity` takes too.
     """
 
     def __init__(self, inverse: np.ndarray, participation: Participation, objective: str) -> None:
         self.n = participation.rounds
         self.inverse = inverse
         self.repeats = participation.max_participations > 1
-        # Sensitivities of a C of all bands, and the weights of the rounds' errors.
-        self.of_encoder = ToeplitzProblem(
+        # It provides the sensitivity of a C of all bands, and the weights of the rounds' errors.
+        self.encoder_problem = ToeplitzProblem(
             inverse, participation, self.n, objective, decreasing=True
         )
 
     def log_loss(self, point: np.ndarray) -> tuple[float, np.ndarray]:
-        """The logarithm of the loss and its gradient; infinite where C grows beyond float64."""
+        """Returns the logarithm of the loss and its gradient; infinity where C grows beyond
+        float64.
+        """
         r = np.concatenate([[1.0], point])
-        # A far step can overflow; the descent steps back from what is not finite
+        # A long step can overflow; the descent then shortens it.
         with np.errstate(all="ignore"):
             c = inverse_series(r, self.n)
-            squared, of_squared = self._squared_sensitivity(c)
-            error, of_error = self._squared_error(r)
+            squared_sensitivity, c_gradient = self._squared_sensitivity(c)
+            squared_error, error_gradient = self._squared_error(r)
             # d c(x) = -d r(x) / r(x)^2
-            through = _backwards(r, _backwards(r, of_squared))[: len(r)]
-            gradient = of_error / error - through / squared
-            value = np.log(squared) + np.log(error)
+            r_gradient = _divide_adjoint(r, _divide_adjoint(r, c_gradient))[: len(r)]
+            gradient = error_gradient / squared_error - r_gradient / squared_sensitivity
+            value = np.log(squared_sensitivity) + np.log(squared_error)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return np.inf, point
         return value, gradient[1:]
 
     def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """As in `fedmf.sensitivity`, and its gradient."""
+        """Returns the squared sensitivity, as `fedmf.sensitivity` bounds it, and its gradient."""
         if not self.repeats or not np.isfinite(c).all():
             return c @ c, 2.0 * c
         magnitudes = np.abs(c)
-        above = np.maximum.accumulate(magnitudes[::-1])[::-1]
-        squared, of_above = self.of_encoder.squared_sensitivity(above)
-        # Each entry of `above` is the next |c_s| that reaches it.
-        reached = np.flatnonzero(magnitudes == above)
-        source = reached[np.searchsorted(reached, np.arange(self.n))]
-        return squared, np.bincount(source, of_above, minlength=self.n) * np.sign(c)
+        envelope = np.maximum.accumulate(magnitudes[::-1])[::-1]
+        squared, envelope_gradient = self.encoder_problem.squared_sensitivity(envelope)
+        # Each entry of the envelope is the next |c_s| that reaches it.
+        peaks = np.flatnonzero(magnitudes == envelope)
+        peak_of_entry = peaks[np.searchsorted(peaks, np.arange(self.n))]
+        gradient = np.bincount(peak_of_entry, envelope_gradient, minlength=self.n) * np.sign(c)
+        return squared, gradient
 
     def _squared_error(self, r: np.ndarray) -> tuple[float, np.ndarray]:
-        """The weighted sum of e_t^2 for A N = e(x) = a(x) r(x), and its gradient."""
+        """Returns the weighted sum of e_t^2 for A N = e(x) = a(x) r(x), and its gradient."""
         import scipy.signal
 
         e = scipy.signal.lfilter([1.0], self.inverse, np.pad(r, (0, self.n - len(r))))
-        weighted = self.of_encoder.weights * e
-        return weighted @ e, 2.0 * _backwards(self.inverse, weighted)[: len(r)]
+        weighted_e = self.encoder_problem.weights * e
+        return weighted_e @ e, 2.0 * _divide_adjoint(self.inverse, weighted_e)[: len(r)]
 
 
-def _backwards(polynomial: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The adjoint of the division of a series by the polynomial."""
+def _divide_adjoint(polynomial: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns `values` under the adjoint of the division of a series by the polynomial."""
     import scipy.signal
 
     return scipy.signal.lfilter([1.0], polynomial, values[::-1])[::-1]

@@ -11,7 +11,7 @@ import pytest
 
 import fedmf
 from fedmf import disk_cache
-from fedmf.mechanisms.fitting import cache as fits
+from fedmf.mechanisms.fitting import cache as fit_cache
 from fedmf.workloads import Workload, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import separated, single
 
@@ -20,7 +20,7 @@ SINGLE = single(24)
 
 @pytest.fixture(autouse=True)
 def _everything_is_worth_keeping(monkeypatch):
-    monkeypatch.setattr(fits, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(fit_cache, "MIN_SECONDS", 0.0)
 
 
 def files(folder):
@@ -87,15 +87,15 @@ def test_fits_that_stopped_short_are_not_kept(tmp_path):
 
 
 def test_quick_fits_are_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(fits, "MIN_SECONDS", 1e9)
+    monkeypatch.setattr(fit_cache, "MIN_SECONDS", 1e9)
     steps_of(tmp_path)
     assert files(tmp_path) == []
 
 
 def test_where_fits_are_kept(tmp_path, monkeypatch):
-    assert fits.folder(False) is None
+    assert fit_cache.resolve_folder(False) is None
     monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "here"))
-    assert fits.folder(True) == tmp_path / "here"
+    assert fit_cache.resolve_folder(True) == tmp_path / "here"
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):

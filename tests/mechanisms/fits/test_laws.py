@@ -153,11 +153,11 @@ class TestNobodyGoesOnWithHalfAnAnswer:
     @pytest.fixture(autouse=True)
     def _progress_interrupts(self, monkeypatch):
         @contextlib.contextmanager
-        def shown(label, enabled):
+        def progress_line(label, enabled):
             yield ctrl_c
 
-        monkeypatch.setattr(config, "shown", shown)
-        monkeypatch.setattr(fits, "shown", shown)
+        monkeypatch.setattr(config, "progress_line", progress_line)
+        monkeypatch.setattr(fits, "progress_line", progress_line)
         monkeypatch.setattr(
             bands, "fit", lambda *a, **options: fedmf.fit(*a, **options, progress=ctrl_c)
         )
