@@ -22,7 +22,7 @@ import numpy as np
 from fedmf import checks
 from fedmf.audits.finding import Finding
 from fedmf.audits.noise import causal_factor
-from fedmf.mechanisms.budget import block_sums, costs
+from fedmf.mechanisms.budget import block_sums, pair_costs
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Budgeted, Participation
 from fedmf.privacy.plan import Plan, cohort_scale
@@ -84,7 +84,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     if rounds is not None:
         u = _with_signs(X, rounds)
     elif isinstance(plan.participation, Budgeted):
-        u = _worst_of(X, evenly_spaced(costs(plan.mechanism), plan.participation))
+        u = _worst_of(X, evenly_spaced(pair_costs(plan.mechanism), plan.participation))
     else:
         u = worst_contributions(X, plan.participation)
     v = E @ u

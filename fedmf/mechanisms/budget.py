@@ -1,14 +1,14 @@
-"""The participation budget: what the rounds of one client cost together, and how a device keeps
-enough of it for later.
+"""Participation budgets: the joint cost of a client's rounds, and the reserve that a device keeps.
 
-Rounds s, t, ... of one client cost the sum of |X_st|, X = C^T C. A budget S allows those that cost
-at most S^2. Contributions u_t of norm at most 1 then move C x by at most S, since the sum of X_st
-<u_s, u_t> is at most that of |X_st| (banded paper, Prop. E.1).
+Rounds s, t, ... of one client together cost the sum of |X_st|, X = C^T C. A budget S allows sets of
+rounds that cost at most S^2. Contributions u_t of norm at most 1 then move C x by at most S, since
+the sum of X_st <u_s, u_t> is at most that of |X_st| (banded paper, Prop. E.1).
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.history import History
 from fedmf.participation.schema import ROUNDS_HINT, Budgeted, EveryRound, Participation
 
-_BINS = 10
+_NUM_BINS = 10
 
 
-def costs(mechanism: Mechanism) -> np.ndarray:
-    """|X|, X = C^T C, float64 (rounds, rounds): what pairs of rounds of one client cost, and each
-    by itself.
+def pair_costs(mechanism: Mechanism) -> np.ndarray:
+    """Returns |X|, X = C^T C, float64 (rounds, rounds): the cost of each pair of a client's rounds,
+    and on the diagonal of each single round.
     """
     checks.fits_in_memory("what pairs of rounds cost", (mechanism.rounds, mechanism.rounds))
     C = mechanism.encoder()
@@ -31,30 +31,35 @@ def costs(mechanism: Mechanism) -> np.ndarray:
 
 
 def spending_histogram(budget: float, spent_squared: np.ndarray) -> dict[str, int]:
-    """Share of the squared budget spent -> clients, in steps of a tenth."""
-    tenths = np.minimum(np.floor(spent_squared / budget**2 * _BINS), _BINS - 1).astype(np.int64)
-    counts = np.bincount(tenths, minlength=_BINS).tolist()
+    """Counts clients by the fraction of the squared budget that they have spent, in tenths.
+
+    >>> spending_histogram(2.0, np.array([0.0, 4.0]))["90-100%"]
+    1
+    """
+    tenths = np.floor(spent_squared / budget**2 * _NUM_BINS)
+    bins = np.minimum(tenths, _NUM_BINS - 1).astype(np.int64)
+    counts = np.bincount(bins, minlength=_NUM_BINS).tolist()
     return {f"{10 * i}-{10 * (i + 1)}%": count for i, count in enumerate(counts)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Budget:
-    """A participation budget with the encoder that rounds are counted with, and the pace at which
-    devices spend it.
+    """A participation budget, the mechanism whose encoder prices rounds, and the pace at which
+    devices spend the budget.
 
-    A device that checks in takes part if what it took part in, this round, and a round every `pace`
-    rounds from then on to the end cost no more than the budget. What is kept for those later rounds
-    makes that a frequent device does not spend all at the start. Any pace keeps to the budget. With
-    pace=rounds nothing is kept.
+    A device that checks in takes part if its earlier rounds, this round, and a round every `pace`
+    rounds from then on to the end together cost at most the budget. The reserve for those later
+    rounds stops a frequent device from spending everything at the start. The budget is met at any
+    pace. With pace=rounds there is no reserve.
 
     Attributes:
-      mechanism: whose encoder counts.
-      participation: of schema budget, with as many rounds.
-      pace: in 1..rounds.
+      mechanism: the mechanism whose encoder prices rounds.
+      participation: a participation of schema "budget", with as many rounds.
+      pace: number of rounds from one participation to the next in the reserve, in 1..rounds.
 
     Raises:
-      TypeError, ValueError: an attribute of the wrong kind, or out of range; a budget that some
-        round alone would exceed.
+      TypeError, ValueError: an attribute is of the wrong kind or out of range, or some single round
+        would exceed the budget.
 
     >>> import fedmf
     >>> twice = Participation(rounds=8, schema="min_sep", min_sep=4)
@@ -75,7 +80,7 @@ class Budget:
                 f"participation={self.participation!r} must be a fedmf.Participation of "
                 'schema="budget"'
             )
-        # Refuses other rounds, and entries whose squares lose digits
+        # It refuses other numbers of rounds, and entries whose squares lose digits.
         sensitivity(self.mechanism, self.participation)
         hint = (
             "pass the rounds between two participations that a device keeps its budget for; the "
@@ -84,23 +89,24 @@ class Budget:
         n = self.participation.rounds
         pace = checks.integer("pace", self.pace, low=1, high=n, hint=hint)
         fields.set_fields(self, {"pace": pace})
-        check_pays_for_each_round(self.participation, float(np.sqrt(np.diagonal(self.costs).max())))
+        max_norm = float(np.sqrt(np.diagonal(self.costs).max()))
+        check_affords_each_round(self.participation, max_norm)
 
     @staticmethod
     def of(mechanism: Mechanism, participation: Participation) -> "Budget":
-        """What `participation` costs with this mechanism, at its pace:
-        for the same noise and guarantee.
+        """Returns the budget that has the sensitivity of `participation` with this mechanism, and
+        its pace; noise and guarantee stay the same.
 
         Where the encoder is non-negative, Toeplitz and non-increasing, or has columns of equal norm
         and at most min_sep bands, a device takes part at least as often as under schema min_sep,
         whenever it checks in (docs/budget.md).
 
         Args:
-          mechanism: whose encoder decides what rounds cost.
-          participation: whose worst case the budget pays for.
+          mechanism: the mechanism whose encoder prices rounds.
+          participation: the participation whose worst case the budget covers.
 
         Raises:
-          TypeError, ValueError: as `fedmf.sensitivity`.
+          TypeError, ValueError: as in `fedmf.sensitivity`.
 
         >>> import fedmf
         >>> Budget.of(
@@ -116,34 +122,36 @@ class Budget:
 
     @functools.cached_property
     def costs(self) -> np.ndarray:
-        """What pairs of rounds cost, float64 (rounds, rounds)."""
-        return costs(self.mechanism)
+        """Costs of pairs of rounds, float64 (rounds, rounds)."""
+        return pair_costs(self.mechanism)
 
     @functools.cached_property
-    def kept_for(self) -> int:
-        """The most rounds that are kept for: so many at this pace, from round 0 on,
-        the budget pays for.
+    def num_reserved_rounds(self) -> int:
+        """Largest number of rounds in the reserve: those that the budget affords at this pace from
+        round 0 on.
         """
-        at_pace = np.arange(0, self.participation.rounds, self.pace)
-        return int(np.count_nonzero(self.participation.affords(block_sums(self.costs, at_pace))))
+        paced_rounds = np.arange(0, self.participation.rounds, self.pace)
+        cumulative_costs = block_sums(self.costs, paced_rounds)
+        return int(np.count_nonzero(self.participation.affords(cumulative_costs)))
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Whether the budget pays for exactly these different rounds, in any order.
+        """Returns whether the budget affords exactly these distinct rounds, in any order.
 
         Args:
-          rounds_of_one_client: from 0 on.
+          rounds_of_one_client: round indices, from 0 on.
 
         Raises:
           TypeError: an entry is not an int.
         """
         name = "rounds_of_one_client"
-        taken = checks.entries(name, rounds_of_one_client, hint=ROUNDS_HINT)
-        if not EveryRound(rounds=self.participation.rounds).allows(taken):
+        client_rounds = checks.entries(name, rounds_of_one_client, hint=ROUNDS_HINT)
+        if not EveryRound(rounds=self.participation.rounds).allows(client_rounds):
             return False
-        return bool(self.participation.affords(self.costs[np.ix_(taken, taken)].sum()))
+        cost = self.costs[np.ix_(client_rounds, client_rounds)].sum()
+        return bool(self.participation.affords(cost))
 
     def new_history(self, num_clients: int) -> "Spending":
-        """Returns what clients have spent before round 0: nothing."""
+        """Returns the history before round 0, in which no client has spent anything."""
         return Spending(self, num_clients)
 
     def is_eligible(
@@ -154,111 +162,123 @@ class Budget:
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Whether the budget pays for round t of clients, and for the rounds that they keep it for:
-        bool (clients,).
+        """Returns whether the budget affords round t and the reserve of each client, bool
+        (clients,).
 
         Args:
-          t, history, clients: as of `Participation.is_eligible`.
-          rounds_early: ignored, as devices without a timer come no earlier.
+          t, history, clients: as in `Participation.is_eligible`.
+          rounds_early: ignored, since budgets bind devices without a timer.
         """
         assert isinstance(history, Spending)
-        allowed = history.allows(min(t, self.participation.rounds - 1), clients)
-        return allowed & (t < self.participation.rounds)
+        affords_round = history.allows(min(t, self.participation.rounds - 1), clients)
+        return affords_round & (t < self.participation.rounds)
+
+
+class _ReserveCosts(NamedTuple):
+    """Costs of round t with the first 0, 1, ... reserved rounds: `joint`, among themselves, and
+    `with_earlier`, twice their costs with each earlier round.
+    """
+
+    t: int
+    joint: np.ndarray
+    with_earlier: np.ndarray
 
 
 class Spending(History):
-    """The rounds of every client and what they cost; see `Budget` for the rule.
+    """The rounds of every client and their costs; see `Budget` for the rule.
 
-    A device needs its own rounds and a row of |X| for each. Here they are all in one array, whose
-    rows are as long as the busiest client's: 12 bytes a client, and two for each round
-    of the busiest.
+    A device needs its own rounds and a row of |X| for each. Here they are in one array, whose rows
+    are as long as those of the client with most rounds: 12 bytes a client, and two for each round
+    of that client.
 
     Args:
-      budget: that each client keeps to.
-      num_clients: clients 0 .. num_clients - 1; `grow` adds more.
+      budget: the budget of every client.
+      num_clients: number of clients, with ids from 0 on; `grow` adds more.
     """
 
     def __init__(self, budget: Budget, num_clients: int) -> None:
         n = budget.participation.rounds
         self._budget = budget
-        self._none = n
-        # Round n stands for none, and costs nothing.
+        # Entries without a round hold n, a round that costs nothing.
+        self._empty_entry = n
         self._costs = np.concatenate([budget.costs, np.zeros((1, n))])
         self._rounds = np.full((num_clients, 1), n, np.min_scalar_type(n))
         self._count = np.zeros(num_clients, np.int32)
         self._spent = np.zeros(num_clients)
-        self._ahead: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._cached_reserve: _ReserveCosts | None = None
 
-    def _costs_ahead(self, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of round t and the first 0, 1, ... rounds that are kept for: what they cost together, and
-        with each earlier round twice.
-        """
-        if self._ahead is None or self._ahead[0] != t:
+    def _reserve_costs(self, t: int) -> _ReserveCosts:
+        """Returns the costs of round t and its reserve, computed once a round."""
+        if self._cached_reserve is None or self._cached_reserve.t != t:
             budget = self._budget
-            ahead = np.arange(t, self._none, budget.pace)[: budget.kept_for]
-            self._ahead = (
-                t,
-                block_sums(budget.costs, ahead),
-                2.0 * np.cumsum(self._costs[:, ahead], axis=1),
+            paced_rounds = np.arange(t, self._empty_entry, budget.pace)
+            reserved_rounds = paced_rounds[: budget.num_reserved_rounds]
+            self._cached_reserve = _ReserveCosts(
+                t=t,
+                joint=block_sums(budget.costs, reserved_rounds),
+                with_earlier=2.0 * np.cumsum(self._costs[:, reserved_rounds], axis=1),
             )
-        return self._ahead[1:]
+        return self._cached_reserve
 
     def allows(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
-        """Who of the clients may take part in round t: bool (clients,)."""
-        together, with_earlier = self._costs_ahead(t)
-        kept = np.clip(self._budget.kept_for - 1 - self._count[clients], 0, len(together) - 1)
-        total = self._spent[clients] + together[kept]
-        for rounds in self._rounds[clients].T:
-            total += with_earlier[rounds, kept]
-        return self._budget.participation.affords(total)
+        """Returns which of the clients the budget lets take part in round t, bool (clients,)."""
+        reserve = self._reserve_costs(t)
+        num_unused = self._budget.num_reserved_rounds - 1 - self._count[clients]
+        num_reserved = np.clip(num_unused, 0, len(reserve.joint) - 1)
+        total_costs = self._spent[clients] + reserve.joint[num_reserved]
+        for earlier_rounds in self._rounds[clients].T:
+            total_costs += reserve.with_earlier[earlier_rounds, num_reserved]
+        return self._budget.participation.affords(total_costs)
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Counts round t for these different clients, int64 (clients,)."""
-        self._spent[clients] += self._costs[t, t] + 2.0 * self._costs[self._rounds[clients], t].sum(
-            axis=1
-        )
+        """Records round t for these distinct clients, int64 (clients,)."""
+        costs_with_earlier = self._costs[self._rounds[clients], t].sum(axis=1)
+        self._spent[clients] += self._costs[t, t] + 2.0 * costs_with_earlier
         if self._count[clients].max(initial=0) == self._rounds.shape[1]:
-            self._rounds = np.pad(self._rounds, ((0, 0), (0, 1)), constant_values=self._none)
+            padding = ((0, 0), (0, 1))
+            self._rounds = np.pad(self._rounds, padding, constant_values=self._empty_entry)
         self._rounds[clients, self._count[clients]] = t
         self._count[clients] += 1
 
     def grow(self, num_clients: int) -> None:
-        """Makes room for at least so many clients, of whom the new ones spent nothing."""
-        num_more = num_clients - len(self._count)
-        if num_more > 0:
-            # A client at a time would copy all of them each time.
-            padding = (0, max(num_more, len(self._count)))
-            self._rounds = np.pad(self._rounds, (padding, (0, 0)), constant_values=self._none)
+        """Makes room for at least so many clients; new ones have spent nothing."""
+        num_new = num_clients - len(self._count)
+        if num_new > 0:
+            # The arrays at least double, since growing by one client would copy them each time.
+            padding = (0, max(num_new, len(self._count)))
+            self._rounds = np.pad(
+                self._rounds, (padding, (0, 0)), constant_values=self._empty_entry
+            )
             self._count = np.pad(self._count, padding)
             self._spent = np.pad(self._spent, padding)
 
 
-def check_pays_for_each_round(budget: Budgeted, dearest: float) -> None:
-    """Refuses a budget below the largest column norm of the encoder: a noise made for it would not
-    hide one participation.
+def check_affords_each_round(budget: Budgeted, max_norm: float) -> None:
+    """Raises ValueError for a budget below `max_norm`, the largest column norm of the encoder:
+    noise for such a budget would not hide a single participation.
     """
-    if not budget.affords(dearest**2):
+    if not budget.affords(max_norm**2):
         raise ValueError(
-            f"budget={budget.budget} is less than the {dearest:.6g} that one round costs: nobody "
+            f"budget={budget.budget} is less than the {max_norm:.6g} that one round costs: nobody "
             "could take part in it; raise it"
         )
 
 
-def most_rounds(mechanism: Mechanism, participation: Participation) -> int:
-    """Returns a number of rounds that no client takes part in more of; of a budget as many as it
-    pays for if two cost no more than each alone.
+def max_rounds_per_client(mechanism: Mechanism, participation: Participation) -> int:
+    """Returns the most rounds that any client can take part in. Under a budget this is an upper
+    bound: as many as it would afford if pairs of rounds cost nothing extra.
     """
     if not isinstance(participation, Budgeted):
         return participation.max_participations
-    squares = np.sort(np.square(mechanism.encoder()).sum(axis=0))
-    return max(1, int(np.count_nonzero(participation.affords(np.cumsum(squares)))))
+    round_costs = np.sort(np.square(mechanism.encoder()).sum(axis=0))
+    return max(1, int(np.count_nonzero(participation.affords(np.cumsum(round_costs)))))
 
 
 def participation_rule(
     mechanism: Mechanism, participation: Participation
 ) -> Participation | Budget:
-    """Returns what decides which clients are eligible: of a budget one that counts with the
-    mechanism, and keeps nothing for later rounds.
+    """Returns the rule that decides which clients are eligible: the participation itself, or for a
+    budget a `Budget` without reserve, priced by the mechanism.
     """
     if not isinstance(participation, Budgeted):
         return participation
@@ -266,8 +286,8 @@ def participation_rule(
 
 
 def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-    """What the first of the rounds costs, the first two, and so on:
-    float64 (len(rounds),), non-decreasing.
+    """Returns the joint cost of the first of the rounds, of the first two, and so on: float64
+    (len(rounds),), non-decreasing.
     """
     block = costs[np.ix_(rounds, rounds)]
     return np.cumsum(np.diagonal(block) + 2.0 * np.tril(block, -1).sum(axis=1))

@@ -1,4 +1,4 @@
-"""Reading mechanism files: one .npz without Python objects, checked when it is read."""
+"""Reading of mechanism files: .npz archives without Python objects, checked when they are read."""
 
 import os
 import pathlib
@@ -23,11 +23,11 @@ from fedmf.mechanisms.family import FAMILIES
 from fedmf.memory import available_memory
 from fedmf.numpy_errors import with_numpy_defaults
 
-# Rounds of a Toeplitz mechanism that are checked when it is read.
+# A longer Toeplitz mechanism is checked in its first rounds only.
 _MAX_PROBED_ROUNDS = 4096
-# Archives that are read without asking what memory is free.
+# Archives up to this size are read without a look at the available memory.
 _SMALL_BYTES = 2**22
-# What numpy and zipfile raise when they read a damaged .npy or .npz file.
+# The exceptions that numpy and zipfile raise when they read a damaged .npy or .npz file.
 READ_ERRORS = (
     OSError,
     EOFError,
@@ -35,9 +35,9 @@ READ_ERRORS = (
     ValueError,
     TypeError,
     MemoryError,
-    NotImplementedError,  # a compression that zipfile does not know
-    RuntimeError,  # an archive that seems encrypted
-    SyntaxError,  # a header of .npy that is no Python literal
+    NotImplementedError,  # A compression that zipfile does not know.
+    RuntimeError,  # An archive that seems encrypted.
+    SyntaxError,  # A header of .npy that is no Python literal.
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
@@ -46,23 +46,22 @@ READ_ERRORS = (
 
 @with_numpy_defaults
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
-    """Reads a mechanism written by `Mechanism.save`, and checks that it is one: its shape, its
-    numbers and N C = I.
+    """Reads a mechanism written by `Mechanism.save`, and checks its shape, its numbers and N C = I.
 
     Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that
-    was read. A certificate is handed on as it was stored.
+    was read. A certificate is returned as it was stored.
 
     Args:
-      path: a file that `Mechanism.save` wrote.
+      path: path of a file that `Mechanism.save` wrote.
 
     Returns:
-      The mechanism, of the class that wrote it.
+      The mechanism, an instance of the class that wrote it.
 
     Raises:
-      TypeError: no path.
+      TypeError: path is not a path.
       FileNotFoundError: there is no such file.
-      ValueError: the file is truncated, damaged, of another kind or of a later version, or holds no
-        valid mechanism; or its mechanism does not fit into memory.
+      ValueError: the file is truncated, damaged, of another format or of a later version, or holds
+        no valid mechanism; or its mechanism does not fit into memory.
     """
     target = checked_path("path", path, hint="name a file that mechanism.save wrote")
     if not target.is_file():
@@ -70,12 +69,14 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
             f"path={str(target)!r} is not a file: name one that mechanism.save wrote"
         )
     try:
-        mechanism = _read(target)
+        mechanism = _read_archive(target)
         _check_inverse(mechanism)
     except checks.TooLargeForMemory as error:
         raise checks.TooLargeForMemory(f"path={str(target)!r} cannot be used: {error}") from error
     except READ_ERRORS as error:
-        cause = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error}"
+        if isinstance(error, ValueError):
+            cause = str(error)
         raise ValueError(
             f"path={str(target)!r} does not hold a valid fedmf mechanism ({cause}): fit the "
             "mechanism and save it again"
@@ -83,7 +84,8 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
     return mechanism
 
 
-def _read(path: pathlib.Path) -> Mechanism:
+def _read_archive(path: pathlib.Path) -> Mechanism:
+    """Reads the mechanism in an .npz archive, with any of READ_ERRORS for a damaged one."""
     if not zipfile.is_zipfile(path):
         raise ValueError("not an .npz archive, or a truncated one")
     check_archive(path)
@@ -100,7 +102,7 @@ def _read(path: pathlib.Path) -> Mechanism:
 
 
 def _check_size(path: pathlib.Path) -> None:
-    """Refuses an archive whose arrays do not fit into memory."""
+    """Raises TooLargeForMemory for an archive whose arrays do not fit into memory."""
     with zipfile.ZipFile(path) as archive:
         num_bytes = sum(entry.file_size for entry in archive.infolist())
     if num_bytes <= _SMALL_BYTES:
@@ -109,48 +111,48 @@ def _check_size(path: pathlib.Path) -> None:
     if num_bytes > free_bytes:
         raise checks.TooLargeForMemory(
             f"its arrays take {num_bytes / 2**30:.3g} GiB, where {free_bytes / 2**30:.3g} GiB are "
-            "free: free memory, or fit a mechanism of a family that keeps few numbers (toeplitz, "
+            "free: free memory, or fit a mechanism of a family that stores few numbers (toeplitz, "
             "blt, banded with few bands)"
         )
 
 
 def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
-    """The mechanism that `Mechanism.entries` took apart.
+    """Returns the mechanism with these `Mechanism.entries`.
 
     Raises:
       KeyError, TypeError, ValueError: entries are missing, or describe no valid mechanism.
     """
-    name = entries["family"].item()
-    if name not in FAMILIES:
-        raise ValueError(f"family {name!r}, this fedmf knows {', '.join(sorted(FAMILIES))}")
+    family_name = entries["family"].item()
+    if family_name not in FAMILIES:
+        raise ValueError(f"family {family_name!r}, this fedmf knows {', '.join(sorted(FAMILIES))}")
     certificate = None
     reason = entries["certificate_reason"].item()
     if "certificate" in entries:
         certificate = msgspec.json.decode(entries["certificate"].item(), type=Certificate)
-    check_certificate(certificate, reason)  # before a constructor fills in a reason of its own
+    # It is checked before the constructor can fill in a default reason.
+    check_certificate(certificate, reason)
     state = {
         name.removeprefix("state_"): array
         for name, array in entries.items()
         if name.startswith("state_")
     }
-    return FAMILIES[name].mechanism.from_state(
+    return FAMILIES[family_name].mechanism.from_state(
         state, {"certificate": certificate, "certificate_reason": reason}
     )
 
 
 def _check_inverse(mechanism: Mechanism) -> None:
-    """Raises unless the stream gives back V from C V: N C = I, seen through the recipe that makes
-    the noise.
+    """Raises ValueError unless N C = I to 6 digits: the recipe of the noise must turn C V into V.
+
+    A long Toeplitz mechanism is like its first rounds in every round, so that n(x) c(x) = 1 is
+    checked there, without matrices.
     """
     c = mechanism.toeplitz_coefficients()
-    noise = mechanism.noising_coefficients()
-    most = _MAX_PROBED_ROUNDS
-    if c is not None and noise is not None and mechanism.rounds > most:
-        # Every round of a Toeplitz mechanism is like the first ones: n(x) c(x)
-        # = 1 there, without matrices.
-        if not np.allclose(
-            np.convolve(noise[:most], c[:most])[:most], np.eye(1, most), rtol=0.0, atol=1e-6
-        ):
+    noising_column = mechanism.noising_coefficients()
+    if c is not None and noising_column is not None and mechanism.rounds > _MAX_PROBED_ROUNDS:
+        num_rounds = _MAX_PROBED_ROUNDS
+        product = np.convolve(noising_column[:num_rounds], c[:num_rounds])[:num_rounds]
+        if not np.allclose(product, np.eye(1, num_rounds), rtol=0.0, atol=1e-6):
             raise ValueError(
                 "its noising coefficients are not an inverse of its encoder's to 6 digits"
             )
@@ -159,15 +161,18 @@ def _check_inverse(mechanism: Mechanism) -> None:
     gram = mechanism.toeplitz_gram()
     stream = mechanism.stream()
     if gram is not None and stream.contraction is None:
-        # Without matrices: the rows x of N z have x^T X x = z^T C^-T X C^-1 z = z^T z.
+        # Without matrices: the noise vectors x of N z have x^T X x = z^T C^-T X C^-1 z = z^T z.
         x = np.stack(list(stream.rows(lambda i: probes[i])))
         products = x.T @ scipy.linalg.matmul_toeplitz(gram, x)
         if not np.allclose(products, probes.T @ probes, rtol=0.0, atol=1e-6 * len(probes)):
             raise ValueError("its noise is not that of its Gram matrix to 6 digits")
         return
-    rows = mechanism.banded_rows()
-    encoded = mechanism.encoder() @ probes if rows is None else checks.banded_times(rows, probes)
-    with np.errstate(all="ignore"):  # an overflow fails the comparison below
-        decoded = np.stack(list(mechanism.stream().rows(lambda i: encoded[i])))
-    if not np.allclose(decoded, probes, rtol=0.0, atol=1e-6):
+    banded_rows = mechanism.banded_rows()
+    if banded_rows is None:
+        encoded_probes = mechanism.encoder() @ probes
+    else:
+        encoded_probes = checks.banded_times(banded_rows, probes)
+    with np.errstate(all="ignore"):  # An overflow fails the comparison below.
+        decoded_probes = np.stack(list(mechanism.stream().rows(lambda i: encoded_probes[i])))
+    if not np.allclose(decoded_probes, probes, rtol=0.0, atol=1e-6):
         raise ValueError("its noising matrix is not an inverse of its encoder to 6 digits")

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.budget import check_pays_for_each_round
+from fedmf.mechanisms.budget import check_affords_each_round
 from fedmf.mechanisms.leading import column_norm
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Budgeted, Participation
@@ -206,7 +206,7 @@ def calibrate(
     )
     scheme = plan.sampling
     if isinstance(plan.participation, Budgeted):
-        check_pays_for_each_round(plan.participation, column_norm(mechanism))
+        check_affords_each_round(plan.participation, column_norm(mechanism))
     if scheme is None:
         return _checked(plan)
     enough = unit_noise(plan)

@@ -12,7 +12,7 @@ from fedmf import checks, fields, workloads
 from fedmf.checks import did_you_mean
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism, check_mechanism
-from fedmf.mechanisms.budget import Budget, check_pays_for_each_round
+from fedmf.mechanisms.budget import Budget, check_affords_each_round
 from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, progress_line
@@ -403,7 +403,7 @@ class PlanConfig:
             participation = None if scheme is not None else self.participation()
         else:
             participation = budget.participation
-            check_pays_for_each_round(participation, column_norm(mechanism))
+            check_affords_each_round(participation, column_norm(mechanism))
         share = self.private_metrics
         metrics = PrivateMetrics(share=share, largest_loss=self.largest_loss) if share else None
         plan = Plan(

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedmf import checks, fields
 from fedmf.files import shell_path, shell_word
-from fedmf.mechanisms.budget import most_rounds
+from fedmf.mechanisms.budget import max_rounds_per_client
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy import statement as _statement
 from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, picture
@@ -264,8 +264,10 @@ def _simulation(plan: Plan, population: int | None) -> dict[str, Any] | None:
     p = plan.participation
     claimed = plan.simulation.claimed
     # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than
-    # most_rounds of all.
-    needed = max(claimed * p.min_sep, -(-claimed * p.rounds // most_rounds(plan.mechanism, p)))
+    # max_rounds_per_client of all.
+    needed = max(
+        claimed * p.min_sep, -(-claimed * p.rounds // max_rounds_per_client(plan.mechanism, p))
+    )
     return {
         "simulated_cohort": plan.simulation.simulated,
         "claimed_cohort": claimed,

@@ -17,7 +17,7 @@ from fedmf.mechanisms import (
     ToeplitzMechanism,
     own_rounds,
 )
-from fedmf.mechanisms.budget import Budget, costs
+from fedmf.mechanisms.budget import Budget, pair_costs
 from fedmf.mechanisms.own_rounds import OwnRounds, gram_diagonals, spent_squared
 from fedmf.participation.clients import ClientRounds
 from tests.mechanisms.registry import MECHANISMS, every_mechanism
@@ -120,7 +120,7 @@ def test_what_clients_spend_is_the_sum_over_their_rounds(monkeypatch, bands, sha
     rng = np.random.default_rng(5)
     C = np.tril(np.triu(rng.standard_normal((30, 30)), 1 - bands), -1) + np.eye(30)
     mechanism = DenseMechanism(matrix=C)
-    X, diagonals = costs(mechanism), np.abs(gram_diagonals(mechanism))
+    X, diagonals = pair_costs(mechanism), np.abs(gram_diagonals(mechanism))
     assert len(diagonals) == bands
     taken = [np.flatnonzero(rng.random(30) < p) for p in rng.uniform(0.2, 1.0, 20)]
     taken += [np.array([2]), np.arange(30)]

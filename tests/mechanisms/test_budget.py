@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, ToeplitzMechanism
-from fedmf.mechanisms.budget import Budget, costs, most_rounds, spending_histogram
+from fedmf.mechanisms.budget import (
+    Budget,
+    max_rounds_per_client,
+    pair_costs,
+    spending_histogram,
+)
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.participation.vector_bound import vector_sensitivity_bounds
@@ -31,7 +36,7 @@ encoders = st.builds(both_signs, st.integers(1, 8), st.integers(0, 2**32 - 1))
 
 def with_budget(mechanism, share):
     """A budget between what the dearest round costs and what all cost together."""
-    X = costs(mechanism)
+    X = pair_costs(mechanism)
     least, most = X.diagonal().max(), X.sum()
     S = float(np.sqrt(least + share * (most - least)))
     participation = Participation(rounds=len(X), schema="budget", budget=S)
@@ -122,7 +127,7 @@ def test_only_rounds_of_the_run_and_each_once():
 def test_nobody_takes_part_more_often_than_the_bound(mechanism, share):
     budget = with_budget(mechanism, share)
     most = max(len(s) for s in subsets(budget.participation.rounds) if budget.allows(s))
-    assert 1 <= most <= most_rounds(budget.mechanism, budget.participation)
+    assert 1 <= most <= max_rounds_per_client(budget.mechanism, budget.participation)
 
 
 def test_all_rounds_cost_less_than_a_large_budget():
