@@ -1,14 +1,14 @@
-"""Rows of the noise matrix N, their sums and their norms, without N itself.
+"""Rows of the noising matrix N, with their sums and norms, computed without forming N.
 
-N of a long run is too large to be formed: 20,000 rounds take 3 GB, and N N^T as much again. What
-reports and servers need of it is a thousand rows, or the norm of every row:
+N of a long run is too large to be formed: 20,000 rounds take 3 GB, and N N^T as much again. Reports
+and servers need a thousand of its rows, or the norm of every row:
 
 - N of a Toeplitz mechanism has the entries N[t, s] = n[t - s];
-- N that is made by a recurrence or by running sums is written in blocks of rounds
-  (`fedmf.noise.blocks`), [X_b; S_(b+1)] = M_b [Z_b; S_b]. For weights W on the rows, W N follows
-  from the last block to the first: with V the weights on S_(b+1), those on Z_b are
-  [W_b, V] M_b[:, :L], and those on S_b are [W_b, V] M_b[:, L:];
-- other mechanisms make their noise from N, which is then formed once.
+- N of a recurrence or of running sums is written in blocks of rounds (`fedmf.noise.blocks`),
+  [X_b; S_(b+1)] = M_b [Z_b; S_b]. For weights W on the rows, W N follows from the last block to the
+  first: with V the weights on S_(b+1), those on Z_b are [W_b, V] M_b[:, :L], and those on S_b are
+  [W_b, V] M_b[:, L:];
+- other mechanisms compute their noise from N, which is then formed once.
 """
 
 import functools
@@ -22,18 +22,18 @@ from fedmf.noise.blocks import block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 from fedmf.workloads import Workload, prefix_sum
 
-# Sources of a block.
-_BLOCK = 256
+# Number of sources in a block of columns.
+_BLOCK_SOURCES = 256
 
 
-class NoiseRows:
-    """Rows of N of one mechanism.
+class NoisingRows:
+    """Rows of the noising matrix N of one mechanism.
 
     Args:
-      mechanism: with N; the recipe of its noise is made once.
+      mechanism: the mechanism; the recipe of its noise is computed once.
 
     >>> from fedmf.mechanisms import ToeplitzMechanism
-    >>> rows = NoiseRows(ToeplitzMechanism(rounds=3, coefficients=[1.0, 1.0]))
+    >>> rows = NoisingRows(ToeplitzMechanism(rounds=3, coefficients=[1.0, 1.0]))
     >>> rows.round_deviations() ** 2
     array([1., 2., 3.])
     >>> rows.window_deviations([1, 0], [3, 3]) ** 2
@@ -50,20 +50,24 @@ class NoiseRows:
 
     @property
     def num_sources(self) -> int:
-        """The number of columns of N."""
-        return self._mechanism.rounds if self._column is not None else self._stream.sources
+        """Number of columns of N."""
+        if self._column is not None:
+            return self._mechanism.rounds
+        return self._stream.sources
 
     def round_deviations(self) -> np.ndarray:
-        """Returns the norm of each row of N, float64 (rounds,): a round's noise at stddev 1."""
+        """Returns the norm of each row of N, float64 (rounds,): the deviation of the noise of each
+        round at stddev 1.
+        """
         ones = np.ones((self._mechanism.rounds, 1))
         return np.sqrt(squared_rows(self._mechanism, Workload.from_inverse("identity", ones)))
 
     def sum_deviations(self) -> np.ndarray:
-        """Returns the norm of each running sum of the rows of N, float64 (rounds,)."""
+        """Returns the norm of each running sum of rows of N, float64 (rounds,)."""
         return np.sqrt(squared_rows(self._mechanism, prefix_sum(self._mechanism.rounds)))
 
     def window_deviations(self, starts: Sequence[int], ends: Sequence[int]) -> np.ndarray:
-        """Returns the norms of sums of rows: of window i those from starts[i] to ends[i] - 1."""
+        """Returns norms of sums of rows: window i sums rows starts[i] to ends[i] - 1."""
         squares = np.zeros(len(starts))
         for _, block in self.blocks(np.array(starts), np.array(ends)):
             squares += np.einsum("ij,ij->i", block, block)
@@ -73,10 +77,11 @@ class NoiseRows:
         """Yields sums of rows of N in blocks of columns, in any order.
 
         Args:
-          starts, ends: ints (rows,); row i is the sum of rounds starts[i] to ends[i] - 1 of N.
+          starts, ends: ints (rows,); row i is the sum of rows starts[i] to ends[i] - 1 of N.
 
         Yields:
-          The first source of a block, and the block: float64 (rows, sources of the block).
+          The index of the block's first source, and the block: float64 (rows, sources of the
+          block).
         """
         if self._column is not None:
             yield from _toeplitz_blocks(self._column, starts, ends)
@@ -84,57 +89,55 @@ class NoiseRows:
         if self._stream.contraction is not None:
             yield from _contracted_blocks(self._stream.contraction, starts, ends)
             return
-        form = block_form(self._stream, bounds=equal_blocks(self._stream.rounds, _BLOCK))
+        form = block_form(self._stream, bounds=equal_blocks(self._stream.rounds, _BLOCK_SOURCES))
         assert form is not None
-        carried = np.zeros((len(starts), form.width))
+        sum_weights = np.zeros((len(starts), form.width))
         for number in reversed(range(form.blocks)):
             rounds = np.arange(form.bounds[number], form.bounds[number + 1])
-            weights = (rounds >= starts[:, None]) & (rounds < ends[:, None])
-            product = np.hstack([weights, carried]) @ form.matrix(number)
+            row_weights = (rounds >= starts[:, None]) & (rounds < ends[:, None])
+            product = np.hstack([row_weights, sum_weights]) @ form.matrix(number)
             yield int(rounds[0]), product[:, : len(rounds)]
-            carried = product[:, len(rounds) :]
+            sum_weights = product[:, len(rounds) :]
 
 
 def _toeplitz_blocks(
     column: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    # Padded so that an index below 0, of a source after the round, reads 0.
-    single = bool((ends == starts + 1).all())
-    entries = column if single else np.concatenate([[0.0], np.cumsum(column)])
-    for first in range(0, len(column), _BLOCK):
-        sources = np.arange(first, min(first + _BLOCK, len(column)))
-        if single:
-            lags = starts[:, None] - sources
-            yield first, np.where(lags >= 0, entries[np.maximum(lags, 0)], 0.0)
+    """Yields the blocks of `NoisingRows.blocks` for the Toeplitz matrix with this first column."""
+    is_single = bool((ends == starts + 1).all())
+    cumulative = np.concatenate([[0.0], np.cumsum(column)])
+    for first in range(0, len(column), _BLOCK_SOURCES):
+        sources = np.arange(first, min(first + _BLOCK_SOURCES, len(column)))
+        lags = starts[:, None] - sources
+        if is_single:
+            yield first, np.where(lags >= 0, column[np.maximum(lags, 0)], 0.0)
         else:
-            before = entries[np.maximum(starts[:, None] - sources, 0)]
-            yield first, entries[np.maximum(ends[:, None] - sources, 0)] - before
+            # A source after the round has a lag below 0, and reads the leading 0.
+            sums_to_start = cumulative[np.maximum(lags, 0)]
+            yield first, cumulative[np.maximum(ends[:, None] - sources, 0)] - sums_to_start
 
 
 def _contracted_blocks(
     N: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    for first in range(0, N.shape[1], _BLOCK):
-        columns = N[:, first : first + _BLOCK]
-        yield (
-            first,
-            np.stack(
-                [columns[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)]
-            ),
-        )
+    """Yields the blocks of `NoisingRows.blocks` from N itself."""
+    for first in range(0, N.shape[1], _BLOCK_SOURCES):
+        columns = N[:, first : first + _BLOCK_SOURCES]
+        sums = [columns[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)]
+        yield first, np.stack(sums)
 
 
 def has_encoder_rows(mechanism: Mechanism) -> bool:
-    """Returns whether rows of C are known without C: it is Toeplitz or banded."""
+    """Returns whether rows of C are known without forming C, which is then Toeplitz or banded."""
     return mechanism.toeplitz_coefficients() is not None or mechanism.banded_rows() is not None
 
 
 def encoder_blocks(mechanism: Mechanism, rounds: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields rows of C in blocks of columns: the first round of a block, and the block.
+    """Yields rows of C in blocks of columns: the first round of each block, and the block.
 
     Args:
-      mechanism: one that `has_encoder_rows`.
-      rounds: ints, the rows.
+      mechanism: a mechanism that `has_encoder_rows`.
+      rounds: the indices of the rows, ints.
     """
     column = mechanism.toeplitz_coefficients()
     rows = mechanism.banded_rows()
@@ -144,15 +147,15 @@ def encoder_blocks(mechanism: Mechanism, rounds: np.ndarray) -> Iterator[tuple[i
         yield from _toeplitz_blocks(padded, rounds, rounds + 1)
         return
     assert rows is not None
-    for first in range(0, n, _BLOCK):
-        lags = rounds[:, None] - np.arange(first, min(first + _BLOCK, n))
-        inside = (lags >= 0) & (lags < rows.shape[1])
-        entries = rows[rounds[:, None], np.where(inside, lags, 0)]
-        yield first, np.where(inside, entries, 0.0)
+    for first in range(0, n, _BLOCK_SOURCES):
+        lags = rounds[:, None] - np.arange(first, min(first + _BLOCK_SOURCES, n))
+        is_inside = (lags >= 0) & (lags < rows.shape[1])
+        entries = rows[rounds[:, None], np.where(is_inside, lags, 0)]
+        yield first, np.where(is_inside, entries, 0.0)
 
 
 def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
-    """Returns X = C^T C between these rounds, float64 (len(rounds), len(rounds)).
+    """Returns the entries of X = C^T C between these rounds, float64 (len(rounds), len(rounds)).
 
     Raises:
       ValueError: C would have to be formed, and does not fit into memory.
@@ -170,12 +173,12 @@ def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
     if column is not None:
         # X[s, t] is the sum of the c_i c_(i + |s - t|) that end before row n.
         padded = np.pad(column, (0, n - len(column)))
-        last = n - np.maximum(rounds[:, None], rounds)
+        num_terms = n - np.maximum(rounds[:, None], rounds)
         X = np.zeros((num_rounds, num_rounds))
         for lag in np.unique(lags):
             sums = np.concatenate([[0.0], np.cumsum(padded[: n - lag] * padded[lag:])])
-            here = lags == lag
-            X[here] = sums[last[here]]
+            has_lag = lags == lag
+            X[has_lag] = sums[num_terms[has_lag]]
         return X
     gram = mechanism.toeplitz_gram()
     if gram is not None:
@@ -185,10 +188,11 @@ def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
         return columns.T @ columns
     X = np.zeros((num_rounds, num_rounds))
     bands = rows.shape[1]
-    reach = np.arange(bands)
+    offsets = np.arange(bands)
     for i, j in zip(*np.nonzero(lags < bands), strict=True):
-        later = max(rounds[i], rounds[j])
-        shared = later + reach[: bands - lags[i, j]]
-        shared = shared[shared < n]
-        X[i, j] = rows[shared, shared - rounds[i]] @ rows[shared, shared - rounds[j]]
+        first_row = max(rounds[i], rounds[j])
+        shared_rows = first_row + offsets[: bands - lags[i, j]]
+        shared_rows = shared_rows[shared_rows < n]
+        column_i = rows[shared_rows, shared_rows - rounds[i]]
+        X[i, j] = column_i @ rows[shared_rows, shared_rows - rounds[j]]
     return X

@@ -1,4 +1,4 @@
-"""Stamping: one mechanism used again and again, once for each part of a run."""
+"""Stamping: one mechanism that is repeated for each part of a run."""
 
 import dataclasses
 import functools
@@ -19,19 +19,19 @@ DECODERS = ("optimal", "restarted")
 
 @with_numpy_defaults
 def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "StampedMechanism":
-    """`mechanism` repeated `times` times, for times * mechanism.rounds rounds; see
+    """Returns `mechanism` repeated `times` times, for times * mechanism.rounds rounds; see
     `StampedMechanism`.
 
     Args:
-      mechanism: for one part of the run.
+      mechanism: the mechanism of one part of the run.
       times: number of parts, a positive int.
       decoder: "optimal" or "restarted".
 
     Returns:
-      The mechanism, without a certificate of its own.
+      The mechanism, without a certificate.
 
     Raises:
-      TypeError, ValueError: an argument of the wrong kind or out of range.
+      TypeError, ValueError: an argument is of the wrong kind or out of range.
 
     >>> from fedmf.mechanisms.tree import TreeMechanism
     >>> stamp(TreeMechanism(rounds=2), 2).encoder()
@@ -46,7 +46,8 @@ def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "Stampe
     return StampedMechanism(part=mechanism, times=times, decoder=decoder)
 
 
-def _part(name: str, value: Any) -> Mechanism:
+def _check_part(name: str, value: Any) -> Mechanism:
+    """Raises TypeError unless `value` is a mechanism, and returns it."""
     check_mechanism(value, name)
     return value
 
@@ -54,17 +55,17 @@ def _part(name: str, value: Any) -> Mechanism:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StampedMechanism(Mechanism):
-    """The encoder I (x) C of a part's encoder C (multi-epoch paper, Choquette-Choo et al. 2022,
-    App. D.4).
+    """The encoder I (x) C, with a copy of one part's encoder C for each part of the run
+    (multi-epoch paper, Choquette-Choo et al. 2022, App. D.4).
 
         | C        |                 | N        |
         |    C     |   and noising   |    N     |      three parts
         |       C  |                 |       N  |
 
-    decoder "optimal" is the pseudo-inverse I (x) pinv(C), the smallest error for this encoder
-    whatever the workload. "restarted" keeps the part's own noising N, so that a tree with Honaker's
-    online decoder stays one that can be run online. They differ where C has more rows than columns
-    (tree, fft) and N is not its pseudo-inverse.
+    decoder "optimal" is the pseudo-inverse I (x) pinv(C), the smallest error for this encoder for
+    any workload. "restarted" repeats the part's N, so that a tree with Honaker's online decoder
+    stays online. They differ where C has more rows than columns (tree, fft) and N is not its
+    pseudo-inverse.
 
     The paper's restarted decoder of prefix sums has the part's B on its block diagonal and, below
     it, copies of B's last row: the sums of finished parts are fixed. That is this N. With S the
@@ -74,7 +75,7 @@ class StampedMechanism(Mechanism):
 
     Attributes:
       part: the mechanism that is repeated.
-      times: s, how often.
+      times: s, the number of parts.
       decoder: "optimal" or "restarted".
     """
 
@@ -82,7 +83,7 @@ class StampedMechanism(Mechanism):
     uncertified: ClassVar[str] = (
         "stamped, not optimised as a whole: a certificate of its part is with the part"
     )
-    part: Mechanism = fields.validated(_part)
+    part: Mechanism = fields.validated(_check_part)
     times: int = fields.validated(
         functools.partial(checks.integer, low=1, hint="pass the number of parts, a positive int")
     )
@@ -98,40 +99,43 @@ class StampedMechanism(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """times * part.rounds."""
+        """Number of rounds, times * part.rounds."""
         return self.times * self.part.rounds
 
     @property
     def bands(self) -> int:
-        """Those of the part."""
+        """Number of diagonals of C, the same as in the part."""
         return self.part.bands
 
     def encoder(self) -> np.ndarray:
-        """I (x) C, float64 (times * m, rounds)."""
-        return self._repeated("encoder", self.part.encoder())
+        """Returns I (x) C, float64 (times * m, rounds)."""
+        return self._repeat_block("encoder", self.part.encoder())
 
     def noising(self) -> np.ndarray:
-        """N, float64 (rounds, times * m), of one block for each part."""
-        return self._repeated("noising matrix", self._noising_of_part())
+        """Returns N, float64 (rounds, times * m), of one block for each part."""
+        return self._repeat_block("noising matrix", self._noising_of_part())
 
     def banded_rows(self) -> np.ndarray | None:
-        """The part's banded rows again and again: they are zero before its first round."""
+        """Returns the banded rows of every part, which are zero before its first round."""
         rows = self.part.banded_rows()
-        return None if rows is None else np.tile(rows, (self.times, 1))
+        if rows is None:
+            return None
+        return np.tile(rows, (self.times, 1))
 
     def state(self) -> dict[str, np.ndarray]:
-        """The decoder's name, the number of parts, and the part as its own file would hold it."""
+        """Returns decoder, number of parts, and the entries of the part's mechanism file."""
         entries = {f"part_{name}": array for name, array in self.part.entries().items()}
         return {"times": np.array(self.times), "decoder": np.array(self.decoder), **entries}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:
-        """The inverse of `state`."""
-        own = {name: state.pop(name).item() for name in ("times", "decoder")}
+        """Rebuilds the mechanism from its `state`."""
+        scalars = {name: state.pop(name).item() for name in ("times", "decoder")}
         entries = {name.removeprefix("part_"): array for name, array in state.items()}
-        return cls(part=mechanism_of(entries), **own, **certificate)
+        return cls(part=mechanism_of(entries), **scalars, **certificate)
 
     def _noising_of_part(self) -> np.ndarray:
+        """Returns the block of N, for one part."""
         if self.decoder == "restarted":
             return self.part.noising()
         C = self.part.encoder()
@@ -141,7 +145,8 @@ class StampedMechanism(Mechanism):
         Q, R = scipy.linalg.qr(C, mode="economic")
         return check_left_inverse(scipy.linalg.solve_triangular(R, Q.T), C)
 
-    def _repeated(self, what: str, block: np.ndarray) -> np.ndarray:
+    def _repeat_block(self, what: str, block: np.ndarray) -> np.ndarray:
+        """Returns the block-diagonal matrix of `block` for every part, called `what` in errors."""
         m, n = block.shape
         checks.fits_in_memory(
             f"the {what} of a mechanism stamped {self.times} times",

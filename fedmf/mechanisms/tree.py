@@ -24,11 +24,11 @@ _MAX_ROUNDS_COMPARED = 4096
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TreeMechanism(Mechanism):
-    """The binary tree over the rounds, each node a noisy sum of its leaves (Denisov et al. 2022,
-    App. C, Eq. 12).
+    """The binary tree over the rounds, whose nodes are noisy sums of their leaves (Denisov et al.
+    2022, App. C, Eq. 12).
 
     The rounds are the first leaves of the smallest tree of 2^h leaves that holds them; leaves after
-    them are virtual rounds, whose input is known to be 0. The m nodes that are kept (see
+    them are virtual rounds, whose input is known to be 0. The m nodes of the encoder (see
     `completion`) are numbered children before parents, left before right, so that the nodes
     finished by round t come first::
 
@@ -40,18 +40,18 @@ class TreeMechanism(Mechanism):
     decoder "full" is N = pinv(C), the smallest error for this C. Its row t also uses noise of nodes
     over later rounds, which is drawn ahead (Denisov et al. 2022, Thm. 2.1). "online" is Honaker's
     estimator from below (Denisov et al. 2022, Prop. C.1): the released sum through round t uses
-    only nodes whose rounds are all at or before t, so row t of N uses only noise of finished nodes,
-    as DP-FTRL of Kairouz et al. 2021 does. It takes half the memory of "full".
+    only nodes whose rounds are all at or before t, so that row t of N uses only noise of finished
+    nodes, as DP-FTRL of Kairouz et al. 2021 does. It takes half the memory of "full".
 
-    completion says what becomes of nodes that span both rounds and virtual rounds, where n is no
-    power of two; none is best everywhere (docs/fidelity.md):
+    `completion` determines the treatment of nodes that span both rounds and virtual rounds, where n
+    is no power of two. Each value is best somewhere (docs/fidelity.md):
 
-    - "none": they are dropped. The encoder is less sensitive (banded paper,
-      Table 2, "Optimal TreeAgg").
-    - "virtual": tree completion of the multi-epoch paper, App. D.3 and Table 1. They are kept, the
-      virtual rounds are run after the last round, and the last sum is read off the root.
-    - "optimal": the same, but the last row knows that the sums over virtual rounds are 0. With
-      decoder "full" this and "virtual" are the same mechanism.
+    - "none": these nodes are dropped, which makes the encoder less sensitive (banded paper, Table
+      2, "Optimal TreeAgg").
+    - "virtual": these nodes stay, the virtual rounds run after the last round, and the last sum is
+      read off the root (tree completion of the multi-epoch paper, App. D.3 and Table 1).
+    - "optimal": these nodes stay, and the last row of N uses that the sums over virtual rounds are
+      0. With decoder "full" this and "virtual" are the same mechanism.
 
     Attributes:
       rounds: n, any positive int.
@@ -71,7 +71,7 @@ class TreeMechanism(Mechanism):
     completion: str = fields.choice("none", "", lambda: COMPLETIONS)
 
     def encoder(self) -> np.ndarray:
-        """C, float64 (m, rounds) of zeros and ones; m is 2 * rounds - 1 for a power of two."""
+        """Returns C, (m, rounds) of zeros and ones; m is 2 * rounds - 1 for a power of two."""
         _check_memory(self.rounds, self.completion)
         nodes = _nodes(self.rounds, self.completion)
         C = np.zeros((len(nodes), self.rounds))
@@ -80,8 +80,8 @@ class TreeMechanism(Mechanism):
         return C
 
     def noising(self) -> np.ndarray:
-        """N, float64 (rounds, m): pinv(C) for "full", S^-1 B_online for "online" with S
-        the prefix sums.
+        """Returns N, float64 (rounds, m): pinv(C) for "full", S^-1 B_online for "online" with S the
+        prefix sums.
         """
         if self.decoder == "full":
             return _pseudo_inverse(self.rounds, self.completion)
@@ -98,22 +98,23 @@ def fit_tree(
     restarts: int = 1,
     completion: str | None = None,
 ) -> Mechanism:
-    """The binary tree over the run, or one over each of `restarts` equal parts
-    of it; see `fedmf.fit`.
+    """Returns the binary tree over the run, or one over each of `restarts` equal parts of it; see
+    `fedmf.fit`.
 
     Args:
-      workload, participation: decide the completion.
+      workload, participation: used to compare completions.
       decoder: "full" or "online", see `TreeMechanism`.
       restarts: 1 for a `TreeMechanism`; more for a `StampedMechanism` of one that spans rounds /
-        restarts rounds (multi-epoch paper, App. D.4). N = pinv(C) part by part is the
+        restarts rounds (multi-epoch paper, App. D.4). N = pinv(C) of each part is the
         pseudo-inverse of the whole, so that "full" is optimal there, too.
-      completion: of a tree whose rounds are no power of two, see `TreeMechanism`; None takes the
-        one with the smallest loss, and "none", uncompared, for more than 4096 rounds.
+      completion: completion of a tree whose number of rounds is no power of two, see
+        `TreeMechanism`. None takes the one with the smallest loss, and "none", without a
+        comparison, for more than 4096 rounds.
       stopping: not used.
 
     Raises:
-      TypeError, ValueError: an option of the wrong kind or out of range; restarts that do not
-        divide the rounds; more rounds than matrices in memory can have.
+      TypeError, ValueError: an option is of the wrong kind or out of range; restarts do not divide
+        the rounds; the matrices of so many rounds do not fit into memory.
     """
     n = workload.rounds
     checks.one_of("decoder", decoder, DECODERS)
@@ -125,17 +126,16 @@ def fit_tree(
             f"restarts={restarts} does not cut {n} rounds into equal parts: choose a divisor, or "
             f"another number of rounds, such as {n - n % restarts}"
         )
-    per_part = n // restarts
+    rounds_per_tree = n // restarts
     if completion is not None:
         completions = [checks.one_of("completion", completion, COMPLETIONS)]
-    elif per_part & (per_part - 1) == 0 or n > _MAX_ROUNDS_COMPARED:
-        completions = ["none"]  # a power of two has nothing to complete
-    else:  # with "full", "optimal" is "virtual"
-        completions = list(COMPLETIONS) if decoder == "online" else ["none", "virtual"]
+    else:
+        completions = _compared_completions(n, rounds_per_tree, decoder)
     for name in completions:
-        _check_memory(per_part, name, decoder)
+        _check_memory(rounds_per_tree, name, decoder)
     trees: list[Mechanism] = [
-        TreeMechanism(rounds=per_part, decoder=decoder, completion=name) for name in completions
+        TreeMechanism(rounds=rounds_per_tree, decoder=decoder, completion=name)
+        for name in completions
     ]
     if restarts > 1:
         trees = [stamp(tree, restarts, decoder="restarted") for tree in trees]
@@ -144,9 +144,19 @@ def fit_tree(
     return min(trees, key=lambda tree: loss(tree, workload, participation))
 
 
+def _compared_completions(rounds: int, rounds_per_tree: int, decoder: str) -> list[str]:
+    """Returns the completions among which a fit chooses the best."""
+    is_complete = rounds_per_tree & (rounds_per_tree - 1) == 0
+    if is_complete or rounds > _MAX_ROUNDS_COMPARED:
+        return ["none"]
+    if decoder == "online":
+        return list(COMPLETIONS)
+    return ["none", "virtual"]  # With decoder "full", "optimal" equals "virtual".
+
+
 class _Node(NamedTuple):
-    """A node over `leaves` leaves, of which first..last are rounds, and its children's places in
-    the order of nodes.
+    """A node over `leaves` leaves, of which first..last are rounds, with the indices of its
+    children.
     """
 
     first: int
@@ -156,26 +166,28 @@ class _Node(NamedTuple):
 
 
 def _nodes(rounds: int, completion: str) -> list[_Node]:
-    """The tree's nodes that are kept, children before parents, left before right."""
+    """Returns the nodes of the encoder, children before parents, left before right."""
     nodes: list[_Node] = []
 
-    def add(first: int, leaves: int) -> tuple[int, ...]:
+    def add_subtree(first: int, leaves: int) -> tuple[int, ...]:
+        """Adds the nodes of a subtree; returns the index of its root, or () if that is dropped."""
         if first >= rounds:
             return ()
-        children = (
-            () if leaves == 1 else add(first, leaves // 2) + add(first + leaves // 2, leaves // 2)
-        )
+        children: tuple[int, ...] = ()
+        if leaves > 1:
+            half = leaves // 2
+            children = add_subtree(first, half) + add_subtree(first + half, half)
         if completion == "none" and first + leaves > rounds:
             return ()
         nodes.append(_Node(first, min(first + leaves, rounds) - 1, leaves, children))
         return (len(nodes) - 1,)
 
-    add(0, 1 << (rounds - 1).bit_length())
+    add_subtree(0, 1 << (rounds - 1).bit_length())
     return nodes
 
 
 def _num_nodes(rounds: int, completion: str) -> int:
-    """Returns the number of nodes of `_nodes`, without making them.
+    """Returns the number of nodes of `_nodes`, without listing them.
 
     >>> [_num_nodes(5, completion) for completion in ("none", "virtual")]
     [8, 11]
@@ -187,14 +199,14 @@ def _num_nodes(rounds: int, completion: str) -> int:
 
 
 def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> None:
-    """Refuses a tree whose encoder, or whose N with this decoder, does not fit into memory; its
-    nodes are not made.
+    """Raises TooLargeForMemory for a tree whose encoder, or N with this decoder, does not fit into
+    memory, before any node is listed.
     """
     shape = (_num_nodes(rounds, completion), rounds)
     if decoder == "full":
-        otherwise = "take decoder='online', which needs half of it and makes more noise"
+        hint = "take decoder='online', which needs half of it and makes more noise"
         what = "the full decoder of this tree"
-        checks.fits_in_memory(what, shape[::-1], copies=2, otherwise=otherwise)
+        checks.fits_in_memory(what, shape[::-1], copies=2, otherwise=hint)
     elif decoder == "online":
         checks.fits_in_memory("the online decoder of this tree", shape[::-1])
     else:
@@ -202,7 +214,9 @@ def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> N
 
 
 def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
-    """pinv(C) = (C^T C)^-1 C^T, (rounds, m): the column of a node is the sum of its children's."""
+    """Computes pinv(C) = (C^T C)^-1 C^T, (rounds, m): the column of a node is the sum of those of
+    its children.
+    """
     _check_memory(rounds, completion, "full")
     nodes = _nodes(rounds, completion)
     X = np.zeros((rounds, rounds))
@@ -213,54 +227,65 @@ def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
     lower, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
     inverse = np.tril(lower) + np.tril(lower, -1).T
     columns = np.empty((len(nodes), rounds))
-    for place, node in enumerate(nodes):
-        below = columns[list(node.children)].sum(axis=0)
-        columns[place] = below if node.children else inverse[node.first]
+    for index, node in enumerate(nodes):
+        if node.children:
+            columns[index] = columns[list(node.children)].sum(axis=0)
+        else:
+            columns[index] = inverse[node.first]
     return np.ascontiguousarray(columns.T)
 
 
 def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
-    """B_online, (rounds, m): row t is the best estimate of the sum through round t from nodes
-    finished by then.
+    """Computes B_online, (rounds, m): row t is the best estimate of the sum through round t from
+    nodes finished by then.
 
     Within one finished subtree the estimates combine upwards (Honaker 2015, Sec. 3.2): a node's own
-    noisy sum has variance 1, the children's estimates together have theirs, and weights are inverse
-    to variances. Finished subtrees that share no rounds have independent noise, so the sum of their
-    roots' estimates is best. Nodes that reach into virtual rounds, where they are kept, are
-    finished with the last round.
+    noisy sum has variance 1, its children's estimates have a joint variance, and weights are
+    inverse to variances. Finished subtrees that share no rounds have independent noise, so that the
+    sum of their roots' estimates is best. Nodes that reach into virtual rounds, if the encoder has
+    them, are finished with the last round.
     """
     _check_memory(rounds, completion, "online")
     nodes = _nodes(rounds, completion)
-    variances = np.ones(len(nodes))
-    # A subtree's nodes are consecutive and end with its root: each estimate holds the weights of
-    # those nodes only.
-    estimates: list[np.ndarray] = []
-    for place, node in enumerate(nodes):
-        children = list(node.children)
-        if children:
-            # Two children of half the leaves each, virtual or not: 1 / v(2 m) = 1 + 1 / (2 v(m)),
-            # v(1) = 1. Where virtual rounds are known to be 0, a virtual child adds no variance.
-            virtual = node.leaves / (node.leaves - 1.0)
-            from_children = virtual if completion == "virtual" else variances[children].sum()
-            # The variance of the best estimate is also the weight of the node's own sum.
-            variances[place] = from_children / (1.0 + from_children)
-        below = [(1.0 - variances[place]) * estimates[child] for child in children]
-        estimates.append(np.concatenate([*below, variances[place : place + 1]]))
+    estimates = _subtree_estimates(nodes, completion)
     B = np.zeros((rounds, len(nodes)))
-    largest: dict[
-        int, int
-    ] = {}  # first round -> place of the largest finished subtree that begins there
-    place = 0
+    # Index of the largest finished subtree, by the first round of the subtree.
+    largest_subtrees: dict[int, int] = {}
+    num_finished = 0
     for t in range(rounds):
-        while place < len(nodes) and nodes[place].last <= t:
-            largest[nodes[place].first] = place
-            place += 1
+        while num_finished < len(nodes) and nodes[num_finished].last <= t:
+            largest_subtrees[nodes[num_finished].first] = num_finished
+            num_finished += 1
         first = 0
         while first <= t:
-            root = largest[first]
+            root = largest_subtrees[first]
             B[t, root + 1 - len(estimates[root]) : root + 1] = estimates[root]
             first = nodes[root].last + 1
     return B
+
+
+def _subtree_estimates(nodes: list[_Node], completion: str) -> list[np.ndarray]:
+    """Computes for each node the weights of its subtree's nodes in the best estimate of its sum.
+
+    The nodes of a subtree are consecutive and end with its root, so that the weights of an estimate
+    are those of the last nodes up to the root.
+    """
+    variances = np.ones(len(nodes))
+    estimates: list[np.ndarray] = []
+    for index, node in enumerate(nodes):
+        children = list(node.children)
+        if children:
+            # Two children of half the leaves each, virtual or not: 1 / v(2 m) = 1 + 1 / (2 v(m)),
+            # v(1) = 1. If virtual rounds are known to be 0, a virtual child adds no variance.
+            if completion == "virtual":
+                children_variance = node.leaves / (node.leaves - 1.0)
+            else:
+                children_variance = variances[children].sum()
+            # The variance of the best estimate is also the weight of the node's own sum.
+            variances[index] = children_variance / (1.0 + children_variance)
+        weights = [(1.0 - variances[index]) * estimates[child] for child in children]
+        estimates.append(np.concatenate([*weights, variances[index : index + 1]]))
+    return estimates
 
 
 register(

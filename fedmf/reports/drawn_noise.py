@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.noise_rows import NoiseRows, encoder_blocks, gram_entries, has_encoder_rows
+from fedmf.mechanisms.noise_rows import NoisingRows, encoder_blocks, gram_entries, has_encoder_rows
 from fedmf.reports.canvas import PIXELS, without_specks
 
 # Rounds that a picture is drawn from.
@@ -59,7 +59,7 @@ def drawn_noise(
         weights = scale * mechanism.noising()
         return whole(weights), whole(correlation(weights))
     rounds = drawn_rounds(n, limit)
-    rows = NoiseRows(mechanism)
+    rows = NoisingRows(mechanism)
     pooled = PooledColumns(len(rounds), rows.num_sources)
     covariance = np.zeros((len(rounds), len(rounds)))
     for first, block in rows.blocks(rounds, rounds + 1):

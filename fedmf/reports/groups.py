@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex, to_rgb
 
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import FAMILIES
-from fedmf.mechanisms.noise_rows import NoiseRows
+from fedmf.mechanisms.noise_rows import NoisingRows
 from fedmf.mechanisms.stamped import StampedMechanism
 from fedmf.privacy.flat_config import families_taking
 from fedmf.privacy.private_metrics import mean_over
@@ -154,7 +154,7 @@ def noise_levels(group: Group) -> tuple[np.ndarray, np.ndarray]:
     simulated cohort therefore gives the noise on the claimed cohort's average.
     """
     scale = group.plan["stddev"] / group.config.cohort_size
-    rows = NoiseRows(group.mechanism_of_noise)
+    rows = NoisingRows(group.mechanism_of_noise)
     return scale * rows.round_deviations(), scale * rows.sum_deviations()
 
 
@@ -210,7 +210,7 @@ def _window_factors(
     """Returns how many times the noise of its first round the noise of each window has."""
     if not any(rows[start]["stddev"]["clients"] is not None for start in starts):
         return np.full(len(starts), np.nan)
-    noise_rows = NoiseRows(run.mechanism)
+    noise_rows = NoisingRows(run.mechanism)
     of_first_rounds = noise_rows.round_deviations()[list(starts)]
     return noise_rows.window_deviations(starts, ends) / of_first_rounds
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.mechanisms.noise_rows import NoiseRows
+from fedmf.mechanisms.noise_rows import NoisingRows
 from fedmf.privacy.plan import Plan, metric_stddev
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed, derived_seed
@@ -119,8 +119,8 @@ class MetricsStream:
         return values | {"stddev": deviations}
 
     @functools.cached_property
-    def _noise_rows(self) -> NoiseRows:
-        return NoiseRows(self._mechanism)
+    def _noise_rows(self) -> NoisingRows:
+        return NoisingRows(self._mechanism)
 
     @functools.cached_property
     def _round_deviations(self) -> np.ndarray | None:

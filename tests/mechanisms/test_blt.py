@@ -25,9 +25,9 @@ def mechanisms(draw, rounds):
 @pytest.mark.parametrize(
     ("decays", "inverse_decays", "words"),
     [
-        ([1.1], [0.6], "decays=.* grow without end"),
-        ([0.5], [-1.1], "inverse_decays=.* grow without end"),
-        ([0.9, 0.9], [0.7, 0.6], "different"),
+        ([1.1], [0.6], "decays=.* grow without bound"),
+        ([0.5], [-1.1], "inverse_decays=.* grow without bound"),
+        ([0.9, 0.9], [0.7, 0.6], "distinct"),
         ([0.9, 0.8999], [0.2, 0.1], "float32"),
         ([0.0, 0.5], [0.0, 5e-324], "float32"),  # N's scales are 0 times infinity
         ([0.9], [0.7, 0.6], "inverse_decays 2"),

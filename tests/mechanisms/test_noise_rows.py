@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fedmf.mechanisms.noise_rows import NoiseRows, encoder_blocks, gram_entries, has_encoder_rows
+from fedmf.mechanisms.noise_rows import NoisingRows, encoder_blocks, gram_entries, has_encoder_rows
 from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from tests.mechanisms.registry import every_form
 
@@ -25,7 +25,7 @@ def joined(blocks, num_rows):
 def test_rows_and_norms_are_those_of_the_matrix(build):
     mechanism = build(ROUNDS)
     N = mechanism.noising()
-    rows = NoiseRows(mechanism)
+    rows = NoisingRows(mechanism)
     assert rows.num_sources == N.shape[1]
     size = np.abs(N).max()
     starts = np.array([0, 7, 255, 256, 299])
@@ -55,6 +55,6 @@ def test_no_matrix_is_formed(monkeypatch):
     mechanism = ToeplitzMechanism(rounds=1_000_000, coefficients=[1.0, -0.5])
     for name in ("noising", "encoder"):
         monkeypatch.setattr(ToeplitzMechanism, name, lambda self: pytest.fail("formed"))
-    rows = NoiseRows(mechanism)
+    rows = NoisingRows(mechanism)
     assert_allclose(rows.round_deviations()[-1] ** 2, 4 / 3)
     assert_allclose(rows.window_deviations([10], [11]) ** 2, 4 / 3, rtol=1e-6)

@@ -112,7 +112,7 @@ def _polynomial(workload: Workload, coefficients: str, nu: float | None) -> np.n
     hint = "choose a damping in [0, 1)"
     if nu is None:
         if coefficients == "nu":
-            raise ValueError(f'nu is required with coefficients="nu": {hint}')
+            raise ValueError(f'nu=None is missing, which coefficients="nu" needs: {hint}')
         return toeplitz_inverse(workload)
     if coefficients != "nu":
         raise ValueError(
