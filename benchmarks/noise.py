@@ -6,7 +6,7 @@ the same generator.
 
 Ways to make a row:
   host   rows made ahead by the host, `fedmf.federated.HostNoise`: what our own training loops use.
-  graph  rows made in the graph with the state by value, `NoiseRows`: what a TFF pipeline of one's
+  graph  rows made in the graph with the state by value, `GraphNoise`: what a TFF pipeline of one's
          own uses by default, where it can.
   tfp    TensorFlow Privacy's tree aggregation (TreeResidualSumQuery) with its own generator.
 
@@ -148,16 +148,16 @@ def host(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable
 
 
 def graph(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable[[], Rows]]:
-    """`fedmf.federated.tff.noise.NoiseRows` in a tf.function."""
+    """`fedmf.federated.tff.noise.GraphNoise` in a tf.function."""
     stream = plan_of(name, rounds).mechanism.stream()
 
     def set_up() -> Rows:
         import tensorflow as tf
 
-        from fedmf.federated.tff.noise import NoiseRows
+        from fedmf.federated.tff.noise import GraphNoise
         from fedmf.server.source import noise_key
 
-        noise = NoiseRows(stream=stream, size=size)
+        noise = GraphNoise(stream=stream, size=size)
         following, state = tf.function(noise.next), noise.initial_state(noise_key(_SEED))
         following(state)
 
@@ -225,7 +225,7 @@ def iid_in_graph(size: int) -> Callable[[], Any]:
     import_tensorflow()
     import tensorflow as tf
 
-    from fedmf.federated.tff.noise import source_of_key
+    from fedmf.federated.tff.noise_source import source_of_key
     from fedmf.server.source import noise_key
 
     return functools.partial(tf.function(source_of_key(noise_key(_SEED), size)), tf.constant(0))

@@ -95,7 +95,7 @@ LONG = (
     "federated/tff/test_audit.py",
     "privacy/test_bands.py",
     "federated/execution/test_optimizers.py",
-    "federated/execution/test_side_by_side.py",
+    "federated/execution/test_vectorised.py",
     "federated/tff/test_check_process.py",
     "federated/execution/test_sample_weights.py",
     "federated/training/test_model_check.py",
@@ -188,10 +188,10 @@ def clients_in_turn() -> Iterator[None]:
     Tracing the clients side by side takes two thirds of a small run, and tracing at all two thirds
     of the rest; tests/federated/execution has that all train the same model.
     """
-    from fedmf.federated.execution import client_setup, side_by_side
+    from fedmf.federated.execution import client_setup, vectorised
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "SMALL_MODEL", 0)
+        patch.setattr(vectorised, "SMALL_MODEL", 0)
         patch.setattr(client_setup, "cores", lambda: 1)
         for module, name, once in _traced():
             patch.setattr(module, name, once)

@@ -173,7 +173,7 @@ INSIDE = {
     "fedmf.audits.guarantee": 1,
     "fedmf.noise.strategies": 1,
     "fedmf.cli.paper": 2,
-    "fedmf.federated.tff.noise": 1,
+    "fedmf.federated.tff.noise_source": 1,
     "fedmf.federated.keras_file": 1,  # in a temporary folder of its own
     "fedmf.federated.learner": 1,
     "fedmf.federated.tff.worker": 1,

@@ -1,5 +1,6 @@
-"""The TensorFlow half of fedmf: tasks and the training loop; and, where TensorFlow Federated is
-installed, the DPQuery and the aggregation factory.
+"""Federated learning with TensorFlow: tasks of Keras and TFF models, and the training loop.
+
+Where TensorFlow Federated is installed also its DPQuery and aggregation factory.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Names of TensorFlow Federated's side, imported when they are asked for: it runs on Python
-    3.11 alone.
+    """Returns a name that needs TensorFlow Federated, which is imported at its first use.
+
+    TensorFlow Federated runs on Python 3.11 alone.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,22 +7,23 @@ import tensorflow as tf
 
 from fedmf.training import examples as of_examples
 
-# A client's dataset of unknown length is read so far: 256 times the 256 examples that the papers
-# take of a client, and what fits into the memory of any machine that trains.
-MOST_EXAMPLES, MOST_BYTES = 256 * 256, 1 << 30
-_BOUNDED = "give repeat() a number, or end it with take(n)"
+# Limits on a client's dataset of unknown length: 256 times the 256 examples that the papers take of
+# a client, and the memory of any machine that trains.
+MAX_EXAMPLES = 256 * 256
+MAX_BYTES = 1 << 30
+_BOUND_HINT = "give repeat() a number, or end it with take(n)"
 
 
 def read_examples(examples: Any, client_id: str) -> Any:
-    """What `preprocess` gives of a client as a pair: (x, y), or (x, `Weighted`) of (x, y, weight).
+    """Returns the result of `preprocess` for a client as (x, y), or (x, `Weighted`) with weights.
 
     Args:
-      examples: a tf.data.Dataset of single ones, which is read; or arrays, unchecked.
-      client_id: for errors.
+      examples: a tf.data.Dataset of single examples, or unchecked arrays.
+      client_id: named in errors.
 
     Raises:
-      TypeError: elements of no shape, or other ones.
-      ValueError: a dataset without an end.
+      TypeError: the elements are not single examples of one shape.
+      ValueError: the dataset has no end.
     """
     if isinstance(examples, tf.data.Dataset):
         examples = _arrays(examples, client_id)
@@ -33,12 +34,14 @@ def read_examples(examples: Any, client_id: str) -> Any:
 
 
 def _arrays(examples: tf.data.Dataset, client_id: str) -> Any:
+    """Reads a dataset of single examples into arrays."""
     element = examples.element_spec
-    leaves = tf.nest.flatten(element)
-    pair = isinstance(element, tuple) and len(element) in (2, 3)
-    if not pair or not all(
-        isinstance(part, tf.TensorSpec) and part.shape.is_fully_defined() for part in leaves
-    ):
+    is_pair = isinstance(element, tuple) and len(element) in (2, 3)
+    has_shapes = all(
+        isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
+        for spec in tf.nest.flatten(element)
+    )
+    if not (is_pair and has_shapes):
         raise TypeError(
             f"preprocess gives elements {element}: map to single examples (x, y), or (x, y, "
             "weight), of one shape, padded and not batched"
@@ -46,21 +49,24 @@ def _arrays(examples: tf.data.Dataset, client_id: str) -> Any:
     length = examples.cardinality().numpy()
     if length == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"preprocess gives client {client_id!r} a dataset without an end: {_BOUNDED}"
+            f"preprocess gives client {client_id!r} a dataset without an end: {_BOUND_HINT}"
         )
-    parts = [
-        tf.nest.map_structure(
-            lambda part: np.empty([0, *part.shape], part.dtype.as_numpy_dtype), element
-        )
-    ]
-    number, size = 0, 0
-    for part in examples.batch(1024).as_numpy_iterator():
-        parts.append(part)
-        number += of_examples.count(part)
-        size += sum(array.nbytes for array in tf.nest.flatten(part))
-        if length == tf.data.UNKNOWN_CARDINALITY and (number > MOST_EXAMPLES or size > MOST_BYTES):
+    has_unknown_length = length == tf.data.UNKNOWN_CARDINALITY
+    no_examples = tf.nest.map_structure(
+        lambda spec: np.empty([0, *spec.shape], spec.dtype.as_numpy_dtype), element
+    )
+    chunks = [no_examples]
+    num_examples = 0
+    num_bytes = 0
+    for chunk in examples.batch(1024).as_numpy_iterator():
+        chunks.append(chunk)
+        num_examples += of_examples.count(chunk)
+        num_bytes += sum(array.nbytes for array in tf.nest.flatten(chunk))
+        is_too_large = num_examples > MAX_EXAMPLES or num_bytes > MAX_BYTES
+        if has_unknown_length and is_too_large:
             raise ValueError(
-                f"preprocess gives client {client_id!r} {number} examples of {size / 1e9:.2g} GB "
-                f"and more, and tf.data does not know whether they end: {_BOUNDED}"
+                f"preprocess gives client {client_id!r} at least {num_examples} examples of "
+                f"{num_bytes / 1e9:.2g} GB, and tf.data does not know whether they end: "
+                f"{_BOUND_HINT}"
             )
-    return of_examples.concatenate(parts)
+    return of_examples.concatenate(chunks)

@@ -1,13 +1,12 @@
-"""Metrics of a model on a split of the data.
+"""Metrics of a model on a split of the data, with those that are undefined there.
 
-And whether a metric is defined on the examples that it has seen: Keras gives 0 for the AUC of one
-class, and for a mean of nothing.
+Keras gives 0 for the AUC of examples of one class, and for a mean over no examples.
 """
 
 import collections
 import concurrent.futures
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,185 +20,221 @@ from fedmf.training.client_work import cores
 from fedmf.training.examples import Examples, count, split_weights, take
 from fedmf.training.learner import ClientSettings, Evaluation
 
-# Larger outputs the C library gets from the system each time, page by page: a fifth of the time
-# with 256 examples of 20 words among 10,000.
-MAX_BATCH_EXAMPLES, MAX_OUTPUT_BYTES = 256, 2**25
-# What Keras's layers leave on their outputs, for its losses and metrics.
-_LEFT = ("_keras_mask", "_keras_logits")
-# Its crossentropies look for these operations, too, and take the input of one in place of a
-# probability that is rounded to 0.
-_OF_LOGITS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
+MAX_BATCH_EXAMPLES = 256
+# The C library requests memory for larger outputs from the system each time, page by page, which
+# took a fifth of the time with 256 examples of 20 words among 10,000.
+MAX_OUTPUT_BYTES = 2**25
+# Attributes that Keras's layers set on their outputs, for its losses and metrics.
+_OUTPUT_ATTRIBUTES = ("_keras_mask", "_keras_logits")
+# Keras's crossentropies also look for these operations, and take the input of the operation in
+# place of a probability that is rounded to 0.
+_LOGIT_OPERATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
 
 
 def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) -> None:
-    """Counts a batch as `Model.evaluate` does: without what is masked in the outputs, and each
-    example once, whatever its weight in the loss.
+    """Updates a metric by a batch as `Model.evaluate` does.
 
-    A label for each example and a model with one output: without an axis that such labels lack,
-    Keras's metrics would take one mean of the batch, and a short batch would count
-    as much as any other.
+    Masked outputs do not count, and each example counts once, whatever its weight in the loss.
+
+    Labels of one number an example get the axis that the outputs of a model with one output have:
+    without it Keras's metrics would take one mean of the batch, and a short batch would count as
+    much as a long one.
     """
-    (labels, _), mask = split_weights(labels), keras_mask(outputs)
-    if (
-        tf.is_tensor(labels)
-        and tf.is_tensor(outputs)
-        and labels.shape.rank == 1
-        and outputs.shape[1:] == [1]
-    ):
+    labels, _ = split_weights(labels)
+    mask = keras_mask(outputs)
+    are_tensors = tf.is_tensor(labels) and tf.is_tensor(outputs)
+    if are_tensors and labels.shape.rank == 1 and outputs.shape[1:] == [1]:
         labels = labels[:, tf.newaxis]
-    metric.update_state(labels, outputs, **({} if mask is None else {"sample_weight": mask}))
+    if mask is None:
+        metric.update_state(labels, outputs)
+    else:
+        metric.update_state(labels, outputs, sample_weight=mask)
 
 
 class KerasEvaluator:
     """`Evaluate` of a Keras or TFF model.
 
     Args:
-      functions: of the task.
-      settings: of the run.
+      functions: the task's functions.
+      settings: the run's settings.
     """
 
     def __init__(self, functions: ModelFunctions, settings: ClientSettings) -> None:
         check_eager()
-        self._loss, self._is_mean = batch_loss(functions), is_mean(functions)
-        self._batch_size_of_training = settings.batch_size
+        self._loss = batch_loss(functions)
+        self._is_mean_loss = is_mean(functions)
+        self._training_batch_size = settings.batch_size
         self._model = functions.build_model(settings.seed)
-        # With metrics of its own
-        self._own = self._model if isinstance(self._model, TffModel) else None
+        # A TFF model has metrics of its own.
+        self._tff_model = self._model if isinstance(self._model, TffModel) else None
         self._metrics = [] if functions.metrics is None else list(functions.metrics())
-        # Float64: float32 stands still at 16 million counted words.
+        # Float64, because a float32 count stops growing at 16 million words.
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
         if all(metric.name != "loss" for metric in self._metrics):
             self._metrics.append(self._mean_loss)
-        x, y = tensor_specs(settings.spec)
-        if self._own is None:
-            self._outputs = tf.function(self._of_batch, input_signature=[x])
-            found = self._outputs.get_concrete_function().structured_outputs
-            specs = specs_of(found)
+        x_specs, y_specs = tensor_specs(settings.spec)
+        self._compute_outputs: Callable[[Any], _BatchOutputs]
+        if self._tff_model is None:
+            traced = tf.function(self._keras_outputs, input_signature=[x_specs])
+            output_specs = specs_of(traced.get_concrete_function().structured_outputs)
+            self._compute_outputs = traced
         else:
-            self._outputs, specs = lambda x: (x, {}), (x, {})
-        self._count = tf.function(self._count_batch, input_signature=[y, *specs])
-        self._ahead = cores()
-        self._pool = concurrent.futures.ThreadPoolExecutor(self._ahead, "evaluation")
+            output_specs = _BatchOutputs(x_specs, {})
+            self._compute_outputs = _uncomputed_outputs
+        self._update_metrics = tf.function(
+            self._update_metrics_by_batch, input_signature=[y_specs, *output_specs]
+        )
+        self._max_waiting = cores()
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._max_waiting, "evaluation")
         self._batch_size = 0
 
-    def _of_batch(self, x: Any) -> tuple[Any, dict[str, dict[int, Any]]]:
-        """The outputs of a Keras model, and what they come with: of `_LEFT`, and inputs of
-        `_OF_LOGITS`, by the output's place.
-        """
+    def _keras_outputs(self, x: Any) -> "_BatchOutputs":
+        """Returns the outputs of a Keras model, with their attributes and logits."""
         outputs = self._model(x, training=False)
-        found: dict[str, dict[int, Any]] = {name: {} for name in (*_LEFT, *_OF_LOGITS)}
-        for place, output in enumerate(tf.nest.flatten(outputs)):
-            for name in _LEFT:
+        annotations: dict[str, dict[int, Any]] = {
+            name: {} for name in (*_OUTPUT_ATTRIBUTES, *_LOGIT_OPERATIONS)
+        }
+        for index, output in enumerate(tf.nest.flatten(outputs)):
+            for name in _OUTPUT_ATTRIBUTES:
                 value = getattr(output, name, None)
                 if value is not None:
-                    found[name][place] = value
+                    annotations[name][index] = value
             operation = getattr(output, "op", None)
-            if operation is not None and operation.type in _OF_LOGITS:
-                found[operation.type][place] = operation.inputs[0]
-        return outputs, found
+            if operation is not None and operation.type in _LOGIT_OPERATIONS:
+                annotations[operation.type][index] = operation.inputs[0]
+        return _BatchOutputs(outputs, annotations)
 
-    def _count_batch(self, y: Any, outputs: Any, found: dict[str, dict[int, Any]]) -> None:
-        flat = tf.nest.flatten(outputs)
-        for name, function in _OF_LOGITS.items() if found else ():
-            for place, logits in found[name].items():
-                flat[place] = function(logits)
-        for name in _LEFT if found else ():
-            for place, value in found[name].items():
-                setattr(flat[place], name, value)
-        outputs = tf.nest.pack_sequence_as(outputs, flat)
-        if self._own is not None:  # which counts its metrics while it computes
-            outputs = self._own(outputs)
+    def _update_metrics_by_batch(
+        self, y: Any, outputs: Any, annotations: dict[str, dict[int, Any]]
+    ) -> None:
+        """Updates all metrics by the outputs of a batch."""
+        if self._tff_model is None:
+            outputs = _annotated(outputs, annotations)
+        else:
+            outputs = self._tff_model(outputs)  # It updates its own metrics while it computes.
         for metric in self._metrics:
             if metric is self._mean_loss:
+                num_examples = tf.shape(tf.nest.flatten(y)[0])[0]
                 metric.update_state(
-                    self._loss(split_weights(y)[0], outputs),
-                    sample_weight=tf.shape(tf.nest.flatten(y)[0])[0],
+                    self._loss(split_weights(y)[0], outputs), sample_weight=num_examples
                 )
             else:
                 update_metric(metric, y, outputs)
 
-    def _affordable(self, examples: Examples) -> int:
-        """Examples of a batch: a power of two, or as in training where the loss depends on it."""
-        if self._mean_loss in self._metrics and not self._is_mean:
-            return self._batch_size_of_training
-        first = tf.nest.map_structure(tf.constant, take(examples, slice(0, 1)))
-        outputs = self._model(first[0], training=False)
-        outputs = tf.nest.flatten(outputs.predictions if isinstance(outputs, Outputs) else outputs)
-        each = max(1, sum(output.dtype.size * int(tf.size(output)) for output in outputs))
-        return min(MAX_BATCH_EXAMPLES, 1 << max(0, (MAX_OUTPUT_BYTES // each).bit_length() - 1))
-
-    def _count_next(self, waiting: collections.deque[Any]) -> None:
-        y, outputs = waiting.popleft()
-        self._count(y, *outputs.result())
+    def _affordable_batch_size(self, examples: Examples) -> int:
+        """Returns a power of two, or the batch size of training where the loss depends on it."""
+        if self._mean_loss in self._metrics and not self._is_mean_loss:
+            return self._training_batch_size
+        x, _ = tf.nest.map_structure(tf.constant, take(examples, slice(0, 1)))
+        outputs = self._model(x, training=False)
+        if isinstance(outputs, Outputs):
+            outputs = outputs.predictions
+        output_bytes = sum(
+            output.dtype.size * int(tf.size(output)) for output in tf.nest.flatten(outputs)
+        )
+        max_examples = MAX_OUTPUT_BYTES // max(1, output_bytes)
+        return min(MAX_BATCH_EXAMPLES, 1 << max(0, max_examples.bit_length() - 1))
 
     def __call__(self, weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
-        """Returns the metrics of weights on examples. Of a TFF model's own metrics nothing is known
-        to be undefined.
+        """Returns the metrics of weights on examples.
+
+        A TFF model's own metrics all count as defined.
         """
         for variable, weight in zip(self._model.trainable_variables, weights, strict=True):
             variable.assign(weight)
         for metric in self._metrics:
             metric.reset_state()
-        if self._own is not None:
-            self._own.reset_metrics()
-        self._batch_size = self._batch_size or self._affordable(examples)
-        # Batches side by side, and counted in their order: an operation may have a single thread.
-        waiting = collections.deque[Any]()
+        if self._tff_model is not None:
+            self._tff_model.reset_metrics()
+        self._batch_size = self._batch_size or self._affordable_batch_size(examples)
+        # Batches are computed in parallel, because an operation may have a single thread, and
+        # counted in their order.
+        waiting = collections.deque[tuple[Any, concurrent.futures.Future[_BatchOutputs]]]()
         for start in range(0, count(examples), self._batch_size):
             batch = take(examples, slice(start, start + self._batch_size))
             x, y = tf.nest.map_structure(tf.constant, batch)
-            waiting.append((y, self._pool.submit(self._outputs, x)))
-            if len(waiting) > self._ahead:
-                self._count_next(waiting)
-        while waiting:
-            self._count_next(waiting)
-        own = {} if self._own is None else self._own.metric_values()
-        values = own | {metric.name: float(metric.result()) for metric in self._metrics}
+            waiting.append((y, self._pool.submit(self._compute_outputs, x)))
+            if len(waiting) > self._max_waiting:
+                y, job = waiting.popleft()
+                self._update_metrics(y, *job.result())
+        for y, job in waiting:
+            self._update_metrics(y, *job.result())
+        values = {} if self._tff_model is None else self._tff_model.metric_values()
+        values |= {metric.name: float(metric.result()) for metric in self._metrics}
         undefined = {metric.name for metric in self._metrics if not is_defined(metric)}
         return Evaluation(values, frozenset(undefined))
 
 
+class _BatchOutputs(NamedTuple):
+    """The outputs of a batch.
+
+    Attributes:
+      outputs: of a Keras model; for a TFF model, which computes them later, its inputs.
+      annotations: the attributes and logits that come with the outputs, by name and by index of the
+        output. A graph would lose them.
+    """
+
+    outputs: Any
+    annotations: dict[str, dict[int, Any]]
+
+
+def _uncomputed_outputs(x: Any) -> _BatchOutputs:
+    """Returns the inputs of a batch, for a TFF model."""
+    return _BatchOutputs(x, {})
+
+
+def _annotated(outputs: Any, annotations: dict[str, dict[int, Any]]) -> Any:
+    """Returns the outputs with their attributes, computed from their logits if they have them."""
+    leaves = tf.nest.flatten(outputs)
+    for name, function in _LOGIT_OPERATIONS.items():
+        for index, logits in annotations[name].items():
+            leaves[index] = function(logits)
+    for name in _OUTPUT_ATTRIBUTES:
+        for index, value in annotations[name].items():
+            setattr(leaves[index], name, value)
+    return tf.nest.pack_sequence_as(outputs, leaves)
+
+
 _keras = tf.keras.metrics
-# AUC, and what is read off its curves.
-_OF_A_CURVE = (
+# AUC, and metrics that are read off a curve.
+_CURVE_METRICS = (
     _keras.AUC,
     _keras.PrecisionAtRecall,
     _keras.RecallAtPrecision,
     _keras.SensitivityAtSpecificity,
     _keras.SpecificityAtSensitivity,
 )
-# A variance below this share of the squares is rounding.
+# A variance below this fraction of the squares is rounding.
 _ROUNDING = 1e-6
 
 
 def is_defined(metric: Any) -> bool:
-    """Whether the value of a tf.keras.metrics.Metric follows from what it has counted.
+    """Returns whether a tf.keras.metrics.Metric is defined on the examples that it has counted.
 
-    False for NaN; for what is read off a curve, of examples of one class; for precision, recall and
-    F scores that divide 0 by 0; for R2, of labels that are all equal; and for a mean, also of a
-    subclass, over nothing.
+    Undefined are NaN; metrics of a curve on examples of one class; precision, recall and F scores
+    that divide 0 by 0; R2 of labels that are all equal; and a mean, or a subclass of it, over no
+    examples.
     """
     if np.isnan(float(metric.result())):
         return False
-    if isinstance(metric, _OF_A_CURVE):
-        positives = _sum(metric, "true_positives", "false_negatives")
-        negatives = _sum(metric, "true_negatives", "false_positives")
-        return bool(np.all(positives > 0) and np.all(negatives > 0))
+    if isinstance(metric, _CURVE_METRICS):
+        num_positives = _total_count(metric, "true_positives", "false_negatives")
+        num_negatives = _total_count(metric, "true_negatives", "false_positives")
+        return bool(np.all(num_positives > 0) and np.all(num_negatives > 0))
     if isinstance(metric, _keras.Precision):
-        return bool(np.all(_sum(metric, "true_positives", "false_positives") > 0))
+        return bool(np.all(_total_count(metric, "true_positives", "false_positives") > 0))
     if isinstance(metric, _keras.Recall):
-        return bool(np.all(_sum(metric, "true_positives", "false_negatives") > 0))
+        return bool(np.all(_total_count(metric, "true_positives", "false_negatives") > 0))
     if isinstance(metric, _keras.FBetaScore):
-        return bool(
-            np.sum(_sum(metric, "true_positives", "false_positives", "false_negatives")) > 0
-        )
+        names = ("true_positives", "false_positives", "false_negatives")
+        return bool(np.sum(_total_count(metric, *names)) > 0)
     if isinstance(metric, _keras.R2Score):
-        squares, total, examples = (
-            np.asarray(v) for v in (metric.squared_sum, metric.sum, metric.count)
-        )
-        return bool(np.all(squares - total**2 / examples > _ROUNDING * squares))
+        squared_sum = np.asarray(metric.squared_sum)
+        variance = squared_sum - np.asarray(metric.sum) ** 2 / np.asarray(metric.count)
+        return bool(np.all(variance > _ROUNDING * squared_sum))
     return not isinstance(metric, _keras.Mean) or float(metric.count) > 0
 
 
-def _sum(metric: Any, *names: str) -> Any:
+def _total_count(metric: Any, *names: str) -> Any:
+    """Returns the sum of the metric's variables with these names."""
     return sum(np.asarray(getattr(metric, name)) for name in names)

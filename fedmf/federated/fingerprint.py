@@ -1,7 +1,7 @@
-"""What a resumed run compares of a TensorFlow task's program: layers, loss and frozen weights.
+"""Fingerprint of a TensorFlow task's program: layers, loss and weights.
 
-It is about curves that mean something: no guarantee rests on it. Of functions it has the names, so
-that their bodies can differ unseen.
+A resumed run compares it, so that the rounds of a run are of one program; no guarantee rests on it.
+It has the names of functions and not their bodies, which can differ unseen.
 """
 
 import json
@@ -14,69 +14,74 @@ from fedmf.federated.model_functions import ModelFunctions
 from fedmf.fields import flat
 from fedmf.training.examples import digest
 
-# Keras numbers names over all that a process has built, and keeps a function as its bytecode.
-_LEFT_OUT = ("name", "function", "build_config", "registered_name", "module")
+# Entries of a configuration that are left out: Keras numbers names over all layers that a process
+# builds, and stores a function as its bytecode.
+_IGNORED_KEYS = ("name", "function", "build_config", "registered_name", "module")
 
 
 def fingerprint(functions: ModelFunctions, model: Any) -> dict[str, str]:
-    """Returns a text for each part of the task's program.
+    """Returns a text for each component of the task's program.
 
     Args:
-      functions: of the task.
-      model: what its `build_model` returned.
+      functions: the task's functions.
+      model: the result of its `build_model`.
     """
-    parts = {"model": _name_of(type(model))} | _described("loss", functions.loss)
+    texts = {"model": _qualified_name(type(model))}
+    texts |= _component_texts("loss", functions.loss)
     if isinstance(model, tf.keras.Model):
-        for i, layer in enumerate(_layers_of(model)):
-            parts |= _described(f"layer {i}", layer)
+        for i, layer in enumerate(_nested_layers(model)):
+            texts |= _component_texts(f"layer {i}", layer)
     frozen = [np.asarray(weight) for weight in getattr(model, "non_trainable_variables", ())]
     trained = [np.asarray(weight) for weight in model.trainable_variables]
-    parts["frozen weights"] = digest(frozen)
-    parts["initial weights"] = digest(trained)
-    return parts
+    texts["frozen weights"] = digest(frozen)
+    texts["initial weights"] = digest(trained)
+    return texts
 
 
-def _layers_of(model: Any) -> list[Any]:
-    """Returns the layers of a model, and of the models among them."""
+def _nested_layers(model: Any) -> list[Any]:
+    """Returns the layers of a model, and the layers of the models among them."""
     layers = []
     for layer in getattr(model, "layers", ()):
-        layers += [layer, *_layers_of(layer)]
+        layers += [layer, *_nested_layers(layer)]
     return layers
 
 
-def _described(name: str, part: Any) -> dict[str, str]:
-    """Returns the class of a layer or a loss, and each entry of its configuration; of a layer that
-    has none, the shapes of its weights; of a function its name.
+def _component_texts(name: str, component: Any) -> dict[str, str]:
+    """Returns the class of a layer or a loss and its configuration, entry by entry.
+
+    A layer without a configuration has the shapes of its weights instead, and a function its name.
     """
-    if not isinstance(part, tf.keras.layers.Layer | tf.keras.losses.Loss):
-        return {name: _name_of(part)}
+    if not isinstance(component, tf.keras.layers.Layer | tf.keras.losses.Loss):
+        return {name: _qualified_name(component)}
     try:
-        config = part.get_config()
+        config = component.get_config()
     except NotImplementedError:
-        config = {"weights": [tuple(weight.shape) for weight in getattr(part, "weights", ())]}
-    entries = flat(_plain(config), ".")
-    texts = {f"{name} {key}": json.dumps(entries[key], default=_name_of) for key in entries}
-    return {name: _name_of(type(part))} | texts
+        config = {"weights": [tuple(weight.shape) for weight in getattr(component, "weights", ())]}
+    entries = flat(_reproducible(config), ".")
+    texts = {name: _qualified_name(type(component))}
+    for key, entry in entries.items():
+        texts[f"{name} {key}"] = json.dumps(entry, default=_qualified_name)
+    return texts
 
 
-def _plain(value: Any) -> Any:
-    """Returns a configuration without what differs between two builds of one layer."""
+def _reproducible(value: Any) -> Any:
+    """Returns a configuration without the entries that differ between two builds of one layer."""
     if isinstance(value, dict):
         return {
-            key: _plain(entry)
+            key: _reproducible(entry)
             for key, entry in value.items()
-            if key not in _LEFT_OUT and not key.endswith("_layers") and key != "layers"
+            if key not in _IGNORED_KEYS and not key.endswith("_layers") and key != "layers"
         }
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [_reproducible(entry) for entry in value]
     if isinstance(value, np.ndarray):
         return digest(value)
     return value
 
 
-def _name_of(value: Any) -> str:
+def _qualified_name(value: Any) -> str:
     """Returns a text itself, or the qualified name of a class, a function or an object's class."""
     if value is None or isinstance(value, str):
         return str(value)
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
+    definition = value if hasattr(value, "__qualname__") else type(value)
+    return f"{definition.__module__}.{definition.__qualname__}"

@@ -1,8 +1,7 @@
-"""Files of Keras that hold words as well as weights, in the form that every Python reads.
+"""Keras files that hold words as well as weights, in a form that every Python reads.
 
-Keras reads the words and the weights in turns. Python 3.13.0 and 3.13.1 then read members that are
-stored uncompressed at a wrong position (gh-127847 of CPython); members that are deflated they read
-right.
+Keras alternates between reading words and weights. Python 3.13.0 and 3.13.1 then read uncompressed
+members of the archive at a wrong position (gh-127847 of CPython), and deflated members correctly.
 """
 
 import os
@@ -13,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-_WORDS = "assets/"  # where a .keras file has the words of lookup layers
+_WORDS_FOLDER = "assets/"  # A .keras file has the words of lookup layers there.
 
 
 def deflate_words(path: pathlib.Path) -> None:
-    """Deflates the members of a .keras file that holds words; leaves any other as it is."""
+    """Writes a .keras file that holds words anew with deflated members; leaves other files."""
     if _holds_words(path):
         deflated = path.with_name(f"deflated-{path.name}")
         _write_deflated(path, deflated)
@@ -28,7 +27,7 @@ def load_keras_file(path: pathlib.Path) -> Any:
     """Loads the model of a .keras file.
 
     Raises:
-      Exception: of the many kinds that Keras raises.
+      Exception: Keras raises errors of many kinds.
     """
     if not _holds_words(path):
         return tf.keras.models.load_model(path, compile=False)
@@ -43,7 +42,7 @@ def _holds_words(path: pathlib.Path) -> bool:
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
-        return any(name.startswith(_WORDS) for name in archive.namelist())
+        return any(name.startswith(_WORDS_FOLDER) for name in archive.namelist())
 
 
 def _write_deflated(source: pathlib.Path, target: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""`KerasLearner`: models of Keras and TFF, trained and judged on TensorFlow."""
+"""`KerasLearner`: models of Keras and TFF, trained and evaluated on TensorFlow."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ import tensorflow as tf
 from fedmf import checks
 from fedmf.federated.evaluation import KerasEvaluator
 from fedmf.federated.execution import client_setup
-from fedmf.federated.execution.threads import an_operation_a_thread, limited_threads
+from fedmf.federated.execution.threads import limited_threads, use_one_thread_per_operation
 from fedmf.federated.fingerprint import fingerprint
 from fedmf.federated.keras_file import deflate_words, load_keras_file
 from fedmf.federated.model_check import check_model, misfit_reason
@@ -31,7 +31,7 @@ from fedmf.training.learner import ClientSettings, Evaluate, Learner, Machine, T
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class KerasLearner(ModelFunctions, Learner):
-    """The functions of a task as a learner."""
+    """The learner of a task with a Keras or TFF model, made of the task's functions."""
 
     errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.InvalidArgumentError,)
     packages: ClassVar[tuple[str, ...]] = ("tensorflow",)
@@ -48,11 +48,11 @@ class KerasLearner(ModelFunctions, Learner):
         return [variable.numpy() for variable in self.build_model(seed).trainable_variables]
 
     def prepare(self, task: TaskData, config: TrainConfig) -> None:
-        """See `Learner.prepare`. Clients that train side by side get a thread an operation."""
+        """See `Learner.prepare`. Parallel clients get one thread for each operation."""
         check_eager()
-        in_threads = not execution_kind(config.execution).in_tff and task.batch_size > 1
-        if in_threads and self.work_kind(task.client_settings(config)) == "autodiff":
-            an_operation_a_thread()
+        is_parallel = not execution_kind(config.execution).in_tff and task.batch_size > 1
+        if is_parallel and self.work_kind(task.client_settings(config)) == "autodiff":
+            use_one_thread_per_operation()
 
     def limited_threads(self, threads: int | None) -> contextlib.AbstractContextManager[None]:
         """See `Learner.limited_threads`."""
@@ -102,9 +102,7 @@ class KerasLearner(ModelFunctions, Learner):
         check_model(self, task, config)
 
     def fingerprint(self, seed: int) -> dict[str, str]:
-        """See `Learner.fingerprint`: layers, loss and initial weights, also those that are not
-        trained.
-        """
+        """See `Learner.fingerprint`: layers, loss, and initial weights, also frozen ones."""
         return fingerprint(self, self.build_model(seed))
 
     def misfit_reason(self, error: Exception) -> str:
@@ -112,26 +110,26 @@ class KerasLearner(ModelFunctions, Learner):
         return misfit_reason(error)
 
     def all_weights(self, weights: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-        """See `Learner.all_weights`: as tf.keras.Model.get_weights gives them."""
-        found: list[np.ndarray] = self._with_weights(weights, seed).get_weights()
-        return found
+        """See `Learner.all_weights`: in the order of tf.keras.Model.get_weights."""
+        all_weights: list[np.ndarray] = self._with_weights(weights, seed).get_weights()
+        return all_weights
 
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
         """See `Learner.starting_from`."""
         hint = "give all of a model's, as tf.keras.Model.get_weights does"
         weights = checks.entries("weights", weights, hint=hint)
-        expected = [weight.shape for weight in self.build_model(0).get_weights()]
+        model_shapes = [weight.shape for weight in self.build_model(0).get_weights()]
         shapes = [np.shape(weight) for weight in weights]
-        if expected != shapes:
+        if shapes != model_shapes:
             raise ValueError(
                 f"the weights have the shapes {shapes} and the model of task {self.name!r} has "
-                f"{expected}: take those of the same model"
+                f"{model_shapes}: take the weights of the same model"
             )
         build_model = self.build_model
 
         def build(seed: int) -> Any:
             model = build_model(seed)
-            # TFF builds models in graphs, and sets their weights afterwards
+            # TFF builds models in graphs, and sets their weights afterwards.
             if tf.executing_eagerly():
                 model.set_weights(weights)
             return model
@@ -139,7 +137,7 @@ class KerasLearner(ModelFunctions, Learner):
         return dataclasses.replace(self, build_model=build)
 
     def load_weights(self, path: pathlib.Path) -> list[np.ndarray]:
-        """See `Learner.load_weights`: of a .keras file."""
+        """See `Learner.load_weights`: reads a .keras file."""
         version = _keras_version(path)
         if version.startswith("3."):
             raise ValueError(
@@ -149,10 +147,10 @@ class KerasLearner(ModelFunctions, Learner):
             )
         try:
             weights: list[np.ndarray] = load_keras_file(path).get_weights()
-        except Exception as error:  # Keras raises errors of many kinds
-            reason = str(error).strip().splitlines() or [type(error).__name__]
+        except Exception as error:  # Keras raises errors of many kinds.
+            lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(
-                f"Keras cannot load it ({reason[0]}); name a FILE.keras or the folder of a run"
+                f"Keras cannot load it ({lines[0]}); name a FILE.keras or the folder of a run"
             ) from error
         return weights
 
@@ -174,17 +172,18 @@ class KerasLearner(ModelFunctions, Learner):
         model = self.model(weights, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            part = pathlib.Path(folder) / path.name
+            temporary_path = pathlib.Path(folder) / path.name
+            save_format = "keras" if path.suffix else "tf"
             logger = tf.get_logger()
             level = logger.level
-            logger.setLevel("ERROR")  # Keras warns that the model has no loss of its own
+            logger.setLevel("ERROR")  # Keras warns that the model has no loss of its own.
             try:
-                model.save(part, save_format="keras" if path.suffix else "tf")
+                model.save(temporary_path, save_format=save_format)
             finally:
                 logger.setLevel(level)
             if path.suffix:
-                deflate_words(part)
-            os.replace(part, path)
+                deflate_words(temporary_path)
+            os.replace(temporary_path, path)
         return model
 
     def _with_weights(self, weights: Sequence[np.ndarray], seed: int) -> Any:
@@ -196,7 +195,7 @@ class KerasLearner(ModelFunctions, Learner):
 
 
 def _keras_version(path: pathlib.Path) -> str:
-    """Returns the version of Keras that has written a .keras file; empty where it names none."""
+    """Returns the version of Keras that wrote a .keras file; empty where the file names none."""
     try:
         with zipfile.ZipFile(path) as archive:
             metadata = json.loads(archive.read("metadata.json"))

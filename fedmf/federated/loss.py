@@ -1,6 +1,6 @@
-"""What is minimised on a batch: what Keras minimises in `Model.fit`.
+"""The loss that clients minimise on a batch, which is the loss of Keras's `Model.fit`.
 
-A batch holds nothing but a client's own examples, at least one.
+A batch holds examples of one client only, at least one.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from fedmf.federated.model_functions import ModelFunctions
-from fedmf.federated.task_checks import KERAS
+from fedmf.federated.task_checks import KERAS_MODULES
 from fedmf.federated.tensorflow_import import rewritten
 from fedmf.training.examples import split_weights
 
@@ -18,10 +18,10 @@ BatchLoss = Callable[[Any, Any], Any]
 
 
 def batch_loss(functions: ModelFunctions) -> BatchLoss:
-    """The task's loss, without the model's own losses.
+    """Returns the task's loss, without the model's own losses.
 
     A Keras loss is called as Keras calls it: its reduction, its `__call__` and the mask of the
-    outputs count. Its value is not checked: `check_model` does that.
+    outputs count. `check_model` checks the value, and this function does not.
     """
     loss = functions.loss
     if loss is None:
@@ -38,45 +38,47 @@ def batch_loss(functions: ModelFunctions) -> BatchLoss:
     return of_function
 
 
-def minimised(loss: Any, own: Sequence[Any]) -> Any:
-    """The loss of a batch and the model's own losses (regularisers, add_loss) together."""
-    return tf.add_n([loss, *(tf.cast(each, tf.float32) for each in own)])
+def minimised(loss: Any, model_losses: Sequence[Any]) -> Any:
+    """Returns the loss of a batch plus the model's own losses (regularisers, add_loss)."""
+    return tf.add_n([loss, *(tf.cast(model_loss, tf.float32) for model_loss in model_losses)])
 
 
 def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[Any]]:
-    """A model's outputs in training, and its own losses.
+    """Returns a model's outputs in training, and its own losses.
 
-    In a graph of TFF a model keeps the losses of earlier calls too, and of the call that built it,
-    whose inputs nobody feeds.
+    In a graph of TFF a model also keeps the losses of earlier calls, and those of the call that
+    built it, whose inputs nobody feeds. They are left out.
     """
-    before = list(model.losses)
+    earlier_losses = list(model.losses)
     outputs = model(x, training=True)
-    return outputs, [loss for loss in model.losses if all(loss is not other for other in before)]
+    new_losses = [
+        loss for loss in model.losses if all(loss is not earlier for earlier in earlier_losses)
+    ]
+    return outputs, new_losses
 
 
 def keras_mask(outputs: Any) -> Any:
-    """The mask that Keras's layers left on the outputs, of their dtype: 0 where they do not count.
+    """Returns the mask of the outputs by Keras's layers, in their dtype, or None without a mask.
 
-    None for no mask.
+    It is 0 where an output does not count.
     """
     mask = getattr(outputs, "_keras_mask", None)
     return None if mask is None else tf.cast(mask, outputs.dtype)
 
 
 def is_mean(functions: ModelFunctions) -> bool:
-    """Whether the loss is a mean over what it is given, so that it may be taken on
-    batches of any size.
-    """
+    """Returns whether the loss is a mean over examples, which allows batches of any size."""
     loss = functions.loss
     if not isinstance(loss, tf.keras.losses.Loss):
-        return True  # by the contract of `Task.loss`
-    own = not type(loss).__module__.startswith(KERAS)
-    return not own and loss.reduction != tf.keras.losses.Reduction.SUM
+        return True  # The contract of `Task.loss` says so.
+    is_of_keras = type(loss).__module__.startswith(KERAS_MODULES)
+    return is_of_keras and loss.reduction != tf.keras.losses.Reduction.SUM
 
 
 def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> Any:
-    """As keras.engine.compile_utils.LossesContainer has it (Keras 2.14): the sum over the outputs
-    of a model that has several, each with the same weights.
+    """Returns the sum of a Keras loss over the outputs of a model, each with the same weights.
+
+    It is computed as by keras.engine.compile_utils.LossesContainer of Keras 2.14.
     """
     labels, weights = split_weights(y)
     if tf.nest.is_nested(labels) or tf.nest.is_nested(outputs):
@@ -84,37 +86,45 @@ def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> 
             tf.nest.assert_same_structure(labels, outputs)
         except (TypeError, ValueError):
             raise ValueError(
-                f"labels and outputs of task {name!r} have other structures, so that its Keras "
-                "loss does not know which belong together: "
-                "give both the same, or the task a function (labels, outputs, example_weights)"
+                f"labels and outputs of task {name!r} have different structures, so that its Keras "
+                "loss cannot pair them: give both the same structure, or the task a function "
+                "(labels, outputs, example_weights)"
             ) from None
     pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
-    return tf.add_n([_of_output(loss, *pair, weights) for pair in pairs])
+    losses = [_output_loss(loss, output_labels, output, weights) for output_labels, output in pairs]
+    return tf.add_n(losses)
 
 
-def _of_output(loss: tf.keras.losses.Loss, labels: Any, outputs: Any, each: Any) -> Any:
-    counted = keras_mask(outputs) if each is None else _weights(outputs, each)
-    weights = {} if counted is None else {"sample_weight": counted}
-    if all(dtype.is_floating for dtype in (labels.dtype, outputs.dtype)) or (
-        labels.dtype.is_integer and outputs.dtype.is_integer
-    ):
+def _output_loss(
+    loss: tf.keras.losses.Loss, labels: Any, outputs: Any, example_weights: Any
+) -> Any:
+    """Returns the Keras loss of one output of a model; the weights may be None."""
+    if example_weights is None:
+        weights = keras_mask(outputs)
+    else:
+        weights = _masked_weights(outputs, example_weights)
+    arguments = {} if weights is None else {"sample_weight": weights}
+    are_floats = labels.dtype.is_floating and outputs.dtype.is_floating
+    are_integers = labels.dtype.is_integer and outputs.dtype.is_integer
+    if are_floats or are_integers:
         labels = tf.cast(labels, outputs.dtype)
     if labels.shape.rank != 1 or outputs.shape.rank != 2:
-        return loss(labels, outputs, **weights)
+        return loss(labels, outputs, **arguments)
     try:
-        return loss(labels[:, tf.newaxis], outputs, **weights)
-    except ValueError:  # `Model.fit` fails here, and TFF's from_keras_model does not
-        return loss(labels, outputs, **weights)
+        return loss(labels[:, tf.newaxis], outputs, **arguments)
+    except ValueError:  # `Model.fit` fails here, and TFF's from_keras_model does not.
+        return loss(labels, outputs, **arguments)
 
 
-def _weights(outputs: Any, weights: Any) -> Any:
-    """The examples' weights, times the mask if there is one, as Keras gives them to a loss."""
+def _masked_weights(outputs: Any, weights: Any) -> Any:
+    """Returns the examples' weights times the mask, if there is one, in the shape for a loss."""
     if outputs.shape.rank > 3:
         raise ValueError(
             f"Keras's losses take no weight for each example beside outputs {outputs.shape}: give "
             "the task a function (labels, outputs, example_weights)"
         )
-    weights, mask = tf.cast(weights, outputs.dtype), keras_mask(outputs)
-    if mask is not None:
-        return mask * (weights if mask.shape.rank == 1 else weights[:, tf.newaxis])
-    return weights[:, tf.newaxis] if outputs.shape.rank == 2 else weights
+    weights = tf.cast(weights, outputs.dtype)
+    mask = keras_mask(outputs)
+    if mask is None:
+        return weights[:, tf.newaxis] if outputs.shape.rank == 2 else weights
+    return mask * weights if mask.shape.rank == 1 else mask * weights[:, tf.newaxis]

@@ -1,7 +1,9 @@
-"""Refuses models that would carry one client's data to another past the clipped sum."""
+"""Check that a model carries no client's data to another one except through the clipped sum."""
 
+import dataclasses
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,137 +19,229 @@ from fedmf.runs.executions import execution_kind
 from fedmf.training.examples import Examples, take
 from fedmf.training.learner import TaskData
 
-# Operations that break the guarantee, what they do, and what to use instead.
-_FORBIDDEN = (
-    # Moving averages, states of recurrent layers, words seen so far.
-    (
-        r"Assign|Resource(Scatter|StridedSliceAssign|Apply)|Scatter(Nd)?(Add|Sub|Update)$|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",
-        "writes a variable or a table",
-        "its layer changes a variable in the forward pass, outside the clipped and noised update, "
-        "and so carries what it has seen of one client to the next; leave out layers that keep "
-        "something from batch to batch (BatchNormalization, SpectralNormalization, stateful=True)",
-    ),
-    # Draws from a generator that goes on from call to call; tf.random.stateless_... is not among
-    # them. TensorFlow does not count pooling and glimpses among the operations with a state.
-    (
-        r"Random|Multinomial|Parameterized|TruncatedNormal|Stateful(?!PartitionedCall)|Rng|NonDeterministic|.*CandidateSampler|Fractional"
-        r"|ExtractGlimpse|Timestamp",
-        "draws random numbers",
-        "leave out layers such as Dropout, and sampled losses",
-    ),
-    # Python inside a graph could do either.
-    (r"(Eager)?PyFunc", "calls Python", "write it in TensorFlow"),
+
+class _Forbidden(NamedTuple):
+    """Operations that break the guarantee.
+
+    Attributes:
+      pattern: regular expression of their names, matched from the start.
+      effect: what they do, as a predicate.
+      way_out: what to use instead.
+    """
+
+    pattern: str
+    effect: str
+    way_out: str
+
+
+# Moving averages, states of recurrent layers, tables of words.
+_WRITES = _Forbidden(
+    r"Assign|Resource(Scatter|StridedSliceAssign|Apply)|Scatter(Nd)?(Add|Sub|Update)$"
+    r"|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",
+    "writes a variable or a table",
+    "its layer changes a variable in the forward pass, outside the clipped and noised update, "
+    "and so carries what it has seen of one client to the next; leave out layers that keep "
+    "something from batch to batch (BatchNormalization, SpectralNormalization, stateful=True)",
 )
-# All that TensorFlow marks as having a state or an effect, and that keeps nothing from call to
-# call. Others are refused, known or not.
-_KEEPS_NOTHING = re.compile(
-    r"ReadVariableOp|ResourceGather(Nd)?|VariableShape|LookupTable(Find|Size)V2|If|While|Case|StatefulPartitionedCall|DeviceIndex|Assert"
-    r"|CheckNumerics(V2)?|PrintV2|StatelessRandomGetAlg|CudnnRNN(Backprop)?(V[23])?"
+# Draws from a generator whose state changes with each call; tf.random.stateless_... does not match.
+# TensorFlow does not count pooling and glimpses among the operations with a state.
+_DRAWS = _Forbidden(
+    r"Random|Multinomial|Parameterized|TruncatedNormal|Stateful(?!PartitionedCall)|Rng"
+    r"|NonDeterministic|.*CandidateSampler|Fractional|ExtractGlimpse|Timestamp",
+    "draws random numbers",
+    "leave out layers such as Dropout, and sampled losses",
 )
-# Of the local variables of a TFF model, which `TffModel` sets back.
+# Python inside a graph could do either.
+_PYTHON = _Forbidden(r"(Eager)?PyFunc", "calls Python", "write it in TensorFlow")
+# Operations that TensorFlow marks as having a state or an effect, although they keep nothing from
+# call to call. All others with such a mark are refused, known or not.
+_HARMLESS = re.compile(
+    r"ReadVariableOp|ResourceGather(Nd)?|VariableShape|LookupTable(Find|Size)V2|If|While|Case"
+    r"|StatefulPartitionedCall|DeviceIndex|Assert|CheckNumerics(V2)?|PrintV2"
+    r"|StatelessRandomGetAlg|CudnnRNN(Backprop)?(V[23])?"
+)
+# Writes to the local variables of a TFF model, whose values `TffModel` restores.
 _LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
+# Methods of a model that Keras's own training calls, and fedmf does not.
+_FIT_METHODS = ("train_step", "compute_loss")
 
 
-# What Keras's own training calls of a model, and fedmf does not.
-_OF_FIT = ("train_step", "compute_loss")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _CheckedModel:
+    """A model under check, and its uses in training.
+
+    Attributes:
+      functions: the task's functions.
+      task: the task's data.
+      config: the run's config.
+      model: the model for the seed of the run.
+      x_specs, y_specs: tensor specs of a batch.
+      loss: the task's loss.
+      name: name of the task.
+    """
+
+    functions: ModelFunctions
+    task: TaskData
+    config: TrainConfig
+    model: Any
+    x_specs: Any
+    y_specs: Any
+    loss: BatchLoss
+
+    @property
+    def name(self) -> str:
+        return self.functions.name
 
 
 def check_model(functions: ModelFunctions, task: TaskData, config: TrainConfig) -> None:
-    """Looks at every operation of the task's model and loss in training, forwards and backwards.
+    """Checks every operation of the task's model and loss in training, forwards and backwards.
 
-    A written variable or table would carry a client's data into the next client's update without
-    being clipped: the sensitivity would not be the plan's. A run with random draws could not be
-    repeated. Python may do both.
+    A variable or table that the model writes would carry a client's data into the next client's
+    update without clipping: the sensitivity would not be the plan's. A run with random draws could
+    not be repeated. Python code may do both.
 
     Raises:
       ValueError: for such an operation, for trained weights or computations in other than float32,
-        and for weights that are not trained in a model for TFF, whose state does not hold them.
+        and for frozen weights in a model for TFF, whose state does not hold them.
     """
-    model = functions.build_model(config.seed)
-    specs = tensor_specs(task.spec)
-    _check_labels(functions, specs)
-    _check_dtypes(functions, model)
-    _check_inputs(functions, specs, model)
-    loss = batch_loss(functions)
+    x_specs, y_specs = tensor_specs(task.spec)
+    checked = _CheckedModel(
+        functions=functions,
+        task=task,
+        config=config,
+        model=functions.build_model(config.seed),
+        x_specs=x_specs,
+        y_specs=y_specs,
+        loss=batch_loss(functions),
+    )
+    _check_labels(checked)
+    _check_dtypes(checked)
+    _check_training(checked)
+    _check_inputs(checked)
+    training_step = tf.function(_training_step(checked))
+    traced_step = _traced(checked, training_step)
+    _check_loss_shape(checked, traced_step)
+    first_batch = take(task.split("validation"), slice(task.batch_size))
+    _check_fit(checked, training_step, first_batch)
+    _check_metrics(checked, first_batch)
+    if config.private_metrics:
+        _check_private_metrics(checked, first_batch)
+    _check_operations(checked, traced_step)
+    if execution_kind(config.execution).in_tff:
+        _check_for_tff(checked)
+
+
+def _training_step(checked: _CheckedModel) -> Any:
+    """Returns the function of a batch to its loss and the gradients of it."""
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True))
-            if value.shape.rank != 0:
-                return value, ()
-            total_loss = minimised(value, model.losses)
-        return value, tape.gradient(total_loss, model.trainable_variables)
+            loss = checked.loss(y, checked.model(x, training=True))
+            if loss.shape.rank != 0:
+                return loss, ()
+            total_loss = minimised(loss, checked.model.losses)
+        return loss, tape.gradient(total_loss, checked.model.trainable_variables)
 
-    traced_step = tf.function(step)
+    return step
+
+
+def _traced(checked: _CheckedModel, training_step: Any) -> Any:
+    """Returns the graph of the training step.
+
+    Raises:
+      ValueError: the step cannot be traced.
+    """
     try:
-        traced = traced_step.get_concrete_function(*specs)
+        return training_step.get_concrete_function(checked.x_specs, checked.y_specs)
     except tf.errors.OperatorNotAllowedInGraphError as error:
         raise ValueError(
-            f"model or loss of task {task.name!r} asks in Python for the value of a tensor "
+            f"model or loss of task {checked.name!r} asks in Python for the value of a tensor "
             f"({_reason(error)}), which a graph has not computed yet: use tf.cond, or leave out "
             "the layer (SpectralNormalization would also carry what it has seen of one client to "
             "the next)"
         ) from error
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"model or loss of task {task.name!r} do not take a batch {specs} of its examples: "
-            f"make them fit ({_reason(error)})"
+            f"model or loss of task {checked.name!r} do not take a batch "
+            f"{(checked.x_specs, checked.y_specs)} of its examples: make them fit "
+            f"({_reason(error)})"
         ) from error
-    shape = traced.structured_outputs[0].shape
-    if shape.rank != 0:
-        raise ValueError(
-            f"loss of task {task.name!r} gives the shape {shape} where a scalar is needed: "
-            f"{_way_to_a_scalar(functions)}"
-        )
-    first = take(task.split("validation"), slice(task.batch_size))
+
+
+def _check_loss_shape(checked: _CheckedModel, traced_step: Any) -> None:
+    """Raises ValueError for a loss that is no scalar."""
+    loss, _ = traced_step.structured_outputs
+    if loss.shape.rank == 0:
+        return
+    way_out = "take the mean, or pass a tf.keras.losses.Loss"
+    if isinstance(checked.functions.loss, tf.keras.losses.Loss):
+        reduction = checked.functions.loss.reduction
+        way_out = f'its reduction is {reduction!r}: use "sum_over_batch_size" or "sum"'
+    raise ValueError(
+        f"loss of task {checked.name!r} gives the shape {loss.shape} where a scalar is needed: "
+        f"{way_out}"
+    )
+
+
+def _check_fit(checked: _CheckedModel, training_step: Any, examples: Examples) -> None:
+    """Raises ValueError where outputs and labels of real examples do not fit."""
     try:
-        traced_step(*tf.nest.map_structure(tf.constant, first))
+        training_step(*tf.nest.map_structure(tf.constant, examples))
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
-            f"model or loss of task {task.name!r} fail on its validation split: make outputs and "
-            f"labels fit ({misfit_reason(error)})"
+            f"model or loss of task {checked.name!r} fail on its validation split: make outputs "
+            f"and labels fit ({misfit_reason(error)})"
         ) from error
-    _check_metrics(functions, task, model, first)
-    if config.private_metrics:
-        _check_private(functions, task, model, first)
-    found = operations(traced)
-    if isinstance(model, TffModel):
-        _check_local_variables(functions, model, traced.graph.variables)
-        found -= _LOCAL_WRITES
-    others = [name for name in found if _has_state(name) and not _KEEPS_NOTHING.fullmatch(name)]
-    rest = "|".join(others) or "$", "keeps a state or has an effect", "leave out its layer"
-    for pattern, does, instead in (*_FORBIDDEN, rest):
-        matching = sorted(operation for operation in found if re.match(pattern, operation))
+
+
+def _check_operations(checked: _CheckedModel, traced_step: Any) -> None:
+    """Raises ValueError for operations that break the guarantee, and for hidden variables."""
+    names = operations(traced_step)
+    used_variables = traced_step.graph.variables
+    is_of_tff = isinstance(checked.model, TffModel)
+    if is_of_tff:
+        _check_local_variables(checked, used_variables)
+        names -= _LOCAL_WRITES
+    stateful_pattern = "|".join(_stateful(names)) or "$"
+    stateful = _Forbidden(stateful_pattern, "keeps a state or has an effect", "leave out its layer")
+    for forbidden in (_WRITES, _DRAWS, _PYTHON, stateful):
+        matching = sorted(name for name in names if re.match(forbidden.pattern, name))
         if matching:
             raise ValueError(
-                f"build_model of task {task.name!r} gives a model that {does} in training "
-                f"({', '.join(matching)}), so that the guarantee would not hold: {instead}"
+                f"build_model of task {checked.name!r} gives a model that {forbidden.effect} in "
+                f"training ({', '.join(matching)}), so that the guarantee would not hold: "
+                f"{forbidden.way_out}"
             )
-    if not isinstance(model, TffModel):
-        _check_outside(functions, model, traced.graph.variables)
-    in_tff = execution_kind(config.execution).in_tff
-    if in_tff and functions.loss is not None:
-        _check_captures(functions, specs, model, loss)
+    if not is_of_tff:
+        _check_outside_variables(checked, used_variables)
+
+
+def _stateful(names: Iterable[str]) -> list[str]:
+    """Returns the operations that TensorFlow marks as stateful, without those in `_HARMLESS`."""
+    stateful = []
+    for name in names:
+        # Functions of the graph have no definition; their operations are checked as well.
+        definition = op_def_registry.get(name)
+        is_marked = definition is not None and definition.is_stateful
+        if is_marked and not _HARMLESS.fullmatch(name):
+            stateful.append(name)
+    return stateful
+
+
+def _check_for_tff(checked: _CheckedModel) -> None:
+    """Raises ValueError for losses and weights that do not run in TFF."""
+    if checked.functions.loss is not None:
+        _check_captures(checked)
     # The vocabulary of an adapted lookup layer has no name.
-    fixed = [getattr(weight, "name", "a vocabulary") for weight in model.non_trainable_variables]
-    if fixed and in_tff:
+    frozen = [
+        getattr(weight, "name", "a vocabulary") for weight in checked.model.non_trainable_variables
+    ]
+    if frozen:
         raise ValueError(
-            f"build_model of task {task.name!r} gives a model with weights that are not trained "
-            f"({', '.join(fixed)}), which "
-            f"execution={config.execution!r} does not take: use execution='fast'"
+            f"build_model of task {checked.name!r} gives a model with weights that are not trained "
+            f"({', '.join(frozen)}), which execution={checked.config.execution!r} does not take: "
+            "use execution='fast'"
         )
-
-
-def _way_to_a_scalar(functions: ModelFunctions) -> str:
-    if isinstance(functions.loss, tf.keras.losses.Loss):
-        return f'its reduction is {functions.loss.reduction!r}: use "sum_over_batch_size" or "sum"'
-    return "take the mean, or pass a tf.keras.losses.Loss"
-
-
-def _has_state(operation: str) -> bool:
-    # None for a function of the graph, whose operations are looked at as well.
-    definition = op_def_registry.get(operation)
-    return definition is not None and definition.is_stateful
 
 
 def _reason(error: Exception) -> str:
@@ -157,211 +251,244 @@ def _reason(error: Exception) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for number, line in reversed(list(enumerate(lines[:-1]))):
-        layer = re.search(r"when calling layer ['\"](.+)['\"] \(type (\w+)\)", line)
+        layer = re.search(r"when calling layer ['\"](?P<name>.+)['\"] \(type (?P<type>\w+)\)", line)
         if layer is not None:
             sentence = lines[number + 1].partition(". ")[0].rstrip(".")
-            return f"{layer[2]} {layer[1]!r}: {sentence}"
+            return f"{layer['type']} {layer['name']!r}: {sentence}"
     return lines[-1] if lines else type(error).__name__
 
 
 def misfit_reason(error: tf.errors.InvalidArgumentError) -> str:
-    """What an operation says of its inputs, without nodes' names and places in the code."""
+    """Returns an operation's error about its inputs, without names of nodes and lines of code."""
     lines = [line for line in error.message.splitlines() if line.strip() and "[[" not in line]
     return lines[-1].rpartition("}} ")[2].strip()
 
 
-def _check_dtypes(functions: ModelFunctions, model: Any) -> None:
-    """Refuses what clipped float32 updates do not hold, and float16, in which small
-    gradients are zero.
+def _check_dtypes(checked: _CheckedModel) -> None:
+    """Raises ValueError for a model that does not train in float32.
+
+    Clipped updates are float32, and small gradients are zero in float16.
     """
+    model = checked.model
     layers = () if isinstance(model, TffModel) else model._flatten_layers()
-    half = [
+    half_precision = [
         f"{layer.name} computes in float16" for layer in layers if layer.compute_dtype == "float16"
     ]
-    others = [
-        f"{v.name} is {v.dtype.name}" for v in model.trainable_variables if v.dtype != tf.float32
+    other_dtypes = [
+        f"{weight.name} is {weight.dtype.name}"
+        for weight in model.trainable_variables
+        if weight.dtype != tf.float32
     ]
-    if half or others:
+    reasons = other_dtypes or half_precision
+    if reasons:
         raise ValueError(
-            f"build_model of task {functions.name!r} gives a model that is not all float32 "
-            f"({', '.join(others or half)}): build it with "
-            "float32 weights, under the Keras policy float32 or mixed_bfloat16"
+            f"build_model of task {checked.name!r} gives a model that is not all float32 "
+            f"({', '.join(reasons)}): build it with float32 weights, under the Keras policy "
+            "float32 or mixed_bfloat16"
         )
-    own = [
+
+
+def _check_training(checked: _CheckedModel) -> None:
+    """Raises ValueError for a model whose own way of training would be ignored."""
+    model = checked.model
+    own_methods = [
         name
-        for name in _OF_FIT
+        for name in _FIT_METHODS
         if getattr(type(model), name, None) is not getattr(tf.keras.Model, name)
     ]
-    if own and not isinstance(model, TffModel):
+    if own_methods and not isinstance(model, TffModel):
         raise ValueError(
-            f"build_model of task {functions.name!r} gives a model with a {' and a '.join(own)} "
-            "of its "
-            "own, which fedmf does not call: put what "
-            "it minimises into the task's loss, or into add_loss"
+            f"build_model of task {checked.name!r} gives a model with a "
+            f"{' and a '.join(own_methods)} of its own, which fedmf does not call: put what it "
+            "minimises into the task's loss, or into add_loss"
         )
-    bound = [
-        v.name for v in model.trainable_variables if getattr(v, "constraint", None) is not None
+    constrained = [
+        weight.name
+        for weight in model.trainable_variables
+        if getattr(weight, "constraint", None) is not None
     ]
-    if bound:
+    if constrained:
         raise ValueError(
-            f"build_model of task {functions.name!r} gives a model with constraints on weights "
-            f"({', '.join(bound)}), which nobody applies "
-            "between a client's steps: leave them out, or use a regulariser"
+            f"build_model of task {checked.name!r} gives a model with constraints on weights "
+            f"({', '.join(constrained)}), which nobody applies between a client's steps: leave "
+            "them out, or use a regulariser"
         )
     if not model.trainable_variables:
         raise ValueError(
-            f"build_model of task {functions.name!r} gives a model of which nothing is trained: "
+            f"build_model of task {checked.name!r} gives a model of which nothing is trained: "
             "leave a layer trainable"
         )
 
 
-def _check_labels(functions: ModelFunctions, specs: Any) -> None:
-    """Refuses texts as labels of a Keras loss."""
-    texts = [spec for spec in tf.nest.flatten(specs[1]) if spec.dtype == tf.string]
-    if texts and isinstance(functions.loss, tf.keras.losses.Loss):
+def _check_labels(checked: _CheckedModel) -> None:
+    """Raises TypeError for texts as labels of a Keras loss."""
+    has_texts = any(spec.dtype == tf.string for spec in tf.nest.flatten(checked.y_specs))
+    if has_texts and isinstance(checked.functions.loss, tf.keras.losses.Loss):
         raise TypeError(
-            f"the labels of task {functions.name!r} are texts, which no Keras loss takes: number "
-            "them, "
-            "as by classes, y = np.unique(y, return_inverse=True)"
+            f"the labels of task {checked.name!r} are texts, which no Keras loss takes: number "
+            "them, as by classes, y = np.unique(y, return_inverse=True)"
         )
 
 
-def _check_inputs(functions: ModelFunctions, specs: Any, model: Any) -> None:
-    """Refuses examples of which Keras would drop a part without a word, such as 0.7 for an input of
-    whole numbers.
+def _check_inputs(checked: _CheckedModel) -> None:
+    """Raises TypeError for examples of which Keras would silently drop a part of each number.
+
+    It would take 0.7 as 0 for an input of integers.
     """
-    taken = tf.nest.flatten(getattr(model, "input", ()))
-    given = tf.nest.flatten(specs[0])
-    for spec, tensor in zip(given, taken, strict=True) if len(given) == len(taken) else ():
-        fractions = spec.dtype.is_floating and not (
-            tensor.dtype.is_floating or tensor.dtype.is_complex
-        )
-        if fractions or (spec.dtype.is_complex and not tensor.dtype.is_complex):
+    example_specs = tf.nest.flatten(checked.x_specs)
+    model_inputs = tf.nest.flatten(getattr(checked.model, "input", ()))
+    if len(example_specs) != len(model_inputs):
+        return
+    for spec, model_input in zip(example_specs, model_inputs, strict=True):
+        takes_complex = model_input.dtype.is_complex
+        takes_fractions = model_input.dtype.is_floating or takes_complex
+        drops_fraction = spec.dtype.is_floating and not takes_fractions
+        drops_imaginary_part = spec.dtype.is_complex and not takes_complex
+        if drops_fraction or drops_imaginary_part:
             raise TypeError(
-                f"the examples of task {functions.name!r} are {spec.dtype.name} where its model "
-                "takes "
-                f"{tensor.dtype.name} ({tensor.name}), "
-                "which would drop a part of each number: convert one of them"
+                f"the examples of task {checked.name!r} are {spec.dtype.name} where its model "
+                f"takes {model_input.dtype.name} ({model_input.name}), which would drop a part of "
+                "each number: convert one of them"
             )
 
 
-def _check_outside(functions: ModelFunctions, model: Any, used: Any) -> None:
-    """Refuses a variable that is no weight: a program may change it between rounds, and a resume
-    would not know its value.
+def _check_outside_variables(checked: _CheckedModel, used_variables: Any) -> None:
+    """Raises ValueError for a variable that is no weight.
+
+    A program may change it between rounds, and a resume would not know its value.
     """
     # By handle: mixed precision wraps each variable that the model lists, and the graph has the
     # wrapped one. The vocabulary of an adapted lookup layer is listed, and is a table.
-    weights = {id(variable.handle) for variable in model.variables if hasattr(variable, "handle")}
-    outside = [variable.name for variable in used if id(variable.handle) not in weights]
+    weight_handles = {
+        id(variable.handle) for variable in checked.model.variables if hasattr(variable, "handle")
+    }
+    outside = [
+        variable.name for variable in used_variables if id(variable.handle) not in weight_handles
+    ]
     if outside:
         raise ValueError(
-            f"model or loss of task {functions.name!r} read a variable that is no weight of the "
-            "model "
-            f"({', '.join(outside)}), which may change "
-            "while a run goes on: make it a number, or a weight that is not trained"
+            f"model or loss of task {checked.name!r} read a variable that is no weight of the "
+            f"model ({', '.join(outside)}), which may change while a run goes on: make it a "
+            "number, or a weight that is not trained"
         )
 
 
-def _check_captures(functions: ModelFunctions, specs: Any, model: Any, loss: BatchLoss) -> None:
-    """Refuses a loss that uses a tensor or a variable from outside, which the graphs that TFF
-    builds cannot hold.
+def _check_captures(checked: _CheckedModel) -> None:
+    """Raises ValueError for a loss with a tensor or a variable from outside of it.
+
+    The graphs that TFF builds cannot hold one.
     """
-    x, y = specs
-    outputs = (
-        tf.function(lambda x: model(x, training=True)).get_concrete_function(x).structured_outputs
-    )
+    forward_pass = tf.function(lambda x: checked.model(x, training=True))
+    outputs = forward_pass.get_concrete_function(checked.x_specs).structured_outputs
     output_specs = tf.nest.map_structure(
         lambda output: tf.TensorSpec(output.shape, output.dtype), outputs
     )
-    if tf.function(loss).get_concrete_function(y, output_specs).captured_inputs:
+    traced_loss = tf.function(checked.loss).get_concrete_function(checked.y_specs, output_specs)
+    if traced_loss.captured_inputs:
         raise ValueError(
-            f"loss of task {functions.name!r} uses a tensor or a variable that was made outside "
-            "of it, "
-            "which execution='tff' does not take: "
-            "make it a numpy array or a number, or use execution='fast'"
+            f"loss of task {checked.name!r} uses a tensor or a variable that was made outside of "
+            "it, which execution='tff' does not take: make it a numpy array or a number, or use "
+            "execution='fast'"
         )
 
 
-def _check_metrics(
-    functions: ModelFunctions, task: TaskData, model: Any, examples: Examples
-) -> None:
-    """Refuses metrics that do not take the outputs, that are no single numbers, or of which two
-    have one name.
+def _check_metrics(checked: _CheckedModel, examples: Examples) -> None:
+    """Raises ValueError for metrics that do not take the outputs, that are no single numbers, or of
+    which two have one name.
     """
-    if functions.metrics is None:
+    if checked.functions.metrics is None:
         return
-    _ = task.headline  # refuses what is no metric
-    metrics = list(functions.metrics())
+    _ = checked.task.headline  # It raises an error for an object that is no metric.
+    metrics = list(checked.functions.metrics())
     x, y = tf.nest.map_structure(tf.constant, examples)
     names = [metric.name for metric in metrics]
     for metric in metrics:
         if names.count(metric.name) > 1:
             raise ValueError(
-                f"metric {metric.name!r} of task {task.name!r} is there twice: name one otherwise"
+                f"metric {metric.name!r} of task {checked.name!r} is there twice: give one of them "
+                "another name"
             )
         try:
-            update_metric(metric, y, model(x, training=False))
+            update_metric(metric, y, checked.model(x, training=False))
             shape = np.asarray(metric.result()).shape
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(
-                f"metric {metric.name!r} of task {task.name!r} fails on its validation split: make "
-                f"it fit outputs and labels ({_reason(error)})"
+                f"metric {metric.name!r} of task {checked.name!r} fails on its validation split: "
+                f"make it fit outputs and labels ({_reason(error)})"
             ) from error
         if shape:
             raise ValueError(
-                f"metric {metric.name!r} of task {task.name!r} has a result of shape "
-                f"{shape}: give one number"
+                f"metric {metric.name!r} of task {checked.name!r} has a result of shape {shape}: "
+                "give one number"
             )
 
 
-def _check_private(
-    functions: ModelFunctions, task: TaskData, model: Any, examples: Examples
-) -> None:
-    """Refuses an evaluation in which a client's metrics would not follow from its own examples: the
-    sum of private metrics would be more sensitive than the plan says.
+def _check_private_metrics(checked: _CheckedModel, examples: Examples) -> None:
+    """Raises ValueError where a client's metrics would not follow from its own examples alone.
+
+    The sum of private metrics would be more sensitive than the plan says.
     """
-    specs = tensor_specs(task.spec)
-    cannot = f"private_metrics do not go with task {task.name!r}"
-    if isinstance(model, TffModel) or functions.metrics is None:
-        raise ValueError(f"{cannot}: give it a Keras model, and a metric between 0 and 1")
-    metrics = list(functions.metrics())
-    traced = tf.function(lambda x: model(x, training=False)).get_concrete_function(specs[0])
+    problem = f"private_metrics do not go with task {checked.name!r}"
+    if isinstance(checked.model, TffModel) or checked.functions.metrics is None:
+        raise ValueError(f"{problem}: give it a Keras model, and a metric between 0 and 1")
+    metrics = list(checked.functions.metrics())
 
     def update(x: Any, y: Any) -> None:
         for metric in metrics:
-            update_metric(metric, y, model(x, training=False))
+            update_metric(metric, y, checked.model(x, training=False))
 
-    drawn = operations(tf.function(update).get_concrete_function(*specs))
-    kept = [n for n in operations(traced) if _has_state(n) and not _KEEPS_NOTHING.fullmatch(n)]
-    (_, _, _), (random, _, _), (python, _, _) = _FORBIDDEN
-    kept += [name for name in drawn if re.match(f"{random}|{python}", name)]
-    if kept:
+    impure = _impure_operations(checked, update)
+    if impure:
         raise ValueError(
-            f"{cannot}, whose evaluation keeps a state, draws random numbers or calls Python "
-            f"({', '.join(sorted(set(kept)))}): evaluate by a pure function"
+            f"{problem}, whose evaluation keeps a state, draws random numbers or calls Python "
+            f"({', '.join(impure)}): evaluate by a pure function"
         )
-    before = [np.copy(value) for metric in metrics for value in metric.get_weights()]
+    initial_states = [np.copy(value) for metric in metrics for value in metric.get_weights()]
     update(*tf.nest.map_structure(tf.constant, examples))
-    headline = next(metric for metric in metrics if metric.name == task.headline)
+    headline = next(metric for metric in metrics if metric.name == checked.task.headline)
     if not 0 <= float(headline.result()) <= 1:
-        raise ValueError(f"{cannot}, whose {task.headline} is not between 0 and 1: put one first")
+        raise ValueError(
+            f"{problem}, whose {checked.task.headline} is not between 0 and 1: put a metric first "
+            "that is"
+        )
     for metric in metrics:
         metric.reset_state()
-    after = [value for metric in metrics for value in metric.get_weights()]
-    if not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
-        raise ValueError(f"{cannot}, of whose metrics one is not as new after `reset_state`")
+    reset_states = [value for metric in metrics for value in metric.get_weights()]
+    if not all(map(np.array_equal, initial_states, reset_states)):
+        raise ValueError(
+            f"{problem}, which has a metric that is not in its first state after `reset_state`: "
+            "reset all of its variables there"
+        )
 
 
-def _check_local_variables(functions: ModelFunctions, model: TffModel, used: Any) -> None:
-    """Refuses a TFF model that changes a weight, or keeps numbers in a variable that it does not
-    list: nothing sets it back.
+def _impure_operations(checked: _CheckedModel, update_metrics: Any) -> list[str]:
+    """Returns the operations of an evaluation that keep a state, draw numbers or call Python."""
+    forward_pass = tf.function(lambda x: checked.model(x, training=False))
+    impure = set(_stateful(operations(forward_pass.get_concrete_function(checked.x_specs))))
+    traced_update = tf.function(update_metrics).get_concrete_function(
+        checked.x_specs, checked.y_specs
+    )
+    # Metrics may write their own variables.
+    forbidden = re.compile(f"{_DRAWS.pattern}|{_PYTHON.pattern}")
+    impure |= set(filter(forbidden.match, operations(traced_update)))
+    return sorted(impure)
+
+
+def _check_local_variables(checked: _CheckedModel, used_variables: Any) -> None:
+    """Raises ValueError for a TFF model that keeps numbers in a variable that it does not list.
+
+    Nothing would restore its value.
     """
-    weights = [*model.trainable_variables, *model.non_trainable_variables]
-    listed = {id(variable.handle) for variable in (*weights, *model.local_variables)}
-    hidden = [variable.name for variable in used if id(variable.handle) not in listed]
+    model: TffModel = checked.model
+    listed_handles = {
+        id(variable.handle) for variable in (*model.variables, *model.local_variables)
+    }
+    hidden = [
+        variable.name for variable in used_variables if id(variable.handle) not in listed_handles
+    ]
     if hidden:
         raise ValueError(
-            f"build_model of task {functions.name!r} gives a {model.kind} that uses the variables "
-            f"{', '.join(hidden)} and lists them neither as "
-            "weights nor as local_variables: list them"
+            f"build_model of task {checked.name!r} gives a {model.kind} that uses the variables "
+            f"{', '.join(hidden)} and lists them neither as weights nor as local_variables: list "
+            "them"
         )

@@ -1,4 +1,4 @@
-"""`ModelFunctions`: the functions of a task that make, train and judge its Keras or TFF model."""
+"""`ModelFunctions`: the functions of a task that build, train and evaluate its model."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,9 +12,7 @@ LossFunction = Callable[[Any, Any, Any], Any]
 
 
 class CompiledEpoch(Protocol):
-    """A client's local epoch without automatic differentiation, for a model whose
-    speed is worth it.
-    """
+    """A client's local epoch without automatic differentiation, for models that must be fast."""
 
     def __call__(
         self,
@@ -25,31 +23,30 @@ class CompiledEpoch(Protocol):
         update: Sequence[np.ndarray],
         /,
     ) -> float:
-        """One epoch of SGD over the examples in their order, in the task's batches, the last of
-        which may be short.
+        """Trains for one epoch of SGD over the examples in their order, in the task's batches.
 
-        It must do what SGD on the task's model and loss does, to float32 rounding; give the same
-        bits for the same input; write to nothing but `update`; and may be called from several
-        threads at once, which it should let run side by side.
+        The last batch may be short. The result must be that of SGD on the task's model and loss, to
+        float32 rounding, and deterministic. The function writes to `update` alone. Several threads
+        call it at once, and it should let them run in parallel.
 
         Args:
           weights: the model's trainable weights, float32 and contiguous.
           x, y: a client's examples, contiguous.
-          learning_rate: of SGD.
-          update: arrays like the weights that the weights before less the weights after
-            are written to.
+          learning_rate: learning rate of SGD.
+          update: arrays like the weights, to which the weights before training minus the weights
+            after it are written.
 
         Returns:
-          The sum over batches of the loss before the step times the batch's examples.
+          The sum over batches of the loss before the step times the batch's number of examples.
         """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFunctions:
-    """The functions of a task that make, train and judge its model.
+    """The functions of a task that build, train and evaluate its model.
 
     Attributes:
-      name: of the task.
+      name: name of the task.
       build_model, loss, metrics, compiled_epoch, export_model: see `fedmf.federated.Task`; the
         models of `build_model` are in the form of a tf.keras.Model.
     """
@@ -63,7 +60,7 @@ class ModelFunctions:
 
 
 def tensor_specs(spec: Any) -> Any:
-    """Returns a batch of examples of this spec, a structure of `ArraySpec`, as tf.TensorSpec."""
+    """Returns the tf.TensorSpec of a batch of examples; `spec` is a structure of `ArraySpec`."""
     return tf.nest.map_structure(
         lambda array: tf.TensorSpec([None, *array.shape], array.dtype), spec
     )

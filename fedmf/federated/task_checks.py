@@ -8,8 +8,9 @@ import tensorflow as tf
 from fedmf import checks
 from fedmf.federated.tensorflow_import import keras3_note
 
-KERAS = ("keras.", "tf_keras.")  # modules of Keras 2, in TensorFlow 2.14 and beside newer ones
-# Functions: how many arguments they are called with, and what to pass.
+# Prefixes of the modules of Keras 2, in TensorFlow 2.14 and beside newer versions.
+KERAS_MODULES = ("keras.", "tf_keras.")
+# Name of an attribute -> (number of arguments of the function, hint for errors).
 _FUNCTIONS = {
     "metrics": (0, "pass a function that makes the list, such as lambda: [...]"),
     "compiled_epoch": (0, "pass a function that makes a CompiledEpoch, or None"),
@@ -18,7 +19,7 @@ _FUNCTIONS = {
 
 
 def check_functions(task: Any) -> None:
-    """Refuses functions that cannot work.
+    """Checks the functions of a task, as far as that needs no call of them.
 
     Raises:
       TypeError, ValueError: naming the attribute and what to do instead.
@@ -41,7 +42,7 @@ def check_functions(task: Any) -> None:
 
 
 def check_model_function(name: str, value: Any, *, num_arguments: int) -> None:
-    """Refuses what is no function that builds a model: TypeError."""
+    """Raises TypeError for a value that is no function that builds a model."""
     hint = "pass a function that builds the model"
     if note := keras3_note(value):
         raise TypeError(f"{name} is{note}")
@@ -51,12 +52,13 @@ def check_model_function(name: str, value: Any, *, num_arguments: int) -> None:
 
 
 def _check_loss(loss: Any) -> None:
+    """Raises TypeError for a loss that does not take (labels, outputs, example_weights)."""
     hint = (
         "pass a tf.keras.losses.Loss, such as MeanSquaredError(), or a function (labels, outputs, "
         "example_weights)"
     )
-    # A class, or a function of labels and outputs only.
-    is_of_keras = isinstance(loss, types.FunctionType) and loss.__module__.startswith(KERAS)
-    if is_of_keras:
+    # Keras's functions take labels and outputs only.
+    is_function = isinstance(loss, types.FunctionType)
+    if is_function and loss.__module__.startswith(KERAS_MODULES):
         raise TypeError(f"loss={loss!r} is a function of Keras, which takes no weights: {hint}")
     checks.function("loss", loss, num_arguments=3, hint=hint)

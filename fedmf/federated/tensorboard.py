@@ -7,25 +7,27 @@ from fedmf.training.callbacks import Callback, Row
 from fedmf.training.under_way import Training
 
 _EVENTS = "events.out.tfevents.*"
-# What TensorBoard's own tf.summary.scalar writes; newer releases of TensorFlow come without it.
-_SCALAR = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
-_SCALAR.plugin_data.plugin_name = "scalars"
+# Metadata that TensorBoard's own tf.summary.scalar writes, which newer releases of TensorFlow lack.
+_SCALAR_METADATA = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
+_SCALAR_METADATA.plugin_data.plugin_name = "scalars"
 
 
 class TensorBoard(Callback):
-    """A scalar for each number of a row, at the row's round, in RUN/tensorboard, which its owner
-    alone can read, as metrics.jsonl. The guarantee covers those under "covered".
+    """A callback that writes each number of a round's metrics to RUN/tensorboard, as a scalar.
 
-    Event files can only grow, and a resume does rounds again: earlier ones are removed, and the
-    rounds that are done are written first.
+    Only the owner can read the folder, as with metrics.jsonl. The guarantee covers the scalars
+    under "covered".
+
+    Event files can only grow, so that a resumed run removes them and writes the finished rounds
+    again.
     """
 
     def on_start(self, training: Training) -> None:
         """See `Callback`."""
         self._folder = training.folder.path / "tensorboard"
         make_folder(self._folder)
-        for old in self._folder.glob(_EVENTS):
-            old.unlink()
+        for event_file in self._folder.glob(_EVENTS):
+            event_file.unlink()
         self._writer = tf.summary.create_file_writer(str(self._folder))
         for row in training.recorded.metrics:
             self.on_round(training, row)
@@ -34,10 +36,10 @@ class TensorBoard(Callback):
         """See `Callback`."""
         with self._writer.as_default():
             for name, value in training.scalars(row).items():
-                tf.summary.write(name, tf.cast(value, tf.float32), row["round"], _SCALAR)
+                tf.summary.write(name, tf.cast(value, tf.float32), row["round"], _SCALAR_METADATA)
         self._writer.flush()
-        for file in self._folder.glob(_EVENTS):
-            file.chmod(0o600)
+        for event_file in self._folder.glob(_EVENTS):
+            event_file.chmod(0o600)
 
     def on_end(self, training: Training) -> None:
         """See `Callback`."""

@@ -1,4 +1,4 @@
-"""Imports TensorFlow without its start-up chatter, and with its errors."""
+"""Import of TensorFlow without its start-up chatter, and with its errors."""
 
 import contextlib
 import functools
@@ -18,56 +18,57 @@ _TFF_PYTHON = (3, 11)  # the only one that TensorFlow Federated 0.87 runs on
 
 @contextlib.contextmanager
 def _stderr_held_back() -> Iterator[None]:
-    """Keeps file descriptor 2 quiet; what was written comes out after all if the block fails."""
+    """Holds back the output to file descriptor 2, and writes it after all if the block fails."""
     sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    saved_stderr = os.dup(2)
+    with tempfile.TemporaryFile() as buffer:
+        os.dup2(buffer.fileno(), 2)
         try:
             yield
         except Exception:
-            os.dup2(saved, 2)
-            held.seek(0)
-            os.write(2, held.read())
+            os.dup2(saved_stderr, 2)
+            buffer.seek(0)
+            os.write(2, buffer.read())
             raise
         finally:
-            os.dup2(saved, 2)
-            os.close(saved)
+            os.dup2(saved_stderr, 2)
+            os.close(saved_stderr)
 
 
 def import_tensorflow() -> None:
     """Imports TensorFlow once, with Keras 2, which comes with it or as tf-keras.
 
-    TensorFlow's C++ libraries report missing GPU drivers on import and where devices are looked
-    for, some of it as errors; those lines are dropped. From then on its information and warnings
-    are off and its errors are shown. With an environment variable TF_CPP_MIN_LOG_LEVEL of 0 or 1
-    all is shown; processes that this one starts have 2.
+    TensorFlow's C++ libraries report missing GPU drivers on import and when they look for devices,
+    some of it as errors; those lines are dropped. Afterwards only TensorFlow's errors are shown, no
+    information and no warnings. With an environment variable TF_CPP_MIN_LOG_LEVEL of 0 or 1
+    everything is shown; processes that this one starts have 2.
 
     Raises:
       ImportError: saying how to install the missing packages.
     """
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # models here are those of Keras 2
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # The models of a task are of Keras 2.
     with _quietly("tensorflow", "fedmf.federated needs TensorFlow", _how_to_train):
         import tensorflow as tf
 
-        _ = tf.keras.Model  # Keras is imported when it is used; without tf-keras that fails
-        tf.config.list_physical_devices()  # complains of a missing GPU; else training would
-    version = getattr(tf.keras, "__version__", "2")  # TensorFlow's own Keras 2 names none here
+        _ = tf.keras.Model  # This use imports Keras, and fails without tf-keras.
+        tf.config.list_physical_devices()  # It reports a missing GPU here instead of in training.
+    version = getattr(tf.keras, "__version__", "2")  # TensorFlow's own Keras 2 has no version.
     if version.startswith("3."):
         raise ImportError(
             f"tf.keras is Keras {version} here, and fedmf trains models of Keras 2 "
             "(the package tf-keras): import fedmf.federated before tf.keras is used, or set the "
             "environment variable TF_USE_LEGACY_KERAS=1 before Python starts"
         )
-    _leave_our_code_as_it_is()
+    _exclude_fedmf_from_autograph()
 
 
 @functools.cache
-def _leave_our_code_as_it_is() -> None:
-    """AutoGraph, which rewrites Python's `if` and `for` on tensors, has nothing to do in what our
-    traced functions call, and took a seventh of a small run.
+def _exclude_fedmf_from_autograph() -> None:
+    """Tells AutoGraph, which rewrites Python's `if` and `for` on tensors, to skip fedmf's code.
+
+    fedmf's traced functions need no such rewriting, which took a seventh of a small run.
     """
-    with contextlib.suppress(ImportError):  # TensorFlow documents no such rules
+    with contextlib.suppress(ImportError):  # TensorFlow does not document these rules.
         from tensorflow.python.autograph.core import config
 
         config.CONVERSION_RULES = (config.DoNotConvert("fedmf"), *config.CONVERSION_RULES)
@@ -80,33 +81,35 @@ _KERAS3_NOTE = (
 
 
 def _has_keras3() -> bool:
+    """Returns whether Keras 3 is imported in this process."""
     keras = sys.modules.get("keras")
     return keras is not None and getattr(keras, "__version__", "").startswith("3.")
 
 
-def keras3_note(thing: Any) -> str:
-    """Returns a clause for an error about an object or a class of Keras 3; empty for any other."""
+def keras3_note(value: Any) -> str:
+    """Returns a clause for an error about an object or a class of Keras 3, else an empty text."""
     if not _has_keras3():
         return ""
-    kind = thing if isinstance(thing, type) else type(thing)
-    modules = [base.__module__ for base in kind.__mro__]
-    if isinstance(thing, types.FunctionType):
-        modules.append(thing.__module__)
+    value_class = value if isinstance(value, type) else type(value)
+    modules = [base.__module__ for base in value_class.__mro__]
+    if isinstance(value, types.FunctionType):
+        modules.append(value.__module__)
     if not any(module.split(".")[0] == "keras" for module in modules):
         return ""
     return _KERAS3_NOTE
 
 
 def keras3_error_note(error: Exception) -> str:
-    """Returns a clause on an error of Keras 2 that names a class of Keras 3, such as that of a
-    layer in a model; empty for any other error.
+    """Returns a clause about a class of Keras 3 that an error of Keras 2 names, else an empty text.
+
+    The class is that of a layer in a model, say.
     """
     names_class = re.search(r"<class 'keras\.", str(error)) is not None
     return _KERAS3_NOTE if names_class and _has_keras3() else ""
 
 
 def check_eager() -> None:
-    """Refuses switches under which TensorFlow gives no values.
+    """Checks that TensorFlow computes values, and does not build a graph of them.
 
     Raises:
       RuntimeError: eager execution is off, a graph is the default, or the scope of a
@@ -128,9 +131,9 @@ def check_eager() -> None:
 
 
 def rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A user's function in a graph, with its `if` and `for` on tensors as AutoGraph has them.
+    """Returns a user's function with its `if` and `for` on tensors rewritten by AutoGraph.
 
-    Keras itself asks for it where it calls a user's layers, losses and metrics.
+    Keras does so where it calls a user's layers, losses and metrics.
     """
     import tensorflow as tf
 
@@ -141,8 +144,10 @@ def rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def importing_tff() -> Iterator[None]:
-    """For the import of TensorFlow Federated and TensorFlow Privacy: quiet, with an error that says
-    how to install them.
+    """Silences the import of TensorFlow Federated and TensorFlow Privacy.
+
+    Raises:
+      ImportError: saying how to install them.
     """
     import_tensorflow()
     need = "this needs TensorFlow Federated 0.87 and TensorFlow Privacy"
@@ -152,10 +157,12 @@ def importing_tff() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly(package: str, need: str, way_out: Callable[[], str]) -> Iterator[None]:
-    shown = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1")
-    quiet = contextlib.nullcontext() if shown or package in sys.modules else _stderr_held_back()
+    """Silences the import of a package, and says in its ImportError how to install it."""
+    is_verbose = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1")
+    is_loud = is_verbose or package in sys.modules
+    stderr_context = contextlib.nullcontext() if is_loud else _stderr_held_back()
     try:
-        with quiet:
+        with stderr_context:
             yield
         interrupts.check()
     except ImportError as error:
@@ -164,14 +171,16 @@ def _quietly(package: str, need: str, way_out: Callable[[], str]) -> Iterator[No
 
 
 def _how_to_train() -> str:
+    """Returns how to install the packages for training."""
     if sys.version_info[:2] == _TFF_PYTHON:
         return _how_to_have_tff()
     return "install them with `pip install 'fedmf[train]'`, on Python 3.11 to 3.13"
 
 
 def _how_to_have_tff() -> str:
-    """The list of versions that work lies in the package: a resolver finds none, because of a
-    version that is gone from the index.
+    """Returns how to install TensorFlow Federated, from the list of versions in the package.
+
+    A resolver finds no versions, because one of them is gone from the index.
     """
     command = f"`pip install --no-deps -r {pathlib.Path(__file__).parents[1] / 'training.lock'}`"
     if sys.version_info[:2] == _TFF_PYTHON:

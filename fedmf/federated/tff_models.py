@@ -1,8 +1,8 @@
-"""TFF's VariableModel and FunctionalModel as the model of a task. No other module knows them.
+"""TFF's VariableModel and FunctionalModel as the model of a task.
 
-A task's model is used as a tf.keras.Model is: variables, outputs of inputs, and a loss of labels
-and outputs. TFF's models compute their loss themselves, a VariableModel together with the outputs,
-in `forward_pass`. So their outputs here are `Outputs`, not yet computed.
+The other modules use a task's model as a tf.keras.Model: variables, outputs of inputs, and a loss
+of labels and outputs. TFF's models compute their loss themselves, a VariableModel together with the
+outputs, in `forward_pass`. Their outputs are therefore `Outputs`, which are computed later.
 """
 
 import abc
@@ -19,18 +19,18 @@ from fedmf.federated.tensorflow_import import keras3_error_note, keras3_note, re
 from fedmf.training.examples import errors_of
 
 
-def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, seed: int) -> Any:
-    """The model that `build_model` gives: a tf.keras.Model, or a TFF model as a `TffModel`.
+def loop_model(name: str, build_model: Callable[[int], Any], has_own_loss: bool, seed: int) -> Any:
+    """Builds the model of a task: a tf.keras.Model, or a TFF model as a `TffModel`.
 
     Args:
-      name: of the task.
-      build_model: of the task.
-      brings_own: the task has no loss and metrics.
-      seed: of the initial weights.
+      name: name of the task.
+      build_model: function of the task.
+      has_own_loss: whether the model must have a loss and metrics of its own.
+      seed: seed of the initial weights.
 
     Raises:
-      TypeError: any other model.
-      ValueError: loss and metrics are missing, or given beside a model that brings its own.
+      TypeError: the model is neither.
+      ValueError: loss and metrics are missing, or the task has them beside those of the model.
     """
     with errors_of(f"build_model of task {name!r}"):
         try:
@@ -39,12 +39,20 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
             if note := keras3_error_note(error):
                 raise TypeError(f"build_model of task {name!r} takes a layer{note}") from error
             raise
-    # Where TFF was not imported nothing is a model of it.
-    if (tff := sys.modules.get("tensorflow_federated")) is not None:
+    # No object is a model of TFF where TFF was not imported.
+    tff = sys.modules.get("tensorflow_federated")
+    if tff is not None:
         if isinstance(model, tff.learning.models.FunctionalModel):
-            model = _OfFunctionalModel(model, tff.learning.models)
+            model = _FunctionalTffModel(model, tff.learning.models)
         elif isinstance(model, tff.learning.models.VariableModel):
-            model = _OfVariableModel(model)
+            model = _VariableTffModel(model)
+    _check_model_class(name, model)
+    _check_loss_source(name, model, has_own_loss)
+    return model
+
+
+def _check_model_class(name: str, model: Any) -> None:
+    """Raises TypeError or ValueError for a model that cannot be trained."""
     if note := keras3_note(model):
         raise TypeError(f"build_model of task {name!r} gives a model{note}")
     if not isinstance(model, tf.keras.Model | TffModel):
@@ -61,20 +69,23 @@ def loop_model(name: str, build_model: Callable[[int], Any], brings_own: bool, s
         raise TypeError(
             f"build_model of task {name!r} gives a model that computes with a variable{note}"
         )
-    if isinstance(model, TffModel) and not brings_own:
+
+
+def _check_loss_source(name: str, model: Any, has_own_loss: bool) -> None:
+    """Raises ValueError where loss and metrics are missing, or there twice."""
+    if isinstance(model, TffModel) and not has_own_loss:
         raise ValueError(
             f"task {name!r} has loss or metrics beside a {model.kind} of TFF, which brings "
             "its own: leave both out"
         )
-    if brings_own and not isinstance(model, TffModel):
+    if has_own_loss and not isinstance(model, TffModel):
         raise ValueError(
             f"task {name!r} has neither loss nor metrics, which a tf.keras.Model needs: give both"
         )
-    return model
 
 
 def _keras3_variable_note(model: tf.keras.Model) -> str:
-    """Returns a clause on a variable of Keras 3 that the model computes with; empty without one.
+    """Returns a clause about a variable of Keras 3 in the model's graph, else an empty text.
 
     Keras 2 takes the function of a layer of Keras 3 into its graph, and does not train the layer's
     variables.
@@ -88,65 +99,74 @@ def _keras3_variable_note(model: tf.keras.Model) -> str:
 
 
 class TffModel(abc.ABC):
-    """A TFF model in the form of a tf.keras.Model."""
+    """A TFF model in the form of a tf.keras.Model.
+
+    Attributes:
+      kind: name of TFF's class, for errors.
+      losses: empty; a tf.keras.Model has losses of its layers here, and TFF's models include them
+        in their loss.
+      trainable_variables, non_trainable_variables, local_variables: those of TFF's model.
+    """
 
     kind: str
-    losses: Sequence[Any] = ()  # of Keras's layers; those of TFF's models are in their loss
+    losses: Sequence[Any] = ()
     trainable_variables: Sequence[tf.Variable]
     non_trainable_variables: Sequence[tf.Variable]
     local_variables: Sequence[tf.Variable] = ()
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The trained weights, and behind them the others."""
+        """Trained weights, followed by frozen ones."""
         return [*self.trainable_variables, *self.non_trainable_variables]
 
     def __call__(self, x: Any, training: bool = False) -> "Outputs":
-        """The outputs of a batch."""
+        """Returns the outputs of a batch, which are computed later."""
         return Outputs(model=self, x=x, training=training)
 
     def get_weights(self) -> list[np.ndarray]:
-        """The values of `variables`."""
+        """Returns the values of `variables`."""
         return [variable.numpy() for variable in self.variables]
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """The inverse of `get_weights`."""
+        """Assigns the values of `get_weights`."""
         for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
 
     @abc.abstractmethod
     def predictions(self, x: Any, training: bool) -> Any:
-        """What the model says of a batch."""
+        """Computes the model's predictions for a batch."""
 
     @abc.abstractmethod
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:
-        """The loss of a batch. Not in training, the batch counts in the metrics."""
+        """Computes the loss of a batch, and outside of training counts the batch in the metrics."""
 
     @abc.abstractmethod
     def reset_metrics(self) -> None:
-        """Metrics of no batch."""
+        """Sets the metrics to those of no batch."""
 
     @abc.abstractmethod
-    def _metrics(self) -> Mapping[str, Any]: ...
+    def _metrics(self) -> Mapping[str, Any]:
+        """Computes all metrics of the batches since the reset."""
 
     def metric_values(self) -> dict[str, float]:
-        """The metrics of all batches since the reset, of those that are single numbers; without
-        TFF's counts of examples and batches.
+        """Returns the metrics of the batches since the reset that are single numbers.
+
+        TFF's counts of examples and batches are left out.
         """
         # TFF's finalizers of Keras metrics make variables at each call, which a tf.function cannot.
-        eagerly = tf.config.functions_run_eagerly()
+        runs_eagerly = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
         try:
             values = self._metrics()
         finally:
-            tf.config.run_functions_eagerly(eagerly)
-        numbers = {}
+            tf.config.run_functions_eagerly(runs_eagerly)
+        scalars = {}
         for name, value in values.items():
-            array = np.asarray(value)  # of a mapping it holds an object
-            counts = name in ("num_examples", "num_batches")
-            if not (array.shape or array.dtype == object or counts):
-                numbers[name] = float(array)
-        return numbers
+            array = np.asarray(value)  # It holds an object where the value is a mapping.
+            is_scalar = not array.shape and array.dtype != object
+            if is_scalar and name not in ("num_examples", "num_batches"):
+                scalars[name] = float(array)
+        return scalars
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,20 +179,20 @@ class Outputs:
 
     @property
     def predictions(self) -> Any:
-        """What the model says of the batch."""
+        """The model's predictions for the batch."""
         return self.model.predictions(self.x, self.training)
 
     def loss(self, labels: Any) -> Any:
-        """The loss of the batch."""
+        """Computes the loss of the batch."""
         return self.model.batch_loss(self.x, labels, self.training)
 
 
-class _OfVariableModel(TffModel):
-    """A VariableModel. `forward_pass` may write its local variables, which count its metrics.
+class _VariableTffModel(TffModel):
+    """A VariableModel, whose `forward_pass` may write its local variables, the metrics' counts.
 
-    Each batch of a training begins with the first values of all variables that are not trained. So
-    nothing of a client is carried into another's update, even by a model whose loss
-    depends on them.
+    Each batch in training begins with the first values of all variables that are not trained. So
+    no variable carries a client's data into another client's update, even in a model whose loss
+    depends on it.
     """
 
     kind = "VariableModel"
@@ -182,19 +202,20 @@ class _OfVariableModel(TffModel):
         self.trainable_variables = list(model.trainable_variables)
         self.non_trainable_variables = list(model.non_trainable_variables)
         self.local_variables = list(model.local_variables)
-        self._keep_first_values()
+        self._save_first_values()
 
-    def _keep_first_values(self) -> None:
-        kept = [*self.non_trainable_variables, *self.local_variables]
-        # In TFF's graphs there are no values yet; there each client has variables of its own.
-        self._first = (
-            [(variable, variable.numpy()) for variable in kept] if tf.executing_eagerly() else []
-        )
+    def _save_first_values(self) -> None:
+        """Saves the values with which each batch in training begins."""
+        self._first_values: list[tuple[tf.Variable, np.ndarray]] = []
+        # TFF's graphs have no values yet, and variables of their own for each client.
+        if tf.executing_eagerly():
+            for variable in (*self.non_trainable_variables, *self.local_variables):
+                self._first_values.append((variable, variable.numpy()))
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """See `TffModel.set_weights`."""
         super().set_weights(weights)
-        self._keep_first_values()
+        self._save_first_values()
 
     def predictions(self, x: Any, training: bool) -> Any:
         """See `TffModel.predictions`."""
@@ -203,10 +224,10 @@ class _OfVariableModel(TffModel):
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:
         """See `TffModel.batch_loss`."""
         if training:
-            for variable, value in self._first:
+            for variable, value in self._first_values:
                 variable.assign(value)
-        named = isinstance(self._model.input_spec, Mapping)
-        batch = collections.OrderedDict(x=x, y=y) if named else (x, y)
+        is_mapping = isinstance(self._model.input_spec, Mapping)
+        batch = collections.OrderedDict(x=x, y=y) if is_mapping else (x, y)
         return rewritten(self._model.forward_pass)(batch, training=training).loss
 
     def reset_metrics(self) -> None:
@@ -214,35 +235,35 @@ class _OfVariableModel(TffModel):
         self._model.reset_metrics()
 
     def _metrics(self) -> Mapping[str, Any]:
-        counted = self._model.report_local_unfinalized_metrics()
+        counts = self._model.report_local_unfinalized_metrics()
         return {
-            name: finalize(counted[name])
+            name: finalize(counts[name])
             for name, finalize in self._model.metric_finalizers().items()
         }
 
 
-class _OfFunctionalModel(TffModel):
-    """A FunctionalModel with variables for its weights and, in an evaluation, for the state
-    of its metrics.
-    """
+class _FunctionalTffModel(TffModel):
+    """A FunctionalModel, with variables for its weights and for the state of its metrics."""
 
     kind = "FunctionalModel"
 
-    def __init__(self, model: Any, models: Any) -> None:
-        self._model, self._models, self._state = model, models, None
-        trained, fixed = model.initial_weights
+    def __init__(self, model: Any, models_module: Any) -> None:
+        self._model = model
+        self._models_module = models_module
+        self._metrics_state: Any = None  # An evaluation makes it.
+        trained, frozen = model.initial_weights
         self.trainable_variables = [tf.Variable(weight) for weight in tf.nest.flatten(trained)]
         self.non_trainable_variables = [
-            tf.Variable(weight, trainable=False) for weight in tf.nest.flatten(fixed)
+            tf.Variable(weight, trainable=False) for weight in tf.nest.flatten(frozen)
         ]
 
     def predictions(self, x: Any, training: bool) -> Any:
         """See `TffModel.predictions`."""
         weights = [tf.convert_to_tensor(variable) for variable in self.variables]
-        packed = tf.nest.pack_sequence_as(self._model.initial_weights, weights)
+        model_weights = tf.nest.pack_sequence_as(self._model.initial_weights, weights)
         try:
-            return rewritten(self._model.predict_on_batch)(packed, x, training)
-        except self._models.functional.KerasFunctionalModelError:
+            return rewritten(self._model.predict_on_batch)(model_weights, x, training)
+        except self._models_module.functional.KerasFunctionalModelError:
             raise ValueError(
                 "a FunctionalModel of functional_model_from_keras works in TFF's own computations "
                 "only: return its tf.keras.Model, and give the task loss and metrics"
@@ -252,27 +273,33 @@ class _OfFunctionalModel(TffModel):
         """See `TffModel.batch_loss`."""
         outputs = self.predictions(x, training)
         loss = rewritten(self._model.loss)(outputs, y)
-        if not training and self._state is not None:
-            examples = tf.shape(tf.nest.flatten(y)[0])[0]
-            batch = self._models.BatchOutput(loss=loss, predictions=outputs, num_examples=examples)
-            before = tf.nest.map_structure(tf.convert_to_tensor, self._state)
-            after = rewritten(self._model.update_metrics_state)(before, y, batch)
-            tf.nest.map_structure(
-                lambda variable, value: variable.assign(value), self._state, after
+        if not training and self._metrics_state is not None:
+            batch_output = self._models_module.BatchOutput(
+                loss=loss,
+                predictions=outputs,
+                num_examples=tf.shape(tf.nest.flatten(y)[0])[0],
             )
+            old_state = tf.nest.map_structure(tf.convert_to_tensor, self._metrics_state)
+            new_state = rewritten(self._model.update_metrics_state)(old_state, y, batch_output)
+            _assign(self._metrics_state, new_state)
         return loss
 
     def reset_metrics(self) -> None:
         """See `TffModel.reset_metrics`."""
-        first = self._model.initialize_metrics_state()
-        if self._state is None:
-            self._state = tf.nest.map_structure(
-                lambda value: tf.Variable(value, trainable=False), first
+        initial_state = self._model.initialize_metrics_state()
+        if self._metrics_state is None:
+            self._metrics_state = tf.nest.map_structure(
+                lambda value: tf.Variable(value, trainable=False), initial_state
             )
-        tf.nest.map_structure(lambda variable, value: variable.assign(value), self._state, first)
+        _assign(self._metrics_state, initial_state)
 
     def _metrics(self) -> Mapping[str, Any]:
         values: Mapping[str, Any] = self._model.finalize_metrics(
-            tf.nest.map_structure(tf.convert_to_tensor, self._state)
+            tf.nest.map_structure(tf.convert_to_tensor, self._metrics_state)
         )
         return values
+
+
+def _assign(variables: Any, values: Any) -> None:
+    """Assigns a structure of values to a structure of variables."""
+    tf.nest.map_structure(lambda variable, value: variable.assign(value), variables, values)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmf.federated.tff.noise import source_of_key
+from fedmf.federated.tff.noise_source import source_of_key
 from fedmf.server.source import noise_key
 from tests.server.plans import plan_of
 

@@ -11,7 +11,7 @@ import sys
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution import side_by_side
+from fedmf.federated.execution import vectorised
 from fedmf.training.execution import groups
 from tests.federated.small_task import small_task
 
@@ -57,7 +57,7 @@ def main(folder: str, execution: str, kill_after: int) -> None:
         settings, cluster = config(cohort_size=6), "local"
         vars(groups).update(GROUPS_OF_TWO)
     else:
-        side_by_side.SMALL_MODEL = 0  # as the fixture `clients_in_turn`
+        vectorised.SMALL_MODEL = 0  # as the fixture `clients_in_turn`
 
     class Kill(federated.Callback):
         def on_round(self, training: object, row: dict[str, object]) -> None:

@@ -219,7 +219,7 @@ def test_examples_of_several_lengths_are_refused_with_the_way_out(x):
     ],
 )
 def test_datasets_without_an_end(preprocess, said, monkeypatch):
-    monkeypatch.setattr(datasets, "MOST_EXAMPLES", 1024)
+    monkeypatch.setattr(datasets, "MAX_EXAMPLES", 1024)
     examples = np.ones((5, 4), np.float32), np.zeros(5, np.int32)
     endless = preprocess(tf.data.Dataset.from_tensor_slices(examples))
     with refusal(f"preprocess gives .*{said}"):

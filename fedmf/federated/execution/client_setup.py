@@ -1,18 +1,18 @@
-"""Which client work a Keras or TFF model gets, on this machine or on a worker of a cluster."""
+"""The client work of a Keras or TFF model, on this machine or on a worker of a cluster."""
 
 import functools
 
 from fedmf.federated.execution.in_threads import CompiledClient, KerasClient
 from fedmf.federated.execution.records import Records
-from fedmf.federated.execution.side_by_side import side_by_side
+from fedmf.federated.execution.vectorised import vectorised_work
 from fedmf.federated.model_functions import CompiledEpoch, ModelFunctions
 from fedmf.training.client_work import ClientWork, cores
 from fedmf.training.execution.in_threads import ClientsInThreads
 from fedmf.training.learner import ClientSettings
 
 _NOT_COMPILED = (
-    "task {!r} has no compiled epoch that runs on this machine, as it does where the run was "
-    "begun: install a C compiler here too, or train the task without its `compiled_epoch`"
+    "task {!r} has a compiled epoch on the machine where the run began, and it does not run on "
+    "this machine: install a C compiler here too, or train the task without its `compiled_epoch`"
 )
 _SLOW = (
     "the compiled epoch of {} does not run here, so its Keras model trains, about half as fast: "
@@ -21,18 +21,20 @@ _SLOW = (
 
 
 def compiled_epoch(functions: ModelFunctions, settings: ClientSettings) -> CompiledEpoch | None:
-    """Returns the task's compiled epoch; None where it has none for this client work, or none that
-    runs here.
+    """Returns the task's compiled epoch, or None.
+
+    It is None where the task has none, where it does not run here, and where clients do not train
+    by plain SGD.
     """
-    if functions.compiled_epoch is None or not _is_plain(settings):
+    if functions.compiled_epoch is None or not _is_plain_sgd(settings):
         return None
     return functions.compiled_epoch()
 
 
-def _is_plain(settings: ClientSettings) -> bool:
-    """Returns whether clients make one epoch of plain SGD, which is what compiled epochs do."""
-    plain = settings.optimizer == "sgd" and settings.epochs == 1
-    return plain and not settings.momentum and not settings.proximal_strength
+def _is_plain_sgd(settings: ClientSettings) -> bool:
+    """Returns whether clients train for one epoch of plain SGD, as compiled epochs do."""
+    is_one_epoch = settings.optimizer == "sgd" and settings.epochs == 1
+    return is_one_epoch and not settings.momentum and not settings.proximal_strength
 
 
 def work_kind(functions: ModelFunctions, settings: ClientSettings) -> str:
@@ -42,7 +44,7 @@ def work_kind(functions: ModelFunctions, settings: ClientSettings) -> str:
 
 def slow(functions: ModelFunctions, settings: ClientSettings) -> str:
     """Returns why client work of this kind is slow, where a compiled epoch does not run here."""
-    could_be_compiled = functions.compiled_epoch is not None and _is_plain(settings)
+    could_be_compiled = functions.compiled_epoch is not None and _is_plain_sgd(settings)
     if could_be_compiled and settings.work_kind == "autodiff":
         return _SLOW.format(functions.name)
     return ""
@@ -51,28 +53,34 @@ def slow(functions: ModelFunctions, settings: ClientSettings) -> str:
 def client_work(
     functions: ModelFunctions, settings: ClientSettings, threads: int | None
 ) -> ClientWork:
-    """Returns the client work of the kind that the settings say, with so many clients at a time,
-    each on one thread; None for one on each processor.
+    """Returns the client work of the kind in the settings.
 
-    Small models, and clients of one gradient each, train vectorised in one call.
+    Small models, and clients of one gradient each, are vectorised: they train in one call. Other
+    clients train in parallel, each on one thread.
+
+    Args:
+      functions: the task's functions.
+      settings: the run's settings.
+      threads: number of parallel clients; None for one on each processor.
 
     Raises:
       ValueError: the compiled epoch does not run here.
     """
     model = functions.build_model(settings.seed)
     records = Records([variable.numpy() for variable in model.trainable_variables])
+    num_threads = cores() if threads is None else threads
     in_threads = functools.partial(
         ClientsInThreads,
         shapes=[tuple(spec.shape) for spec in records.flat_specs],
-        threads=cores() if threads is None else threads,
+        threads=num_threads,
     )
     if settings.work_kind != "compiled":
-        one_client = functools.partial(KerasClient, functions, settings, records)
+        make_client = functools.partial(KerasClient, functions, settings, records)
 
-        def others(reason: str) -> ClientWork:
-            return in_threads(one_client, reason=reason)
+        def make_fallback(reason: str) -> ClientWork:
+            return in_threads(make_client, reason=reason)
 
-        return side_by_side(functions, settings, records, others)
+        return vectorised_work(functions, settings, records, make_fallback)
     epoch = compiled_epoch(functions, settings)
     if epoch is None:
         raise ValueError(_NOT_COMPILED.format(functions.name))

@@ -1,6 +1,4 @@
-"""What client work on TensorFlow shares: tensors of what the server sends, and the clients'
-optimizers.
-"""
+"""Tensors of the server's broadcast, and the clients' optimizers, for client work on TensorFlow."""
 
 import dataclasses
 import math
@@ -20,8 +18,8 @@ class TensorBroadcast(NamedTuple):
     """A `Broadcast` of tensors.
 
     Attributes:
-      weights: of the global model.
-      params: of the round.
+      weights: weights of the global model.
+      params: clip norm, zeroing norm and scales of the round.
     """
 
     weights: Sequence[Any]
@@ -30,15 +28,17 @@ class TensorBroadcast(NamedTuple):
     @staticmethod
     def of(sent: Broadcast) -> "TensorBroadcast":
         """Returns the broadcast as tensors."""
-        return TensorBroadcast(
-            [tf.constant(weight) for weight in sent.weights], tensor_params(sent.params)
-        )
+        weights = [tf.constant(weight) for weight in sent.weights]
+        return TensorBroadcast(weights, tensor_params(sent.params))
 
 
 def tensor_params(params: ClientParams) -> ClientParams:
     """Returns the parameters as tensors; without a `Scaling` there are no scales."""
-    clip_norm, zeroing_norm = (tf.constant(norm, tf.float64) for norm in params[:2])
-    return ClientParams(clip_norm, zeroing_norm, [tf.constant(s) for s in params.scales] or ())
+    return ClientParams(
+        clip_norm=tf.constant(params.clip_norm, tf.float64),
+        zeroing_norm=tf.constant(params.zeroing_norm, tf.float64),
+        scales=[tf.constant(scale) for scale in params.scales] or (),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class BoundedSteps:
     """An optimizer that shortens each step to a bound in L2 norm, over all arrays of a client.
 
     Attributes:
-      optimizer: on tensors. Its momentum and moments are those of the whole gradients.
-      largest_step: the bound, positive.
+      optimizer: optimizer on tensors. Its momentum and moments are those of the full gradients.
+      largest_step: bound on the norm of a step, positive.
 
     >>> bounded = BoundedSteps(optimizer=Optimizer(xp=tf), largest_step=1.0)
     >>> weights = [tf.constant([0.0, 0.0])]
@@ -67,33 +67,28 @@ class BoundedSteps:
         self, state: OptimizerState, weights: Sequence[Any], gradients: Sequence[Any], rate: Any
     ) -> tuple[OptimizerState, list[Any]]:
         """See `Optimizer.next`."""
-        state, after = self.optimizer.next(state, weights, gradients, rate)
-        steps = [w - before for w, before in zip(after, weights, strict=True)]
-        # Of clients side by side the first axis counts clients.
+        state, new_weights = self.optimizer.next(state, weights, gradients, rate)
+        steps = [new - old for new, old in zip(new_weights, weights, strict=True)]
+        # The first axis counts clients where the client work is vectorised.
         first_axis = state.step.shape.rank
-        norm = tf.sqrt(
-            tf.add_n(
-                [
-                    tf.reduce_sum(
-                        tf.square(tf.cast(step, tf.float64)),
-                        axis=list(range(first_axis, step.shape.rank)),
-                    )
-                    for step in steps
-                ]
-            )
-        )
+        squared_norms = []
+        for step in steps:
+            entry_axes = list(range(first_axis, step.shape.rank))
+            squares = tf.square(tf.cast(step, tf.float64))
+            squared_norms.append(tf.reduce_sum(squares, axis=entry_axes))
+        norm = tf.sqrt(tf.add_n(squared_norms))
         factor = tf.minimum(tf.constant(1.0, tf.float64), self.largest_step / norm)
-        bounded = [
-            before + self.optimizer.scalar_like(factor, step) * step
-            for before, step in zip(weights, steps, strict=True)
+        bounded_weights = [
+            old + self.optimizer.scalar_like(factor, step) * step
+            for old, step in zip(weights, steps, strict=True)
         ]
-        return state, bounded
+        return state, bounded_weights
 
 
 def client_optimizer(settings: ClientSettings) -> Optimizer | BoundedSteps:
-    """Returns the clients' optimizer, on tensors; it begins anew with every client and round.
+    """Returns the clients' optimizer, on tensors; every client begins with a new state.
 
-    The adaptive ones have TFF's defaults. With a finite `max_step_norm` its steps are bounded.
+    The adaptive optimizers have TFF's defaults. With a finite `max_step_norm` steps are bounded.
     """
     rule = settings.optimizer
     optimizer = Optimizer(
@@ -109,16 +104,22 @@ def client_optimizer(settings: ClientSettings) -> Optimizer | BoundedSteps:
 
 
 def broadcast_spec(records: Records, settings: ClientSettings) -> TensorBroadcast:
-    """Returns the tensor specs of what the server sends to a run's clients."""
-    number, specs = tf.TensorSpec([], tf.float64), records.flat_specs
-    scales = [tf.TensorSpec(spec.shape, tf.float32) for spec in specs] if settings.is_scaled else ()
-    return TensorBroadcast(list(specs), ClientParams(number, number, scales))
+    """Returns the tensor specs of the server's broadcast to the clients of a run."""
+    number = tf.TensorSpec([], tf.float64)
+    weights = list(records.flat_specs)
+    scales: Any = ()
+    if settings.is_scaled:
+        scales = [tf.TensorSpec(weight.shape, tf.float32) for weight in weights]
+    return TensorBroadcast(weights, ClientParams(number, number, scales))
 
 
 def gradients(tape: Any, loss: Any, weights: Any) -> Any:
-    """Of the loss by the weights, in their shapes; zeros where it does not depend on them."""
-    found = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    for gradient, weight in zip(found, weights, strict=True):
+    """Returns the gradients of the loss by the weights, in the shapes of the weights.
+
+    The gradients of weights that the loss does not depend on are zeros.
+    """
+    gradient_list = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    for gradient, weight in zip(gradient_list, weights, strict=True):
         if not isinstance(gradient, tf.IndexedSlices):
-            gradient.set_shape(weight.shape)  # of a gradient of one's own it may be unknown
-    return found
+            gradient.set_shape(weight.shape)  # A user's own gradient may have an unknown shape.
+    return gradient_list

@@ -1,5 +1,7 @@
-"""Zeroing and clipping of one record: pure, exact about the bound, and fast, because it runs once
-for every client of every round.
+"""Zeroing and clipping of one record in TensorFlow, for every client of every round.
+
+The kernel is pure, and a record that it returns is never longer than the clip norm, whatever the
+input. `fedmf.server.clipping` is its reference, and has the proof of the margin.
 """
 
 import math
@@ -7,8 +9,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# Entries whose squares are summed in the record's own precision; the sums of so many are added up
-# in float64.
+# The squares of so many entries are summed in the record's own precision; the sums of the chunks
+# are added up in float64.
 _CHUNK = 32
 
 # How much less than clip_norm a record is scaled to, so that no rounding lifts it over clip_norm.
@@ -17,19 +19,22 @@ _CHUNK = 32
 #   K - 1 additions by another, in whatever order they are made. All terms are non-negative, so the
 #   true sum is at most q (1 + K u), to first order, and the true norm of the chunk at most
 #   sqrt(q) (1 + K/2 u). Chunks are added up in float64, and the root is taken there.
-# - Numbers below 2^-126 may count as 0: the sum of squares lacks 2 n 2^-126 at most. The quick way
+# - Numbers below 2^-126 may count as 0: the sum of squares lacks 2 n 2^-126 at most. The fast path
 #   is taken only where the norm that is compared with is at least 1e-15 sqrt(n), of whose square
 #   that is a part of 3e-8.
 # - The factor is rounded to float32 (u), and so is the product with each entry (u).
-# In all (32/2 + 2) u + 1.5e-8 = 1.09e-6 of the norm. The careful way rounds in float64
+# In all (32/2 + 2) u + 1.5e-8 = 1.09e-6 of the norm. The float64 path rounds in float64
 # and once to float32.
 ROUNDING_MARGIN = 1.5e-6
 _LEAST_NORM_OF_AN_ENTRY = 1e-15
 
 
-class Clipped(NamedTuple):
-    """A clipped record: its leaves in the dtypes of `clip_dtype`, and two int32 scalars that are 0
-    or 1.
+class ClippedRecord(NamedTuple):
+    """A record after zeroing and clipping.
+
+    Attributes:
+      record: the structure of the record; its leaves have the dtypes of `clip_dtype`.
+      clipped, zeroed: int32 scalars, 0 or 1.
     """
 
     record: Any
@@ -37,8 +42,16 @@ class Clipped(NamedTuple):
     zeroed: Any
 
 
+class _Decision(NamedTuple):
+    """The clipped leaves of a record, and two boolean scalars."""
+
+    leaves: list[Any]
+    is_clipped: Any
+    is_zeroed: Any
+
+
 def clip_dtype(dtype: tf.DType) -> tf.DType:
-    """The dtype in which records with such a leaf are clipped: half precision is held as float32.
+    """Returns the dtype in which a leaf of this dtype is clipped: float32 for half precision.
 
     Rounding a clipped record to half precision could lift its norm.
 
@@ -48,13 +61,11 @@ def clip_dtype(dtype: tf.DType) -> tf.DType:
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
-def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> Clipped:
-    """Zeroing, then clipping to clip_norm in L2 over all leaves together.
+def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedRecord:
+    """Zeroes a record, or clips it to clip_norm in L2 over all leaves together.
 
-    For every input the result's norm is at most clip_norm.
-
-    The updates are zeroed and then clipped in the multi-epoch paper, Sec. 5; the clipping is
-    DP-FedAvg's flat clipping.
+    The norm of the result is at most clip_norm for every input. The multi-epoch paper, Sec. 5,
+    zeroes updates and then clips them; the clipping is the flat clipping of DP-FedAvg.
 
     Args:
       record: structure of float tensors, float16, bfloat16, float32 or float64,
@@ -78,108 +89,105 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> Clipped:
     """
     leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(record)]
     leaves = [tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves]
-    clip, limit = tf.cast(clip_norm, tf.float64), tf.cast(zeroing_norm, tf.float64)
-    target = clip * (1 - ROUNDING_MARGIN)
+    clip_norm = tf.cast(clip_norm, tf.float64)
+    zeroing_norm = tf.cast(zeroing_norm, tf.float64)
+    target_norm = clip_norm * (1 - ROUNDING_MARGIN)
     norm = _norm(leaves)
-    least = _LEAST_NORM_OF_AN_ENTRY * math.sqrt(sum(leaf.shape.num_elements() for leaf in leaves))
+    num_entries = sum(leaf.shape.num_elements() for leaf in leaves)
+    least_norm = _LEAST_NORM_OF_AN_ENTRY * math.sqrt(num_entries)
     # A NaN, an infinity or an overflow of a square makes the norm infinite or a NaN, and both
     # comparisons fail for it.
-    quick = (norm < math.inf) & (tf.minimum(clip, limit) >= least)
-    kept, clipped, zeroed = tf.cond(
-        quick,
-        lambda: _quickly(leaves, norm, target, limit),
-        lambda: _carefully(leaves, target, limit),
+    is_within_margin = (norm < math.inf) & (tf.minimum(clip_norm, zeroing_norm) >= least_norm)
+    decision: _Decision = tf.cond(
+        is_within_margin,
+        lambda: _clip_by_norm(leaves, norm, target_norm, zeroing_norm),
+        lambda: _clip_in_float64(leaves, target_norm, zeroing_norm),
     )
-    return Clipped(
-        tf.nest.pack_sequence_as(record, kept),
-        tf.cast(clipped, tf.int32),
-        tf.cast(zeroed, tf.int32),
+    return ClippedRecord(
+        tf.nest.pack_sequence_as(record, decision.leaves),
+        tf.cast(decision.is_clipped, tf.int32),
+        tf.cast(decision.is_zeroed, tf.int32),
     )
 
 
 def _norm(leaves: list[Any]) -> Any:
-    """The L2 norm over all leaves, float64; infinite or NaN when an entry is,
-    or a square overflows.
+    """Computes the L2 norm over all leaves, float64.
+
+    It is infinite or NaN when an entry is, or when a square overflows.
     """
-    squared = tf.constant(0.0, tf.float64)
+    squared_norm = tf.constant(0.0, tf.float64)
     for leaf in leaves:
         entries = tf.reshape(leaf, [-1])
-        whole = entries.shape[0] // _CHUNK * _CHUNK
-        for part in (tf.reshape(entries[:whole], [-1, _CHUNK]), entries[None, whole:]):
-            if part.shape.num_elements():
+        num_chunked = entries.shape[0] // _CHUNK * _CHUNK
+        chunks = tf.reshape(entries[:num_chunked], [-1, _CHUNK])
+        remainder = entries[None, num_chunked:]
+        for block in (chunks, remainder):
+            if block.shape.num_elements():
                 # Not TensorFlow's norm, which is one kernel but has none under XLA.
-                squared += tf.reduce_sum(
-                    tf.cast(tf.reduce_sum(tf.square(part), axis=1), tf.float64)
-                )
-    return tf.sqrt(squared)
+                chunk_sums = tf.reduce_sum(tf.square(block), axis=1)
+                squared_norm += tf.reduce_sum(tf.cast(chunk_sums, tf.float64))
+    return tf.sqrt(squared_norm)
 
 
-def _largest(leaves: list[Any]) -> Any:
-    """The largest absolute value of finite leaves, float64."""
-    # The ends of the range and not the absolute values: those would have to be written down first.
-    ends = [
-        end
-        for leaf in leaves
-        if leaf.shape.num_elements()
-        for end in (tf.reduce_max(leaf), -tf.reduce_min(leaf))
-    ]
-    # abs: a record of zeros has the end -0.0, by which numbers are divided.
-    return tf.abs(
-        tf.reduce_max([tf.constant(0.0, tf.float64), *(tf.cast(end, tf.float64) for end in ends)])
-    )
+def _largest_entry(leaves: list[Any]) -> Any:
+    """Computes the largest absolute value of finite leaves, float64."""
+    # From the ends of the range, because the absolute values would first have to be written.
+    extremes = [tf.constant(0.0, tf.float64)]
+    for leaf in leaves:
+        if leaf.shape.num_elements():
+            extremes.append(tf.cast(tf.reduce_max(leaf), tf.float64))
+            extremes.append(tf.cast(-tf.reduce_min(leaf), tf.float64))
+    # A record of zeros has the extreme -0.0, and entries are divided by the result.
+    return tf.abs(tf.reduce_max(extremes))
 
 
-def _chosen(zeroed: Any, clipped: Any, leaves: list[Any], scaled: Any) -> list[Any]:
-    """Zeros, or `scaled()`, or the leaves as they are.
+def _zeros_or_scaled(is_zeroed: Any, is_clipped: Any, leaves: list[Any], scaled: Any) -> list[Any]:
+    """Returns zeros, or `scaled()`, or the leaves as they are.
 
-    Never a product with 0, which keeps a NaN.
+    A product with 0 in place of the zeros would keep a NaN.
     """
     return tf.cond(
-        zeroed,
+        is_zeroed,
         lambda: [tf.zeros_like(leaf) for leaf in leaves],
-        lambda: tf.cond(clipped, scaled, lambda: [tf.identity(leaf) for leaf in leaves]),
+        lambda: tf.cond(is_clipped, scaled, lambda: [tf.identity(leaf) for leaf in leaves]),
     )
 
 
-def _quickly(leaves: list[Any], norm: Any, target: Any, limit: Any) -> tuple[list[Any], Any, Any]:
-    """For a norm that is trusted to within ROUNDING_MARGIN."""
+def _clip_by_norm(leaves: list[Any], norm: Any, target_norm: Any, zeroing_norm: Any) -> _Decision:
+    """Clips by a norm that is right to within ROUNDING_MARGIN."""
     # No entry is larger than the norm, so that most records need not be searched for one
     # above the limit.
-    zeroed = tf.cond(
-        norm <= limit / 2, lambda: tf.constant(False), lambda: _largest(leaves) > limit
+    is_zeroed = tf.cond(
+        norm <= zeroing_norm / 2,
+        lambda: tf.constant(False),
+        lambda: _largest_entry(leaves) > zeroing_norm,
     )
-    clipped = ~zeroed & (norm > target)
-    factor = target / norm
-    return (
-        _chosen(
-            zeroed, clipped, leaves, lambda: [leaf * tf.cast(factor, leaf.dtype) for leaf in leaves]
-        ),
-        clipped,
-        zeroed,
-    )
+    is_clipped = ~is_zeroed & (norm > target_norm)
+    factor = target_norm / norm
+
+    def scaled() -> list[Any]:
+        return [leaf * tf.cast(factor, leaf.dtype) for leaf in leaves]
+
+    return _Decision(_zeros_or_scaled(is_zeroed, is_clipped, leaves, scaled), is_clipped, is_zeroed)
 
 
-def _carefully(leaves: list[Any], target: Any, limit: Any) -> tuple[list[Any], Any, Any]:
-    """For everything else: in float64, relative to the largest entry, so that no square overflows
-    or vanishes.
+def _clip_in_float64(leaves: list[Any], target_norm: Any, zeroing_norm: Any) -> _Decision:
+    """Clips in float64 and relative to the largest entry, so that no square overflows or vanishes.
+
+    It is slower, and right for all records.
     """
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves])
-    largest = _largest(leaves)
-    zeroed = ~(finite & (largest <= limit))
-    relative = [tf.math.divide_no_nan(tf.cast(leaf, tf.float64), largest) for leaf in leaves]
-    norm = _norm(relative)
-    clipped = ~zeroed & (norm > 0) & (norm > target / largest)
-    factor = target / norm
-    return (
-        _chosen(
-            zeroed,
-            clipped,
-            leaves,
-            lambda: [
-                tf.cast(part * factor, leaf.dtype)
-                for part, leaf in zip(relative, leaves, strict=True)
-            ],
-        ),
-        clipped,
-        zeroed,
-    )
+    is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves])
+    largest_entry = _largest_entry(leaves)
+    is_zeroed = ~(is_finite & (largest_entry <= zeroing_norm))
+    relative_leaves = [
+        tf.math.divide_no_nan(tf.cast(leaf, tf.float64), largest_entry) for leaf in leaves
+    ]
+    relative_norm = _norm(relative_leaves)
+    is_clipped = ~is_zeroed & (relative_norm > 0) & (relative_norm > target_norm / largest_entry)
+    factor = target_norm / relative_norm
+
+    def scaled() -> list[Any]:
+        pairs = zip(relative_leaves, leaves, strict=True)
+        return [tf.cast(relative * factor, leaf.dtype) for relative, leaf in pairs]
+
+    return _Decision(_zeros_or_scaled(is_zeroed, is_clipped, leaves, scaled), is_clipped, is_zeroed)

@@ -1,4 +1,4 @@
-"""A client's update on its way into the sum, on tensors: scaled, zeroed, clipped, counted."""
+"""Scaling, zeroing, clipping, counting and summing of clients' updates, on tensors."""
 
 from typing import Any, NamedTuple
 
@@ -12,13 +12,13 @@ _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 class QuerySample(NamedTuple):
-    """A clipped record, or a sum of some.
+    """A clipped record, or the sum of several.
 
     Attributes:
-      record: structure of the record, in float64: a sum in float32 would lose what one client sends
-        beside what many others do.
-      clients, clipped, zeroed: int32 (); how many records this is the sum of, how many of them were
-        clipped, and how many zeroed.
+      record: structure of the record, in float64: a sum in float32 would lose the digits of one
+        client's update beside those of many clients.
+      clients, clipped, zeroed: int32 (); the numbers of records in the sum, of clipped ones among
+        them, and of zeroed ones.
     """
 
     record: Any
@@ -28,41 +28,41 @@ class QuerySample(NamedTuple):
 
 
 def specs_of(structure: Any) -> Any:
-    """Its tensors as tf.TensorSpec."""
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
+    """Returns the structure with a tf.TensorSpec for each tensor."""
+    return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), structure)
 
 
 def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
-    """The leaf of a record as a tensor of the spec's dtype; half precision widens, and numbers that
-    are no tensor yet are converted.
+    """Returns the leaf of a record as a tensor of the spec's dtype.
+
+    Narrower floats widen, and numbers that are no tensor yet are converted.
     """
     if not tf.is_tensor(leaf) and np.asarray(leaf).dtype.kind in "fiub":
         return tf.convert_to_tensor(leaf, spec.dtype)
     leaf = tf.convert_to_tensor(leaf)
-    if leaf.dtype != spec.dtype and not (
-        leaf.dtype.is_floating and leaf.dtype.size < spec.dtype.size
-    ):
+    is_narrower = leaf.dtype.is_floating and leaf.dtype.size < spec.dtype.size
+    if leaf.dtype != spec.dtype and not is_narrower:
         raise TypeError(
             f"the record has a leaf of dtype {leaf.dtype.name} where the query was made for "
-            f"{spec.dtype.name}: cast it, or make the query for that"
+            f"{spec.dtype.name}: cast it, or make the query for that dtype"
         )
     return tf.cast(leaf, spec.dtype)
 
 
 class Records:
-    """Records of one structure: the zero of their sums, and how each gets into one. Pure.
+    """Clipped sums of records of one structure; all methods are pure.
 
     Args:
       record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record.
 
     Attributes:
-      specs: of a record.
-      flat_specs: its leaves.
-      sizes: entries of each leaf.
-      size: of the whole record.
+      specs: record_specs as tf.TensorSpec.
+      flat_specs: list of the leaves of `specs`.
+      sizes: number of entries of each leaf.
+      size: number of entries of the record.
 
     Raises:
-      TypeError, ValueError: no floats of fully defined shapes, or no entry.
+      TypeError, ValueError: the leaves are no floats of fully defined shapes, or have no entry.
     """
 
     def __init__(self, record_specs: Any) -> None:
@@ -89,10 +89,10 @@ class Records:
             )
 
     def zero(self, template: Any = None) -> QuerySample:
-        """Zeros in the structure of `template`, by default of `specs`.
+        """Returns a sum of no records, in the structure of `template`, by default of `specs`.
 
         Raises:
-          ValueError: the template is of other shapes.
+          ValueError: the template has other shapes than `specs`.
         """
         template = self.specs if template is None else template
         self._check_shapes("template", template)
@@ -102,18 +102,18 @@ class Records:
             tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero
         )
 
-    @tf.autograph.experimental.do_not_convert  # it would take each process seconds
+    @tf.autograph.experimental.do_not_convert  # The conversion would take each process seconds.
     def clipped(self, params: ClientParams, record: Any) -> QuerySample:
-        """Zeroing, then clipping to clip_norm in L2 over all leaves together.
+        """Scales a record, zeroes it or clips it to clip_norm in L2 over all leaves together.
 
         The result's norm never exceeds clip_norm.
 
         Raises:
-          ValueError: the record is of other shapes than the specs.
-          TypeError: it has a tensor of a dtype that does not fit into the leaf's without loss.
+          ValueError: the record has other shapes than the specs.
+          TypeError: a tensor has a dtype that does not fit into the leaf's without loss.
         """
         self._check_shapes("record", record)
-        # A shape that is known only when the graph runs is checked there.
+        # tf.ensure_shape checks in the running graph those shapes that tracing does not know.
         leaves = [
             tf.ensure_shape(_in_dtype(leaf, spec), spec.shape)
             for leaf, spec in zip(tf.nest.flatten(record), self.flat_specs, strict=True)
@@ -127,26 +127,34 @@ class Records:
                 for leaf, scale in zip(leaves, scales, strict=True)
             ]
         record = tf.nest.pack_sequence_as(record, leaves)
-        kept = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
-        one = tf.constant(1, tf.int32)
-        wide = tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float64), kept.record)
-        return QuerySample(wide, clients=one, clipped=kept.clipped, zeroed=kept.zeroed)
+        result = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
+        float64_record = tf.nest.map_structure(
+            lambda leaf: tf.cast(leaf, tf.float64), result.record
+        )
+        return QuerySample(
+            float64_record,
+            clients=tf.constant(1, tf.int32),
+            clipped=result.clipped,
+            zeroed=result.zeroed,
+        )
 
     def added(self, params: ClientParams, total: QuerySample, record: Any) -> QuerySample:
-        """The sum with one more record in it."""
+        """Returns the sum with one more record in it."""
         return tf.nest.map_structure(tf.add, total, self.clipped(params, record))
 
     def _check_shapes(self, name: str, structure: Any) -> None:
+        """Raises ValueError where a structure has other shapes than the specs."""
         leaves = tf.nest.flatten(structure)
         shapes = [
             tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf))
             for leaf in leaves
         ]
-        specs = self.flat_specs
-        if len(shapes) != len(specs) or not all(
-            shape.is_compatible_with(spec.shape) for shape, spec in zip(shapes, specs, strict=True)
-        ):
+        pairs = zip(shapes, self.flat_specs, strict=False)
+        has_same_shapes = len(shapes) == len(self.flat_specs) and all(
+            shape.is_compatible_with(spec.shape) for shape, spec in pairs
+        )
+        if not has_same_shapes:
             raise ValueError(
-                f"the {name} has leaves of shapes {shapes}, not those that the query was "
-                f"made for: {self.specs}"
+                f"the {name} has leaves of shapes {shapes}, not those that the query was made for "
+                f"({self.specs}): pass a {name} of those"
             )

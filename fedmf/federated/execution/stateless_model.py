@@ -1,6 +1,4 @@
-"""A Keras model as a function of weights and inputs, for clients that are trained side by side with
-weights of their own.
-"""
+"""A Keras model as a function of weights and inputs, for vectorised clients with own weights."""
 
 import functools
 import itertools
@@ -13,15 +11,15 @@ import tensorflow as tf
 
 from fedmf.federated.model_functions import ModelFunctions
 
-# (trainable weights, x) -> outputs in training, and the model's own losses.
+# (trainable weights, x) -> the outputs in training, and the model's own losses.
 StatelessModel = Callable[[Sequence[Any], Any], tuple[Any, Sequence[Any]]]
 
 
 def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
-    """The task's model without variables; to be called in a graph.
+    """Returns the task's model as a function without variables, to be called in a graph.
 
     Each call builds the model again, and a tensor takes the place of every variable when it is
-    created: tff.learning.models .functional_model_from_keras does the same, but drops the model's
+    created: tff.learning.models.functional_model_from_keras does the same, but drops the model's
     own losses.
 
     Raises:
@@ -33,109 +31,118 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
         created.append(create(**arguments))
         return created[-1]
 
-    # A graph of a function: any other invalidates Keras's layers of add_loss in models that are
-    # there already. Eagerly, initializers make variables of their own.
+    # In a graph of a function, because any other graph invalidates the add_loss layers of Keras
+    # models that exist already. Eagerly, initializers would make variables of their own.
     with tf.__internal__.FuncGraph("model").as_default(), tf.variable_creator_scope(record):
-        built = functions.build_model(seed)
-    variables = built.trainable_variables
-    place = {id(variable): i for i, variable in enumerate(variables)}
-    if sorted(place) != sorted(map(id, created)):
+        built_model = functions.build_model(seed)
+    weight_index = {id(weight): i for i, weight in enumerate(built_model.trainable_variables)}
+    if sorted(weight_index) != sorted(map(id, created)):
         raise ValueError(
             f"{functions.name!r} has a model with variables other than its trainable weights"
         )
-    order = [place[id(variable)] for variable in created]
+    creation_order = [weight_index[id(variable)] for variable in created]
 
     def apply(weights: Sequence[Any], x: Any) -> tuple[Any, Sequence[Any]]:
-        in_order = iter([weights[i] for i in order])
-        with tf.variable_creator_scope(lambda _, **arguments: next(in_order)):
+        next_weight = iter([weights[i] for i in creation_order])
+        with tf.variable_creator_scope(lambda _, **arguments: next(next_weight)):
             model = functions.build_model(seed)
         for layer in model.submodules:
-            if (
-                type(layer) is tf.keras.layers.Conv2D
-                and layer.groups == 1
-                and layer.dilation_rate == (1, 1)
-            ):
+            if _is_plain_convolution(layer):
                 layer.convolution_op = functools.partial(_convolution, layer)
         return model(x, training=True), model.losses
 
     return apply
 
 
-# Operations of which tf.vectorized_map lays the clients end to end in one array, and an index or
-# axis of one client can reach the next one's part: segment sums (of a negative index, which alone
-# is dropped; newer releases drop it here too) and tf.roll (of a negative axis). Read in TensorFlow
-# 2.14 and 2.21.
+# tf.vectorized_map lays the clients of these operations end to end in one array, where an index or
+# axis of one client can reach the next client's rows: segment sums (a negative index, which is
+# dropped in a call of one client; newer releases drop it here too) and tf.roll (a negative axis).
+# This holds for TensorFlow 2.14 and 2.21.
 _MIXES_CLIENTS = re.compile(r"Roll|.*Segment")
-# A random constant of a layer, which is drawn once where the model is built, would be drawn anew in
-# each call of the graph.
+# A layer's random constant is drawn once where the model is built, and would be drawn anew in each
+# call of the graph.
 _DRAWS = re.compile(r"Random|ParameterizedTruncatedNormal|TruncatedNormal|Multinomial|Stateful")
 
 
-def check_apart(function: Any) -> None:
-    """Checks that tf.vectorized_map of a tf.function with a signature keeps its clients apart,
-    whatever their data, and draws nothing.
+def check_clients_stay_separate(function: Any) -> None:
+    """Checks that tf.vectorized_map of this function mixes no clients, whatever their data.
+
+    Args:
+      function: a tf.function with a signature.
 
     Raises:
-      ValueError: it has an operation that may mix them, or one that draws random numbers.
+      ValueError: an operation may mix clients, or draws random numbers.
     """
-    found = sorted(operations(function.get_concrete_function()))
-    if mixing := [*filter(_MIXES_CLIENTS.match, found)]:
+    names = sorted(operations(function.get_concrete_function()))
+    mixing = [*filter(_MIXES_CLIENTS.match, names)]
+    if mixing:
         raise ValueError(f"{', '.join(mixing)} would mix clients")
-    if drawing := [*filter(_DRAWS.match, found)]:
+    drawing = [*filter(_DRAWS.match, names)]
+    if drawing:
         raise ValueError(f"{', '.join(drawing)} would draw other numbers in each call")
 
 
 def operations(traced: Any) -> set[str]:
-    """The operations of a traced tf.function and of all functions that it calls."""
+    """Returns the operations of a traced tf.function and of all functions that it calls."""
     graph = traced.graph.as_graph_def()
-    return {
-        node.op
-        for nodes in (graph.node, *(f.node_def for f in graph.library.function))
-        for node in nodes
-    }
+    node_lists = [graph.node, *(function.node_def for function in graph.library.function)]
+    return {node.op for node in itertools.chain.from_iterable(node_lists)}
 
 
 def dense_rows(gradient: Any) -> Any:
-    """A gradient that may be tf.IndexedSlices as a tensor.
+    """Returns a gradient that may be tf.IndexedSlices as a tensor.
 
-    Rows of indices out of range are left out, and reach no other client's.
+    Rows whose index is out of range are dropped: they must not reach another client's rows.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    rows, index = gradient.dense_shape[0], gradient.indices
-    end = tf.cast(rows, index.dtype)
-    inside = tf.where((index >= 0) & (index < end), index, end)
-    return tf.math.unsorted_segment_sum(gradient.values, inside, rows + 1)[:-1]
+    num_rows = gradient.dense_shape[0]
+    index = gradient.indices
+    end = tf.cast(num_rows, index.dtype)
+    index = tf.where((index >= 0) & (index < end), index, end)
+    return tf.math.unsorted_segment_sum(gradient.values, index, num_rows + 1)[:-1]
+
+
+def _is_plain_convolution(layer: Any) -> bool:
+    """Returns whether a layer is Keras's own Conv2D, neither grouped nor dilated."""
+    return (
+        type(layer) is tf.keras.layers.Conv2D
+        and layer.groups == 1
+        and layer.dilation_rate == (1, 1)
+    )
 
 
 def _convolution(layer: Any, x: Any, kernel: Any) -> Any:
-    """The layer's `convolution_op`, whose gradient by the kernel is a product of matrices for each
-    of the kernel's places.
+    """Computes the layer's `convolution_op`, with another form of the gradient by the kernel.
 
-    Many clients share such a product. TensorFlow's own gradient would run for one after the other.
+    The gradient is a product of matrices for each position of the kernel. Many clients share such a
+    product. TensorFlow's own gradient would run for one client after the other.
     """
 
     @tf.custom_gradient
     def convolution(x: Any, kernel: Any) -> Any:
         outputs = type(layer).convolution_op(layer, x, kernel)
-        strides, sizes = np.array(layer.strides), np.array(kernel.shape[:2])
-        # Rows and columns that one place of the kernel sees.
+        strides = np.array(layer.strides)
+        kernel_size = np.array(kernel.shape[:2])
+        # Rows and columns of x under one position of the kernel, over all outputs.
         spans = (np.array(outputs.shape[1:3]) - 1) * strides + 1
-        missing = np.maximum(spans + sizes - 1 - x.shape[1:3], 0)
+        paddings = np.maximum(spans + kernel_size - 1 - x.shape[1:3], 0)
 
         def gradient(upstream: Any) -> Any:
-            padded = tf.pad(x, [[0, 0], *([pad // 2, pad - pad // 2] for pad in missing), [0, 0]])
-            flat = tf.reshape(upstream, [-1, kernel.shape[3]])
+            pad_widths = [[pad // 2, pad - pad // 2] for pad in paddings]
+            padded_x = tf.pad(x, [[0, 0], *pad_widths, [0, 0]])
+            upstream_rows = tf.reshape(upstream, [-1, kernel.shape[3]])
             products = []
-            for i, j in itertools.product(*map(range, sizes)):
-                seen = padded[:, i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]]
-                products.append(
-                    tf.matmul(tf.reshape(seen, [-1, kernel.shape[2]]), flat, transpose_a=True)
-                )
-            by_x = tf.nn.conv2d_transpose(
+            for i, j in itertools.product(*map(range, kernel_size)):
+                x_at_position = padded_x[
+                    :, i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]
+                ]
+                x_rows = tf.reshape(x_at_position, [-1, kernel.shape[2]])
+                products.append(tf.matmul(x_rows, upstream_rows, transpose_a=True))
+            gradient_by_x = tf.nn.conv2d_transpose(
                 upstream, kernel, tf.shape(x), layer.strides, layer.padding.upper()
             )
-            return by_x, tf.reshape(tf.stack(products), kernel.shape)
+            return gradient_by_x, tf.reshape(tf.stack(products), kernel.shape)
 
         return outputs, gradient
 

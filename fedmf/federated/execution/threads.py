@@ -1,4 +1,4 @@
-"""The threads of a run: a limit, for several runs on one machine; what its clients share."""
+"""A limit on the threads of a run, for several runs on one machine."""
 
 import contextlib
 import os
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import tensorflow as tf
 import threadpoolctl
 
-# Read by TensorFlow when it starts, also in TFF's worker, which inherits the environment.
-_OF_TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+# TensorFlow reads them when it starts, also in TFF's worker, which inherits the environment.
+_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
-def an_operation_a_thread() -> None:
-    """From now on each TensorFlow operation of this process takes one thread, for clients that are
-    trained side by side: operations of small models, shared out, wait more than they compute.
+def use_one_thread_per_operation() -> None:
+    """Sets TensorFlow to one thread for each operation of this process, for parallel clients.
 
-    Nothing where TensorFlow has started already: it decides that once.
+    Operations of small models that are split over threads wait more than they compute. Where
+    TensorFlow has started already nothing changes: it reads the setting once.
     """
     with contextlib.suppress(RuntimeError):
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -23,13 +23,15 @@ def an_operation_a_thread() -> None:
 
 @contextlib.contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
-    """Inside, this process and the TFF workers that it starts compute with at most `threads`
-    threads each; None changes nothing.
+    """Limits this process, and each TFF worker that starts inside, to so many computing threads.
 
-    Limited are TensorFlow's operations (in this process for good: TensorFlow decides that once),
-    TensorFlow in workers started inside, and the linear algebra behind numpy and scipy. Threads
-    that wait, such as those of gRPC, are not counted.
-    Clients that train side by side are limited by the executions themselves.
+    The limit is on TensorFlow's operations (in this process for good: TensorFlow reads the setting
+    once), on TensorFlow in workers that start inside, and on the linear algebra behind numpy and
+    scipy. Threads that wait, such as those of gRPC, are not counted. The executions themselves
+    limit the number of parallel clients.
+
+    Args:
+      threads: most threads; None changes nothing.
 
     Raises:
       ValueError: TensorFlow has already started with another number.
@@ -49,15 +51,16 @@ def limited_threads(threads: int | None) -> Iterator[None]:
     except RuntimeError as error:
         raise ValueError(
             f"threads={threads}: TensorFlow has already started in this process with another "
-            "number: train in a new process, or leave threads out"
+            "number: train in a new process, or leave out `threads`"
         ) from error
-    saved = {name: os.environ.get(name) for name in _OF_TENSORFLOW}
+    saved_environment = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     with contextlib.ExitStack() as limits:
         limits.enter_context(threadpoolctl.threadpool_limits(limits=threads))
-        os.environ.update(dict.fromkeys(_OF_TENSORFLOW, str(threads)))
+        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
         try:
             yield
         finally:
-            for name, value in saved.items():
+            for name, value in saved_environment.items():
                 os.environ.pop(name, None)
-                os.environ.update({} if value is None else {name: value})
+                if value is not None:
+                    os.environ[name] = value

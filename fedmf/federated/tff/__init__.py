@@ -1,7 +1,7 @@
-"""All that needs TensorFlow Federated 0.87 or TensorFlow Privacy: the DPQuery, the aggregation
-factory, checks of processes, execution="tff". No other module imports either of them.
+"""DPQuery, aggregation factory, process checks and execution="tff", on TFF and TF Privacy.
 
-Its symbols of theirs stand here, so that the day they change is one file's work.
+This is the only module that imports TensorFlow Federated 0.87 and TensorFlow Privacy; the modules
+of this package take both from here.
 """
 
 from fedmf.federated.tensorflow_import import importing_tff

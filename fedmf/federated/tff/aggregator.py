@@ -1,5 +1,6 @@
-"""`dp_aggregator`: the plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process
-that takes one, and the sum of clipped records by TFF's secure summation.
+"""`dp_aggregator`: a plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process.
+
+Clipped records can be summed by TFF's secure summation.
 """
 
 import collections
@@ -13,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.tff import marks, tff
-from fedmf.federated.tff.noise import RunSeeds
+from fedmf.federated.tff import tff
+from fedmf.federated.tff.graph_tags import call_scope, tagged_sample
+from fedmf.federated.tff.noise_source import RunSeeds
 from fedmf.federated.tff.query import MatrixFactorizationQuery, QuerySample
 from fedmf.noise.strategies import check_graph_strategy
 from fedmf.privacy.plan import Plan
@@ -27,25 +29,27 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
     """Factory behind `dp_aggregator`.
 
     Args:
-      query: (record_specs, noise_seed=...) -> the query of a process.
-      noise_seed: of the first process.
-      sums: of the clipped updates; None for TFF's own.
+      make_query: (record_specs, noise_seed=...) -> the query of a process.
+      noise_seed: noise seed of the first process.
+      secure_sum: factory of the sum of clipped updates; None for TFF's default sum.
     """
 
     def __init__(
         self,
-        query: Callable[..., MatrixFactorizationQuery],
+        make_query: Callable[..., MatrixFactorizationQuery],
         noise_seed: int | str,
-        sums: "SecureSampleSum | None",
+        secure_sum: "SecureSampleSum | None",
     ) -> None:
-        self._query, self._sums, self._seeds = query, sums, RunSeeds(noise_seed)
+        self._make_query = make_query
+        self._secure_sum = secure_sum
+        self._seeds = RunSeeds(noise_seed)
         self._scaling: Scaling | None = None
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationAggregator":
-        """This factory with updates that are clipped in a scaled space; the scales travel to the
-        clients with each round's broadcast.
+        """Returns this factory with updates that are clipped in a scaled space.
 
-        For a server optimizer such as Adam; the guarantee is the same.
+        Each round's broadcast carries the scales to the clients. It is for a server optimizer such
+        as Adam; the guarantee is the same.
         """
         check_scaling(scaling)
         factory = copy.copy(self)
@@ -53,21 +57,24 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         return factory
 
     def create(self, value_type: Any, *weight_type: Any) -> tff.templates.AggregationProcess:
-        """The aggregation process for updates of `value_type`, a TFF tensor or structure
-        of float tensors.
+        """Returns the aggregation process for updates of `value_type`.
 
         The first process of this factory and its copies has the noise of noise_seed, each later one
         noise of its own: two parts of a model that shared their noise would give away the
         difference of their updates.
 
         Each process spends the plan's guarantee. Two processes for two parts of one model release
-        two sums of the same clients: together they cost what a plan of noise_multiplier / sqrt(2)
-        does (p parts: sqrt(p)), as one mechanism on updates of norm sqrt(2) clip_norm. Divide the
-        plan's clip_norm by sqrt(p), or aggregate all parts as one structure, which is clipped as
-        one vector and costs the plan once.
+        two sums of the same clients: together they cost as much as a plan of noise_multiplier /
+        sqrt(2) (p parts: sqrt(p)), as one mechanism on updates of norm sqrt(2) clip_norm. Divide
+        the plan's clip_norm by sqrt(p), or aggregate all parts as one structure, which is clipped
+        as one vector and costs the plan once.
+
+        Args:
+          value_type: a TFF tensor type, or a structure of float tensors.
+          weight_type: refused; FedSGD and the weighted processes pass the type of their weights.
 
         Raises:
-          TypeError: with the type of weights, as FedSGD and the weighted processes call it.
+          TypeError: a type of weights is there, or value_type is no type of tensors.
         """
         if weight_type:
             raise TypeError(
@@ -76,16 +83,19 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
                 "clients weigh the same"
             )
         value_type = _checked_type(value_type)
-        specs = tff.types.structure_from_tensor_type_tree(
-            lambda t: tf.TensorSpec(t.shape, t.dtype), value_type
+        record_specs = tff.types.structure_from_tensor_type_tree(
+            lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), value_type
         )
-        query = self._query(specs, noise_seed=self._seeds.next()).with_scaling(self._scaling)
-        if self._sums is not None:
-            query = query.with_entry_rounding(self._sums.entry_rounding)
-        return tff.aggregators.DifferentiallyPrivateFactory(query, self._sums).create(value_type)
+        query = self._make_query(record_specs, noise_seed=self._seeds.next())
+        query = query.with_scaling(self._scaling)
+        if self._secure_sum is not None:
+            query = query.with_entry_rounding(self._secure_sum.entry_rounding)
+        factory = tff.aggregators.DifferentiallyPrivateFactory(query, self._secure_sum)
+        return factory.create(value_type)
 
 
 def _checked_type(value_type: Any) -> Any:
+    """Returns a value that stands for a type as a TFF type of tensors, or raises TypeError."""
     hint = "give a TensorType of TFF, or a structure of them, as of tff.to_type"
     shown = reprlib.repr(value_type)
     try:
@@ -99,7 +109,7 @@ def _checked_type(value_type: Any) -> Any:
 
 
 # The weighted processes of TFF raise a TypeError "Expected ...WeightedAggregationFactory, found
-# NAME." before they call anything of ours.
+# NAME." before they call this factory.
 MatrixFactorizationAggregator.__name__ = (
     "dp_aggregator, which takes no weights: pass "
     "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all "
@@ -117,23 +127,26 @@ def dp_aggregator(
     secure_sum: bool = False,
     count_metrics: bool = True,
 ) -> MatrixFactorizationAggregator:
-    """Zeroing, clipping, sum, correlated noise, division by the fixed clients_per_round.
+    """Returns a factory of processes that clip updates, sum them, and add correlated noise.
+
+    Updates are zeroed before they are clipped. The noisy sum is divided by the fixed
+    clients_per_round.
 
     The guarantee is of one process that aggregates the whole update. Processes for p parts of a
-    model cost together what a plan of noise_multiplier / sqrt(p) does; see
+    model cost together as much as a plan of noise_multiplier / sqrt(p); see
     `MatrixFactorizationAggregator.create`.
 
     A round's metrics are output.measurements["dp_query_metrics"], in TFF's learning processes
     output.metrics["aggregator"]["dp_query_metrics"]; see `MatrixFactorizationQuery.derive_metrics`.
 
     Args:
-      plan: what to run; from `fedmf.calibrate`. Its clip_norm is fixed for the whole run, unless it
+      plan: the plan, from `fedmf.calibrate`. Its clip_norm is fixed for the whole run, unless it
         has quantile_clipping.
-      clients_per_round: the divisor, whoever shows up: a data-dependent divisor is not covered by
-        the guarantee. More clients than this are all summed, each for at most clip_norm as ever:
-        the mean is then larger, the guarantee the same, and the metric `clients` says how many
-        there were. With no clients the result is noise / clients_per_round.
-      noise_seed: "os" draws a seed from the operating system whenever a process is initialised. Or
+      clients_per_round: the divisor, whoever participates: a data-dependent divisor is not covered
+        by the guarantee. More clients than this are all summed, each for at most clip_norm: the
+        mean is then larger, the guarantee the same, and the metric `clients` is their number. With
+        no clients the result is noise / clients_per_round.
+      noise_seed: with "os" the operating system draws a seed whenever a process is initialised. Or
         a non-negative int, secret in a real deployment and never used for two runs: the first
         process of the factory has its noise when it is first initialised; each later process, and
         each later call of `initialize`, has noise of its own. The state holds the key: keep it
@@ -142,18 +155,18 @@ def dp_aggregator(
         5: 100); None for no limit. NaN and infinities always count as zero.
       noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a
         `HostNoise`; None is the former.
-      secure_sum: sum with tff.aggregators.SecureSumFactory, on integers of 32 bits. Updates are
-        clipped so much lower (5e-7 of clip_norm at 4 million parameters) that rounding to them
-        cannot lift one over clip_norm. TFF's default runtime has no secure sum and fails with
-        "Cannot embed a federated value": call
-        tff.backends.test.set_sync_test_cpp_execution_context() before anything runs, which adds the
-        integers in the open.
+      secure_sum: whether to sum with tff.aggregators.SecureSumFactory, on integers of 32 bits.
+        Updates are clipped to a lower norm (by 5e-7 of clip_norm at 4 million parameters), so that
+        rounding to integers cannot lift one over clip_norm. TFF's default runtime has no secure sum
+        and fails with "Cannot embed a federated value": call
+        tff.backends.test.set_sync_test_cpp_execution_context() before any computation runs, which
+        adds the integers in the open.
       count_metrics: as of `MatrixFactorizationQuery`: exact counts, NOT covered by the guarantee.
 
     Returns:
       A factory for tff.learning.algorithms.build_unweighted_fed_avg(model_aggregator=...), FedProx,
       FedSGD or a process of your own. Its `with_scaling` makes one for adaptive server optimizers.
-      `federated.check_process` refuses a built process that aggregates anything else of the
+      `federated.check_process` refuses a built process that aggregates any other values of the
       clients, as Mime does.
 
     Raises:
@@ -175,7 +188,7 @@ def dp_aggregator(
     check_zeroing_norm(zeroing_norm)
     check_graph_strategy(noise_strategy)
     checks.boolean("count_metrics", count_metrics)
-    query = functools.partial(
+    make_query = functools.partial(
         MatrixFactorizationQuery,
         plan,
         divisor=clients_per_round,
@@ -183,20 +196,23 @@ def dp_aggregator(
         noise_strategy=noise_strategy,
         count_metrics=count_metrics,
     )
-    sums = SecureSampleSum(plan.clip_norm) if checks.boolean("secure_sum", secure_sum) else None
-    return MatrixFactorizationAggregator(query, noise_seed, sums)
+    is_secure_sum = checks.boolean("secure_sum", secure_sum)
+    sum_factory = SecureSampleSum(plan.clip_norm) if is_secure_sum else None
+    return MatrixFactorizationAggregator(make_query, noise_seed, sum_factory)
 
 
 # tff.aggregators.SecureSumFactory rounds floats to whole multiples of (upper - lower) / LEVELS.
 _LEVELS = 2**32 - 1
+_COUNT_NAMES = ("clients", "clipped", "zeroed")
 
 
 class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
-    """Sums QuerySamples with tff.aggregators.SecureSumFactory: the records rounded to 32 bits in
-    [-clip_norm, clip_norm], the counts exactly.
+    """Sum of QuerySamples by tff.aggregators.SecureSumFactory.
+
+    Records are rounded to 32 bits in [-clip_norm, clip_norm], and counts are exact.
 
     Args:
-      clip_norm: no entry of a record is larger in absolute value.
+      clip_norm: bound on the absolute value of each entry of a record.
     """
 
     def __init__(self, clip_norm: float) -> None:
@@ -204,16 +220,16 @@ class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
 
     @property
     def entry_rounding(self) -> float:
-        """The most that rounding adds to an entry: half a step, and a thousandth for TFF's float64
+        """Bound on the rounding of an entry: half a step, and a thousandth for TFF's float64
         arithmetic (2^-20 of a step).
         """
         return 0.501 * 2 * self._bound / _LEVELS
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        """The process for samples of `value_type`."""
-        record_type = value_type[0]
+        """Returns the process for samples of `value_type`."""
+        record_type = value_type.record
         counts_type = tff.to_type(
-            collections.OrderedDict((name, np.int32) for name in QuerySample._fields[1:])
+            collections.OrderedDict((name, np.int32) for name in _COUNT_NAMES)
         )
         records = tff.aggregators.SecureSumFactory(self._bound).create(record_type)
         counts = tff.aggregators.SecureSumFactory(1, 0).create(counts_type)
@@ -223,32 +239,33 @@ class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
             return tff.federated_zip((records.initialize(), counts.initialize()))
 
         @tff.tensorflow.computation(value_type)
-        def parts(sample: Any) -> Any:
-            with marks.scope("parts"):
-                sample = marks.marked_sample(sample)
+        def split_sample(sample: Any) -> Any:
+            with call_scope("parts"):
+                sample = tagged_sample(sample)
             return sample.record, collections.OrderedDict(
-                (name, getattr(sample, name)) for name in QuerySample._fields[1:]
+                (name, getattr(sample, name)) for name in _COUNT_NAMES
             )
 
         @tff.tensorflow.computation(record_type, counts_type)
-        def whole(record: Any, counts: Any) -> Any:
-            with marks.scope("whole"):
-                return marks.marked_sample(QuerySample(record, **counts))
+        def join_sample(record: Any, counts: Any) -> Any:
+            with call_scope("whole"):
+                return tagged_sample(QuerySample(record, **counts))
 
         @tff.federated_computation(
             initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
         )
-        def one_round(state: Any, value: Any) -> Any:
-            record, count = tff.federated_map(parts, value)
-            summed, counted = records.next(state[0], record), counts.next(state[1], count)
+        def next_round(state: Any, value: Any) -> Any:
+            record, count = tff.federated_map(split_sample, value)
+            records_state, counts_state = state
+            records_output = records.next(records_state, record)
+            counts_output = counts.next(counts_state, count)
+            measurements = collections.OrderedDict(
+                records=records_output.measurements, counts=counts_output.measurements
+            )
             return tff.templates.MeasuredProcessOutput(
-                tff.federated_zip((summed.state, counted.state)),
-                tff.federated_map(whole, (summed.result, counted.result)),
-                tff.federated_zip(
-                    collections.OrderedDict(
-                        records=summed.measurements, counts=counted.measurements
-                    )
-                ),
+                tff.federated_zip((records_output.state, counts_output.state)),
+                tff.federated_map(join_sample, (records_output.result, counts_output.result)),
+                tff.federated_zip(measurements),
             )
 
-        return tff.templates.AggregationProcess(initialize, one_round)
+        return tff.templates.AggregationProcess(initialize, next_round)

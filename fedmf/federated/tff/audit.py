@@ -1,4 +1,4 @@
-"""The audit of TensorFlow Privacy's side: the query that `dp_aggregator` puts into a process."""
+"""The audited system of TensorFlow Privacy: the query that `dp_aggregator` puts into a process."""
 
 import math
 from typing import Any
@@ -12,63 +12,74 @@ from fedmf.server.audit import divisor_of, model_of
 
 
 class Query:
-    """The query of an aggregator, traced once: `fedmf.server.audit.Subject`."""
+    """The query of an aggregator, traced once: `fedmf.server.audit.Subject`.
+
+    Args:
+      plan: the plan of the query.
+      coordinates: number of entries of the model.
+      noise_seed: as of `MatrixFactorizationQuery`.
+    """
 
     def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:
         shapes = model_of(coordinates)
-        sizes = [math.prod(shape) for shape in shapes]
-        specs = [tf.TensorSpec(shape) for shape in shapes]
-        query = MatrixFactorizationQuery(
-            plan, specs, divisor=divisor_of(plan), noise_seed=noise_seed
+        self._sizes = [math.prod(shape) for shape in shapes]
+        self._specs = [tf.TensorSpec(shape) for shape in shapes]
+        self._plan = plan
+        self._query = MatrixFactorizationQuery(
+            plan, self._specs, divisor=divisor_of(plan), noise_seed=noise_seed
         )
+        self.initial_state = self._query.initial_global_state()
+        params = self._query.derive_sample_params(self.initial_state)
+        sample = self._query.initial_sample_state()
+        traced_sum = tf.function(self._sum_updates)
+        self._traced_sum = traced_sum.get_concrete_function(
+            params, tf.TensorSpec([None], tf.int64), tf.TensorSpec([])
+        )
+        traced_release = tf.function(self._release_sum)
+        self._traced_release = traced_release.get_concrete_function(sample, self.initial_state)
+        self._sum_cache: dict[Any, Any] = {}
 
-        def add(params: Any, places: Any, size: Any) -> Any:
-            sample = query.initial_sample_state()
-            for place in places:
-                parts = tf.split(tf.one_hot(place, coordinates) * size, sizes)
-                record = [
-                    tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)
-                ]
-                sample = query.accumulate_record(params, sample, record)
-            return sample
+    def _sum_updates(self, params: Any, places: Any, size: Any) -> Any:
+        """Returns the sum of updates of this size, each along one coordinate."""
+        sample = self._query.initial_sample_state()
+        for place in places:
+            update = tf.one_hot(place, sum(self._sizes)) * size
+            leaves = tf.split(update, self._sizes)
+            pairs = zip(leaves, self._specs, strict=True)
+            record = [tf.reshape(leaf, spec.shape) for leaf, spec in pairs]
+            sample = self._query.accumulate_record(params, sample, record)
+        return sample
 
-        def finish(sample: Any, state: Any) -> Any:
-            result, state, _ = query.get_noised_result(sample, state)
-            row = tf.concat([tf.reshape(part, [-1]) for part in result], axis=0)
-            if plan.quantile_clipping is not None:
-                noise = (
-                    state.clip.bits
-                    - tf.cast(sample.clients, tf.float32) / 2
-                    + tf.cast(sample.clipped, tf.float32)
-                )
-                bits = noise * (plan.stddev / divisor_of(plan) / bit_stddev(plan))
-                row = tf.concat(
-                    [row * tf.cast(plan.clip_norm / state.clip.last, tf.float32), [bits]], axis=0
-                )
+    def _release_sum(self, sample: Any, state: Any) -> tuple[Any, Any]:
+        """Returns the release of a sum as one vector, and the next state.
+
+        With an adaptive clip norm the vector is for the plan's clip norm, and its last entry is the
+        noise of the released bits.
+        """
+        result, state, _ = self._query.get_noised_result(sample, state)
+        row = tf.concat([tf.reshape(leaf, [-1]) for leaf in result], axis=0)
+        plan = self._plan
+        if plan.quantile_clipping is None:
             return row, state
-
-        self.initial_state, self._clip_norm = query.initial_global_state(), plan.clip_norm
-        self._params = query.derive_sample_params
-        params, sample = self._params(self.initial_state), query.initial_sample_state()
-        spec = tf.TensorSpec([None], tf.int64), tf.TensorSpec([])
-        self._add = tf.function(add).get_concrete_function(params, *spec)
-        self._finish = tf.function(finish).get_concrete_function(sample, self.initial_state)
-        self._sums: dict[Any, Any] = {}
+        num_clients = tf.cast(sample.clients, tf.float32)
+        num_clipped = tf.cast(sample.clipped, tf.float32)
+        bit_noise = state.clip.bits - num_clients / 2 + num_clipped
+        scaled_noise = bit_noise * (plan.stddev / divisor_of(plan) / bit_stddev(plan))
+        row *= tf.cast(plan.clip_norm / state.clip.last, tf.float32)
+        return tf.concat([row, [scaled_noise]], axis=0), state
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
         """See `fedmf.server.audit.Subject`."""
-        state = tf.nest.map_structure(np.array, state)  # as a checkpoint has it
-        params = self._params(state)
-        # A client knows the clip norm of the round
-        size *= float(params.clip_norm) / self._clip_norm
-        # The same updates under the same parameters have the same sum: a pure function, and the
-        # cost of a round.
-        key = (
-            places.tobytes(),
-            size,
-            *(np.asarray(part).tobytes() for part in tf.nest.flatten(params)),
-        )
-        if key not in self._sums:
-            self._sums[key] = self._add(params, tf.constant(places), tf.constant(size, tf.float32))
-        row, state = self._finish(self._sums[key], state)
+        state = tf.nest.map_structure(np.array, state)  # A checkpoint holds arrays.
+        params = self._query.derive_sample_params(state)
+        # A client knows the clip norm of the round.
+        size *= float(params.clip_norm) / self._plan.clip_norm
+        # The sum is a pure function of updates and parameters, and most of the cost of a round.
+        param_bytes = [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(params)]
+        key = (places.tobytes(), size, *param_bytes)
+        if key not in self._sum_cache:
+            self._sum_cache[key] = self._traced_sum(
+                params, tf.constant(places), tf.constant(size, tf.float32)
+            )
+        row, state = self._traced_release(self._sum_cache[key], state)
         return state, row.numpy().astype(np.float64)

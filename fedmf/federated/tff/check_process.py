@@ -1,16 +1,16 @@
-"""`check_process`: whether anything but clipped and noised sums goes from the clients of a TFF
-process to its server.
-"""
+"""`check_process`: the check that only clipped and noised sums go from clients to a TFF server."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from fedmf.federated.tff import tff
-from fedmf.federated.tff.data_flow import Leaf, Origin, Path, Release, RoundFlow, leaves
+from fedmf.federated.tff.data_flow import RoundFlow
+from fedmf.federated.tff.origins import Leaf, NoiseCall, Origin, Path, leaves
 
-# Where a round's output has what is neither state nor result. The guarantee does not
-# cover that place.
-_METRICS_AT = {
+# Index of the metrics in a round's output, beside state and result. The guarantee does not
+# cover them.
+_METRICS_INDEX = {
     tff.learning.templates.LearningProcessOutput: 1,
     tff.templates.MeasuredProcessOutput: 2,
 }
@@ -26,7 +26,7 @@ class Aggregation:
 
     Attributes:
       operation: TFF's name of it, such as "federated_sum".
-      type: of the values that are aggregated, in TFF's notation.
+      type: type of the values that are aggregated, in TFF's notation.
       role: "private" if it is a part of the sum that noise is added to; "metrics" if it reaches at
         most the metrics.
     """
@@ -36,121 +36,169 @@ class Aggregation:
     role: str
 
 
+class _RoundOutput(NamedTuple):
+    """The leaves of a round's output.
+
+    Attributes:
+      state: by path in the state.
+      result: the other leaves that the guarantee covers.
+      metrics: leaves that the guarantee does not cover.
+    """
+
+    state: dict[Path, Leaf]
+    result: list[Leaf]
+    metrics: list[Leaf]
+
+
 def check_process(process: Any) -> list[Aggregation]:
     """Lists every aggregation from clients to server of a TFF process, and refuses a process that
     the guarantee does not cover.
 
-    Every tensor of one round (`process.next`) is followed, through TFF's operations and
+    The check follows every tensor of one round (`process.next`), through TFF's operations and
     TensorFlow's. A process passes if
 
-    - it adds up what the clipping of one `MatrixFactorizationQuery` returns, and no operation
+    - it adds up the results of the clipping of one `MatrixFactorizationQuery`, and no operation
       stands between clipping and that one sum;
     - the sum goes through get_noised_result of that query and nowhere else, and the noise's state
-      comes back to its place;
-    - nothing else of the clients reaches the state or the result, and no exact count of them does.
+      returns to its position in the process's state;
+    - no other value of the clients reaches the state or the result, and no exact count of them.
 
     FedAvg, FedProx and FedSGD with `dp_aggregator` pass. Refused are Mime, adaptive clipping around
-    or within ours, a mean over the clients that came, and two of our aggregations: each spends the
-    whole budget of its plan.
+    or within ours, a mean over the participating clients, and two of our aggregations: each spends
+    the whole budget of its plan.
 
-    Metrics may be exact functions of the clients' data, which nobody covers. What a metric is, its
-    place decides: `metrics` of a LearningProcessOutput, `measurements` of a MeasuredProcessOutput.
+    Metrics may be exact functions of the clients' data, which no guarantee covers. Metrics are
+    `metrics` of a LearningProcessOutput and `measurements` of a MeasuredProcessOutput.
 
     The check finds mistakes. It does not resist forgery: a process that is written to deceive can
-    pass. The calls of the query are recognised by names in their graphs, `initialize` is not looked
-    at, and what a caller hands in at the server counts as public. Calls of the query in a
-    tf.function are not recognised, and refused.
+    pass. It recognises the calls of the query by names in their graphs, does not look at
+    `initialize`, and treats a caller's inputs at the server as public. It does not recognise calls
+    of the query in a tf.function, and refuses them.
 
     Args:
       process: tff.learning.templates.LearningProcess, or any other tff.templates.IterativeProcess.
 
     Raises:
-      TypeError: no such process.
-      ValueError: naming what is not covered; or there is no aggregation of ours, or more than one.
+      TypeError: the process is no IterativeProcess.
+      ValueError: a value is not covered; or there is no aggregation of fedmf, or more than one.
     """
     if not isinstance(process, tff.templates.IterativeProcess):
         raise TypeError(
             f"process={process!r} is no tff.templates.IterativeProcess: pass a built one"
         )
     flow = RoundFlow(process)
-    state, result, metrics = _places(process, flow.output)
-    numbers = {
-        key
-        for leaf in (*state.values(), *result, *metrics)
-        for kind, key in leaf.origins
-        if kind == "release"
-    }
+    output = _round_output(process, flow.output)
+    noise_call = _only_noise_call(flow, output)
+    _check_covered(flow, output, noise_call)
+    if noise_call is None:
+        raise ValueError(
+            "process has no aggregation of fedmf: build it with "
+            "model_aggregator=federated.dp_aggregator(...)"
+        )
+    _check_noise_state(output, noise_call)
+    _check_broadcast(noise_call)
+    for leaf in output.metrics:
+        _check_metric(leaf, noise_call)
+    return [
+        Aggregation(
+            operation=aggregate.operation,
+            type=aggregate.type,
+            role="private" if Origin("aggregate", index) in noise_call.total else "metrics",
+        )
+        for index, aggregate in enumerate(flow.calls.aggregates)
+    ]
+
+
+def _round_output(process: Any, output: Any) -> _RoundOutput:
+    """Returns the leaves of a round's output, by their meaning."""
+    output_type = process.next.type_signature.result
+    if process.state_type.is_assignable_from(output_type):
+        return _RoundOutput(dict(leaves(output)), [], [])
+    metrics_index = _METRICS_INDEX.get(getattr(output_type, "python_container", None))
+    state, *components = output
+    result: list[Leaf] = []
+    metrics: list[Leaf] = []
+    for index, component in enumerate(components, 1):
+        component_leaves = metrics if index == metrics_index else result
+        component_leaves.extend(leaf for _, leaf in leaves(component))
+    return _RoundOutput(dict(leaves(state)), result, metrics)
+
+
+def _only_noise_call(flow: RoundFlow, output: _RoundOutput) -> NoiseCall | None:
+    """Returns the call that added noise to the output; None if none did.
+
+    Raises:
+      ValueError: more than one did.
+    """
+    all_leaves = (*output.state.values(), *output.result, *output.metrics)
+    numbers: set[int] = set()
+    for leaf in all_leaves:
+        numbers |= {origin.key for origin in leaf.origins if origin.kind == "release"}
     if len(numbers) > 1:
         raise ValueError(
             f"process releases {len(numbers)} clipped and noised sums of its clients a round, and "
             "each spends the whole budget of its plan: give dp_aggregator to one aggregation, of "
             "all that the clients send"
         )
-    release = flow.releases[numbers.pop()] if numbers else None
-    hidden = _of_state(release, "secret", "count")
-    places = (
-        {path: ("next", release.number, n) for n, path in enumerate(release.paths)}
-        if release
-        else {}
-    )
-    released = [
-        leaf for path, leaf in state.items() if leaf.name is None or leaf.name != places.get(path)
-    ]
-    for leaf in (*released, *result):
+    return flow.calls.noise_calls[numbers.pop()] if numbers else None
+
+
+def _check_covered(flow: RoundFlow, output: _RoundOutput, noise_call: NoiseCall | None) -> None:
+    """Raises ValueError for a leaf of state or result that the guarantee does not cover."""
+    hidden: set[Origin] = set()
+    names: dict[Path, Any] = {}
+    if noise_call is not None:
+        hidden = _state_origins(noise_call, {"secret", "count"})
+        names = _next_state_names(noise_call)
+    for path, leaf in output.state.items():
+        is_next_noise_state = leaf.name is not None and leaf.name == names.get(path)
+        if not is_next_noise_state:
+            _check_released(flow, leaf, hidden)
+    for leaf in output.result:
         _check_released(flow, leaf, hidden)
-    if release is None:
-        raise ValueError(
-            "process has no aggregation of fedmf: build it with "
-            "model_aggregator=federated.dp_aggregator(...)"
-        )
-    if any(path not in state or state[path].name != place for path, place in places.items()):
-        raise ValueError(
-            "process does not keep the noise's next state where it takes it from, so that noise "
-            "may come again: return the state of get_noised_result in its place"
-        )
-    clipping = release.clipping
-    if clipping.params - _of_state(release, "public") or clipping.record & hidden:
+
+
+def _next_state_names(noise_call: NoiseCall) -> dict[Path, Any]:
+    """Returns the names of the noise's next state, by their path in the process's state."""
+    return {path: ("next", noise_call.number, n) for n, path in enumerate(noise_call.paths)}
+
+
+def _state_origins(noise_call: NoiseCall, roles: Iterable[str]) -> set[Origin]:
+    """Returns the noise's state before the round, restricted to these roles."""
+    pairs = zip(noise_call.paths, noise_call.roles, strict=True)
+    return {Origin("state", path) for path, role in pairs if role in roles}
+
+
+def _check_noise_state(output: _RoundOutput, noise_call: NoiseCall) -> None:
+    """Raises ValueError where the noise's next state does not replace the one before."""
+    for path, name in _next_state_names(noise_call).items():
+        if path not in output.state or output.state[path].name != name:
+            raise ValueError(
+                "process does not keep the noise's next state where it takes it from, so that "
+                "noise may come again: return the state of get_noised_result in its place"
+            )
+
+
+def _check_broadcast(noise_call: NoiseCall) -> None:
+    """Raises ValueError where clients receive secret parts of the noise's state."""
+    clipping = noise_call.clipping
+    sends_secrets = clipping.params - _state_origins(noise_call, {"public"})
+    trains_on_secrets = clipping.record & _state_origins(noise_call, {"secret", "count"})
+    if sends_secrets or trains_on_secrets:
         raise ValueError(
             "process sends its clients more of the noise's state than derive_sample_params of the "
             "same query makes of it: send them nothing else of that state"
         )
-    for leaf in metrics:
-        _check_metrics(leaf, release)
-    return [
-        Aggregation(
-            operation=found.operation,
-            type=found.type,
-            role="private" if Origin("aggregate", index) in release.total else "metrics",
-        )
-        for index, found in enumerate(flow.aggregates)
-    ]
-
-
-def _places(process: Any, output: Any) -> tuple[dict[Path, Leaf], list[Leaf], list[Leaf]]:
-    """State, by path, result and metrics of a round's output."""
-    kind = process.next.type_signature.result
-    if process.state_type.is_assignable_from(kind):
-        return dict(leaves(output)), [], []
-    metrics_at = _METRICS_AT.get(getattr(kind, "python_container", None))
-    others = [
-        (index, leaf) for index, part in enumerate(output) if index > 0 for _, leaf in leaves(part)
-    ]
-    result = [leaf for index, leaf in others if index != metrics_at]
-    return dict(leaves(output[0])), result, [leaf for index, leaf in others if index == metrics_at]
-
-
-def _of_state(release: Release | None, *roles: str) -> set[Origin]:
-    """The parts of the noise's state with these roles, before the round."""
-    pairs = zip(release.paths, release.roles, strict=True) if release else ()
-    return {Origin("state", path) for path, role in pairs if role in roles}
 
 
 def _check_released(flow: RoundFlow, leaf: Leaf, hidden: set[Origin]) -> None:
-    kinds = {kind for kind, _ in leaf.origins}
-    if found := flow.aggregate_in(leaf.origins):
+    """Raises ValueError for a leaf with an origin that may not leave the clients or the noise."""
+    kinds = {origin.kind for origin in leaf.origins}
+    aggregate = flow.calls.aggregate_in(leaf.origins)
+    if aggregate is not None:
         raise ValueError(
-            f"process has a {found.operation} of {found.type} from the clients, which reaches its "
-            f"state or result without clipping and noise: {_WAY_OUT}"
+            f"process has a {aggregate.operation} of {aggregate.type} from the clients, which "
+            f"reaches its state or result without clipping and noise: {_WAY_OUT}"
         )
     if leaf.origins & hidden or "secret" in kinds:
         raise ValueError(
@@ -161,12 +209,13 @@ def _check_released(flow: RoundFlow, leaf: Leaf, hidden: set[Origin]) -> None:
         raise ValueError(f"process returns values of single clients: {_WAY_OUT}")
 
 
-def _check_metrics(leaf: Leaf, release: Release) -> None:
-    kinds = {kind for kind, _ in leaf.origins}
+def _check_metric(leaf: Leaf, noise_call: NoiseCall) -> None:
+    """Raises ValueError for a metric that shows clipped updates or the noise."""
+    kinds = {origin.kind for origin in leaf.origins}
     if "record" in kinds:
         raise ValueError(
             "process measures its clipped updates, or their sum, without noise: let the sum go "
             "through get_noised_result and nowhere else"
         )
-    if leaf.origins & _of_state(release, "secret") or "secret" in kinds:
+    if leaf.origins & _state_origins(noise_call, {"secret"}) or "secret" in kinds:
         raise ValueError("process has the noise's key or rows in its metrics: leave them out")

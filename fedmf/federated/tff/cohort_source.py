@@ -1,6 +1,4 @@
-"""`CohortDataSource`: the cohorts of a participation controller as the data source
-of a TFF program.
-"""
+"""`CohortDataSource`: a participation controller's cohorts as the data source of a TFF program."""
 
 import dataclasses
 import hashlib
@@ -18,23 +16,24 @@ from fedmf.participation.ledger import ParticipationLedger
 
 
 class CohortDataSource(tff.program.FederatedDataSource):
-    """The data of the controller's cohorts, round by round, for `tff.learning.programs.train_model`
-    and kin.
+    """The data of the controller's cohorts, round by round, for TFF programs.
 
-    All passes go over the same rounds: a cohort is a pure function of the controller's seed, the
-    round and the ledger so far. A round that is discarded or done again has the same clients, and
-    is one round of the ledger. An iterator that is saved in a program state holds the ledger of the
-    rounds before, which a new controller like the first then goes on from. With sampling that is
-    secret, as is the noise in it.
+    It is for `tff.learning.programs.train_model` and similar programs.
+
+    All iterators yield the same rounds: a cohort is a pure function of the controller's seed, the
+    round and the ledger so far. A round that is discarded or repeated has the same clients, and is
+    one round of the ledger. An iterator that is saved in a program state holds the ledger of the
+    rounds before, from which a new controller with the same arguments resumes. With sampling the
+    ledger is secret, as is the noise in the program state.
 
     Args:
-      controller: draws the cohorts; its ledger is the record of the run.
-      client_data: index of a client -> its tf.data.Dataset, of the same element_spec for all. Pure:
-        a round that is done again has the same noise, and must have the same examples
-        in the same order.
+      controller: samples the cohorts; its ledger is the record of the run.
+      client_data: index of a client -> its tf.data.Dataset, with one element_spec for all clients.
+        Pure: a repeated round has the same noise, and must have the same examples in the same
+        order.
 
     Raises:
-      TypeError: client_data gives anything else for client 0.
+      TypeError: client_data returns no tf.data.Dataset for client 0.
 
     Example:
       >>> import fedmf, numpy as np, tensorflow as tf
@@ -59,22 +58,22 @@ class CohortDataSource(tff.program.FederatedDataSource):
         example = client_data(0)
         if not isinstance(example, tf.data.Dataset):
             raise TypeError(
-                f"client_data gave {example!r} for client 0: it must give a "
-                "tf.data.Dataset for each client"
+                f"client_data gave {example!r} for client 0: return a tf.data.Dataset for each "
+                "client"
             )
         elements = tff.types.tensorflow_to_type(example.element_spec)
         self._federated_type = tff.FederatedType(tff.SequenceType(elements), tff.CLIENTS)
-        # TFF restores an iterator by a method of its class, and says nothing else
-        # of where its data are.
+        # TFF restores an iterator by a class method without arguments, so that the class itself
+        # must know the source.
         self._iterator_class = type("CohortIterator", (CohortIterator,), {"source": self})
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """That of a list of datasets at clients."""
+        """Type of a list of datasets at clients."""
         return self._federated_type
 
     def iterator(self) -> "CohortIterator":
-        """A pass from round 0 on."""
+        """Returns an iterator that begins with round 0."""
         return self._iterator_class()
 
     def training_selection_fn(self, round_num: int) -> list[tf.data.Dataset]:
@@ -85,8 +84,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
         Raises:
           TypeError: round_num is not an int.
-          ValueError: a round before 1 or beyond the plan's last; rounds out of order; in a new
-            process, before the controller has taken over the ledger of the rounds before.
+          ValueError: the round is before 1 or beyond the plan's last; rounds are out of order; or,
+            in a new process, the controller has not resumed from the ledger of the rounds before.
         """
         hint = "TFF's first round is 1"
         round_num = checks.integer("round_num", round_num, low=1, hint=hint)
@@ -94,8 +93,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
         num_drawn = len(self.controller.ledger)
         if round_num > rounds:
             raise ValueError(
-                f"round_num={round_num} is beyond the last, {rounds}: the plan of rounds={rounds} "
-                "is over and has no more rounds; make a plan for more, with a guarantee of its own"
+                f"round_num={round_num} is beyond the last round of a plan of rounds={rounds}: "
+                "make a plan for more rounds, with a guarantee of its own"
             )
         if round_num > num_drawn + 1:
             raise ValueError(
@@ -108,7 +107,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
-    """A pass over the rounds of one `CohortDataSource`, which makes it."""
+    """An iterator over the rounds of one `CohortDataSource`, which makes it."""
 
     source: ClassVar[CohortDataSource]
 
@@ -117,62 +116,63 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """That of the source."""
+        """Type of the source's data."""
         return self.source.federated_type
 
     def select(self, k: int | None = None) -> list[tf.data.Dataset]:
-        """The datasets of the next round's cohort.
+        """Returns the datasets of the next round's cohort.
 
         Args:
           k: the controller's cohort_size, or None.
 
         Raises:
-          ValueError: another k, or no round is left.
+          ValueError: k is another number, or all rounds are over.
         """
-        size = self.source.controller.cohort_size
+        cohort_size = self.source.controller.cohort_size
         if k is not None:
-            k = checks.integer(
-                "k", k, low=1, hint=f"ask for {size}, the controller's `cohort_size`"
-            )
-        if k not in (None, size):
+            hint = f"ask for {cohort_size}, the controller's `cohort_size`"
+            k = checks.integer("k", k, low=1, hint=hint)
+        if k not in (None, cohort_size):
             raise ValueError(
-                f"k={k} clients a round, but the controller draws "
-                f"cohort_size={size}: ask for {size}"
+                f"k={k} clients a round, but the controller samples cohort_size={cohort_size}: ask "
+                f"for {cohort_size}"
             )
-        data = self.source.training_selection_fn(self._num_selected + 1)
+        datasets = self.source.training_selection_fn(self._num_selected + 1)
         self._num_selected += 1
-        return data
+        return datasets
 
     def to_bytes(self) -> bytes:
-        """JSON: what the controller is, and the ledger of the rounds done, a list [took part,
-        selected] of client indices for each.
+        """Returns JSON of the controller's arguments and of the ledger so far.
+
+        The ledger has a list [participants, selected] of client indices for each round.
         """
         ledger = self.source.controller.ledger
         rounds = [
             [ledger.cohort(t).tolist(), ledger.selected(t).tolist()]
             for t in range(self._num_selected)
         ]
-        return json.dumps(
-            {"controller": _described(self.source.controller), "rounds": rounds}
-        ).encode()
+        state = {"controller": _arguments(self.source.controller), "rounds": rounds}
+        return json.dumps(state).encode()
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> "CohortIterator":
-        """The inverse of `to_bytes`. A controller that has drawn nothing goes on from the ledger.
+        """Returns the iterator of `to_bytes`. A controller without rounds resumes from its ledger.
 
         Raises:
-          ValueError: the controller is made with other arguments, the ledger is not its own, or one
-            that it cannot have drawn.
+          ValueError: the controller has other arguments, the ledger is another one, or the
+            controller cannot have sampled it.
         """
-        controller, state = cls.source.controller, json.loads(buffer)
-        there = _described(controller)
-        if changed := sorted(
-            name for name in there if state["controller"].get(name) != there[name]
-        ):
+        controller = cls.source.controller
+        state = json.loads(buffer)
+        arguments = _arguments(controller)
+        changed = sorted(
+            name for name in arguments if state["controller"].get(name) != arguments[name]
+        )
+        if changed:
             raise ValueError(
                 "the program state was saved with a controller of another "
-                f"{' and '.join(changed)}, which draws other cohorts under the same noise: make "
-                "the controller with the arguments that it had, or use a state folder of its own"
+                f"{' and '.join(changed)}, which samples other cohorts under the same noise: make "
+                "the controller with the arguments that it had, or use another state folder"
             )
         saved = ParticipationLedger(cohort_size=controller.ledger.cohort_size)
         for cohort, selected in state["rounds"]:
@@ -182,22 +182,24 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         elif controller.ledger.first(len(saved)).to_csv() != saved.to_csv():
             raise ValueError(
                 f"the program state's first {len(saved)} rounds had other cohorts than the "
-                "controller's: it belongs to another run; use a "
-                "state folder of its own, or a new controller to go on with that one"
+                "controller's: it belongs to another run; use another state folder, or a new "
+                "controller to resume that run"
             )
         return cls(len(saved))
 
 
-def _described(controller: ParticipationController) -> dict[str, str]:
-    """What its draws follow from, by argument; of the seed, which is secret
-    with sampling, a digest.
+def _arguments(controller: ParticipationController) -> dict[str, str]:
+    """Returns a text for each argument of a controller that its cohorts depend on.
+
+    The seed, which is secret with sampling, has a digest.
     """
     names = ("participation", "population", "cohort_size", "sampling", "behavior")
-    # Of a model that is no dataclass nothing but its class is known
-    available = controller.availability
-    return {name: repr(getattr(controller, name)) for name in names} | {
-        "availability": repr(available)
-        if dataclasses.is_dataclass(available)
-        else type(available).__name__,
-        "seed": hashlib.sha256(f"fedmf controller {controller.seed}".encode()).hexdigest(),
-    }
+    arguments = {name: repr(getattr(controller, name)) for name in names}
+    availability = controller.availability
+    if dataclasses.is_dataclass(availability):
+        arguments["availability"] = repr(availability)
+    else:  # The representation of other objects may have their address in memory.
+        arguments["availability"] = type(availability).__name__
+    digest = hashlib.sha256(f"fedmf controller {controller.seed}".encode())
+    arguments["seed"] = digest.hexdigest()
+    return arguments

@@ -1,5 +1,6 @@
-"""Optimizers of clients and server, as tff.learning optimizers; and SGD with momentum under a
-schedule, which TFF has not.
+"""Optimizers of clients and server as tff.learning optimizers.
+
+TFF itself has no SGD with momentum under a schedule of learning rates.
 """
 
 import collections
@@ -13,10 +14,10 @@ from fedmf.runs.config import TrainConfig
 
 
 class ScheduledSGDM(tff.learning.optimizers.Optimizer):
-    """Momentum v <- momentum * v + g; w <- w - learning_rates[t] * v in round t.
+    """SGD with momentum: v <- momentum * v + g; w <- w - learning_rates[t] * v in round t.
 
-    The FedSGDM server step of the banded paper's App. I; data-independent, hence post-processing of
-    the privatised updates.
+    It is the FedSGDM server step of the banded paper's App. I, a post-processing of the privatised
+    updates because it depends on no data.
 
     Args:
       learning_rates: float (rounds,), positive; see `fedmf.WarmupCooldown`.
@@ -45,12 +46,15 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
         self._momentum = checks.positive("momentum", momentum, hint, below=1, allow_zero=True)
 
     def initialize(self, specs: Any) -> Any:
-        """Round 0 and zero momentum for weights of these specs."""
-        velocity = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
+        """Returns the state of round 0, with zero momentum, for weights of these specs."""
+        velocity = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
         return collections.OrderedDict(round=tf.constant(0, tf.int32), velocity=velocity)
 
     def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-        """One step; pure. Past the last round the last rate is kept."""
+        """Returns the state and the weights after a step.
+
+        Rounds after the last have its learning rate.
+        """
         t = tf.minimum(state["round"], len(self._rates) - 1)
         rate = tf.constant(self._rates, tf.float32)[t]
         velocity = tf.nest.map_structure(
@@ -62,27 +66,27 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
         return collections.OrderedDict(round=state["round"] + 1, velocity=velocity), weights
 
 
-def server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
-    """The server's optimizer at the config's schedule.
+def tff_server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
+    """Returns the server's optimizer with the config's schedule.
 
-    It sees privatised updates only: whichever it is, the guarantee is the same.
+    It sees privatised updates only, so that the guarantee is the same for every optimizer.
     """
     rates = config.server_schedule().learning_rates()
     rule = config.server_rule
     if rule == "sgd":
         return ScheduledSGDM(rates, momentum=config.server_momentum)
-    build = _ADAPTIVE[rule]
-    beta = {} if rule == "adagrad" else {"beta_1": config.server_momentum}
-    optimizer = build(float(rates[0]), epsilon=config.server_epsilon, **beta)
-    # The round after the last is asked for as well.
+    arguments = {"epsilon": config.server_epsilon}
+    if rule != "adagrad":
+        arguments["beta_1"] = config.server_momentum
+    optimizer = _ADAPTIVE_BUILDERS[rule](float(rates[0]), **arguments)
+    # TFF evaluates the schedule for the round after the last as well.
     return tff.learning.optimizers.schedule_learning_rate(
         optimizer, lambda t: tf.constant(rates, tf.float32)[tf.minimum(t, len(rates) - 1)]
     )
 
 
 class Proximal(tff.learning.optimizers.Optimizer):
-    """An optimizer with FedProx's term: gradient + strength * (weights - weights before
-    the first step).
+    """An optimizer with FedProx's term, strength * (weights - weights before the first step).
 
     Li et al., Federated Optimization in Heterogeneous Networks, Eq. 2. TFF 0.87's
     build_unweighted_fed_prox adds the term with the other sign, which drives clients apart.
@@ -97,17 +101,18 @@ class Proximal(tff.learning.optimizers.Optimizer):
     """
 
     def __init__(self, optimizer: tff.learning.optimizers.Optimizer, strength: float) -> None:
-        self._optimizer, self._strength = optimizer, strength
+        self._optimizer = optimizer
+        self._strength = strength
 
     def initialize(self, specs: Any) -> Any:
-        """The inner state; the first weights are not known yet."""
-        start = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
+        """Returns the optimizer's initial state; the first weights are unknown until `next`."""
+        start = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
         return collections.OrderedDict(
             begun=tf.constant(False), start=start, inner=self._optimizer.initialize(specs)
         )
 
     def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-        """One step; pure."""
+        """Returns the state and the weights after a step."""
         start = tf.nest.map_structure(
             lambda s, w: tf.where(state["begun"], s, w), state["start"], weights
         )
@@ -121,18 +126,20 @@ class Proximal(tff.learning.optimizers.Optimizer):
         return collections.OrderedDict(begun=tf.constant(True), start=start, inner=inner), weights
 
 
-def client_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
-    """The clients' optimizer, which begins anew with every client and round."""
+def tff_client_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
+    """Returns the clients' optimizer; every client begins with a new state in every round."""
     if config.client_optimizer == "sgd":
         optimizer = tff.learning.optimizers.build_sgdm(
             config.client_learning_rate, config.client_momentum or None
         )
     else:
-        optimizer = _ADAPTIVE[config.client_optimizer](config.client_learning_rate)
-    return Proximal(optimizer, config.proximal_strength) if config.proximal_strength else optimizer
+        optimizer = _ADAPTIVE_BUILDERS[config.client_optimizer](config.client_learning_rate)
+    if not config.proximal_strength:
+        return optimizer
+    return Proximal(optimizer, config.proximal_strength)
 
 
-_ADAPTIVE = {
+_ADAPTIVE_BUILDERS = {
     "adam": tff.learning.optimizers.build_adam,
     "adagrad": tff.learning.optimizers.build_adagrad,
     "yogi": tff.learning.optimizers.build_yogi,

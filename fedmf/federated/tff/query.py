@@ -1,4 +1,4 @@
-"""`MatrixFactorizationQuery`: MF-DP-FTRL as a TensorFlow Privacy DPQuery."""
+"""`MatrixFactorizationQuery`: MF-DP-FTRL as a DPQuery of TensorFlow Privacy."""
 
 import collections
 import copy
@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from fedmf import checks
 from fedmf.federated.execution.records import QuerySample, Records
-from fedmf.federated.tff import marks, tfp
-from fedmf.federated.tff.noise import NoiseRows, RunSeeds
+from fedmf.federated.tff import tfp
+from fedmf.federated.tff.graph_tags import tags_clipping, tags_noise, tags_params
+from fedmf.federated.tff.noise import GraphNoise
+from fedmf.federated.tff.noise_source import RunSeeds
 from fedmf.noise.strategies import check_graph_strategy
 from fedmf.privacy.plan import Plan, noise_size
 from fedmf.privacy.source_tail import GRAPH_END, check_tail
@@ -31,15 +33,15 @@ from fedmf.server.state import NoiseState, check_plan, mark_of, plan_mark
 
 
 class QueryState(NamedTuple):
-    """State between rounds. Secret, because the noise's state holds the key.
+    """State between rounds. It is secret, because the noise's state holds the key.
 
     Attributes:
       noise: see `NoiseState`.
       clients, clipped, zeroed: int32 (), the counts of the last round; see `QuerySample`.
       scaling: `ScalingState`; empty without a `Scaling`.
-      clip: `ClipState`; empty for one clip norm.
-      records: uint64 (), mark of how records are zeroed, clipped and scaled: a round that is done
-        again with other records under the same noise gives both away.
+      clip: `ClipState`; empty for a constant clip norm.
+      records: uint64 (), fingerprint of the zeroing, clipping and scaling of records. A round that
+        is repeated with other sums under the same noise gives both sums away.
     """
 
     noise: NoiseState
@@ -52,39 +54,42 @@ class QueryState(NamedTuple):
 
 
 class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
-    """Sum of clipped records plus row t of N Z in round t (Denisov et al. 2022, Alg. 1 and
-    Thm. 4.1; banded paper, Alg. 1).
+    """Sum of clipped records plus row t of N Z in round t.
 
-    Pure: every call is a function of its arguments, so it runs in TFF's aggregators, in tf.function
-    and eagerly alike. State is the noise's (its key, the round number and a few rows) and three
-    counts of the last round.
+    Denisov et al. 2022, Alg. 1 and Thm. 4.1; banded paper, Alg. 1.
+
+    All methods are pure functions of their arguments, so that they run in TFF's aggregators, in
+    tf.function and eagerly. The state is that of the noise (its key, the round number and a few
+    rows) and three counts of the last round.
 
     The guarantee is about one client at a time: each record counts once and for at most clip_norm
-    in the sum, however many records a round has. With no record at all the result is the noise.
+    in the sum, however many records a round has. The result of a round without records is the
+    noise.
 
     Records are clipped in float32 (float64 leaves in float64), summed and noised in float64, and
-    rounded to float32, from there to half precision where the leaf has it. The guarantee is that of
-    the mechanism on real numbers, as in all the papers; docs/randomness.md says what rounding adds.
+    rounded to float32, and then to half precision for leaves in half precision. The guarantee is
+    that of the mechanism on real numbers, as in all papers; docs/randomness.md says what rounding
+    adds.
 
     Args:
-      plan: what to run; the only source of the noise scale.
+      plan: the plan; the only source of the noise scale.
       record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record:
         float16, bfloat16, float32 or float64 leaves; some may be empty or scalars.
       noise_seed: non-negative int, secret in a real deployment: the first initial state has the
-        noise of this seed, each later one noise of its own, in a graph each later call. "os" draws
-        a seed from the operating system for every initial state, in a graph for every call, which
-        nobody knows and only the state holds.
+        noise of this seed, each later one, in a graph each later call, noise of its own. With "os"
+        the operating system draws a seed for every initial state, in a graph for every call, and
+        only the state holds it.
       zeroing_norm: a record with an entry larger than this in absolute value counts as zero
         (papers: 100); None for no limit. A record with a NaN or an infinity always counts as zero.
       noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a
         `HostNoise`; None is the former.
-      divisor: the result is divided by this fixed number.
-      count_metrics: report the counts of the last round in the metrics. They are exact functions of
-        the clients' data and NOT covered by the guarantee: in a real deployment pass False, or keep
-        the metrics as secret as the updates.
+      divisor: fixed number by which the result is divided.
+      count_metrics: whether the metrics have the counts of the last round. They are exact functions
+        of the clients' data and NOT covered by the guarantee: in a real deployment pass False, or
+        keep the metrics as secret as the updates.
 
     Attributes:
-      plan, divisor: as given.
+      plan, divisor: the arguments of these names.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -136,8 +141,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._adaptive = plan.quantile_clipping
         if self._adaptive is not None and self.divisor == 1:
             raise ValueError(
-                "quantile_clipping needs the fixed number of records of a round, to know which "
-                "part of them is clipped: give it as divisor, or use a plan of one clip norm"
+                "quantile_clipping needs the fixed number of records of a round, to compute the "
+                "fraction that is clipped: give it as divisor, or use a plan of one clip norm"
             )
         check_clip_norm(plan)
         self._clip_norm = plan.clip_norm
@@ -147,7 +152,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         size = noise_size(plan, self._records.size)
         if noise_strategy != "precomputed":
             check_tail(plan, GRAPH_END, entries=plan.mechanism.rounds * size)
-        self._noise = NoiseRows(
+        self._noise = GraphNoise(
             stream=plan.mechanism.stream(),
             size=size,
             mark=plan_mark(plan),
@@ -155,8 +160,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         )
 
     def with_entry_rounding(self, entry_rounding: float) -> "MatrixFactorizationQuery":
-        """This query for a sum that adds up to `entry_rounding` to an entry: it clips to clip_norm
-        - sqrt(entries) entry_rounding.
+        """Returns this query for a sum that rounds each entry by up to `entry_rounding`.
+
+        It clips to clip_norm - sqrt(entries) entry_rounding.
         """
         if self._adaptive is not None:
             raise ValueError(
@@ -175,8 +181,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return query
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationQuery":
-        """This query with records scaled before they are zeroed and clipped, and the result scaled
-        back; the guarantee is the same.
+        """Returns this query with records that are scaled before they are zeroed and clipped.
+
+        The result is scaled back; the guarantee is the same.
         """
         check_scaling(scaling)
         query = copy.copy(self)
@@ -184,94 +191,102 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return query
 
     def initial_global_state(self) -> QueryState:
-        """State before round 0 of another run, whose noise no other state of this query or its
-        copies has.
+        """Returns the state before round 0 of a new run.
 
-        In a graph that is built once, all calls begin one run, unless noise_seed="os".
+        No other state of this query or its copies has the noise of this run. In a graph that is
+        built once, all calls begin one run, unless noise_seed="os".
         """
         zero = tf.constant(0, tf.int32)
         shapes = [spec.shape for spec in self._flat_specs]
         scaling = () if self._scaling is None else initial_scaling(shapes, tf)
         clip = () if self._adaptive is None else initial_clip(self.plan.clip_norm, tf)
-        noise = self._noise.initial_state(self._seeds.next_key())
-        return QueryState(noise, zero, zero, zero, scaling, clip, self._records_mark())
-
-    @marks.params
-    def derive_sample_params(self, global_state: QueryState) -> ClientParams:
-        """Constants of the plan, and what past results decide of clip norm and scales: nothing else
-        about the noise leaves the server.
-        """
-        clip_norm, zeroing_norm = (
-            tf.constant(norm, tf.float64) for norm in (self._clip_norm, self._zeroing_norm)
+        return QueryState(
+            noise=self._noise.initial_state(self._seeds.next_key()),
+            clients=zero,
+            clipped=zero,
+            zeroed=zero,
+            scaling=scaling,
+            clip=clip,
+            records=self._records_fingerprint(),
         )
+
+    @tags_params
+    def derive_sample_params(self, global_state: QueryState) -> ClientParams:
+        """Returns the norms and scales by which clients clip in this round.
+
+        They are constants of the plan or follow from past results: no other value that depends on
+        the noise leaves the server.
+        """
+        clip_norm = tf.constant(self._clip_norm, tf.float64)
+        if self._adaptive is not None:
+            clip_norm = global_state.clip.norm
         return ClientParams(
-            clip_norm if self._adaptive is None else global_state.clip.norm,
-            zeroing_norm,
-            () if self._scaling is None else global_state.scaling.scales,
+            clip_norm=clip_norm,
+            zeroing_norm=tf.constant(self._zeroing_norm, tf.float64),
+            scales=() if self._scaling is None else global_state.scaling.scales,
         )
 
     def initial_sample_state(self, template: Any = None) -> QuerySample:
-        """Zeros in the structure of `template`, by default of `record_specs`.
+        """Returns the sum of no records, in the structure of `template`.
+
+        Its default is the structure of `record_specs`.
 
         Raises:
-          ValueError: the template is of other shapes than record_specs.
+          ValueError: the template has other shapes than record_specs.
         """
         return self._records.zero(template)
 
-    @marks.clip
+    @tags_clipping
     def preprocess_record(self, params: ClientParams, record: Any) -> QuerySample:
-        """Zeroing, then clipping to clip_norm in L2 over all leaves together.
+        """Zeroes a record, or clips it to clip_norm in L2 over all leaves together.
 
         The result's norm never exceeds clip_norm.
 
         Raises:
-          ValueError: the record is of other shapes than record_specs.
-          TypeError: it has a tensor of a dtype that does not fit into the leaf's without loss.
+          ValueError: the record has other shapes than record_specs.
+          TypeError: a tensor has a dtype that does not fit into the leaf's without loss.
         """
         return self._records.clipped(params, record)
 
-    @marks.noise
+    @tags_noise
     def get_noised_result(
         self, sample_state: QuerySample, global_state: QueryState
     ) -> tuple[Any, QueryState, Any]:
-        """(sum + this round's noise) / divisor, in the dtypes of record_specs, and the state for
-        the next round.
+        """Returns (sum + this round's noise) / divisor, the next state and an event.
 
-        The event of a single round is Unsupported on purpose: rounds are correlated and do not
-        compose; `fedmf.privacy.plan.dp_event` is that of the whole run.
+        The result has the dtypes of record_specs. The event of a single round is Unsupported on
+        purpose: rounds are correlated and do not compose; `fedmf.privacy.plan.dp_event` is the
+        event of the run.
 
         Raises:
           ValueError: inside a tf.function, with a state captured as a constant: every call would
-            add the same noise. One that an operation made of such a constant is not recognised.
+            add the same noise. A state that an operation makes of such a constant is not
+            recognised.
           tf.errors.InvalidArgumentError: when executed past the last round.
         """
         noise = NoiseState(*global_state.noise)
-        if not tf.executing_eagerly() and not _is_read_in_graph(noise.next_round):
+        if not tf.executing_eagerly() and not _is_tensor_of_graph(noise.next_round):
             raise ValueError(
                 "the state is a constant of this tf.function, so that every call would add the "
                 "same noise, which protects nothing: pass the state as an argument"
             )
         if bool(global_state.scaling) != (self._scaling is not None):
             raise ValueError(
-                "the state was made with another scaling than here: make the "
-                "aggregator as it was then"
+                "the state was made with another scaling than this query has: make the aggregator "
+                "as it was then"
             )
         t = noise.next_round
         clip = global_state.clip
         stddev = noise_stddev(self.plan, () if self._adaptive is None else clip, tf)
-        row, noise = self._noise.next(noise)
-        row = self._checked(row, global_state)
+        noise_row, noise = self._noise.next(noise)
+        noise_row = self._checked(noise_row, global_state)
         if self._adaptive is not None:
-            bits = released_bits(self.plan, sample_state.clients, sample_state.clipped, row[-1], tf)
-            clip = clip_after(self._adaptive, self.plan.clip_norm, clip, bits, self.divisor, t, tf)
-            row = row[:-1]
-        parts = tf.split(row * stddev, self._records.sizes)
-        means = [
-            noisy_mean(leaf, tf.reshape(part, spec.shape), self.divisor, tf)
-            for leaf, part, spec in zip(
-                tf.nest.flatten(sample_state.record), parts, self._flat_specs, strict=True
+            bits = released_bits(
+                self.plan, sample_state.clients, sample_state.clipped, noise_row[-1], tf
             )
-        ]
+            clip = clip_after(self._adaptive, self.plan.clip_norm, clip, bits, self.divisor, t, tf)
+            noise_row = noise_row[:-1]
+        means = self._noisy_means(sample_state.record, noise_row * stddev)
         scaling = global_state.scaling
         if self._scaling is not None:
             means = [mean / scale for mean, scale in zip(means, scaling.scales, strict=True)]
@@ -280,19 +295,35 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
         ]
         result = tf.nest.pack_sequence_as(sample_state.record, means)
-        state = QueryState(noise, *sample_state[1:], scaling, clip, global_state.records)
-        return result, state, dp_accounting.UnsupportedDpEvent()
+        next_state = global_state._replace(
+            noise=noise,
+            clients=sample_state.clients,
+            clipped=sample_state.clipped,
+            zeroed=sample_state.zeroed,
+            scaling=scaling,
+            clip=clip,
+        )
+        return result, next_state, dp_accounting.UnsupportedDpEvent()
+
+    def _noisy_means(self, record_sum: Any, noise: Any) -> list[Any]:
+        """Returns (sum + noise) / divisor of each leaf; the noise is one vector."""
+        leaves = tf.nest.flatten(record_sum)
+        noise_leaves = tf.split(noise, self._records.sizes)
+        means = []
+        for leaf, noise_leaf, spec in zip(leaves, noise_leaves, self._flat_specs, strict=True):
+            shaped_noise = tf.reshape(noise_leaf, spec.shape)
+            means.append(noisy_mean(leaf, shaped_noise, self.divisor, tf))
+        return means
 
     def derive_metrics(self, global_state: QueryState) -> "collections.OrderedDict[str, Any]":
-        """rounds_released and noise_stddev (of Z), which are public, and what the last round's
-        records were like.
+        """Returns public metrics of the noise, and counts of the last round's records.
 
-        With a `Scaling` there is scale_drift, rho of the last round; where the clip norm adapts,
-        clip_norm. Both are as public.
+        rounds_released and noise_stddev (of Z) are public. So are scale_drift, rho of the last
+        round, with a `Scaling`, and clip_norm where it adapts.
 
-        clients (records summed), clip_fraction (part of them that was clipped) and zeroed (how many
-        were) are exact functions of the clients' data and not covered by the guarantee;
-        count_metrics=False leaves them out.
+        clients (number of records), clip_fraction (fraction of clipped records) and zeroed (number
+        of zeroed records) are exact functions of the clients' data and not covered by the
+        guarantee; count_metrics=False leaves them out.
         """
         metrics = collections.OrderedDict(
             rounds_released=global_state.noise.next_round,
@@ -312,32 +343,37 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             metrics["zeroed"] = global_state.zeroed
         return metrics
 
-    def _records_mark(self) -> Any:
-        # By the divisor a clip norm and scales follow what is released.
+    def _records_fingerprint(self) -> Any:
+        """Returns the fingerprint of the zeroing, clipping and scaling of records, uint64 ().
+
+        The divisor belongs to it, because adaptive clip norms and scales depend on it.
+        """
         text = f"{self._zeroing_norm!r} {self._entry_rounding!r} {self._scaling} {self.divisor!r}"
         return tf.constant(mark_of(text), tf.uint64)
 
     def _checked(self, row: Any, state: QueryState) -> Any:
-        """The row of noise, for records that are made as they were when the run began.
+        """Returns the row of noise, if records are clipped as they were when the run began.
 
         Raises:
           tf.errors.InvalidArgumentError: they are not. XLA drops the check: there the row is NaN.
         """
-        ours = tf.equal(state.records, self._records_mark())
+        is_same = tf.equal(state.records, self._records_fingerprint())
         message = (
             "the state was made with another `zeroing_norm`, scaling, secure_sum or divisor than "
             f"here (zeroing_norm={self._zeroing_norm:g}, scaling={self._scaling}, "
             f"divisor={self.divisor:g}), with which its noise could come again under other "
             "updates: make the aggregator as it was then"
         )
-        check = tf.debugging.assert_equal(ours, True, message=message)
-        with tf.control_dependencies([] if check is None else [check]):
-            return tf.where(ours, row, float("nan"))
+        assertion = tf.debugging.assert_equal(is_same, True, message=message)
+        dependencies = [] if assertion is None else [assertion]
+        with tf.control_dependencies(dependencies):
+            return tf.where(is_same, row, float("nan"))
 
 
-def _is_read_in_graph(value: Any) -> bool:
-    """Whether a value in a graph being built is one of its tensors or a variable, and not a
-    constant from outside it.
+def _is_tensor_of_graph(value: Any) -> bool:
+    """Returns whether a value in a graph being built is a tensor of the graph or a variable.
+
+    Otherwise it is a constant from outside of the graph.
     """
     if isinstance(value, tf.Variable):
         return True

@@ -1,8 +1,8 @@
-"""TFF's C++ worker as a child process that ends with this one, and the computations of a run on it.
+"""TFF's C++ worker as a child process that ends with this one, and the computations on it.
 
-TFF 0.87 leaves its worker alive when the interpreter ends. The worker holds standard output, so
-that a pipe behind the program never ends. Its own context asks a lost worker again forever, and
-answers no Ctrl-C while it waits.
+TFF 0.87 leaves its worker running when the interpreter ends. The worker holds standard output open,
+so that a pipe behind the program never ends. TFF's own context retries a lost worker forever, and
+ignores Ctrl-C while it waits.
 """
 
 import atexit
@@ -35,8 +35,8 @@ _CHANNEL = [
     ("grpc.enable_http_proxy", 0),
 ]
 _START_SECONDS = 60.0
-# prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends the worker when this process is gone, also by kill
-# -9. It survives the exec.
+# prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends the worker when this process ends, also by kill -9.
+# The setting survives the exec.
 _DIE_WITH_PARENT = (
     "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); "
     "os.execv(sys.argv[1], sys.argv[1:])"
@@ -47,10 +47,10 @@ class TffWorker:
     """A worker of this run, and the TFF context that computes on it.
 
     Args:
-      threads: clients that train side by side; None for no limit.
+      threads: most parallel clients; None for no limit.
 
     Raises:
-      ChildProcessError: it does not start.
+      ChildProcessError: the worker does not start.
     """
 
     def __init__(self, threads: int | None) -> None:
@@ -62,7 +62,8 @@ class TffWorker:
             command.append(f"--max_concurrent_computation_calls={threads}")
         if sys.platform == "linux":
             command = [sys.executable, "-S", "-c", _DIE_WITH_PARENT, *command]
-        # In a session of its own: a Ctrl-C is for the run, which ends the worker when it has saved.
+        # The session of its own shields the worker from Ctrl-C, which is for the run: it ends the
+        # worker once it has saved.
         self._process = subprocess.Popen(command, start_new_session=True)
         weakref.finalize(self, _end, self._process)
         self._channel = grpc.insecure_channel(f"localhost:{port}", _CHANNEL)
@@ -76,8 +77,7 @@ class TffWorker:
         stub = tff.framework.RemoteExecutorGrpcStub(self._channel)
 
         def executor(cardinalities: Any) -> Any:
-            # TFF's default keeps twenty values of the model's size in the worker
-            # before it drops them.
+            # By default TFF keeps up to twenty values of the model's size in the worker.
             remote = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
             remote.set_cardinalities({tff.CLIENTS: 0} | cardinalities)
             return remote
@@ -90,24 +90,25 @@ class TffWorker:
         )
 
     def run(self, job: Callable[[], T]) -> T:
-        """The job's value, with its TFF computations on the worker.
+        """Returns the value of a job, with its TFF computations on the worker.
+
+        Errors of the job itself pass through.
 
         Raises:
           ChildProcessError: the worker has ended.
-          KeyboardInterrupt: as `interrupts.check` does; the worker has ended then too. Errors of
-            the job itself pass through.
+          KeyboardInterrupt: as `interrupts.check` does; the worker has ended then too.
         """
-        done: list[tuple[T | None, BaseException | None]] = []
+        outcomes: list[tuple[T | None, BaseException | None]] = []
 
         def work() -> None:
             try:
-                # Contexts are each thread's own
+                # Each thread has a context stack of its own.
                 with tff.framework.get_context_stack().install(self._context):
-                    done.append((job(), None))
+                    outcomes.append((job(), None))
             except BaseException as error:
-                done.append((None, error))
+                outcomes.append((None, error))
 
-        # A daemon: it may wait for a lost worker forever.
+        # The thread is a daemon, because it may wait for a lost worker forever.
         thread = threading.Thread(target=work, name="tff", daemon=True)
         thread.start()
         try:
@@ -122,7 +123,7 @@ class TffWorker:
         except BaseException:
             self.close()
             raise
-        [(value, error)] = done
+        [(value, error)] = outcomes
         if error is not None:
             raise error
         return value  # type: ignore[return-value]
@@ -134,22 +135,29 @@ class TffWorker:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and waits for its end."""
     process.kill()
     process.wait()
 
 
 def worker_processes() -> list[int]:
-    """Process ids of the TFF workers that this process has started, also by TFF itself."""
+    """Returns the process ids of this process's TFF workers, also of those that TFF started."""
     try:
         command = ["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())]
         listing = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:  # no `ps`
+    except OSError:  # The machine has no `ps`.
         return []
-    rows = (line.split(None, 1) for line in listing.stdout.splitlines())
-    return [int(row[0]) for row in rows if len(row) == 2 and row[1].startswith(_WORKER.name)]
+    process_ids = []
+    for line in listing.stdout.splitlines():
+        process_id, _, name = line.strip().partition(" ")
+        if name.strip().startswith(_WORKER.name):
+            process_ids.append(int(process_id))
+    return process_ids
 
 
-class _Ended(tff.framework.SyncContext):
+class _EndedContext(tff.framework.SyncContext):
+    """A context that refuses all computations."""
+
     def invoke(self, comp: Any, arg: Any) -> Any:
         raise RuntimeError("TFF's worker has ended because the process is exiting")
 
@@ -160,7 +168,6 @@ def end_workers() -> None:
     for pid in worker_processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    # TFF's handle of its worker is dropped while its destructor still finds
-    # the modules that it needs.
-    tff.framework.set_default_context(_Ended())
+    # The destructor of TFF's worker handle needs modules that are still loaded now.
+    tff.framework.set_default_context(_EndedContext())
     gc.collect()

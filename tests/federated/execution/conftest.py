@@ -1,4 +1,4 @@
-"""The work of clients, and whether those without a compiled epoch train side by side."""
+"""Client work of a task, and whether it is vectorised."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ import math
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import side_by_side
+from fedmf.federated.execution import vectorised
 from fedmf.server.messages import ClientParams
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData
@@ -22,8 +22,8 @@ def work_of(task, config, threads=1, learner=None, **bounds):
 
 
 @pytest.fixture
-def vectorised(monkeypatch):
-    """A list with each trace of clients or examples side by side."""
+def vectorized_map_calls(monkeypatch):
+    """A list with one entry for each trace of tf.vectorized_map."""
     calls, vectorized_map = [], tf.vectorized_map
 
     @tf.autograph.experimental.do_not_convert
@@ -38,11 +38,11 @@ def vectorised(monkeypatch):
 @pytest.fixture
 def sums_of(monkeypatch):
     """(task, settings, small) -> the function that sums the clipped updates of a cohort; models of
-    up to `small` parameters train side by side in one call, others in threads.
+    up to `small` parameters are vectorised, others in threads.
     """
 
     def made(task, settings, small, threads=1, learner=None):
-        monkeypatch.setattr(side_by_side, "SMALL_MODEL", small)
+        monkeypatch.setattr(vectorised, "SMALL_MODEL", small)
         work = work_of(task, settings, threads, learner)
         sent = Broadcast(task.initial_weights(3), ClientParams(settings.clip_norm, math.inf, ()))
 

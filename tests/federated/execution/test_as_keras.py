@@ -159,7 +159,7 @@ def trained_by_keras(x, y, build, loss, weights):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
+def test_clients_one_by_one_and_vectorised(kind, sums_of, vectorized_map_calls):
     """To 2e-6, some roundings of float32; the updates have entries of 0.001 and more."""
     *_, weights = KINDS[kind]
     task = task_of(*KINDS[kind])
@@ -173,7 +173,7 @@ def test_in_turn_and_side_by_side(kind, sums_of, vectorised):
     for learner, small in ((task.learner, 0), (elsewhere, 10_000)):
         part = sums_of(task, settings(), small, learner=learner)(cohort_of(task))
         # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
-        assert bool(vectorised) is (small > 0 and "ignored" not in kind)
+        assert bool(vectorized_map_calls) is (small > 0 and "ignored" not in kind)
         assert int(part.zeroed) == 0
         assert_close(part.values, expected, atol=2e-6)
         if not task.build_model(3).losses:  # which Keras adds to what it reports

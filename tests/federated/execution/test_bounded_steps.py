@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import side_by_side
+from fedmf.federated.execution import vectorised
 from fedmf.server.messages import ClientParams
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData
@@ -56,7 +56,7 @@ def compiled(weights, x, y, rate, update):
     [("in turn", 0.5), ("side by side", 0.5), ("compiled", 0.0)],
 )
 def test_no_step_is_longer_than_the_bound(monkeypatch, kind, momentum, bound):
-    monkeypatch.setattr(side_by_side, "SMALL_MODEL", 10_000 * (kind == "side by side"))
+    monkeypatch.setattr(vectorised, "SMALL_MODEL", 10_000 * (kind == "side by side"))
     task = task_of_arrays(
         X, Y, lambda: tf.keras.Sequential(
             [tf.keras.Input((WIDTH,)), tf.keras.layers.Dense(1, use_bias=False)]

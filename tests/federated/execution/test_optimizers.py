@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedmf.federated.execution import side_by_side
+from fedmf.federated.execution import vectorised
 from fedmf.training.client_data import client_data
 from fedmf.training.examples import count
 from tests.federated.small_runs import (
@@ -22,7 +22,7 @@ from tests.federated.small_runs import (
 def test_fast_and_tff_train_the_same_model(tmp_path):
     """FedProx, several epochs, a limit on batches, and optimizers whose state begins anew with each
     client and goes on with the server. tests/federated/tff/test_optimizers.py has the steps of all,
-    test_side_by_side.py clients in turn.
+    test_vectorised.py clients in turn.
     """
     settings = {
         "rounds": 4, "client_optimizer": "adam", "client_learning_rate": 0.05, "client_epochs": 3,
@@ -66,17 +66,17 @@ def one_each(batch_size):
 
 @pytest.mark.slow
 def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
-    monkeypatch, sums_of, vectorised
+    monkeypatch, sums_of, vectorized_map_calls
 ):
     products = 2 * sum(map(np.size, start_of(small_task())))  # examples times parameters
-    monkeypatch.setattr(side_by_side, "PRODUCTS", products)
+    monkeypatch.setattr(vectorised, "MAX_PRODUCTS", products)
     settings = config(proximal_strength=0.1, clip_norm=0.05)
     parts = []
     for batch_size in (1, 4):  # of a model that is not small; a batch of 4 has no single example
         task = one_each(batch_size)
         cohort = [client_data(task, settings, 0, client) for client in range(5)]
         parts.append(sums_of(task, settings, 0)(cohort))
-        assert len(vectorised) == 1
+        assert len(vectorized_map_calls) == 1
     single, in_turn = parts
     assert_close(single.values, in_turn.values, rtol=1e-5, atol=1e-7)
     assert int(single.clipped) == int(in_turn.clipped) > 0
@@ -85,7 +85,7 @@ def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_built_in_a_graph_trains_in_turn(sums_of, vectorised):
+def test_a_model_that_cannot_be_built_in_a_graph_trains_in_turn(sums_of, vectorized_map_calls):
     """Tensors take the place of its variables, and have no set_weights."""
 
     def build_model(seed):
@@ -97,7 +97,7 @@ def test_a_model_that_cannot_be_built_in_a_graph_trains_in_turn(sums_of, vectori
     cohort = [client_data(task, config(), 0, client) for client in range(4)]
     records = []
     for made in (dataclasses.replace(task, build_model=build_model), task):
-        assert not vectorised
+        assert not vectorized_map_calls
         records.append(sums_of(made, config(), 10_000)(cohort).values)
-    assert vectorised  # the control
+    assert vectorized_map_calls  # the control
     assert_close(*records, rtol=1e-5, atol=1e-7)

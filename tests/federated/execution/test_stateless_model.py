@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution.stateless_model import check_apart, stateless_model
+from fedmf.federated.execution.stateless_model import check_clients_stay_separate, stateless_model
 from tests.federated.small_task import small_task
 from tests.refusals import refusal
 
@@ -53,7 +53,8 @@ def test_a_constant_that_is_drawn_where_the_model_is_built_is_not_drawn_in_every
     """Random features, say: such a model trains client after client."""
 
     def check(matrix):
-        check_apart(tf.function(lambda x: x @ matrix(), input_signature=[tf.TensorSpec([1, 3])]))
+        product = tf.function(lambda x: x @ matrix(), input_signature=[tf.TensorSpec([1, 3])])
+        check_clients_stay_separate(product)
 
     with refusal("RandomStandardNormal would draw other numbers"):
         check(lambda: tf.random.normal([3, 2]))

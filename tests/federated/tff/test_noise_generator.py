@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.tff.noise import box_muller, source_of_key
+from fedmf.federated.tff.noise_source import box_muller, source_of_key
 from fedmf.server.source import noise_key
 
 MASK = 2**32 - 1

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.tff.noise import NoiseRows, RunSeeds, source_of_key
+from fedmf.federated.tff.noise import GraphNoise
+from fedmf.federated.tff.noise_source import RunSeeds, source_of_key
 from fedmf.mechanisms import IdentityMechanism
 from fedmf.noise.strategies import GRAPH_STRATEGIES
 from fedmf.server.source import noise_key
@@ -46,7 +47,7 @@ def causal(mechanism):
 @pytest.mark.parametrize("rounds", [1, 11])
 def test_basis_vectors_write_out_the_causal_noising_matrix(build, rounds):
     mechanism, basis = build(rounds), tf.eye(rounds)
-    rows = NoiseRows(
+    rows = GraphNoise(
         stream=mechanism.stream(), size=rounds, source=lambda key, size: lambda i: basis[i]
     )
     found, _ = rows_of(tf.function(rows.next), rounds, rows.initial_state(KEY))
@@ -55,7 +56,7 @@ def test_basis_vectors_write_out_the_causal_noising_matrix(build, rounds):
 
 @every_form
 def test_stopping_anywhere_changes_nothing(build):
-    rows, again = (NoiseRows(stream=build(40).stream(), size=3) for _ in range(2))
+    rows, again = (GraphNoise(stream=build(40).stream(), size=3) for _ in range(2))
     step, step_again, start = (
         tf.function(rows.next),
         tf.function(again.next),
@@ -71,7 +72,7 @@ def test_stopping_anywhere_changes_nothing(build):
 
 @pytest.mark.parametrize("strategy", GRAPH_STRATEGIES)
 def test_past_the_last_round_is_refused(strategy):
-    rows = NoiseRows(stream=IdentityMechanism(rounds=3).stream(), size=2, strategy=strategy)
+    rows = GraphNoise(stream=IdentityMechanism(rounds=3).stream(), size=2, strategy=strategy)
     late = rows.initial_state(KEY)._replace(next_round=tf.constant(3), made_for=tf.constant(3))
     with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=3"):
         tf.function(rows.next)(late)
@@ -79,7 +80,7 @@ def test_past_the_last_round_is_refused(strategy):
 
 def test_a_row_is_handed_in_for_its_round_only():
     stream = IdentityMechanism(rounds=3).stream()
-    rows = NoiseRows(stream=stream, size=2, strategy="precomputed")
+    rows = GraphNoise(stream=stream, size=2, strategy="precomputed")
     step, state = tf.function(rows.next), rows.initial_state(KEY)
     row, later = step(state)  # as TFF does when it initialises
     assert np.isnan(row).all()

@@ -181,7 +181,7 @@ def test_a_private_metric_is_committed_with_its_round_and_never_computed_again(t
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        (Keeps, "of whose metrics one is not as new after `reset_state`"),
+        (Keeps, "has a metric that is not in its first state after `reset_state`"),
         (Draws, "draws random numbers or calls Python .*RandomUniform"),
         (tf.keras.metrics.SparseCategoricalCrossentropy, "is not between 0 and"),
     ],

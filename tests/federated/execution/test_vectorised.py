@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import side_by_side
+from fedmf.federated.execution import vectorised
 from fedmf.federated.execution.stateless_model import dense_rows
 from tests.federated.run_small import config
 from tests.federated.small_task import task_of_arrays
@@ -83,24 +83,24 @@ def together_and_alone(sums_of):
 
 
 @pytest.mark.parametrize(
-    ("layer", "side_by_side"),
+    ("layer", "is_vectorised"),
     [
         (Embedded, True),
         *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in (Segments, rolled)),
     ],
 )
 def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
-    layer, side_by_side, together_and_alone, vectorised
+    layer, is_vectorised, together_and_alone, vectorized_map_calls
 ):
     np.testing.assert_allclose(*together_and_alone(layer), atol=1e-5)
-    assert bool(vectorised) is side_by_side
+    assert bool(vectorized_map_calls) is is_vectorised
 
 
 @pytest.mark.slow
-def test_gradients_of_one_s_own(together_and_alone, vectorised):
+def test_gradients_of_one_s_own(together_and_alone, vectorized_map_calls):
     settings = {"client_optimizer": "adam", "client_epochs": 2, "client_learning_rate": 0.1}
     np.testing.assert_allclose(*together_and_alone(OwnGradient, **settings), atol=1e-5)
-    assert vectorised
+    assert vectorized_map_calls
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_what_has_no_kernel_on_this_processor_trains_in_turn(together_and_alone,
             strides=[1, 1, 1, 1], padding="SAME",
         ), tf.constant(0.0)  # fmt: skip
 
-    monkeypatch.setattr(side_by_side.ClientsSideBySide, "_train_in_steps", missing)
+    monkeypatch.setattr(vectorised.VectorisedClients, "_train_in_steps", missing)
     np.testing.assert_allclose(*together_and_alone(lambda: layers.Dense(3)), atol=1e-5)
 
 
@@ -134,7 +134,7 @@ def test_what_has_no_kernel_on_this_processor_trains_in_turn(together_and_alone,
 )
 def test_without_the_refusal_they_would_mix(layer, together_and_alone, monkeypatch):
     """Negative control: TensorFlow's own vectorised forms."""
-    monkeypatch.setattr(side_by_side, "check_apart", lambda function: None)
+    monkeypatch.setattr(vectorised, "check_clients_stay_separate", lambda function: None)
     together, alone = together_and_alone(layer)
     assert np.abs(together - alone).max() > 0.1
 

@@ -1,0 +1,413 @@
+"""Clients trained many at a time in one call of a tf.function, by tf.vectorized_map.
+
+Two kinds of clients are faster so: those of small models, whose steps cost their dispatch and not
+their arithmetic, and those of one gradient each (privacy of single examples).
+"""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.federated.execution.client_work import (
+    TensorBroadcast,
+    broadcast_spec,
+    client_optimizer,
+    gradients,
+)
+from fedmf.federated.execution.records import QuerySample, Records, specs_of
+from fedmf.federated.execution.stateless_model import (
+    check_clients_stay_separate,
+    dense_rows,
+    stateless_model,
+)
+from fedmf.federated.loss import batch_loss, minimised
+from fedmf.federated.model_functions import ModelFunctions, tensor_specs
+from fedmf.server.messages import ClippedSum
+from fedmf.terminal import interrupts
+from fedmf.training.batching import Steps, concatenated_epochs, list_batches, order_steps
+from fedmf.training.client_work import Broadcast, ClientWork, group_sum, with_finite_examples
+from fedmf.training.examples import ClientData, Epochs, Examples, count
+from fedmf.training.learner import ClientSettings
+
+# Most examples times parameters of the clients in one call, which bounds their weights and inputs:
+# 128 MiB.
+MAX_PRODUCTS = 2**25
+# Most parameters of a model whose step costs its dispatch and not its arithmetic. Larger models are
+# slower with filters and kernels for each client.
+SMALL_MODEL = 10_000
+
+
+class _ClientsState(NamedTuple):
+    """The state of all clients of a call; the first axis of each tensor counts clients.
+
+    Attributes:
+      optimizer: see `OptimizerState`.
+      weights: of the clients' models.
+    """
+
+    optimizer: Any
+    weights: list[Any]
+
+
+class VectorisedClients(ClientWork):
+    """Client work of a small model, or of clients of one gradient each.
+
+    Of a larger model, groups with a client of several steps go to the fallback.
+
+    Args:
+      functions: the task's functions.
+      settings: the run's settings.
+      records: clipped sums of the updates.
+      make_fallback: () -> the client work of groups that are not vectorised.
+
+    Raises:
+      Exception: the model cannot be built in a graph, or an operation has no vectorised form that
+        is safe and runs here.
+    """
+
+    def __init__(
+        self,
+        functions: ModelFunctions,
+        settings: ClientSettings,
+        records: Records,
+        make_fallback: Callable[[], ClientWork],
+    ) -> None:
+        self._batch_size = settings.batch_size
+        self._records = records
+        self._loss = batch_loss(functions)
+        self._optimizer = client_optimizer(settings)
+        self._learning_rate = settings.learning_rate
+        self._batch_specs = tensor_specs(settings.spec)
+        self._is_small = is_small(records)
+        self._fallback = functools.cache(make_fallback)
+        self._stateless = stateless_model(functions, settings.seed)
+
+        sent_spec = broadcast_spec(records, settings)
+        loss_and_gradients = tf.function(
+            self._loss_and_gradients, input_signature=[sent_spec.weights, *self._batch_specs]
+        )
+        check_clients_stay_separate(loss_and_gradients)
+        x, y = self._random_batch()
+        model = functions.build_model(settings.seed)
+        weights = [variable.read_value() for variable in model.trainable_variables]
+        self._check_same(model, loss_and_gradients, x, y)
+        self._train = self._traced_training(sent_spec)
+        params = tf.nest.map_structure(
+            lambda spec: tf.ones(spec.shape, spec.dtype), sent_spec.params
+        )
+        self._try_training(TensorBroadcast(weights, params), (x, y))
+
+    def _traced_training(self, sent_spec: TensorBroadcast) -> Any:
+        """Returns the tf.function that trains clients and adds their updates to a sum."""
+        signature = [sent_spec, specs_of(self._records.zero())]
+        if self._is_small:
+            numbers = tf.TensorSpec([None], tf.int32)
+            number = tf.TensorSpec([], tf.int32)
+            order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
+            signature += [*self._batch_specs, order, number]
+            return tf.function(self._train_in_steps, input_signature=signature)
+        signature += tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, 1, *spec.shape[1:]], spec.dtype), self._batch_specs
+        )
+        return tf.function(self._train_one_step, input_signature=signature)
+
+    def _try_training(self, sent: TensorBroadcast, batch: Examples) -> None:
+        """Trains two clients on a batch.
+
+        An operation without a kernel here fails when it runs, and not before: a grouped
+        convolution's gradient, say, on processors for which TensorFlow does not use oneDNN.
+        """
+        epochs = [tf.nest.map_structure(np.asarray, batch)]
+        if self._is_small:
+            epochs *= 2
+        self._sum_updates(sent, [epochs, epochs])
+
+    def _random_batch(self) -> Examples:
+        """Returns random examples, two or, for batches of one, one."""
+        rng = np.random.default_rng(0)
+
+        def random_leaf(integer: int, spec: Any) -> Any:
+            values = rng.normal(size=(min(2, self._batch_size), *spec.shape[1:]))
+            if not spec.dtype.is_floating:
+                values = np.full_like(values, integer)
+            return tf.cast(values, spec.dtype)
+
+        x_specs, y_specs = self._batch_specs
+        # 0 is padding, which a model may leave out, but every label has it.
+        x = tf.nest.map_structure(functools.partial(random_leaf, 1), x_specs)
+        y = tf.nest.map_structure(functools.partial(random_leaf, 0), y_specs)
+        return x, y
+
+    def _check_same(self, model: Any, loss_and_gradients: Any, x: Any, y: Any) -> None:
+        """Checks that the stateless model computes what the model does, whatever weights it has.
+
+        Keras makes a tensor of the weights once, when it builds the model, and it stays that of the
+        first weights. Here it would be that of each client's own.
+
+        Raises:
+          ValueError: loss or gradients differ on the examples x, y.
+        """
+        rng = np.random.default_rng(1)
+        variables = model.trainable_variables
+        for variable in variables:
+            variable.assign_add(rng.normal(scale=0.1, size=variable.shape).astype(np.float32))
+        loss, gradient_list = loss_and_gradients(
+            [variable.read_value() for variable in variables], x, y
+        )
+        with tf.GradientTape() as tape:
+            keras_loss = self._loss(y, model(x, training=True))
+            total_loss = minimised(keras_loss, model.losses)
+        keras_gradients = gradients(tape, total_loss, variables)
+        pairs = [(loss, keras_loss), *zip(gradient_list, keras_gradients, strict=True)]
+        for stateless_value, keras_value in pairs:
+            actual = np.asarray(tf.convert_to_tensor(stateless_value))
+            expected = np.asarray(tf.convert_to_tensor(keras_value))
+            scale = np.nanmax(np.abs(expected), initial=1e-6)
+            if not np.allclose(actual, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+                raise ValueError(
+                    "the stateless model is another function of the weights than the model"
+                )
+
+    def explain(self) -> str:
+        """See `ClientWork.explain`."""
+        if not self._is_small:
+            return "vectorised: clients of one example each train together in one call"
+        return (
+            f"vectorised: many clients of a model of {self._records.size} parameters, at most "
+            f"{SMALL_MODEL}, train in one call"
+        )
+
+    def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
+        """See `ClientWork.sums`."""
+        tensors = TensorBroadcast.of(sent)
+        for group in groups:
+            clients = with_finite_examples(group)
+            if self._is_small or all(map(_has_one_example, clients)):
+                total, loss_sum = self._sum_updates(tensors, clients)
+                yield group_sum(
+                    group,
+                    [np.asarray(leaf) for leaf in total.record],
+                    clipped=int(total.clipped),
+                    zeroed=int(total.zeroed),
+                    loss_sum=loss_sum,
+                )
+            else:
+                yield from self._fallback().sums(sent, [group])
+
+    def _sum_updates(
+        self, sent: TensorBroadcast, clients: Sequence[Epochs]
+    ) -> tuple[QuerySample, float]:
+        """Returns the sum of the clients' clipped updates, and their loss."""
+        total = self._records.zero()
+        loss_sum = 0.0
+        for chunk in _chunks(clients, self._records.size):
+            interrupts.check()
+            leaves = concatenated_epochs(chunk)
+            step_arguments: list[Any] = []
+            if self._is_small:
+                order = order_steps(list_batches(chunk, self._batch_size))
+                step_arguments = [order, np.int32(len(chunk))]
+            else:
+                leaves = [leaf[:, np.newaxis] for leaf in leaves]
+            examples = tf.nest.pack_sequence_as(self._batch_specs, leaves)
+            total, chunk_loss = self._train(sent, total, *examples, *step_arguments)
+            loss_sum += float(chunk_loss)
+        return total, loss_sum
+
+    def _loss_and_gradients(self, weights: Any, x: Any, y: Any) -> Any:
+        """Returns the loss of a batch under one client's weights, and the gradients.
+
+        The gradients are of the loss with the model's own losses, as the tape gives them.
+        """
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs, model_losses = self._stateless(weights, x)
+            loss = self._loss(y, outputs)
+            total_loss = minimised(loss, model_losses)
+        return loss, gradients(tape, total_loss, weights)
+
+    def _train_one_step(
+        self, sent: TensorBroadcast, total: QuerySample, xs: Any, ys: Any
+    ) -> tuple[QuerySample, Any]:
+        """Adds the updates of clients of one gradient each; client c has the batch xs[c], ys[c].
+
+        Args:
+          sent, total: see `TensorBroadcast` and `QuerySample`.
+          xs, ys: inputs and labels of all clients.
+
+        Returns:
+          The sum, and the loss before each step summed over examples.
+        """
+        weights, params = sent
+
+        def client_gradients(batch: Any) -> Any:
+            loss, gradient_list = self._loss_and_gradients(list(weights), *batch)
+            return loss, [dense_rows(gradient) for gradient in gradient_list]
+
+        losses, stacked_gradients = tf.vectorized_map(client_gradients, (xs, ys))
+        state = self._optimizer.initial(list(weights))
+        for c in tf.range(tf.shape(losses)[0]):
+            gradient_list = [gradient[c] for gradient in stacked_gradients]
+            _, new_weights = self._optimizer.next(
+                state, list(weights), gradient_list, self._learning_rate
+            )
+            update = [old - new for new, old in zip(new_weights, weights, strict=True)]
+            total = self._records.added(params, total, update)
+        return total, tf.reduce_sum(losses)
+
+    def _train_in_steps(
+        self,
+        sent: TensorBroadcast,
+        total: QuerySample,
+        xs: Any,
+        ys: Any,
+        order: Steps,
+        num_clients: Any,
+    ) -> tuple[QuerySample, Any]:
+        """Adds the updates of clients of many steps, which they take in this order.
+
+        Arguments and result are otherwise those of `_train_one_step`.
+        """
+        global_weights, params = sent
+
+        def client_gradients(weights: Any, x: Any, y: Any) -> Any:
+            loss, gradient_list = self._loss_and_gradients(weights, x, y)
+            # TensorFlow does not vectorise what is returned as it came in.
+            return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
+
+        def batches_of_step(s: Any) -> tuple[Any, Any]:
+            """Returns the clients of step s, and their batches."""
+            members = slice(tf.where(s > 0, order.end[s - 1], 0), order.end[s])
+            rows = order.start[members][:, tf.newaxis] + tf.range(order.size[s])
+            batch = tf.nest.map_structure(lambda array: tf.gather(array, rows), (xs, ys))
+            return order.client[members][:, tf.newaxis], batch
+
+        def take_step(
+            state: _ClientsState, s: Any, members: Any, gradient_list: Any
+        ) -> _ClientsState:
+            """Returns the state after the members of step s have taken it."""
+            before = tf.nest.map_structure(lambda leaf: tf.gather_nd(leaf, members), state)
+            after = self._optimizer.next(
+                before.optimizer, before.weights, gradient_list, self._learning_rate
+            )
+            return tf.nest.map_structure(
+                lambda leaf, value: tf.tensor_scatter_nd_update(leaf, members, value),
+                state,
+                _ClientsState(*after),
+            )
+
+        initial = tf.nest.map_structure(
+            tf.convert_to_tensor,
+            _ClientsState(self._optimizer.initial(list(global_weights)), list(global_weights)),
+        )
+        state = tf.nest.map_structure(
+            lambda leaf: tf.repeat(leaf[tf.newaxis], num_clients, axis=0), initial
+        )
+        loss_sum = tf.constant(0.0)
+        for s in tf.range(order.first):  # All members have the same weights, which is faster.
+            members, batch = batches_of_step(s)
+            losses, gradient_list = tf.vectorized_map(
+                lambda xy: client_gradients(initial.weights, *xy), batch
+            )
+            state = take_step(state, s, members, gradient_list)
+            loss_sum += _loss_of_step(losses, order.size[s])
+        for s in tf.range(order.first, tf.shape(order.end)[0]):
+            members, batch = batches_of_step(s)
+            weights = [tf.gather_nd(leaf, members) for leaf in state.weights]
+            losses, gradient_list = tf.vectorized_map(
+                lambda client: client_gradients(client[0], *client[1]), (weights, batch)
+            )
+            state = take_step(state, s, members, gradient_list)
+            loss_sum += _loss_of_step(losses, order.size[s])
+        for c in tf.range(num_clients):
+            pairs = zip(global_weights, state.weights, strict=True)
+            update = [old - client_weights[c] for old, client_weights in pairs]
+            total = self._records.added(params, total, update)
+        return total, loss_sum
+
+
+def _loss_of_step(losses: Any, batch_size: Any) -> Any:
+    """Returns the clients' mean losses of a step, summed over its examples."""
+    return tf.reduce_sum(losses) * tf.cast(batch_size, tf.float32)
+
+
+def _has_one_example(epochs: Epochs) -> bool:
+    """Returns whether a client takes a single step on a single example."""
+    return len(epochs) == 1 and count(epochs[0]) == 1
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    """Silences TensorFlow's logger, which writes a stack for every operation that has no vectorised
+    form; the clients of such a model train one by one.
+    """
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("CRITICAL")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _chunks(cohort: Sequence[Epochs], num_parameters: int) -> Iterator[list[Epochs]]:
+    """Yields the cohort in chunks whose clients fit into one call, at least one client each.
+
+    All clients of a chunk take as much room as the largest.
+    """
+    max_examples = MAX_PRODUCTS // num_parameters
+    chunk: list[Epochs] = []
+    largest_size = 0
+    for epochs in cohort:
+        size = sum(map(count, epochs))
+        if chunk and (len(chunk) + 1) * max(largest_size, size) > max_examples:
+            yield chunk
+            chunk = []
+            largest_size = 0
+        chunk.append(epochs)
+        largest_size = max(largest_size, size)
+    if chunk:
+        yield chunk
+
+
+def is_small(records: Records) -> bool:
+    """Returns whether a model of these updates is vectorised whatever its clients' steps."""
+    return records.size <= SMALL_MODEL
+
+
+def vectorised_work(
+    functions: ModelFunctions,
+    settings: ClientSettings,
+    records: Records,
+    make_fallback: Callable[[str], ClientWork],
+) -> ClientWork:
+    """Returns vectorised client work if the model supports it, else `make_fallback(reason)`.
+
+    A model that should be vectorised and cannot be is logged once, with the reason.
+    """
+    if not is_small(records) and settings.batch_size > 1:
+        return make_fallback(
+            f"the model has {records.size} parameters, and vectorised steps are slower from "
+            f"{SMALL_MODEL} on"
+        )
+    # A cohort may mix clients of several examples with clients of one each.
+    fallback_for_many = functools.partial(make_fallback, "they have several examples each")
+    try:
+        with _quiet_tensorflow():
+            return VectorisedClients(functions, settings, records, fallback_for_many)
+    except Exception as error:  # A user's model may raise anything when it is traced.
+        first_line = next(iter(str(error).splitlines()), "")
+        reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
+        _log_once(f"task {functions.name!r}: clients train one by one, for {reason}")
+        return make_fallback(reason)
+
+
+@functools.cache
+def _log_once(sentence: str) -> None:
+    """Logs a sentence, once in a process."""
+    logging.getLogger("fedmf").warning(sentence)

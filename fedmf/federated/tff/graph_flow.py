@@ -1,0 +1,281 @@
+"""Origins of the results of a TensorFlow computation in a TFF process."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from fedmf.federated.tff import tff
+from fedmf.federated.tff.graph_tags import ARGUMENT_ROLES, GraphTag, parse_tag
+from fedmf.federated.tff.origins import (
+    ClippingCall,
+    Leaf,
+    NoiseCall,
+    Origin,
+    Origins,
+    RoundCalls,
+    origins_of,
+)
+
+
+class GraphFlow:
+    """A TensorFlow computation of a round, and its argument.
+
+    Args:
+      calls: the calls of the round, to which those of the graph are added.
+      number: number of the computation in the round.
+      code: TFF's message of the computation.
+      value: the argument; None for a computation without one.
+    """
+
+    def __init__(self, calls: RoundCalls, number: int, code: Any, value: Any) -> None:
+        definition = tf.compat.v1.GraphDef()
+        code.graph_def.Unpack(definition)
+        with tf.Graph().as_default() as self._graph:
+            tf.graph_util.import_graph_def(definition, name="")
+        self._calls = calls
+        self._number = number
+        self._inputs: dict[str, Leaf] = {}
+        if value is not None:
+            self._bind(code.parameter, value)
+        self._tags: dict[str, GraphTag] = {}
+        has_variables = False
+        for operation in self._graph.get_operations():
+            has_variables |= any(tensor.dtype == tf.resource for tensor in operation.outputs)
+            tag = parse_tag(operation.name)
+            if tag is not None:
+                self._tags[operation.name] = tag
+        # Variables may carry any value from any input to any output.
+        self._variable_origins = origins_of(self._inputs.values()) if has_variables else None
+        self._results_by_call: dict[str, dict[str, Leaf]] = {}
+
+    def value(self, result_type: Any, binding: Any) -> Any:
+        """Returns the result of this type, which is at these tensors of the graph."""
+        if binding.HasField("struct"):
+            elements = tff.structure.iter_elements(result_type)
+            pairs = zip(elements, binding.struct.element, strict=True)
+            return tff.structure.Struct(
+                [
+                    (name, self.value(element_type, element_binding))
+                    for (name, element_type), element_binding in pairs
+                ]
+            )
+        if self._variable_origins is not None:
+            return Leaf(origins=self._variable_origins)
+        return self._leaf(self._operation(binding))
+
+    def _bind(self, binding: Any, value: Any) -> None:
+        """Records the leaves of the argument as inputs of the graph."""
+        if binding.HasField("struct"):
+            for element_binding, element in zip(binding.struct.element, value, strict=True):
+                self._bind(element_binding, element)
+        else:
+            self._inputs[self._operation(binding).name] = value
+
+    def _operation(self, binding: Any) -> Any:
+        """Returns the operation whose output is at this binding."""
+        tensor = binding.tensor.tensor_name or binding.sequence.variant_tensor_name
+        return self._graph.get_operation_by_name(tensor.partition(":")[0])
+
+    def _leaf(self, operation: Any) -> Leaf:
+        """Returns the only output of an operation, or all of its outputs as one leaf."""
+        leaf = self._known_leaf(operation)
+        if leaf is not None:
+            return leaf
+        if operation.type != "Identity":
+            return Leaf(origins=self._origins(_input_operations(operation)))
+        same_leaf = self._leaf(operation.inputs[0].op)
+        origins = same_leaf.origins | self._origins(operation.control_inputs)
+        return Leaf(same_leaf.name, origins)
+
+    def _origins(self, operations: Iterable[Any], excluded: Iterable[Any] = ()) -> Origins:
+        """Returns the origins of operations, without those that come through `excluded` ones."""
+        pending = list(operations)
+        visited = {operation.name for operation in excluded}
+        origins: Origins = frozenset()
+        while pending:
+            operation = pending.pop()
+            if operation.name in visited:
+                continue
+            visited.add(operation.name)
+            leaf = self._known_leaf(operation)
+            if leaf is None:
+                pending += _input_operations(operation)
+            else:
+                origins |= leaf.origins
+        return origins
+
+    def _origins_of_inputs(
+        self, operations: Iterable[Any], excluded: Iterable[Any] = ()
+    ) -> Origins:
+        """Returns the origins of all inputs of operations, without those through `excluded`."""
+        inputs = itertools.chain.from_iterable(map(_input_operations, operations))
+        return self._origins(inputs, excluded)
+
+    def _known_leaf(self, operation: Any) -> Leaf | None:
+        """Returns an input of the graph or a tagged result; None for all other operations."""
+        if operation.name in self._inputs:
+            return self._inputs[operation.name]
+        tag = self._tags.get(operation.name)
+        if tag is None or tag.role in ARGUMENT_ROLES:
+            return None
+        if tag.call not in self._results_by_call:
+            self._results_by_call[tag.call] = self._results(tag)
+        return self._results_by_call[tag.call][operation.name]
+
+    def _results(self, tag: GraphTag) -> dict[str, Leaf]:
+        """Returns the results of the call with this tag, by the name of their operation."""
+        match tag.kind:
+            case "params":
+                return self._params_results(tag.call, tag.plan)
+            case "clip":
+                return self._clipping_results(tag.call, tag.plan)
+            case "noise":
+                return self._noise_results(tag.call, tag.plan)
+            case "parts":
+                return self._secure_sum_arguments(tag.call)
+        return self._secure_sum_results(tag.call)
+
+    def _tagged(self, call: str, *roles: str) -> dict[GraphTag, Any]:
+        """Returns the operations with a tag of this call and one of these roles, by number."""
+        names_by_number = sorted(self._tags.items(), key=lambda item: item[1].number)
+        return {
+            tag: self._graph.get_operation_by_name(name)
+            for name, tag in names_by_number
+            if tag.call == call and tag.role in roles
+        }
+
+    def _params_results(self, call: str, plan: str) -> dict[str, Leaf]:
+        """Returns the results of `derive_sample_params`."""
+        return {
+            operation.name: Leaf(("params", plan, tag.number), self._origins_of_inputs([operation]))
+            for tag, operation in self._tagged(call, "params").items()
+        }
+
+    def _clipping_results(self, call: str, plan: str) -> dict[str, Leaf]:
+        """Returns the results of `preprocess_record`.
+
+        Raises:
+          ValueError: its params are not those of the same query, or its record depends on an
+            aggregate of the round.
+        """
+        params = self._tagged(call, "given")
+        sample = self._tagged(call, "record", "count")
+        names = [self._leaf(operation).name for operation in params.values()]
+        expected_names = [("params", plan, number) for number in range(len(names))]
+        if not names or names != expected_names:
+            raise ValueError(
+                "process clips by other parameters than its query's: give preprocess_record what "
+                "derive_sample_params of the same query returns, unchanged"
+            )
+        record_origins = self._origins_of_inputs(sample.values(), excluded=params.values())
+        aggregate = self._calls.aggregate_in(record_origins)
+        if aggregate is not None:
+            raise ValueError(
+                f"process clips updates that depend on a {aggregate.operation} of "
+                f"{aggregate.type} from the clients in the same round, without noise: let an "
+                "update depend on its own client and on past releases only"
+            )
+        clipping_name = f"{self._number}/{call}"
+        self._calls.clipping_calls[clipping_name] = ClippingCall(
+            plan, len(sample), self._origins(params.values()), record_origins
+        )
+        return {
+            operation.name: Leaf(
+                ("sample", clipping_name, tag.number), frozenset({Origin(tag.role, clipping_name)})
+            )
+            for tag, operation in sample.items()
+        }
+
+    def _secure_sum_arguments(self, call: str) -> dict[str, Leaf]:
+        """Returns the samples that go into a secure sum."""
+        samples = {}
+        for tag, operation in self._tagged(call, "record", "count").items():
+            leaf = self._leaf(operation.inputs[0].op)
+            if leaf.name is not None:
+                kind, key, *numbers = leaf.name
+                if kind == "sample" and numbers == [tag.number]:
+                    leaf = Leaf(origins=frozenset({Origin("secured", key)}))
+            samples[operation.name] = leaf
+        return samples
+
+    def _secure_sum_results(self, call: str) -> dict[str, Leaf]:
+        """Returns the results of a secure sum."""
+        operations = self._tagged(call, "record", "count")
+        origins = self._origins_of_inputs(operations.values())
+        aggregates = frozenset(origin for origin in origins if origin.kind == "aggregate")
+        sum_operations = {self._calls.aggregates[origin.key].operation for origin in aggregates}
+        secured = list(origins - aggregates)
+        is_secure_sum = [origin.kind for origin in secured] == ["secured"] and sum_operations == {
+            "federated_secure_sum_bitwidth"
+        }
+        if not is_secure_sum:
+            return {operation.name: Leaf(origins=origins) for operation in operations.values()}
+        [clipping_name] = [origin.key for origin in secured]
+        return {
+            operation.name: Leaf(
+                ("sum", clipping_name, tag.number), aggregates | {Origin(tag.role, clipping_name)}
+            )
+            for tag, operation in operations.items()
+        }
+
+    def _noise_results(self, call: str, plan: str) -> dict[str, Leaf]:
+        """Returns the results of `get_noised_result`.
+
+        Raises:
+          ValueError: its sum or its state are not those of the query that clips.
+        """
+        total = [self._leaf(operation) for operation in self._tagged(call, "sum").values()]
+        clipping = self._clipping_of(total)
+        state = [self._leaf(operation) for operation in self._tagged(call, "state").values()]
+        next_state = self._tagged(call, "secret", "count", "public")
+        paths = [leaf.name[1] for leaf in state if leaf.name and leaf.name[0] == "state"]
+        is_whole_state = len(paths) == len(set(paths)) == len(next_state)
+        if not is_whole_state or clipping.plan != plan:
+            raise ValueError(
+                "process adds noise by another state than it keeps, or of another plan than its "
+                "clipping's: give get_noised_result of the query that clips the state that it "
+                "returned in the round before"
+            )
+        number = len(self._calls.noise_calls)
+        total_origins = origins_of(total)
+        roles = [tag.role for tag in next_state]
+        self._calls.noise_calls.append(NoiseCall(number, clipping, total_origins, paths, roles))
+        release_origin = frozenset({Origin("release", number)})
+        origins_by_role = {
+            "public": release_origin,
+            "secret": frozenset({Origin("secret", number)}),
+            "count": frozenset(origin for origin in total_origins if origin.kind != "record"),
+        }
+        results = {
+            operation.name: Leaf(origins=release_origin)
+            for operation in self._tagged(call, "result").values()
+        }
+        for tag, operation in next_state.items():
+            name = ("next", number, tag.number)
+            results[operation.name] = Leaf(name, origins_by_role[tag.role])
+        return results
+
+    def _clipping_of(self, total: list[Leaf]) -> ClippingCall:
+        """Returns the call that clipped the records of a sum.
+
+        Raises:
+          ValueError: the leaves are not the sum of one call's results.
+        """
+        clipping_name = total[0].name[1] if total and total[0].name else None
+        clipping = self._calls.clipping_calls.get(clipping_name or "")
+        expected_names = [("sum", clipping_name, number) for number in range(len(total))]
+        has_expected_names = [leaf.name for leaf in total] == expected_names
+        if clipping is None or len(total) != clipping.size or not has_expected_names:
+            raise ValueError(
+                "process adds its noise to something else than the federated_sum of its clipped "
+                "updates: let nothing stand between clipping and the one sum, as "
+                "dp_aggregator(...) and DifferentiallyPrivateFactory(query) do"
+            )
+        return clipping
+
+
+def _input_operations(operation: Any) -> list[Any]:
+    """Returns the operations that compute an operation's inputs and control inputs."""
+    return [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)

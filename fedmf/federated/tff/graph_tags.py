@@ -1,0 +1,155 @@
+"""Tags in TensorFlow graphs: names of the tensors where the query clips, and where it adds noise.
+
+`check_process` reads them in a built process. A tag is an identity operation with a name
+fedmf.KIND.PLAN/ROLE.NUMBER. A process that is written to deceive can name its operations so, too.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+import tensorflow as tf
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+_NAME = re.compile(
+    r"(?P<call>(?:.*/)?fedmf\.(?P<kind>params|clip|noise|parts|whole)\.(?P<plan>[0-9a-f]*)(?:_\d+)?)"
+    r"/(?P<role>[a-z]+)\.(?P<number>\d+)"
+)
+
+
+# Roles of a call's arguments. All other roles are of its results.
+ARGUMENT_ROLES = {"given", "sum", "state"}
+
+
+class GraphTag(NamedTuple):
+    """The tag of a tensor in a graph.
+
+    Attributes:
+      call: name scope of the call that made the tag.
+      kind: "params", "clip" or "noise", after the query's methods, or "parts" or "whole", of a
+        secure sum.
+      plan: fingerprint of the plan of the query's noise, hexadecimal; empty for a secure sum.
+      role: the meaning of the tensor.
+      number: index of the tensor in the method's argument or result.
+    """
+
+    call: str
+    kind: str
+    plan: str
+    role: str
+    number: int
+
+
+def parse_tag(name: str) -> GraphTag | None:
+    """Returns the tag with this name of a node; None for a node that is no tag.
+
+    >>> parse_tag("a/fedmf.clip.0f_1/record.2")
+    GraphTag(call='a/fedmf.clip.0f_1', kind='clip', plan='0f', role='record', number=2)
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    return GraphTag(
+        match["call"], match["kind"], match["plan"], match["role"], int(match["number"])
+    )
+
+
+def call_scope(kind: str, plan: str = "") -> Any:
+    """Returns the name scope of one call of this kind."""
+    return tf.name_scope(f"fedmf.{kind}.{plan}")
+
+
+def tagged(structure: Any, role: str, first_number: int = 0) -> Any:
+    """Returns the structure with a tag on each of its tensors, numbered from `first_number` on."""
+    leaves = [
+        _tagged_leaf(leaf, f"{role}.{number}")
+        for number, leaf in enumerate(tf.nest.flatten(structure), first_number)
+    ]
+    return tf.nest.pack_sequence_as(structure, leaves)
+
+
+def tagged_sample(sample: Any) -> Any:
+    """Returns a `QuerySample` with tags "record" and "count"."""
+    num_leaves = len(tf.nest.flatten(sample.record))
+    counts = (sample.clients, sample.clipped, sample.zeroed)
+    return type(sample)(
+        tagged(sample.record, "record"), *tagged(counts, "count", first_number=num_leaves)
+    )
+
+
+def _tagging(kind: str, call_and_tag: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Returns a decorator of the query's methods that tags arguments and results in a graph.
+
+    Args:
+      kind: kind of the tags.
+      call_and_tag: (method, arguments of the method) -> the method's tagged result. It tags the
+        arguments and calls the method.
+    """
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(query: Any, *arguments: Any, **named_arguments: Any) -> Any:
+            if tf.executing_eagerly():
+                return method(query, *arguments, **named_arguments)
+            with call_scope(kind, f"{query._noise.mark:016x}"):
+                bound_method = functools.partial(method, query)
+                return call_and_tag(bound_method, *arguments, **named_arguments)
+
+        # AutoGraph would take two seconds to convert code in which no Python statement depends on a
+        # tensor.
+        return cast(Method, tf.autograph.experimental.do_not_convert(call))
+
+    return decorate
+
+
+# TFF passes arguments by these names: global_state, params, record, sample_state.
+def _tag_params(method: Callable[..., Any], global_state: Any) -> Any:
+    """Calls `derive_sample_params`, and tags its result."""
+    return tagged(method(global_state), "params")
+
+
+def _tag_clipping(method: Callable[..., Any], params: Any, record: Any) -> Any:
+    """Calls `preprocess_record`, and tags its params and its result."""
+    return tagged_sample(method(tagged(params, "given"), record))
+
+
+def _tag_noise(method: Callable[..., Any], sample_state: Any, global_state: Any) -> Any:
+    """Calls `get_noised_result`, and tags its arguments and its results."""
+    result, next_state, event = method(tagged(sample_state, "sum"), tagged(global_state, "state"))
+    return tagged(result, "result"), _tagged_state(next_state), event
+
+
+tags_params = _tagging("params", _tag_params)
+tags_clipping = _tagging("clip", _tag_clipping)
+tags_noise = _tagging("noise", _tag_noise)
+
+
+def _tagged_state(state: Any) -> Any:
+    """Returns a `QueryState` with tags "secret", "count" and "public"."""
+
+    def same_role(structure: Any, role: str) -> Any:
+        return tf.nest.map_structure(lambda _: role, structure)
+
+    roles = same_role(state, "count")._replace(
+        noise=same_role(state.noise, "secret")._replace(next_round="public"),
+        scaling=same_role(state.scaling, "public"),
+        clip=same_role(state.clip, "public"),
+        records="public",
+    )
+    leaves = tf.nest.flatten(state)
+    leaf_roles = tf.nest.flatten(roles)
+    tagged_leaves = [
+        tagged(leaf, role, first_number=number)
+        for number, (leaf, role) in enumerate(zip(leaves, leaf_roles, strict=True))
+    ]
+    return tf.nest.pack_sequence_as(state, tagged_leaves)
+
+
+def _tagged_leaf(leaf: Any, name: str) -> Any:
+    """Returns a tensor of the graph with this tag, and any other value unchanged.
+
+    A constant from outside of the graph must stay one: the query refuses states that are constants.
+    """
+    is_in_graph = isinstance(leaf, tf.Tensor) and not isinstance(leaf, tf.__internal__.EagerTensor)
+    return tf.identity(leaf, name=name) if is_in_graph else leaf

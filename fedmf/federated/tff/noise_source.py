@@ -1,0 +1,171 @@
+"""The Gaussian source inside TensorFlow graphs, which have no AES, and the keys of its runs.
+
+docs/randomness.md says for which threats this source suffices, and for which it does not.
+"""
+
+import itertools
+import math
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from fedmf.server.source import check_noise_seed, noise_key, seed_of_run
+
+Draw = Callable[[Any], Any]
+_PHILOX = 1  # TensorFlow's number of the algorithm.
+# Folders of graphs with an int as noise seed; they are removed when the program ends.
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def source_of_key(key: Any, size: int) -> Draw:
+    """Returns the function i -> row i of Z at unit standard deviation, float32 (size,).
+
+    Entries are independent over i and coordinates, and a pure function of (key, i).
+
+    They are Box-Muller transforms of the 64-bit words of Philox4x32-10: entries 2p and 2p + 1 are
+    those of words 2p and 2p + 1 at key K and counter (p, S + i), where `key` begins with K and S. A
+    radius has all 64 bits, and so a tail to 9.4.
+
+    Args:
+      key: uint64 (4,), an array or a tensor; from `noise_key`. The last two words
+        are not used here.
+      size: number of coordinates.
+    """
+    key = tf.convert_to_tensor(key, tf.uint64)
+    num_pairs = -(-size // 2)
+
+    def draw(i: Any) -> Any:
+        counter = tf.stack([tf.constant(0, tf.uint64), key[1] + tf.cast(i, tf.uint64)])
+        words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[num_pairs, 2], key=key[:1], counter=counter, alg=_PHILOX, dtype=tf.uint64
+        )
+        return tf.reshape(box_muller(words), [-1])[:size]
+
+    return draw
+
+
+def box_muller(words: Any) -> Any:
+    """Returns pairs of standard normals, float32 (pairs, 2), from uint64 words (pairs, 2)."""
+    radius_words = words[:, 0]
+    angle_words = words[:, 1]
+    # The distance to the nearer end of (0, 1) is computed: float32 has few numbers near 1.
+    is_low = radius_words < tf.constant(2**63, tf.uint64)
+    nearer_words = tf.where(is_low, radius_words, tf.bitwise.invert(radius_words))
+    distance = (tf.cast(nearer_words, tf.float32) + 0.5) * 2.0**-64
+    log_uniform = tf.where(is_low, tf.math.log(distance), tf.math.log1p(-distance))
+    radius = tf.sqrt(-2.0 * log_uniform)
+    turn = tf.bitwise.right_shift(tf.bitcast(angle_words, tf.int64), tf.constant(40, tf.int64))
+    angle = (tf.cast(turn, tf.float32) + 0.5) * (math.pi / 2**23)
+    return tf.stack([radius * tf.cos(angle), radius * tf.sin(angle)], axis=1)
+
+
+class RunSeeds:
+    """The noise seeds of the runs that one object begins, a different one for each run.
+
+    Copies of the object share the sequence of seeds.
+
+    Args:
+      noise_seed: as of `check_noise_seed`. With an int the first run has that seed, and each later
+        run a seed derived from it. The first call of a graph has the seed of the run for which the
+        graph was built; its later calls are runs with keys of their own.
+    """
+
+    def __init__(self, noise_seed: int | str) -> None:
+        checked_seed = check_noise_seed(noise_seed)
+        self._noise_seed = None if isinstance(noise_seed, str) else checked_seed
+        self._run_numbers = itertools.count()
+        self._process = os.getpid()
+
+    def __copy__(self) -> "RunSeeds":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RunSeeds":
+        return self
+
+    def __reduce__(self) -> Any:
+        if self._noise_seed is None:
+            return RunSeeds, ("os",)
+        raise TypeError(
+            "a query or factory with a `noise_seed` of your own is not pickled: its copies would "
+            "begin runs with the same noise; make it "
+            'where it is used, or use noise_seed="os"'
+        )
+
+    def next(self) -> int | str:
+        """Returns the seed of the next run, or "os".
+
+        Raises:
+          ValueError: the process was forked, and its copies would begin the same runs.
+        """
+        if self._noise_seed is None:
+            return "os"
+        if os.getpid() != self._process:
+            raise ValueError(
+                "a query or factory with a `noise_seed` of your own was forked: its copies would "
+                'begin runs with the same noise; make it where it is used, or use noise_seed="os"'
+            )
+        return seed_of_run(self._noise_seed, next(self._run_numbers))
+
+    def next_key(self) -> Any:
+        """Returns the key of the next run, uint64 (4,).
+
+        Each call of a graph that is being built begins another run.
+        """
+        seed = self.next()
+        key = tf.constant(noise_key(check_noise_seed(seed)), tf.uint64)
+        if tf.executing_eagerly():
+            return key
+        return _key_of_this_call(key) if seed == "os" else _key_once(key)
+
+
+def _key_of_this_call(key: Any) -> Any:
+    """Returns a key that differs from call to call of the graph that is being built.
+
+    It is as secret as `key`. Calls differ by the clock and by a number that TensorFlow draws from
+    the operating system.
+    """
+    call = tf.bitcast(tf.stack([tf.bitcast(tf.timestamp(), tf.int64), _system_draw()]), tf.uint64)
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[4],
+        key=key[:1],
+        counter=tf.bitwise.bitwise_xor(key[1:3], call),
+        alg=_PHILOX,
+        dtype=tf.uint64,
+    )
+
+
+def _key_once(key: Any) -> Any:
+    """Returns `key` in one call of the graph that is being built, else a `_key_of_this_call`.
+
+    Each call writes a file of its own, then counts the files: of parallel calls at most one finds
+    its own beside the first file alone. TFF's runtime keeps files from call to call, and makes
+    variables anew. Where the folder is gone, as on another machine, no call has `key`.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="fedmf-runs-")
+    _FOLDERS.append(folder)
+    pathlib.Path(folder.name, "first").touch()
+    # With the time, because forked processes draw the same numbers.
+    timestamp = tf.strings.as_string(tf.timestamp(), precision=6)
+    call_name = tf.strings.join([tf.strings.as_string(_system_draw()), timestamp], "-")
+    call_file = tf.strings.join([folder.name, "/", call_name])
+    with tf.control_dependencies([tf.io.write_file(call_file, "")]):
+        # The patterns depend on the call's name, because constant patterns could be matched before
+        # the file is written.
+        prefix = tf.strings.join([folder.name, "/", tf.strings.substr(call_name, 0, 0)])
+        num_files = tf.size(tf.io.matching_files(prefix + "*"))
+        num_first = tf.size(tf.io.matching_files(prefix + "first"))
+    is_only_call = tf.logical_and(tf.equal(num_files, 2), tf.equal(num_first, 1))
+    return tf.where(is_only_call, key, _key_of_this_call(key))
+
+
+def _system_draw() -> Any:
+    """Returns a number that TensorFlow draws from the operating system, int64 ()."""
+    limit = tf.constant(2**62, tf.int64)
+    [number] = tf.unstack(
+        tf.raw_ops.RandomUniformInt(shape=[1], minval=-limit, maxval=limit, seed=0, seed2=0)
+    )
+    return number
