@@ -19,8 +19,9 @@ from fedmf.federated.execution import client_setup
 from fedmf.federated.execution.threads import limited_threads, use_one_thread_per_operation
 from fedmf.federated.fingerprint import fingerprint
 from fedmf.federated.keras_file import deflate_words, load_keras_file
-from fedmf.federated.model_check import check_model, misfit_reason
+from fedmf.federated.model_check import check_model
 from fedmf.federated.model_functions import ModelFunctions
+from fedmf.federated.tensorflow_errors import misfit_reason
 from fedmf.federated.tensorflow_import import check_eager, keras3_note
 from fedmf.federated.tff_models import TffModel
 from fedmf.runs.config import TrainConfig

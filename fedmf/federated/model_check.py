@@ -1,65 +1,22 @@
 """Check that a model carries no client's data to another one except through the clipped sum."""
 
 import dataclasses
-import re
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
-from fedmf.federated.evaluation import update_metric
 from fedmf.federated.execution.stateless_model import operations
+from fedmf.federated.forbidden_operations import check_operations
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised
+from fedmf.federated.metrics_check import check_metrics, check_private_metrics
 from fedmf.federated.model_functions import ModelFunctions, tensor_specs
+from fedmf.federated.tensorflow_errors import error_reason, misfit_reason
 from fedmf.federated.tff_models import TffModel
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
 from fedmf.training.examples import Examples, take
 from fedmf.training.learner import TaskData
 
-
-class _Forbidden(NamedTuple):
-    """Operations that break the guarantee.
-
-    Attributes:
-      pattern: regular expression of their names, matched from the start.
-      effect: what they do, as a predicate.
-      way_out: what to use instead.
-    """
-
-    pattern: str
-    effect: str
-    way_out: str
-
-
-# Moving averages, states of recurrent layers, tables of words.
-_WRITES = _Forbidden(
-    r"Assign|Resource(Scatter|StridedSliceAssign|Apply)|Scatter(Nd)?(Add|Sub|Update)$"
-    r"|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",
-    "writes a variable or a table",
-    "its layer changes a variable in the forward pass, outside the clipped and noised update, "
-    "and so carries what it has seen of one client to the next; leave out layers that keep "
-    "something from batch to batch (BatchNormalization, SpectralNormalization, stateful=True)",
-)
-# Draws from a generator whose state changes with each call; tf.random.stateless_... does not match.
-# TensorFlow does not count pooling and glimpses among the operations with a state.
-_DRAWS = _Forbidden(
-    r"Random|Multinomial|Parameterized|TruncatedNormal|Stateful(?!PartitionedCall)|Rng"
-    r"|NonDeterministic|.*CandidateSampler|Fractional|ExtractGlimpse|Timestamp",
-    "draws random numbers",
-    "leave out layers such as Dropout, and sampled losses",
-)
-# Python inside a graph could do either.
-_PYTHON = _Forbidden(r"(Eager)?PyFunc", "calls Python", "write it in TensorFlow")
-# Operations that TensorFlow marks as having a state or an effect, although they keep nothing from
-# call to call. All others with such a mark are refused, known or not.
-_HARMLESS = re.compile(
-    r"ReadVariableOp|ResourceGather(Nd)?|VariableShape|LookupTable(Find|Size)V2|If|While|Case"
-    r"|StatefulPartitionedCall|DeviceIndex|Assert|CheckNumerics(V2)?|PrintV2"
-    r"|StatelessRandomGetAlg|CudnnRNN(Backprop)?(V[23])?"
-)
 # Writes to the local variables of a TFF model, whose values `TffModel` restores.
 _LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 # Methods of a model that Keras's own training calls, and fedmf does not.
@@ -123,9 +80,9 @@ def check_model(functions: ModelFunctions, task: TaskData, config: TrainConfig) 
     _check_loss_shape(checked, traced_step)
     first_batch = take(task.split("validation"), slice(task.batch_size))
     _check_fit(checked, training_step, first_batch)
-    _check_metrics(checked, first_batch)
+    check_metrics(functions, task, checked.model, first_batch)
     if config.private_metrics:
-        _check_private_metrics(checked, first_batch)
+        check_private_metrics(functions, task, checked.model, first_batch)
     _check_operations(checked, traced_step)
     if execution_kind(config.execution).in_tff:
         _check_for_tff(checked)
@@ -156,15 +113,15 @@ def _traced(checked: _CheckedModel, training_step: Any) -> Any:
     except tf.errors.OperatorNotAllowedInGraphError as error:
         raise ValueError(
             f"model or loss of task {checked.name!r} asks in Python for the value of a tensor "
-            f"({_reason(error)}), which a graph has not computed yet: use tf.cond, or leave out "
-            "the layer (SpectralNormalization would also carry what it has seen of one client to "
-            "the next)"
+            f"({error_reason(error)}), which a graph has not computed yet: use tf.cond, or leave "
+            "out the layer (SpectralNormalization would also carry what it has seen of one client "
+            "to the next)"
         ) from error
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"model or loss of task {checked.name!r} do not take a batch "
             f"{(checked.x_specs, checked.y_specs)} of its examples: make them fit "
-            f"({_reason(error)})"
+            f"({error_reason(error)})"
         ) from error
 
 
@@ -198,34 +155,12 @@ def _check_operations(checked: _CheckedModel, traced_step: Any) -> None:
     """Raises ValueError for operations that break the guarantee, and for hidden variables."""
     names = operations(traced_step)
     used_variables = traced_step.graph.variables
-    is_of_tff = isinstance(checked.model, TffModel)
-    if is_of_tff:
+    if isinstance(checked.model, TffModel):
         _check_local_variables(checked, used_variables)
-        names -= _LOCAL_WRITES
-    stateful_pattern = "|".join(_stateful(names)) or "$"
-    stateful = _Forbidden(stateful_pattern, "keeps a state or has an effect", "leave out its layer")
-    for forbidden in (_WRITES, _DRAWS, _PYTHON, stateful):
-        matching = sorted(name for name in names if re.match(forbidden.pattern, name))
-        if matching:
-            raise ValueError(
-                f"build_model of task {checked.name!r} gives a model that {forbidden.effect} in "
-                f"training ({', '.join(matching)}), so that the guarantee would not hold: "
-                f"{forbidden.way_out}"
-            )
-    if not is_of_tff:
+        check_operations(checked.name, names - _LOCAL_WRITES)
+    else:
+        check_operations(checked.name, names)
         _check_outside_variables(checked, used_variables)
-
-
-def _stateful(names: Iterable[str]) -> list[str]:
-    """Returns the operations that TensorFlow marks as stateful, without those in `_HARMLESS`."""
-    stateful = []
-    for name in names:
-        # Functions of the graph have no definition; their operations are checked as well.
-        definition = op_def_registry.get(name)
-        is_marked = definition is not None and definition.is_stateful
-        if is_marked and not _HARMLESS.fullmatch(name):
-            stateful.append(name)
-    return stateful
 
 
 def _check_for_tff(checked: _CheckedModel) -> None:
@@ -242,26 +177,6 @@ def _check_for_tff(checked: _CheckedModel) -> None:
             f"({', '.join(frozen)}), which execution={checked.config.execution!r} does not take: "
             "use execution='fast'"
         )
-
-
-def _reason(error: Exception) -> str:
-    """Returns the line of an error that says what is wrong.
-
-    Keras lists a layer's arguments behind it, and names the layer before it.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for number, line in reversed(list(enumerate(lines[:-1]))):
-        layer = re.search(r"when calling layer ['\"](?P<name>.+)['\"] \(type (?P<type>\w+)\)", line)
-        if layer is not None:
-            sentence = lines[number + 1].partition(". ")[0].rstrip(".")
-            return f"{layer['type']} {layer['name']!r}: {sentence}"
-    return lines[-1] if lines else type(error).__name__
-
-
-def misfit_reason(error: tf.errors.InvalidArgumentError) -> str:
-    """Returns an operation's error about its inputs, without names of nodes and lines of code."""
-    lines = [line for line in error.message.splitlines() if line.strip() and "[[" not in line]
-    return lines[-1].rpartition("}} ")[2].strip()
 
 
 def _check_dtypes(checked: _CheckedModel) -> None:
@@ -390,88 +305,6 @@ def _check_captures(checked: _CheckedModel) -> None:
             "it, which execution='tff' does not take: make it a numpy array or a number, or use "
             "execution='fast'"
         )
-
-
-def _check_metrics(checked: _CheckedModel, examples: Examples) -> None:
-    """Raises ValueError for metrics that do not take the outputs, that are no single numbers, or of
-    which two have one name.
-    """
-    if checked.functions.metrics is None:
-        return
-    _ = checked.task.headline  # It raises an error for an object that is no metric.
-    metrics = list(checked.functions.metrics())
-    x, y = tf.nest.map_structure(tf.constant, examples)
-    names = [metric.name for metric in metrics]
-    for metric in metrics:
-        if names.count(metric.name) > 1:
-            raise ValueError(
-                f"metric {metric.name!r} of task {checked.name!r} is there twice: give one of them "
-                "another name"
-            )
-        try:
-            update_metric(metric, y, checked.model(x, training=False))
-            shape = np.asarray(metric.result()).shape
-        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            raise ValueError(
-                f"metric {metric.name!r} of task {checked.name!r} fails on its validation split: "
-                f"make it fit outputs and labels ({_reason(error)})"
-            ) from error
-        if shape:
-            raise ValueError(
-                f"metric {metric.name!r} of task {checked.name!r} has a result of shape {shape}: "
-                "give one number"
-            )
-
-
-def _check_private_metrics(checked: _CheckedModel, examples: Examples) -> None:
-    """Raises ValueError where a client's metrics would not follow from its own examples alone.
-
-    The sum of private metrics would be more sensitive than the plan says.
-    """
-    problem = f"private_metrics do not go with task {checked.name!r}"
-    if isinstance(checked.model, TffModel) or checked.functions.metrics is None:
-        raise ValueError(f"{problem}: give it a Keras model, and a metric between 0 and 1")
-    metrics = list(checked.functions.metrics())
-
-    def update(x: Any, y: Any) -> None:
-        for metric in metrics:
-            update_metric(metric, y, checked.model(x, training=False))
-
-    impure = _impure_operations(checked, update)
-    if impure:
-        raise ValueError(
-            f"{problem}, whose evaluation keeps a state, draws random numbers or calls Python "
-            f"({', '.join(impure)}): evaluate by a pure function"
-        )
-    initial_states = [np.copy(value) for metric in metrics for value in metric.get_weights()]
-    update(*tf.nest.map_structure(tf.constant, examples))
-    headline = next(metric for metric in metrics if metric.name == checked.task.headline)
-    if not 0 <= float(headline.result()) <= 1:
-        raise ValueError(
-            f"{problem}, whose {checked.task.headline} is not between 0 and 1: put a metric first "
-            "that is"
-        )
-    for metric in metrics:
-        metric.reset_state()
-    reset_states = [value for metric in metrics for value in metric.get_weights()]
-    if not all(map(np.array_equal, initial_states, reset_states)):
-        raise ValueError(
-            f"{problem}, which has a metric that is not in its first state after `reset_state`: "
-            "reset all of its variables there"
-        )
-
-
-def _impure_operations(checked: _CheckedModel, update_metrics: Any) -> list[str]:
-    """Returns the operations of an evaluation that keep a state, draw numbers or call Python."""
-    forward_pass = tf.function(lambda x: checked.model(x, training=False))
-    impure = set(_stateful(operations(forward_pass.get_concrete_function(checked.x_specs))))
-    traced_update = tf.function(update_metrics).get_concrete_function(
-        checked.x_specs, checked.y_specs
-    )
-    # Metrics may write their own variables.
-    forbidden = re.compile(f"{_DRAWS.pattern}|{_PYTHON.pattern}")
-    impure |= set(filter(forbidden.match, operations(traced_update)))
-    return sorted(impure)
 
 
 def _check_local_variables(checked: _CheckedModel, used_variables: Any) -> None:

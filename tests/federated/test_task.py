@@ -214,7 +214,7 @@ def test_examples_of_several_lengths_are_refused_with_the_way_out(x):
         (lambda d: d.repeat(), "a dataset without an end"),
         (
             lambda d: d.flat_map(lambda x, y: tf.data.Dataset.from_tensors((x, y)).repeat()),
-            "2048 examples .* and more",
+            "at least 2048 examples",
         ),
     ],
 )

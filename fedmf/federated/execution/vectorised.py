@@ -280,27 +280,6 @@ class VectorisedClients(ClientWork):
             # TensorFlow does not vectorise what is returned as it came in.
             return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
 
-        def batches_of_step(s: Any) -> tuple[Any, Any]:
-            """Returns the clients of step s, and their batches."""
-            members = slice(tf.where(s > 0, order.end[s - 1], 0), order.end[s])
-            rows = order.start[members][:, tf.newaxis] + tf.range(order.size[s])
-            batch = tf.nest.map_structure(lambda array: tf.gather(array, rows), (xs, ys))
-            return order.client[members][:, tf.newaxis], batch
-
-        def take_step(
-            state: _ClientsState, s: Any, members: Any, gradient_list: Any
-        ) -> _ClientsState:
-            """Returns the state after the members of step s have taken it."""
-            before = tf.nest.map_structure(lambda leaf: tf.gather_nd(leaf, members), state)
-            after = self._optimizer.next(
-                before.optimizer, before.weights, gradient_list, self._learning_rate
-            )
-            return tf.nest.map_structure(
-                lambda leaf, value: tf.tensor_scatter_nd_update(leaf, members, value),
-                state,
-                _ClientsState(*after),
-            )
-
         initial = tf.nest.map_structure(
             tf.convert_to_tensor,
             _ClientsState(self._optimizer.initial(list(global_weights)), list(global_weights)),
@@ -310,25 +289,46 @@ class VectorisedClients(ClientWork):
         )
         loss_sum = tf.constant(0.0)
         for s in tf.range(order.first):  # All members have the same weights, which is faster.
-            members, batch = batches_of_step(s)
+            members, batch = _batches_of_step(order, s, (xs, ys))
             losses, gradient_list = tf.vectorized_map(
                 lambda xy: client_gradients(initial.weights, *xy), batch
             )
-            state = take_step(state, s, members, gradient_list)
+            state = self._take_step(state, members, gradient_list)
             loss_sum += _loss_of_step(losses, order.size[s])
         for s in tf.range(order.first, tf.shape(order.end)[0]):
-            members, batch = batches_of_step(s)
+            members, batch = _batches_of_step(order, s, (xs, ys))
             weights = [tf.gather_nd(leaf, members) for leaf in state.weights]
             losses, gradient_list = tf.vectorized_map(
                 lambda client: client_gradients(client[0], *client[1]), (weights, batch)
             )
-            state = take_step(state, s, members, gradient_list)
+            state = self._take_step(state, members, gradient_list)
             loss_sum += _loss_of_step(losses, order.size[s])
         for c in tf.range(num_clients):
             pairs = zip(global_weights, state.weights, strict=True)
             update = [old - client_weights[c] for old, client_weights in pairs]
             total = self._records.added(params, total, update)
         return total, loss_sum
+
+    def _take_step(self, state: _ClientsState, members: Any, gradient_list: Any) -> _ClientsState:
+        """Returns the state after these clients have taken a step."""
+        before = tf.nest.map_structure(lambda leaf: tf.gather_nd(leaf, members), state)
+        after = self._optimizer.next(
+            before.optimizer, before.weights, gradient_list, self._learning_rate
+        )
+        new_state: _ClientsState = tf.nest.map_structure(
+            lambda leaf, value: tf.tensor_scatter_nd_update(leaf, members, value),
+            state,
+            _ClientsState(*after),
+        )
+        return new_state
+
+
+def _batches_of_step(order: Steps, s: Any, examples: Any) -> tuple[Any, Any]:
+    """Returns the clients of step s, and their batches."""
+    members = slice(tf.where(s > 0, order.end[s - 1], 0), order.end[s])
+    rows = order.start[members][:, tf.newaxis] + tf.range(order.size[s])
+    batch = tf.nest.map_structure(lambda array: tf.gather(array, rows), examples)
+    return order.client[members][:, tf.newaxis], batch
 
 
 def _loss_of_step(losses: Any, batch_size: Any) -> Any:

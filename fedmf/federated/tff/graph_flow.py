@@ -160,7 +160,7 @@ class GraphFlow:
           ValueError: its params are not those of the same query, or its record depends on an
             aggregate of the round.
         """
-        params = self._tagged(call, "given")
+        params = self._tagged(call, "argument")
         sample = self._tagged(call, "record", "count")
         names = [self._leaf(operation).name for operation in params.values()]
         expected_names = [("params", plan, number) for number in range(len(names))]

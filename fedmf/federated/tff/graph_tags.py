@@ -19,7 +19,7 @@ _NAME = re.compile(
 
 
 # Roles of a call's arguments. All other roles are of its results.
-ARGUMENT_ROLES = {"given", "sum", "state"}
+ARGUMENT_ROLES = {"argument", "sum", "state"}
 
 
 class GraphTag(NamedTuple):
@@ -111,7 +111,7 @@ def _tag_params(method: Callable[..., Any], global_state: Any) -> Any:
 
 def _tag_clipping(method: Callable[..., Any], params: Any, record: Any) -> Any:
     """Calls `preprocess_record`, and tags its params and its result."""
-    return tagged_sample(method(tagged(params, "given"), record))
+    return tagged_sample(method(tagged(params, "argument"), record))
 
 
 def _tag_noise(method: Callable[..., Any], sample_state: Any, global_state: Any) -> Any:

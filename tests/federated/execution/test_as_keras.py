@@ -240,7 +240,7 @@ def test_labels_of_tff_s_rank_are_taken():
         (dense, lambda: crossentropy(reduction="none"), "reduction is 'none'"),
         (dense, lambda: losses.sparse_categorical_crossentropy, "^loss="),
         (dense, lambda: losses.MeanSquaredError, "^loss="),
-        (two_outputs, crossentropy, "other structures"),
+        (two_outputs, crossentropy, "different structures"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(model, loss, said):

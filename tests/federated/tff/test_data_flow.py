@@ -1,5 +1,6 @@
-"""Processes of few lines: a sum of clipped updates with noise, and something beside it, before it
-or behind it.
+"""`check_process` on processes of a few lines: the noised sum of clipped updates, and one change.
+
+A process passes if its state and its result depend on the clients through that sum alone.
 """
 
 import collections
@@ -24,155 +25,159 @@ PARAMETERS = "clips by other parameters than its query's"
 HIDDEN = "the noise's key, its rows or the exact counts of an earlier round"
 
 
-def at_clients(kind):
-    return tff.FederatedType(kind, tff.CLIENTS)
+def at_clients(member_type):
+    return tff.FederatedType(member_type, tff.CLIENTS)
 
 
 def count_of_clients():
     return tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
 
 
-def in_order(first, second, *more):
-    return tff.federated_zip(
-        collections.OrderedDict(zip("abcd", (first, second, *more), strict=False))
-    )
+def ordered(*values):
+    """Returns the values as one value with the fields a, b, c, d."""
+    return tff.federated_zip(collections.OrderedDict(zip("abcd", values, strict=False)))
 
 
 def output(state, result, measurements=None):
-    nothing = tff.federated_value((), tff.SERVER)
-    return tff.templates.MeasuredProcessOutput(
-        state, result, nothing if measurements is None else measurements
-    )
+    if measurements is None:
+        measurements = tff.federated_value((), tff.SERVER)
+    return tff.templates.MeasuredProcessOutput(state, result, measurements)
 
 
-class Parts:
-    """The query's methods as TFF computations."""
+class QueryComputations:
+    """The methods of a query as TFF computations."""
 
     def __init__(self, plan=PLAN):
-        self.query = query = federated.MatrixFactorizationQuery(
+        query = federated.MatrixFactorizationQuery(
             plan, tf.TensorSpec([3], tf.float32), noise_seed=1
         )
         computation = tff.tensorflow.computation
+        self.dp_query = query
         self.initial = computation(query.initial_global_state)
-        self.state = self.initial.type_signature.result
-        self.params = computation(query.derive_sample_params, self.state)
-        kind = self.params.type_signature.result
-        self.clip = computation(query.preprocess_record, kind, RECORD)
-        self.sample = self.clip.type_signature.result
-        self.add = computation(query.merge_sample_states, self.sample, self.sample)
-        self.noise = computation(query.get_noised_result, self.sample, self.state)
+        self.state_type = self.initial.type_signature.result
+        self.params = computation(query.derive_sample_params, self.state_type)
+        self.params_type = self.params.type_signature.result
+        self.clip = computation(query.preprocess_record, self.params_type, RECORD)
+        self.sample_type = self.clip.type_signature.result
+        self.add = computation(query.merge_sample_states, self.sample_type, self.sample_type)
+        self.noise = computation(query.get_noised_result, self.sample_type, self.state_type)
         self.initialize = tff.federated_computation(
             lambda: tff.federated_eval(self.initial, tff.SERVER)
         )
 
     def clipped(self, state, updates):
-        return tff.federated_map(
-            self.clip, (tff.federated_broadcast(tff.federated_map(self.params, state)), updates)
-        )
+        """Returns the clients' samples."""
+        params = tff.federated_broadcast(tff.federated_map(self.params, state))
+        return tff.federated_map(self.clip, (params, updates))
 
     def noised(self, total, state):
-        """(next state, result)."""
-        result, after, _ = tff.federated_map(self.noise, (total, state))
-        return after, result
+        """Returns the next state and the result."""
+        result, next_state, _ = tff.federated_map(self.noise, (total, state))
+        return next_state, result
 
-    def one_round(self, state, updates):
-        """(next state, result, sum)."""
+    def round(self, state, updates):
+        """Returns the next state and the result of a round that passes."""
+        return self.noised(tff.federated_sum(self.clipped(state, updates)), state)
+
+    def round_with_sum(self, state, updates):
+        """Returns the next state and the result of a round, and its sum without noise."""
         total = tff.federated_sum(self.clipped(state, updates))
         return *self.noised(total, state), total
 
 
 @pytest.fixture(scope="module")
-def parts():
-    return Parts()
+def query():
+    return QueryComputations()
 
 
-def by_hand(body, initialize, kind=tff.templates.MeasuredProcess):
-    return kind(
-        initialize,
-        tff.federated_computation(body, initialize.type_signature.result, at_clients(RECORD)),
-    )
+def make_process(next_round, initialize, process_class=tff.templates.MeasuredProcess):
+    state_type = initialize.type_signature.result
+    next_computation = tff.federated_computation(next_round, state_type, at_clients(RECORD))
+    return process_class(initialize, next_computation)
 
 
-def computed(function, *values):
-    """A function of tensors, of values at one place."""
-    kinds = [value.type_signature.member for value in values]
-    return tff.federated_map(tff.tensorflow.computation(function, *kinds), values)
+def apply_tensorflow(function, *values):
+    """Returns a function of tensors, applied to values at one placement."""
+    types = [value.type_signature.member for value in values]
+    return tff.federated_map(tff.tensorflow.computation(function, *types), values)
 
 
-def plus(a, b):
-    return computed(lambda a, b: a + tf.cast(b, a.dtype), a, b)
+def add(a, b):
+    return apply_tensorflow(lambda a, b: a + tf.cast(b, a.dtype), a, b)
 
 
-def minus(a, b):
-    return computed(lambda a, b: a - tf.cast(b, a.dtype), a, b)
+def subtract(a, b):
+    return apply_tensorflow(lambda a, b: a - tf.cast(b, a.dtype), a, b)
 
 
 def sample_of(record, clients, clipped, zeroed):
     def sample(record, clients, clipped, zeroed):
         return QuerySample(tf.cast(record, tf.float64), clients, clipped, zeroed)
 
-    return computed(sample, record, clients, clipped, zeroed)
+    return apply_tensorflow(sample, record, clients, clipped, zeroed)
 
 
-def _constant_params(parts):
-    query = parts.query
+def _constant_params(query):
+    dp_query = query.dp_query
 
     def clip(update):
-        return query.preprocess_record(
-            query.derive_sample_params(query.initial_global_state()), update
+        return dp_query.preprocess_record(
+            dp_query.derive_sample_params(dp_query.initial_global_state()), update
         )
 
-    def one_round(state, updates):
+    def next_round(state, updates):
         samples = tff.federated_map(tff.tensorflow.computation(clip, RECORD), updates)
-        return output(*parts.noised(tff.federated_sum(samples), state))
+        return output(*query.noised(tff.federated_sum(samples), state))
 
-    return by_hand(one_round, parts.initialize)
-
-
-def _model_in_the_state(parts):
-    def one_round(state, updates):
-        updates = minus(updates, tff.federated_broadcast(state.a))
-        after, result, _ = parts.one_round(state.b, updates)
-        return output(in_order(plus(state.a, result), after), result)
-
-    return by_hand(one_round, _with_zeros(parts, tf.float32))
+    return make_process(next_round, query.initialize)
 
 
-def _sums_part_by_part(parts):
-    def one_round(state, updates):
-        sample = parts.clipped(state, updates)
+def _model_in_the_state(query):
+    def next_round(state, updates):
+        updates = subtract(updates, tff.federated_broadcast(state.a))
+        next_state, result = query.round(state.b, updates)
+        return output(ordered(add(state.a, result), next_state), result)
+
+    return make_process(next_round, _with_zeros(query, tf.float32))
+
+
+def _sums_leaf_by_leaf(query):
+    def next_round(state, updates):
+        sample = query.clipped(state, updates)
         sums = tuple(
             map(tff.federated_sum, (sample.record, sample.clients, sample.clipped, sample.zeroed))
         )
-        return output(*parts.noised(sample_of(*sums), state))
+        return output(*query.noised(sample_of(*sums), state))
 
-    return by_hand(one_round, parts.initialize)
+    return make_process(next_round, query.initialize)
 
 
-def _exact_metrics(parts):
-    def one_round(state, updates):
-        after, result, total = parts.one_round(state, updates)
+def _exact_metrics(query):
+    def next_round(state, updates):
+        next_state, result, total = query.round_with_sum(state, updates)
         return output(
-            after, result, in_order(count_of_clients(), tff.federated_mean(updates), total.clipped)
+            next_state,
+            result,
+            ordered(count_of_clients(), tff.federated_mean(updates), total.clipped),
         )
 
-    return by_hand(one_round, parts.initialize)
+    return make_process(next_round, query.initialize)
 
 
-def _state_and_result(parts):
-    def one_round(state, updates):
-        after, result, _ = parts.one_round(state, updates)
-        return after, plus(result, result)
+def _state_and_result(query):
+    def next_round(state, updates):
+        next_state, result = query.round(state, updates)
+        return next_state, add(result, result)
 
-    return by_hand(one_round, parts.initialize, tff.templates.IterativeProcess)
+    return make_process(next_round, query.initialize, tff.templates.IterativeProcess)
 
 
 def _around(process):
-    def one_round(state, updates):
-        before = process.next(state, updates)
-        return output(before.state, before.result, before.measurements)
+    def next_round(state, updates):
+        inner_output = process.next(state, updates)
+        return output(inner_output.state, inner_output.result, inner_output.measurements)
 
-    return by_hand(one_round, process.initialize)
+    return make_process(next_round, process.initialize)
 
 
 @pytest.mark.parametrize(
@@ -180,191 +185,195 @@ def _around(process):
     [
         _constant_params,
         _model_in_the_state,
-        _sums_part_by_part,
+        _sums_leaf_by_leaf,
         _exact_metrics,
         _state_and_result,
-        lambda parts: _around(
+        lambda query: _around(
             federated.dp_aggregator(PLAN, clients_per_round=2, noise_seed=1).create(RECORD)
         ),
-        lambda parts: tff.aggregators.DifferentiallyPrivateFactory(parts.query).create(RECORD),
-        lambda parts: tff.aggregators.DifferentiallyPrivateFactory(
-            tfp.NormalizedQuery(parts.query, 7.0)
+        lambda query: tff.aggregators.DifferentiallyPrivateFactory(query.dp_query).create(RECORD),
+        lambda query: tff.aggregators.DifferentiallyPrivateFactory(
+            tfp.NormalizedQuery(query.dp_query, 7.0)
         ).create(RECORD),
     ],
 )
-def test_other_ways_to_the_one_noised_sum_pass(build, parts):
-    assert "private" in {found.role for found in federated.check_process(build(parts))}
+def test_a_process_of_one_noised_sum_passes(build, query):
+    aggregations = federated.check_process(build(query))
+    assert "private" in {aggregation.role for aggregation in aggregations}
 
 
 REFUSED = []
 
 
 def refused(match):
-    """For a function of the query's parts, the query's state and the clients' updates that returns
-    what a process's next does.
+    """Returns a decorator that adds a `next` of a process to `REFUSED`.
+
+    Its arguments are the query's computations, the query's state and the clients' updates.
     """
 
-    def keep(one_round):
-        REFUSED.append(pytest.param(one_round, match, id=one_round.__name__))
-        return one_round
+    def register(next_round):
+        REFUSED.append(pytest.param(next_round, match, id=next_round.__name__))
+        return next_round
 
-    return keep
+    return register
 
 
 @refused(EXACT)
-def plain_sum(parts, state, updates):
-    return output(state, tff.federated_sum(parts.clipped(state, updates)))
+def plain_sum(query, state, updates):
+    return output(state, tff.federated_sum(query.clipped(state, updates)))
 
 
 @refused(NOT_THE_SUM)
-def sum_by_another_operation(parts, state, updates):
-    same = tff.tensorflow.computation(lambda a: a, parts.sample)
-    zero = tff.tensorflow.computation(lambda: parts.query.initial_sample_state())()
-    clipped = parts.clipped(state, updates)
-    total = tff.federated_aggregate(clipped, zero, parts.add, parts.add, same)
-    return output(*parts.noised(total, state))
+def sum_by_another_operation(query, state, updates):
+    same = tff.tensorflow.computation(lambda a: a, query.sample_type)
+    zero = tff.tensorflow.computation(lambda: query.dp_query.initial_sample_state())()
+    clipped = query.clipped(state, updates)
+    total = tff.federated_aggregate(clipped, zero, query.add, query.add, same)
+    return output(*query.noised(total, state))
 
 
 @refused(NOT_THE_SUM)
-def forged_sample(parts, state, updates):
+def forged_sample(query, state, updates):
     forge = tff.tensorflow.computation(
         lambda update: QuerySample(tf.cast(update, tf.float64), 1, 0, 0), RECORD
     )
-    return output(*parts.noised(tff.federated_sum(tff.federated_map(forge, updates)), state))
+    return output(*query.noised(tff.federated_sum(tff.federated_map(forge, updates)), state))
 
 
 @refused(NOT_THE_SUM)
-def times_100_in_the_graph_of_clipping(parts, state, updates):
+def times_100_in_the_graph_of_clipping(query, state, updates):
     def clip(params, update):
-        sample = parts.query.preprocess_record(params, update)
+        sample = query.dp_query.preprocess_record(params, update)
         return sample._replace(record=100 * sample.record)
 
-    clip = tff.tensorflow.computation(clip, parts.params.type_signature.result, RECORD)
-    params = tff.federated_broadcast(tff.federated_map(parts.params, state))
+    clip = tff.tensorflow.computation(clip, query.params_type, RECORD)
+    params = tff.federated_broadcast(tff.federated_map(query.params, state))
     samples = tff.federated_map(clip, (params, updates))
-    return output(*parts.noised(tff.federated_sum(samples), state))
+    return output(*query.noised(tff.federated_sum(samples), state))
 
 
 @refused(NOT_THE_SUM)
-def counts_exchanged(parts, state, updates):
-    total = tff.federated_sum(parts.clipped(state, updates))
+def counts_exchanged(query, state, updates):
+    total = tff.federated_sum(query.clipped(state, updates))
     exchanged = sample_of(total.record, total.clients, total.zeroed, total.clipped)
-    return output(*parts.noised(exchanged, state))
+    return output(*query.noised(exchanged, state))
 
 
 @refused(EXACT)
-def sum_added_in_the_graph_of_the_noise(parts, state, updates):
+def sum_added_in_the_graph_of_the_noise(query, state, updates):
     def noise(total, state):
-        result, after, _ = parts.query.get_noised_result(total, state)
-        return after, result + tf.cast(total.record, tf.float32)
+        result, next_state, _ = query.dp_query.get_noised_result(total, state)
+        return next_state, result + tf.cast(total.record, tf.float32)
 
-    noise = tff.tensorflow.computation(noise, parts.sample, parts.state)
-    total = tff.federated_sum(parts.clipped(state, updates))
+    noise = tff.tensorflow.computation(noise, query.sample_type, query.state_type)
+    total = tff.federated_sum(query.clipped(state, updates))
     return output(*tff.federated_map(noise, (total, state)))
 
 
 @refused(EXACT)
-def sum_through_a_variable(parts, state, updates):
+def sum_through_a_variable(query, state, updates):
     def noise(total, state):
         variable = tf.Variable(tf.zeros([3], tf.float64))
         with tf.control_dependencies([variable.assign(total.record)]):
-            _, after, _ = parts.query.get_noised_result(total, state)
-            return after, variable.read_value()
+            _, next_state, _ = query.dp_query.get_noised_result(total, state)
+            return next_state, variable.read_value()
 
-    noise = tff.tensorflow.computation(noise, parts.sample, parts.state)
-    total = tff.federated_sum(parts.clipped(state, updates))
+    noise = tff.tensorflow.computation(noise, query.sample_type, query.state_type)
+    total = tff.federated_sum(query.clipped(state, updates))
     return output(*tff.federated_map(noise, (total, state)))
 
 
 @refused(EXACT)
-def count_of_the_next_state_in_the_result(parts, state, updates):
-    after, result, _ = parts.one_round(state, updates)
-    return output(after, in_order(result, after.clipped))
+def count_of_the_next_state_in_the_result(query, state, updates):
+    next_state, result = query.round(state, updates)
+    return output(next_state, ordered(result, next_state.clipped))
 
 
 @refused(HIDDEN)
-def count_of_the_round_before_in_the_result(parts, state, updates):
-    after, result, _ = parts.one_round(state, updates)
-    return output(after, in_order(result, state.clipped))
+def count_of_the_round_before_in_the_result(query, state, updates):
+    next_state, result = query.round(state, updates)
+    return output(next_state, ordered(result, state.clipped))
 
 
 @refused(EXACT)
-def secure_sum_beside_the_noise(parts, state, updates):
-    after, result, _ = parts.one_round(state, updates)
-    exact = tff.federated_secure_sum_bitwidth(parts.clipped(state, updates).clipped, 1)
-    return output(after, in_order(result, exact))
+def secure_sum_beside_the_noise(query, state, updates):
+    next_state, result = query.round(state, updates)
+    exact = tff.federated_secure_sum_bitwidth(query.clipped(state, updates).clipped, 1)
+    return output(next_state, ordered(result, exact))
 
 
 @refused("measures its clipped updates, or their sum, without noise")
-def sum_in_the_measurements(parts, state, updates):
-    after, result, total = parts.one_round(state, updates)
-    return output(after, result, total)
+def sum_in_the_measurements(query, state, updates):
+    next_state, result, total = query.round_with_sum(state, updates)
+    return output(next_state, result, total)
 
 
 @refused("the noise's key or rows in its metrics")
-def state_in_the_measurements(parts, state, updates):
-    after, result, _ = parts.one_round(state, updates)
-    return output(after, result, after)
+def state_in_the_measurements(query, state, updates):
+    next_state, result = query.round(state, updates)
+    return output(next_state, result, next_state)
 
 
 @refused(HIDDEN)
-def key_in_the_result(parts, state, updates):
-    after, result, _ = parts.one_round(state, updates)
-    return output(after, in_order(result, state.noise.key))
+def key_in_the_result(query, state, updates):
+    next_state, result = query.round(state, updates)
+    return output(next_state, ordered(result, state.noise.key))
 
 
 @refused("sends its clients more of the noise's state")
-def key_to_the_clients(parts, state, updates):
+def key_to_the_clients(query, state, updates):
     key = tff.federated_broadcast(state.noise.key)
-    sent = computed(lambda key, x: x + tf.cast(key[0], tf.float32), key, updates)
-    return output(*parts.one_round(state, sent)[:2])
+    sent = apply_tensorflow(lambda key, x: x + tf.cast(key[0], tf.float32), key, updates)
+    return output(*query.round(state, sent))
 
 
 @refused("clips updates that depend on a federated_mean")
-def mean_subtracted_before_clipping(parts, state, updates):
+def mean_subtracted_before_clipping(query, state, updates):
     mean = tff.federated_broadcast(tff.federated_mean(updates))
-    return output(*parts.one_round(state, minus(updates, mean))[:2])
+    return output(*query.round(state, subtract(updates, mean)))
 
 
 @refused(PARAMETERS)
-def twice_the_clip_norm(parts, state, updates):
-    params = tff.federated_map(parts.params, state)
+def twice_the_clip_norm(query, state, updates):
+    params = tff.federated_map(query.params, state)
     double = tff.tensorflow.computation(
         lambda p: p._replace(clip_norm=2 * p.clip_norm), params.type_signature.member
     )
     params = tff.federated_broadcast(tff.federated_map(double, params))
-    samples = tff.federated_map(parts.clip, (params, updates))
-    return output(*parts.noised(tff.federated_sum(samples), state))
+    samples = tff.federated_map(query.clip, (params, updates))
+    return output(*query.noised(tff.federated_sum(samples), state))
 
 
 @refused(ANOTHER_STATE)
-def clipping_of_another_plan(parts, state, updates):
-    other = Parts(plan_of(IdentityMechanism(rounds=4), clip_norm=5.0))
+def clipping_of_another_plan(query, state, updates):
+    other = QueryComputations(plan_of(IdentityMechanism(rounds=4), clip_norm=5.0))
     samples = other.clipped(tff.federated_eval(other.initial, tff.SERVER), updates)
-    return output(*parts.noised(tff.federated_sum(samples), state))
+    return output(*query.noised(tff.federated_sum(samples), state))
 
 
 @refused(ANOTHER_STATE)
-def new_state_in_every_round(parts, state, updates):
-    _, result, _ = parts.one_round(tff.federated_eval(parts.initial, tff.SERVER), updates)
+def new_state_in_every_round(query, state, updates):
+    _, result = query.round(tff.federated_eval(query.initial, tff.SERVER), updates)
     return output(state, result)
 
 
 @refused(HIDDEN)
-def old_state_kept(parts, state, updates):
-    _, result, _ = parts.one_round(state, updates)
+def old_state_kept(query, state, updates):
+    _, result = query.round(state, updates)
     return output(state, result)
 
 
 @refused("no aggregation of fedmf")
-def result_not_used(parts, state, updates):
-    parts.one_round(state, updates)
+def result_not_used(query, state, updates):
+    query.round(state, updates)
     return output(state, tff.federated_value(0, tff.SERVER))
 
 
-@pytest.mark.parametrize(("one_round", "match"), REFUSED)
-def test_it_is_refused(one_round, match, parts):
-    process = by_hand(lambda state, updates: one_round(parts, state, updates), parts.initialize)
+@pytest.mark.parametrize(("next_round", "match"), REFUSED)
+def test_a_process_with_an_uncovered_value_is_refused(next_round, match, query):
+    process = make_process(
+        lambda state, updates: next_round(query, state, updates), query.initialize
+    )
     with refusal(match):
         federated.check_process(process)
 
@@ -372,35 +381,41 @@ def test_it_is_refused(one_round, match, parts):
 @pytest.mark.parametrize(
     ("body", "match"),
     [
-        (lambda after, result, updates: (after, {"metrics": tff.federated_mean(updates)}), EXACT),
+        (
+            lambda next_state, result, updates: (
+                next_state,
+                {"metrics": tff.federated_mean(updates)},
+            ),
+            EXACT,
+        ),
         (lambda *values: values, "returns values of single clients"),
     ],
     ids=["metrics by name", "the clients' values"],
 )
-def test_a_process_without_a_place_for_metrics_has_none(body, match, parts):
-    def one_round(state, updates):
-        return body(*parts.one_round(state, updates)[:2], updates)
+def test_a_process_without_metrics_may_not_return_exact_values(body, match, query):
+    def next_round(state, updates):
+        return body(*query.round(state, updates), updates)
 
-    process = by_hand(one_round, parts.initialize, tff.templates.IterativeProcess)
+    process = make_process(next_round, query.initialize, tff.templates.IterativeProcess)
     with refusal(match):
         federated.check_process(process)
 
 
-def _with_zeros(parts, dtype):
+def _with_zeros(query, dtype):
     """The state of a process that keeps an array beside the query's state."""
 
     @tff.federated_computation
     def initialize():
         zeros = tff.tensorflow.computation(lambda: tf.zeros([3], dtype))
-        return in_order(tff.federated_eval(zeros, tff.SERVER), parts.initialize())
+        return ordered(tff.federated_eval(zeros, tff.SERVER), query.initialize())
 
     return initialize
 
 
-def test_a_plain_sum_in_the_state_is_refused(parts):
-    def one_round(state, updates):
-        after, result, total = parts.one_round(state.b, updates)
-        return output(in_order(total.record, after), result)
+def test_a_plain_sum_in_the_state_is_refused(query):
+    def next_round(state, updates):
+        next_state, result, total = query.round_with_sum(state.b, updates)
+        return output(ordered(total.record, next_state), result)
 
     with refusal(EXACT):
-        federated.check_process(by_hand(one_round, _with_zeros(parts, tf.float64)))
+        federated.check_process(make_process(next_round, _with_zeros(query, tf.float64)))

@@ -1,0 +1,100 @@
+"""Checks of a task's metrics on its outputs and labels, also for private metrics."""
+
+import re
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.federated.evaluation import update_metric
+from fedmf.federated.execution.stateless_model import operations
+from fedmf.federated.forbidden_operations import DRAWS, PYTHON, stateful_operations
+from fedmf.federated.model_functions import ModelFunctions, tensor_specs
+from fedmf.federated.tensorflow_errors import error_reason
+from fedmf.federated.tff_models import TffModel
+from fedmf.training.examples import Examples
+from fedmf.training.learner import TaskData
+
+
+def check_metrics(
+    functions: ModelFunctions, task: TaskData, model: Any, examples: Examples
+) -> None:
+    """Raises ValueError for metrics that do not take the outputs, that are no single numbers, or of
+    which two have one name.
+    """
+    if functions.metrics is None:
+        return
+    _ = task.headline  # It raises an error for an object that is no metric.
+    metrics = list(functions.metrics())
+    x, y = tf.nest.map_structure(tf.constant, examples)
+    names = [metric.name for metric in metrics]
+    for metric in metrics:
+        if names.count(metric.name) > 1:
+            raise ValueError(
+                f"metric {metric.name!r} of task {task.name!r} is there twice: give one of them "
+                "another name"
+            )
+        try:
+            update_metric(metric, y, model(x, training=False))
+            shape = np.asarray(metric.result()).shape
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise ValueError(
+                f"metric {metric.name!r} of task {task.name!r} fails on its validation split: "
+                f"make it fit outputs and labels ({error_reason(error)})"
+            ) from error
+        if shape:
+            raise ValueError(
+                f"metric {metric.name!r} of task {task.name!r} has a result of shape {shape}: "
+                "give one number"
+            )
+
+
+def check_private_metrics(
+    functions: ModelFunctions, task: TaskData, model: Any, examples: Examples
+) -> None:
+    """Raises ValueError where a client's metrics would not follow from its own examples alone.
+
+    The sum of private metrics would be more sensitive than the plan says.
+    """
+    problem = f"private_metrics do not go with task {task.name!r}"
+    if isinstance(model, TffModel) or functions.metrics is None:
+        raise ValueError(f"{problem}: give it a Keras model, and a metric between 0 and 1")
+    metrics = list(functions.metrics())
+
+    def update(x: Any, y: Any) -> None:
+        for metric in metrics:
+            update_metric(metric, y, model(x, training=False))
+
+    impure = _impure_operations(task, model, update)
+    if impure:
+        raise ValueError(
+            f"{problem}, whose evaluation keeps a state, draws random numbers or calls Python "
+            f"({', '.join(impure)}): evaluate by a pure function"
+        )
+    initial_states = [np.copy(value) for metric in metrics for value in metric.get_weights()]
+    update(*tf.nest.map_structure(tf.constant, examples))
+    headline = next(metric for metric in metrics if metric.name == task.headline)
+    if not 0 <= float(headline.result()) <= 1:
+        raise ValueError(
+            f"{problem}, whose {task.headline} is not between 0 and 1: put a metric first that is"
+        )
+    for metric in metrics:
+        metric.reset_state()
+    reset_states = [value for metric in metrics for value in metric.get_weights()]
+    if not all(map(np.array_equal, initial_states, reset_states)):
+        raise ValueError(
+            f"{problem}, which has a metric that is not in its first state after `reset_state`: "
+            "reset all of its variables there"
+        )
+
+
+def _impure_operations(task: TaskData, model: Any, update_metrics: Any) -> list[str]:
+    """Returns the operations of an evaluation that keep a state, draw numbers or call Python."""
+    x_specs, y_specs = tensor_specs(task.spec)
+    forward_pass = tf.function(lambda x: model(x, training=False))
+    impure = set(stateful_operations(operations(forward_pass.get_concrete_function(x_specs))))
+    traced_update = tf.function(update_metrics).get_concrete_function(x_specs, y_specs)
+    # Metrics may write their own variables.
+    forbidden = re.compile(f"{DRAWS.pattern}|{PYTHON.pattern}")
+    impure |= set(filter(forbidden.match, operations(traced_update)))
+    return sorted(impure)
