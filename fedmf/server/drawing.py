@@ -1,12 +1,17 @@
-"""How a server draws the clients of its rounds."""
+"""How a server or a run draws the clients of its rounds."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
+from fedmf.cohorts.availability import Availability
 from fedmf.cohorts.controller import ParticipationController
-from fedmf.mechanisms.budget import participation_rule
+from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.mechanisms.budget import Budget, participation_rule
+from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
+from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.draws import draw_generator
 from fedmf.server.folder import ServerConfig
 from fedmf.server.roster import Client
@@ -14,40 +19,96 @@ from fedmf.server.source import derived_seed
 
 
 def cohort_seed(noise_seed: int) -> int:
-    """The seed of the cohorts' draws, as secret as the noise seed: amplification needs a sample
+    """Returns the seed of the cohorts, as secret as the noise seed: amplification needs a sample
     that nobody knows.
     """
     return derived_seed(f"fedmf cohorts {noise_seed}", 16)
 
 
-def controller_of(plan: Plan, config: ServerConfig, seed: int) -> ParticipationController | None:
-    """Draws from the server's population; None where clients of any name check in.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CohortSettings:
+    """How cohorts are drawn for a plan, on servers and in runs alike.
 
-    Args:
-      plan, config: of the server.
-      seed: of `cohort_seed`.
+    A sampling scheme draws from all clients, with a secret seed: amplification needs a sample that
+    nobody knows. Without one, cohorts are drawn from the clients that `rule` allows.
+
+    Attributes:
+      rule: of the plan's participation, for as many rounds as the plan has.
+      sampling: the scheme, for cohorts of `cohort_size`; or None.
+      population: number of clients.
+      cohort_size: clients a round, the expected number where they are drawn independently.
+      noise_seed: secret; the secret seed of the cohorts follows from it.
+      public_seed: seeds draws without a sampling scheme; None for the secret seed.
+      availability, behavior: of `ParticipationController`.
+    """
+
+    rule: Participation | Budget
+    sampling: Sampling | None
+    population: int
+    cohort_size: int
+    noise_seed: int
+    public_seed: int | None = None
+    availability: Availability | None = None
+    behavior: DeviceBehavior | None = None
+
+    def controller(self) -> ParticipationController:
+        """Returns the controller that draws so, before round 0.
+
+        Raises:
+          TypeError, ValueError: as of `ParticipationController`.
+        """
+        rule = self.rule
+        seed = self.public_seed
+        if self.sampling is not None:
+            rounds = rule.participation.rounds if isinstance(rule, Budget) else rule.rounds
+            rule = self.sampling.participation(rounds)
+        if self.sampling is not None or seed is None:
+            seed = cohort_seed(self.noise_seed)
+        return ParticipationController(
+            rule,
+            population=self.population,
+            cohort_size=self.cohort_size,
+            seed=seed,
+            sampling=self.sampling,
+            availability=self.availability,
+            behavior=self.behavior,
+        )
+
+
+def server_controller(
+    plan: Plan, config: ServerConfig, noise_seed: int
+) -> ParticipationController | None:
+    """Returns the controller of a server with a population; None where clients check in.
 
     Raises:
-      ValueError: a plan with sampling, whose clients the server has to draw.
+      ValueError: a plan with sampling and no population to sample from.
     """
-    if config.population is None:
-        if plan.sampling is not None:
-            raise ValueError(
-                f"population=None, but the plan is amplified by {plan.sampling}: let the "
-                "server draw, with the population that it names"
-            )
-        return None
-    return ParticipationController(
-        participation_rule(plan.mechanism, plan.participation),
-        population=config.population,
-        cohort_size=config.clients_per_round,
-        seed=seed,
-        sampling=plan.sampling,
-    )
+    if config.population is not None:
+        settings = CohortSettings(
+            rule=participation_rule(plan.mechanism, plan.participation),
+            sampling=plan.sampling,
+            population=config.population,
+            cohort_size=config.clients_per_round,
+            noise_seed=noise_seed,
+        )
+        return settings.controller()
+    if plan.sampling is not None:
+        raise ValueError(
+            f"population=None, but the plan is amplified by {plan.sampling}: let the "
+            "server draw, with the population that it names"
+        )
+    return None
 
 
-def drawn_of(eligible: Sequence[Client], size: int, seed: int, t: int) -> list[Client]:
-    """Returns `size` of the clients, or all, drawn evenly for round t, in their order."""
-    number = min(size, len(eligible))
-    chosen = draw_generator(seed, t).choice(len(eligible), number, replace=False)
-    return [eligible[i] for i in np.sort(chosen).tolist()]
+def draw_cohort(eligible: Sequence[Client], size: int, seed: int, t: int) -> list[Client]:
+    """Draws the clients of round t uniformly from the eligible ones, and keeps their order.
+
+    Args:
+      eligible: clients that have checked in.
+      size: of the cohort; where fewer are eligible, all of them are drawn.
+      seed: of `cohort_seed`.
+      t: the round.
+    """
+    cohort_size = min(size, len(eligible))
+    indices = draw_generator(seed, t).choice(len(eligible), cohort_size, replace=False)
+    return [eligible[index] for index in np.sort(indices).tolist()]

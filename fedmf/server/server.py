@@ -24,7 +24,7 @@ from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import Subject
 from fedmf.server.calls import ExclusiveCalls, count_seed, exclusive, warn_of_used_seed
 from fedmf.server.clipping import largest_norm
-from fedmf.server.drawing import cohort_seed, controller_of, drawn_of
+from fedmf.server.drawing import cohort_seed, draw_cohort, server_controller
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
 from fedmf.server.journal import checked_arrays
 from fedmf.server.means import (
@@ -156,7 +156,7 @@ class Server(ExclusiveCalls):
         )
         self._metrics = plan.private_metrics and MetricsStream(plan, noise_seed=seed)
         self._seed = cohort_seed(seed)
-        self._controller = controller_of(plan, config, self._seed)
+        self._controller = server_controller(plan, config, seed)
         private = None if folder is None else folder.path / "private"
         self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private)
         self._state = self._means.initial()
@@ -254,7 +254,7 @@ class Server(ExclusiveCalls):
         clients = [named[look] for look in sorted(named)]
         is_eligible = self._roster.is_eligible(clients, self.round)
         eligible = [clients[i] for i in np.flatnonzero(is_eligible)]
-        return drawn_of(eligible, self._config.clients_per_round, self._seed, self.round)
+        return draw_cohort(eligible, self._config.clients_per_round, self._seed, self.round)
 
     @property
     def metrics(self) -> dict[str, Any] | None:

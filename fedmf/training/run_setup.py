@@ -14,8 +14,10 @@ from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
+from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.strategies import choose_host_strategy
+from fedmf.participation.schema import Participation
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement_values
 from fedmf.privacy.flat_config import differences
@@ -33,7 +35,7 @@ from fedmf.runs.audit import (
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.vocabulary import VOCABULARY
-from fedmf.server.drawing import cohort_seed
+from fedmf.server.drawing import CohortSettings
 from fedmf.server.optimizers import ServerOptimizer
 from fedmf.server.source import check_noise_seed
 from fedmf.training.checked_task import CheckedTask
@@ -73,7 +75,7 @@ class RunSetup:
     def controller(self) -> ParticipationController:
         """The controller of the run, before its first round."""
         num_clients = self.checked.num_clients
-        return controller_of(num_clients, self.config, self.plan, self.noise_seed)
+        return run_controller(num_clients, self.config, self.plan, self.noise_seed)
 
     def rounds(self) -> int:
         """Rounds after which the run is finished: all, or those within `config.stop_at_epsilon`.
@@ -172,12 +174,12 @@ def new_run(
     seed = check_noise_seed("os" if noise_seed is None and not noisy else noise_seed)
     if config.sampling is None:
         # Refuses an impossible participation before a long fit
-        controller_of(checked.num_clients, config)
+        run_controller(checked.num_clients, config)
     plan_given = plan is not None
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))
     check_plan(plan, config)
-    controller_of(checked.num_clients, config, plan, seed)  # refuses what cannot be drawn
+    run_controller(checked.num_clients, config, plan, seed)  # refuses what cannot be drawn
     setup = RunSetup(
         checked=checked,
         config=config,
@@ -192,20 +194,26 @@ def new_run(
     return setup
 
 
-def controller_of(
+def run_controller(
     num_clients: int, config: TrainConfig, plan: Plan | None = None, noise_seed: int = 0
 ) -> ParticipationController:
-    """Returns the controller of a run with so many clients beside its canaries.
+    """Returns the controller of a run.
 
-    With sampling it is seeded by the secret seed: amplification needs a sample that nobody knows.
+    Args:
+      num_clients: of the task; the canaries of the run join them.
+      config: of the run.
+      plan: None before there is one, to refuse an impossible participation before a long fit.
+      noise_seed: secret.
 
     Raises:
-      ValueError: the task has another number of clients than the sampling,
-        or what the controller refuses.
+      ValueError: the task has another number of clients than the plan's sampling scheme, or the
+        controller refuses its arguments.
     """
-    sampling = None if plan is None else plan.sampling
-    budget = None if plan is None else config.budget_with(plan.mechanism)
-    participation, seed = config.participation() if budget is None else budget, config.seed
+    rule: Participation | Budget = config.participation()
+    sampling = None
+    if plan is not None:
+        rule = config.budget_with(plan.mechanism) or rule
+        sampling = plan.sampling
     population = num_clients + config.canaries
     if sampling is not None:
         if population != sampling.population:
@@ -215,18 +223,19 @@ def controller_of(
                 f"clients{canaries}: set population to "
                 f"{population}, on which the amplification depends"
             )
-        sampling = sampling.resized(population=sampling.population, cohort_size=config.cohort_size)
-        participation = sampling.participation(config.rounds)
-        seed = cohort_seed(noise_seed)
-    return ParticipationController(
-        participation,
+        # A simulation of a larger cohort draws the smaller one.
+        sampling = sampling.resized(population=population, cohort_size=config.cohort_size)
+    settings = CohortSettings(
+        rule=rule,
+        sampling=sampling,
         population=population,
         cohort_size=config.cohort_size,
-        seed=seed,
-        sampling=sampling,
+        noise_seed=noise_seed,
+        public_seed=config.seed,
         availability=availability_from_text(config.availability),
         behavior=DeviceBehavior(dropout=config.dropout, seed=config.seed),
     )
+    return settings.controller()
 
 
 def check_plan(plan: Plan, config: TrainConfig) -> None:

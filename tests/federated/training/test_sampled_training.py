@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.training.run_setup import controller_of
+from fedmf.training.run_setup import run_controller
 from tests.federated.small_runs import broken_off, config, small_task, train
 from tests.refusals import refusal
 
@@ -67,7 +67,7 @@ def test_cohorts_follow_the_secret_seed_and_not_the_published_one():
     plan = settings.plan()
 
     def cohorts(settings, noise_seed):
-        controller = controller_of(len(small_task().client_ids), settings, plan, noise_seed)
+        controller = run_controller(len(small_task().client_ids), settings, plan, noise_seed)
         return [controller.cohort(t).tolist() for t in range(settings.rounds)]
 
     assert cohorts(settings, 9) == cohorts(dataclasses.replace(settings, seed=77), 9)
@@ -79,7 +79,7 @@ def test_simulation_of_a_larger_cohort_draws_the_smaller_one(tmp_path):
     plan = settings.plan()
     assert plan.sampling.cohort_size == 6
     assert plan.sampling.probability == 1  # the claimed cohort is the whole part
-    assert controller_of(len(small_task().client_ids), settings, plan, 9).sampling.cohort_size == 2
+    assert run_controller(len(small_task().client_ids), settings, plan, 9).sampling.cohort_size == 2
 
 
 def test_wrong_populations_and_plans_are_refused(tmp_path):
