@@ -1,21 +1,24 @@
-"""Zeroing, clipping and summing of updates on the host: exact about the bound, in two passes over
-blocks that fit the cache.
+"""Clipping of an update in numpy, with the proof of its bound, and the sum of a round's updates.
+
+`clip_update` is the reference that other clipping kernels are tested against. It takes two passes
+over blocks that fit the cache.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-# Entries that are worked on together.
+# Entries that are clipped at a time.
 _BLOCK = 32_768
-_UNIT = 2.0**-53
+_UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_MARGIN = 1e-3
 
 
 def clip_margin(entries: int, clients: int) -> float:
-    """How much less than clip_norm an update of so many entries is scaled to, as a part of it, so
-    that no rounding moves a sum of so many clients by more with it than without it.
+    """Returns the fraction of clip_norm by which a clipped update stays below it, so that rounding
+    moves no sum by more than clip_norm.
 
     Proof, with u = 2^-53, to first order. Entries are float64, products with scales included. The
     computed sum of n squares is at least S (1 - u)^(n + 1), whatever the order of its additions,
@@ -27,13 +30,17 @@ def clip_margin(entries: int, clients: int) -> float:
     by twice as much. The rest of the constant is for terms of second order. What squares lose below
     2^-1022 is nothing beside a clip norm of 1e-20.
 
+    Args:
+      entries: n, of an update.
+      clients: m, the most updates of a sum.
+
     Raises:
-      ValueError: so many clients or entries that the margin would be no small one.
+      ValueError: so many clients or entries that the margin would exceed a thousandth.
 
     >>> clip_margin(4_050_000, 1000) < 1e-9
     True
     """
-    margin = (entries / 2 + 2.0 * (clients + 1) ** 2 + 16) * _UNIT
+    margin = (entries / 2 + 2.0 * (clients + 1) ** 2 + 16) * _UNIT_ROUNDOFF
     if margin > _LARGEST_MARGIN:
         raise ValueError(
             f"clients_per_round={clients} updates of {entries} entries are too many for a sum in "
@@ -42,16 +49,68 @@ def clip_margin(entries: int, clients: int) -> float:
     return margin
 
 
+class ClippedUpdate(NamedTuple):
+    """A client's update after zeroing and clipping; it is never both.
+
+    Attributes:
+      values: float64 arrays in the shapes of the update.
+      is_clipped: whether it was longer than clip_norm allows.
+      is_zeroed: whether it counts as zero.
+    """
+
+    values: list[np.ndarray]
+    is_clipped: bool
+    is_zeroed: bool
+
+
+def clip_update(
+    leaves: Sequence[np.ndarray],
+    *,
+    clip_norm: float,
+    zeroing_norm: float,
+    scales: Sequence[np.ndarray] = (),
+    max_clients: int = 1,
+) -> ClippedUpdate:
+    """Zeroes an update, or clips it in L2 over all leaves together.
+
+    For every input the result's norm is at most clip_norm in exact arithmetic. An update of norm at
+    most (1 - 2 clip_margin) clip_norm is only multiplied by its scales.
+
+    Args:
+      leaves: float arrays.
+      clip_norm: at least 1e-20.
+      zeroing_norm: an update with an entry above it in absolute value counts as zero; so does one
+        with a NaN or an infinity, always.
+      scales: arrays of the leaves' shapes, by which they are multiplied first; empty for none.
+      max_clients: of the sum that the result is for.
+
+    >>> clipped = clip_update([np.array([30.0, 40.0])], clip_norm=0.5, zeroing_norm=100.0)
+    >>> clipped.values[0].round(6), clipped.is_clipped, clipped.is_zeroed
+    (array([0.3, 0.4]), True, False)
+    """
+    sizes = [leaf.size for leaf in leaves]
+    values = np.zeros(sum(sizes))
+    target = clip_norm * (1 - clip_margin(len(values), max_clients))
+    float32_memory = np.empty(len(values), np.float32)
+    clipping = _Clipping(leaves, scales, float32_memory, target, zeroing_norm)
+    for start, block in clipping.blocks():
+        values[start : start + len(block)] = block
+    flat_leaves = np.split(values, np.cumsum(sizes)[:-1])
+    shaped = [flat.reshape(leaf.shape) for flat, leaf in zip(flat_leaves, leaves, strict=True)]
+    return ClippedUpdate(shaped, clipping.is_clipped, clipping.is_zeroed)
+
+
 class UpdateSum:
-    """The sum of a round's clipped updates, and how many there are.
+    """The sum of a round's clipped updates, with counts.
 
     Args:
       size: entries of an update, d.
-      clients: updates of a round at most.
+      max_clients: the most updates of a round.
 
     Attributes:
       total: float64 (d,), the leaves one behind the other.
-      clients, clipped, zeroed: updates in it, how many of them were clipped, how many zeroed.
+      clients, clipped, zeroed: how many updates it is the sum of, how many of them were clipped,
+        and how many count as zero.
 
     >>> total = UpdateSum(3, 2)
     >>> total.add([np.array([30.0, 40.0]), np.zeros(1)], clip_norm=0.5, zeroing_norm=100.0)
@@ -60,18 +119,18 @@ class UpdateSum:
     (array([0.3, 0.4, 0. ]), 2, 1, 1)
     """
 
-    def __init__(self, size: int, clients: int) -> None:
+    def __init__(self, size: int, max_clients: int) -> None:
         self.total = np.zeros(size)
         self.clients = self.clipped = self.zeroed = 0
-        self.expect(clients)
-        self._own = np.empty(size, np.float32)
+        self.set_margin(max_clients)
+        self._float32_memory = np.empty(size, np.float32)
 
-    def expect(self, clients: int) -> None:
-        """Clips from now on for a round of so many updates at most."""
-        self._margin = clip_margin(len(self.total), clients)
+    def set_margin(self, max_clients: int) -> None:
+        """Sets the margin of the clipping from now on, for a round of at most so many updates."""
+        self._margin = clip_margin(len(self.total), max_clients)
 
     def clear(self) -> None:
-        """Begins anew, in the same memory."""
+        """Sets the sum and its counts to zero, in the same memory."""
         self.total.fill(0.0)
         self.clients = self.clipped = self.zeroed = 0
 
@@ -83,48 +142,23 @@ class UpdateSum:
         zeroing_norm: float,
         scales: Sequence[np.ndarray] = (),
     ) -> None:
-        """Adds an update: zeroed, or clipped in L2 over all leaves together.
+        """Adds an update, zeroed or clipped as by `clip_update`.
 
-        It moves the sum by at most clip_norm, whatever the update, and whatever becomes of its
-        arrays meanwhile: they are copied first. An interrupt leaves a part of it in the sum, of a
-        norm that is no larger.
+        It moves the sum by at most clip_norm, whatever the update is, and whoever writes to its
+        arrays meanwhile: they are copied first. An interrupt leaves a part of the clipped update in
+        the sum, whose norm is no larger.
 
         Args:
           leaves: float arrays, d entries in all.
-          clip_norm: at least 1e-20.
-          zeroing_norm: an update with an entry above it counts as zero; so does one with a NaN or
-            an infinity, always.
-          scales: arrays of the leaves' shapes that they are multiplied by first; empty for none.
+          clip_norm, zeroing_norm, scales: as of `clip_update`.
         """
         self.clients += 1
-        by = [np.ravel(scale) for scale in scales]
         target = clip_norm * (1 - self._margin)
-        with np.errstate(over="ignore", invalid="ignore"):
-            flat = self._room(leaves)
-            norm, unit = _norm(_blocks(leaves, by, 1.0, flat)), 1.0
-            # No entry is larger than the norm, so that most updates need not be searched for one.
-            if not (norm < math.inf and norm <= zeroing_norm / 2):
-                largest = _largest(flat, by)
-                if not (largest <= zeroing_norm and math.isfinite(largest)):
-                    self.zeroed += 1
-                    return
-                if not math.isfinite(norm):  # squares overflow
-                    norm, unit = _norm(_blocks(flat, by, largest)), largest
-            clipped = norm * unit > target
-            self.clipped += clipped
-            for place, block in _blocks(flat, by, unit if clipped else 1.0):
-                if clipped:
-                    block *= target / norm
-                self.total[place : place + len(block)] += block
-
-    def _room(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Vectors for copies of the leaves, which nobody else writes to, of float32 or float64."""
-        ends = np.cumsum([leaf.size for leaf in leaves])
-        parts = np.split(self._own, ends[:-1])
-        return [
-            np.empty(leaf.size) if leaf.dtype == np.float64 else part
-            for leaf, part in zip(leaves, parts, strict=True)
-        ]
+        clipping = _Clipping(leaves, scales, self._float32_memory, target, zeroing_norm)
+        self.zeroed += clipping.is_zeroed
+        self.clipped += clipping.is_clipped
+        for start, block in clipping.blocks():
+            self.total[start : start + len(block)] += block
 
     def add_clipped(
         self, leaves: Sequence[np.ndarray], clients: int, clipped: int, zeroed: int
@@ -133,58 +167,124 @@ class UpdateSum:
         self.clients += int(clients)
         self.clipped += int(clipped)
         self.zeroed += int(zeroed)
-        place = 0
+        start = 0
         for leaf in map(np.ravel, leaves):
-            self.total[place : place + len(leaf)] += leaf
-            place += len(leaf)
+            self.total[start : start + len(leaf)] += leaf
+            start += len(leaf)
+
+
+class _Clipping:
+    """An update's copy, and how it is zeroed or clipped.
+
+    A clipped update is divided by `_unit` and multiplied by `_factor`.
+
+    Args:
+      leaves: of the update.
+      scales: of `clip_update`.
+      float32_memory: for the copy of float32 leaves, of as many entries as the update.
+      target: the norm that an update is clipped to.
+      zeroing_norm: of `clip_update`.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[np.ndarray],
+        scales: Sequence[np.ndarray],
+        float32_memory: np.ndarray,
+        target: float,
+        zeroing_norm: float,
+    ) -> None:
+        self._scales = [np.ravel(scale) for scale in scales]
+        self._leaves = _empty_copies(leaves, float32_memory)
+        self._unit = self._factor = 1.0
+        self.is_zeroed = self.is_clipped = False
+        unit = 1.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = _norm(_blocks(leaves, self._scales, copies=self._leaves))
+            # No entry is larger than the norm, so that most updates need not be searched for one.
+            if not (norm < math.inf and norm <= zeroing_norm / 2):
+                largest = _largest(self._leaves, self._scales)
+                if not (largest <= zeroing_norm and math.isfinite(largest)):
+                    self.is_zeroed = True
+                    return
+                if not math.isfinite(norm):  # squares overflow
+                    unit = largest
+                    norm = _norm(_blocks(self._leaves, self._scales, unit=unit))
+            self.is_clipped = bool(norm * unit > target)
+        if self.is_clipped:
+            self._unit = unit
+            self._factor = target / norm
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the result as `_blocks` does; nothing where it is zero."""
+        if self.is_zeroed:
+            return
+        for start, block in _blocks(self._leaves, self._scales, unit=self._unit):
+            if self.is_clipped:
+                block *= self._factor
+            yield start, block
+
+
+def _empty_copies(leaves: Sequence[np.ndarray], float32_memory: np.ndarray) -> list[np.ndarray]:
+    """Returns a vector for the copy of each leaf: float64 for float64 leaves, else float32."""
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    float32_vectors = np.split(float32_memory, ends[:-1])
+    copies = []
+    for leaf, float32_vector in zip(leaves, float32_vectors, strict=True):
+        is_float64 = leaf.dtype == np.float64
+        copies.append(np.empty(leaf.size) if is_float64 else float32_vector)
+    return copies
 
 
 def _blocks(
     leaves: Sequence[np.ndarray],
     scales: Sequence[np.ndarray],
-    unit: float,
+    *,
+    unit: float = 1.0,
     copies: Sequence[np.ndarray] = (),
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """The entries times their scales, divided by `unit`: float64 blocks in one array that is used
-    again, and the place of each in the sum.
+    """Yields the entries times their scales, divided by `unit`, in float64 blocks, each behind its
+    start in the update. All blocks share one array.
 
     With `copies` each entry is read once, into them.
     """
-    array, place = np.empty(_BLOCK), 0
+    memory = np.empty(_BLOCK)
+    leaf_start = 0
     for i, leaf in enumerate(map(np.ravel, leaves)):
         for start in range(0, len(leaf), _BLOCK):
-            part = leaf[start : start + _BLOCK]
+            entries = leaf[start : start + _BLOCK]
             if copies:
-                own = copies[i][start : start + _BLOCK]
-                np.copyto(own, part, casting="unsafe")
-                part = own
-            block = array[: len(part)]
-            np.copyto(block, part, casting="unsafe")
+                copied = copies[i][start : start + _BLOCK]
+                np.copyto(copied, entries, casting="unsafe")
+                entries = copied
+            block = memory[: len(entries)]
+            np.copyto(block, entries, casting="unsafe")
             if scales:
                 block *= scales[i][start : start + _BLOCK]
             if unit != 1.0:
                 block /= unit
-            yield place, block
-            place += len(part)
+            yield leaf_start + start, block
+        leaf_start += len(leaf)
 
 
 def _norm(blocks: Iterable[tuple[int, np.ndarray]]) -> float:
+    """Returns the L2 norm over all blocks; infinity where a square overflows."""
     return math.sqrt(sum(float(np.dot(block, block)) for _, block in blocks))
 
 
 def _largest(leaves: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> float:
-    """The largest absolute value; a NaN where one is there."""
-    ends = [np.abs(block).max() for _, block in _blocks(leaves, scales, 1.0)]
-    return float(np.max(ends, initial=0.0))
+    """Returns the largest absolute value; a NaN where an entry is one."""
+    block_maxima = [np.abs(block).max() for _, block in _blocks(leaves, scales)]
+    return float(np.max(block_maxima, initial=0.0))
 
 
 def largest_norm(clients: int, clip_norm: float, entries: int) -> float:
-    """The largest norm that is computed of a float64 sum of so many updates,
-    each of clip_norm at most.
+    """Returns the largest norm that can be computed of a float64 sum of so many updates, each of
+    norm at most clip_norm.
 
     Proof, with u = 2^-53. An addition moves each entry of the sum by a factor of 1 + u at most, so
     ||S_k|| <= (||S_(k-1)|| + clip_norm) (1 + u), and ||S_n|| <= n clip_norm (1 + u)^n. The sum of d
     squares is off by a factor of (1 + u)^(d + 1) at most, in any order, and its root by (1 + u)
     more. The rest is for terms of second order, and for the rounding of this bound.
     """
-    return clients * clip_norm * (1 + 2.0**-53 * (clients + entries / 2 + 8))
+    return clients * clip_norm * (1 + _UNIT_ROUNDOFF * (clients + entries / 2 + 8))

@@ -303,7 +303,7 @@ class Server(ExclusiveCalls):
         to_clients = self.to_clients()
         scales = to_clients.scales
         # A sampling scheme may draw more than clients_per_round.
-        self._sum.expect(most)
+        self._sum.set_margin(most)
         self._sum.add(
             leaves,
             clip_norm=to_clients.clip_norm,

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from fedmf.server.clipping import _BLOCK, UpdateSum, clip_margin
+from fedmf.server.clipping import _BLOCK, UpdateSum, clip_margin, clip_update
 
 _FLOATS = (np.float16, np.float32, np.float64)
 
@@ -47,6 +47,10 @@ def leaves_of(dtype):
 @hypothesis.settings(max_examples=400)
 def test_no_update_is_longer_than_the_clip(leaves, clip_norm, zeroing_norm):
     total = added(leaves, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
+    clipped = clip_update(leaves, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
+    assert [value.shape for value in clipped.values] == [leaf.shape for leaf in leaves]
+    np.testing.assert_array_equal(np.concatenate(clipped.values), total.total)
+    assert (clipped.is_clipped, clipped.is_zeroed) == (total.clipped, total.zeroed)
     entries = np.concatenate([leaf.astype(np.float64) for leaf in leaves])
     assert squared_norm(total.total) <= fractions.Fraction(clip_norm) ** 2
     good = np.isfinite(entries).all() and (np.abs(entries) <= zeroing_norm).all()
