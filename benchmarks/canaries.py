@@ -52,7 +52,7 @@ def main(clients: int, canaries: int, rounds: int, small: bool) -> None:
             seconds[which].append(time.perf_counter() - began)
     special, means = executions[1]._canaries, executions[1]._means  # type: ignore[attr-defined]
     mean, total = executions[1].weights(states[1]), means.empty_sum()
-    sent = means.to_clients(means.initial())
+    sent = means.client_params(means.initial())
     projecting, adding = [], []
     for _ in range(11):
         began = time.perf_counter()

@@ -45,7 +45,7 @@ def check_runs(
     from fedmf.federated.task import Task
     from fedmf.training.checked_task import CheckedTask
     from fedmf.training.execution.base import RunOptions
-    from fedmf.training.run_setup import controller_of, new_run
+    from fedmf.training.run_setup import run_controller, new_run
     from fedmf.training.task import SPLITS
 
     alike: dict[TrainConfig, list[str]] = {}
@@ -74,7 +74,7 @@ def check_runs(
     def draw(config: TrainConfig) -> None:
         checked = task_of(config)
         if config.sampling is None:
-            controller_of(checked.num_clients, config)
+            run_controller(checked.num_clients, config)
 
     def plan(config: TrainConfig) -> None:
         key = (

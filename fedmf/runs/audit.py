@@ -28,7 +28,7 @@ from fedmf.runs.executions import execution_kind
 from fedmf.runs.folder import CANARIES, Run, RunFolder
 from fedmf.runs.notes import programs_phrase
 from fedmf.runs.rounds import IDENTITY, journal_cohorts
-from fedmf.server.journal import JOURNAL, committed_rows
+from fedmf.server.journal_reading import JOURNAL, committed_rows
 
 FINAL_STATEMENT = "final_statement"
 

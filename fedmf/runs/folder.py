@@ -51,7 +51,8 @@ from fedmf.runs.digests import AUDITED, RELEASED, digests, sha256
 from fedmf.runs.metric_table import columns, metrics_csv
 from fedmf.runs.reading import read_object, read_rows, read_weights
 from fedmf.runs.rounds import IDENTITY, RunRounds, changed_bound_files
-from fedmf.server.journal import JOURNAL, newest_number
+from fedmf.server.journal import make_private_folder
+from fedmf.server.journal_reading import JOURNAL, newest_number
 
 CANARIES = "private/canaries.npz"
 _BEFORE_ROUND_0 = "config.json plan.json mechanism.npz statement.md vocabulary.json".split()
@@ -107,8 +108,7 @@ class RunFolder:
                     f"{folder.path} has a {name} and no config.json: a new run would overwrite it; "
                     "name another folder, or empty this one"
                 )
-            make_folder(folder.path / "private")
-            (folder.path / "private").chmod(0o700)
+            make_private_folder(folder.path)
             write_atomically(folder.path / "metrics.jsonl", "", mode=0o600)
         except OSError as error:
             raise folder._cannot_write(error) from error

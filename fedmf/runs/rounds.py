@@ -17,11 +17,9 @@ from fedmf.files import FolderLock, write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.runs.digests import sha256
 from fedmf.server.appended_file import AppendedFile, FileWasEdited
-from fedmf.server.journal import (
+from fedmf.server.journal import RUN, Committed, Journal, with_numbers
+from fedmf.server.journal_reading import (
     JOURNAL,
-    RUN,
-    Committed,
-    Journal,
     bound_digests,
     committed_rows,
     newest_of,
@@ -78,8 +76,7 @@ class CommittedRound:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays by the names that they have in the journal."""
-        before = {f"{_BEFORE}{i}": array for i, array in enumerate(self.before)}
-        return before | {f"{_RELEASE}{i}": array for i, array in enumerate(self.release)}
+        return with_numbers(_BEFORE, self.before) | with_numbers(_RELEASE, self.release)
 
     def record(self) -> dict[str, Any]:
         """Returns the part of the round's row of metrics.jsonl that was committed."""
@@ -96,7 +93,7 @@ class CommittedRound:
         Raises:
           KeyError: an array or an entry of its row is missing.
         """
-        row, arrays = committed.rows[-1], committed.arrays
+        row = committed.rows[-1]
         return cls(
             t=row["round"],
             clients=np.array(row["clients"], np.int64),
@@ -104,8 +101,8 @@ class CommittedRound:
             numbers=row["numbers"],
             private=row.get("private"),
             canaries=np.array(row.get("canaries", ()), np.float64),
-            release=_numbered(arrays, _RELEASE),
-            before=_numbered(arrays, _BEFORE),
+            release=committed.numbered_arrays(_RELEASE),
+            before=committed.numbered_arrays(_BEFORE),
             program=row.get("program"),
         )
 
@@ -113,11 +110,6 @@ class CommittedRound:
 def selected_of(row: Mapping[str, Any]) -> np.ndarray:
     """Returns the clients that were selected for the round of a row."""
     return np.array(row.get("selected", row["clients"]), np.int64)
-
-
-def _numbered(arrays: Mapping[str, np.ndarray], prefix: str) -> list[np.ndarray]:
-    count = sum(name.startswith(prefix) for name in arrays)
-    return [arrays[f"{prefix}{i}"] for i in range(count)]
 
 
 def newest_round(path: pathlib.Path) -> CommittedRound | None:

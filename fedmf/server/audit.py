@@ -276,7 +276,7 @@ class ServerMeans:
         self, state: MeansState, places: np.ndarray, size: float
     ) -> tuple[MeansState, np.ndarray]:
         """See `Subject`."""
-        plan, sent = self._plan, self._means.to_clients(state)
+        plan, sent = self._plan, self._means.client_params(state)
         # A client knows the clip norm of the round
         size *= sent.clip_norm / plan.clip_norm
         # The same updates under the same clip have the same sum: a pure function, and the cost of

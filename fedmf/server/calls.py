@@ -29,7 +29,7 @@ class ExclusiveCalls:
         self._lock = threading.RLock()
         self._is_busy = False
         self._is_open = True
-        self._torn = False
+        self._is_torn = False
         _SERVERS.add(self)
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class ExclusiveCalls:
             self._folder.close()
 
     def _check_open(self) -> None:
-        if not self._is_open or self._torn:
+        if not self._is_open or self._is_torn:
             raise ValueError(
                 "this server is closed, was interrupted, or is of another process: open its "
                 "folder with fedmf.Server.open, in one process at a time; without a folder "

@@ -1,7 +1,7 @@
-"""The folder of a server: what a crash must not lose, written before it is handed out.
+"""The folder of a server. Each release is written there before it is returned.
 
 server/
-  server.json          plan, shapes, clients a round; makes the folder a server
+  server.json          plan, shapes, clients a round; makes the folder a server's
   mechanism.npz        of the plan
   participation.jsonl  a row {"round", "client"} for each participation that was released, as
                        `fedmf audit log` reads it; written after the commit, from the journal;
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedmf import checks, fields, strict_json
-from fedmf.files import expanded, lock, make_folder, sync_names, write_atomically
+from fedmf.files import expanded, lock, sync_names, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.plan import Plan
@@ -30,7 +30,14 @@ from fedmf.privacy.statement import mechanism_digest
 from fedmf.privacy.stopping import stopped_after
 from fedmf.server.appended_file import AppendedFile, FileWasEdited
 from fedmf.server.following import ClipState, ScalingState
-from fedmf.server.journal import JOURNAL, SERVER, Committed, Journal, round_of
+from fedmf.server.journal import (
+    SERVER,
+    Committed,
+    Journal,
+    make_private_folder,
+    with_numbers,
+)
+from fedmf.server.journal_reading import JOURNAL, round_of
 from fedmf.server.means import MeansState, check_zeroing_norm
 from fedmf.server.metrics_stream import SIZE
 
@@ -43,14 +50,14 @@ _WARNING = (
 _MOST_CLIENTS = 10**9
 _CONFIG, _MECHANISM, _SEED = "server.json", "mechanism.npz", "private/noise_seed"
 _LOG = "participation.jsonl"
-# What rows of noise and sums follow from.
+# Files that determine noise vectors and sums.
 _BOUND = (_CONFIG, _MECHANISM, _SEED)
 _FILES = (_CONFIG, _MECHANISM, _LOG, "private")
 _BEFORE = "before."
 
 
 def _shapes(name: str, shapes: Any) -> tuple[tuple[int, ...], ...]:
-    """The check of the shapes of an update's arrays."""
+    """Checks the shapes of an update's arrays, and returns them as tuples."""
     hint = "give the shape of each array of an update, such as [(784, 10), (10,)]"
     if isinstance(shapes, str) or not isinstance(shapes, Sequence):
         raise TypeError(f"{name}={shapes!r} is no list of shapes: {hint}")
@@ -66,21 +73,21 @@ def _shapes(name: str, shapes: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _clients(hint: str) -> Callable[[str, Any], int]:
-    """The check of a number of clients."""
+    """Returns the check of a number of clients, with a hint for its error."""
     return functools.partial(checks.integer, low=1, high=_MOST_CLIENTS, hint=hint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerConfig(fields.Checked):
-    """What a server is made with beside its plan and its seed.
+    """The settings of a server beside its plan and its seed.
 
     Attributes:
       shapes: of the arrays of an update.
       clients_per_round: the fixed divisor; the expected number where a sampling scheme draws them
         independently.
       zeroing_norm: an update with an entry above it counts as zero; None for no limit.
-      population: clients 0 .. population - 1, of whom the server draws; None for clients of any
-        name, who check in.
+      population: the server draws from clients 0 .. population - 1; None for clients of any name,
+        who check in.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -97,38 +104,49 @@ class ServerConfig(fields.Checked):
 
     @property
     def size(self) -> int:
-        """Entries of an update, d."""
+        """The number of entries of an update, d."""
         return sum(map(math.prod, self.shapes))
 
 
 class Released(NamedTuple):
-    """What a folder holds of the past.
+    """The rounds that a server's folder has.
 
     Attributes:
-      mean: float32 (d,), the newest release; None before the first.
+      mean: the newest release, float32 (d,); None before the first.
       state: for the next round; None before the first.
       before: arrays of the caller's that were committed with the newest release.
-      clients: of each round.
-      selected: of each round, those that the server drew; None where it draws nobody.
+      clients_by_round: the clients that took part in each round.
+      selected_by_round: the clients that the server drew for each round; None where clients check
+        in.
     """
 
     mean: np.ndarray | None
     state: MeansState | None
     before: list[np.ndarray]
-    clients: list[list[int | str]]
-    selected: list[list[int] | None]
+    clients_by_round: list[list[int | str]]
+    selected_by_round: list[list[int] | None]
 
 
-class _NextLog(NamedTuple):
-    """Rows that join participation.jsonl, at byte `end`, once their round is committed."""
+class _PendingRows(NamedTuple):
+    """Rows for participation.jsonl, which are appended once their round is committed.
 
-    round: int
-    end: int
+    Attributes:
+      t: the round.
+      start: the byte of the file at which they begin.
+      rows: JSON lines.
+    """
+
+    t: int
+    start: int
     rows: bytes
 
 
 class ServerFolder:
-    """Write access to the folder of one server, of this process alone until `close`.
+    """Write access to the folder of one server, for this process alone until `close`.
+
+    Args:
+      path: of the folder.
+      make: whether to make the folder.
 
     Raises:
       TypeError, ValueError: no path, another process has it, it cannot be made, or its file system
@@ -138,62 +156,64 @@ class ServerFolder:
     def __init__(self, path: str | os.PathLike[str], *, make: bool = True) -> None:
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise TypeError(f"folder={path!r} must be the path of a folder, or None")
-        shown = f"folder={str(path)!r}"
+        argument = f"folder={str(path)!r}"
         try:
-            self.path = expanded(path).absolute()  # whatever becomes of the working folder
+            self.path = expanded(path).absolute()  # the working folder may change later
             if make:
-                make_folder(self.path / "private")
-                (self.path / "private").chmod(0o700)
+                make_private_folder(self.path)
             folder_lock = lock(self.path, without=False)
         except NotImplementedError:
             raise ValueError(
-                f"{shown} is on a file system without locks, where two servers could go on with "
-                "it: name a folder on a local disk"
+                f"{argument} is on a file system without locks, where two servers could use it at "
+                "once: name a folder on a local disk"
             ) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             hint = "name one that you may write to" if make else "name one that fedmf.Server made"
-            raise ValueError(f"{shown} cannot be opened as a folder ({reason}): {hint}") from None
+            raise ValueError(
+                f"{argument} cannot be opened as a folder ({reason}): {hint}"
+            ) from None
         if folder_lock is None:
             raise ValueError(
-                f"{shown} is in use by another server: end that one, or name another folder"
+                f"{argument} is in use by another server: end that one, or name another folder"
             )
         self.close = weakref.finalize(self, folder_lock.release)
         self._journal = Journal(self.path, folder_lock, _BOUND, SERVER)
         self._participations = AppendedFile(self.path / _LOG)
-        self._next_log: _NextLog | None = None
+        self._pending_rows: _PendingRows | None = None
 
     def create(self, config: ServerConfig, plan: Plan, seed: int) -> None:
-        """Writes all that is there before round 0.
+        """Writes all files of before round 0.
 
         Raises:
-          ValueError: it holds a server, or other files.
+          ValueError: the folder holds a server, or other files.
         """
         if (self.path / "server.json").exists():
             raise ValueError(
                 f"folder={str(self.path)!r} holds a server already: go on with fedmf.Server.open, "
                 "or name another folder"
             )
-        # What a constructor that was killed left behind begins with the seed.
-        there = {name for name in os.listdir(self.path) if not name.endswith(".part")}
-        begun = (self.path / _SEED).exists() and there <= set(_FILES)
-        if (not begun or self._journal.has_rounds()) and there != {"private"}:
+        # A killed constructor leaves some of these files, the seed first.
+        names = {name for name in os.listdir(self.path) if not name.endswith(".part")}
+        is_unfinished = (self.path / _SEED).exists() and names <= set(_FILES)
+        if (not is_unfinished or self._journal.has_rounds()) and names != {"private"}:
             raise ValueError(
                 f"folder={str(self.path)!r} is not empty: name a new folder, so that nothing of "
                 "yours is overwritten"
             )
-        seed_text, whole = f"{seed}\n", plan.longer or plan
+        seed_text = f"{seed}\n"
+        whole_plan = plan.longer or plan
         write_atomically(self.path / _SEED, seed_text, mode=0o600)
-        whole.mechanism.save(self.path / _MECHANISM)
+        whole_plan.mechanism.save(self.path / _MECHANISM)
         mechanism = (self.path / _MECHANISM).read_bytes()
         self._participations.begin()
         content = {
             "format": _FORMAT,
             "warning": _WARNING,
             "server": dataclasses.asdict(config),
-            "plan": dataclasses.asdict(PlanConfig.of(whole)),
+            "plan": dataclasses.asdict(PlanConfig.of(whole_plan)),
             "stddev": plan.stddev,
-            "mechanism_sha256": mechanism_digest(whole.mechanism),
+            "mechanism_sha256": mechanism_digest(whole_plan.mechanism),
         }
         if plan.longer is not None:
             content["stop_after"] = plan.mechanism.rounds
@@ -204,10 +224,10 @@ class ServerFolder:
         sync_names(self.path)
 
     def read(self) -> tuple[ServerConfig, Plan, int, Released]:
-        """What the server was made with, its seed, and what was released.
+        """Reads the server's config, plan, noise seed and released rounds.
 
         Raises:
-          ValueError: there is no server, or a file is damaged or not that of this server.
+          ValueError: there is no server, or a file is damaged or of another server.
         """
         if not (self.path / "server.json").exists():
             raise ValueError(
@@ -224,7 +244,7 @@ class ServerFolder:
         with self._undamaged(_MECHANISM):
             mechanism = load_mechanism(self.path / _MECHANISM)
             if mechanism_digest(mechanism) != content["mechanism_sha256"]:
-                raise ValueError("it is another one than server.json says")
+                raise ValueError("its digest differs from that in server.json")
             plan = plan_config.plan_with(mechanism, plan_config.noise_multiplier or 0.0)
             if "stop_after" in content:
                 plan = stopped_after(plan, content["stop_after"])
@@ -246,23 +266,32 @@ class ServerFolder:
                 "or remove it, and it is written again"
             ) from None
         with self._undamaged(JOURNAL):
-            metrics = 0 if plan.private_metrics is None else SIZE
-            released = _released(committed, config.size, metrics)
+            num_metrics = 0 if plan.private_metrics is None else SIZE
+            released = _released(committed, config.size, num_metrics)
         return config, plan, seed, released
 
     def _undamaged(self, name: str) -> contextlib.AbstractContextManager[None]:
         return self._journal.undamaged(self.path / name)
 
     def _restore_participations(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the participations of the newest round where a crash kept them from the log."""
-        texts = [_participations(row["round"], row["clients"]) for row in rows]
-        rest = self._participations.restore(b"".join(texts))
-        # What is behind is of no release, and goes. Rows of later rounds show that the journal is
-        # an older one.
-        for line in rest.splitlines(keepends=True):
-            if line.endswith(b"\n") and (later := round_of(line)) is not None:
+        """Writes the participations that a crash kept from the log.
+
+        Args:
+          rows: of the journal.
+
+        Raises:
+          FileWasEdited: the log has other rows.
+          ValueError: the journal was put back from a backup.
+        """
+        log_rows = [_log_rows(row["round"], row["clients"]) for row in rows]
+        extra_bytes = self._participations.restore(b"".join(log_rows))
+        # These bytes are of no release, and are removed. Rows of later rounds among them show that
+        # the journal was put back.
+        for line in extra_bytes.splitlines(keepends=True):
+            later_round = round_of(line)
+            if line.endswith(b"\n") and later_round is not None:
                 raise ValueError(
-                    f"{self.path / _LOG} has round {later} and the journal's newest round is "
+                    f"{self.path / _LOG} has round {later_round} and the journal's newest round is "
                     f"{len(rows) - 1}: the journal was put back from a backup, and going on would "
                     "release rounds again with the same noise; begin a new server, with another "
                     "seed"
@@ -280,8 +309,16 @@ class ServerFolder:
         state: MeansState,
         before: Sequence[np.ndarray],
     ) -> None:
-        """Makes round t a released one; survives a crash at any point, and may be called again with
-        the same arguments after an error.
+        """Commits the release of round t. It survives a crash at any point, and may be called again
+        with the same arguments after an error.
+
+        Args:
+          t: the round.
+          clients: those that took part.
+          selected: those that the server drew; None where clients check in.
+          mean: the release.
+          state: after it.
+          before: arrays of the caller's.
 
         Raises:
           ValueError: the folder or one of its files is not the one that this process left.
@@ -290,32 +327,35 @@ class ServerFolder:
         if self._journal.rounds == t:
             self._journal.check_place()
             self._check_participations()
-            self._next_log = _NextLog(t, self._participations.end, _participations(t, clients))
+            start = self._participations.end
+            self._pending_rows = _PendingRows(t, start, _log_rows(t, clients))
         row: dict[str, Any] = {"clients": list(clients)}
         if selected is not None:
             row["selected"] = list(selected)
         arrays = {"mean": mean} | _entries(state.clip) | _entries(state.scaling)
         if len(state.metrics):
             arrays["metrics"] = np.asarray(state.metrics)
-        arrays |= {f"{_BEFORE}{i}": array for i, array in enumerate(before)}
+        arrays |= with_numbers(_BEFORE, before)
         self._journal.commit(t, row, arrays)
         self._journal.end_round()
-        # The release is safe, and nothing from here on may raise and lose it: the next commit, or
-        # `read`, writes what is missing.
+        # The release is safe, and no error from here on may keep it from the caller: the next
+        # commit, or `read`, writes the rows that are missing.
         with contextlib.suppress(OSError, FileWasEdited):
             self._log_committed()
 
     def _log_committed(self) -> None:
-        """Writes the participations of the newest round; an interrupt may come anywhere."""
-        log = self._next_log
-        if log is None or self._journal.rounds <= log.round:
+        """Writes the participations of the newest round; it may be called again after an interrupt
+        at any point.
+        """
+        pending = self._pending_rows
+        if pending is None or self._journal.rounds <= pending.t:
             return
-        if self._participations.end == log.end:
-            self._participations.append(log.rows)
+        if self._participations.end == pending.start:
+            self._participations.append(pending.rows)
         self._participations.flush()
 
     def _check_participations(self) -> None:
-        """Refuses a participation.jsonl that is not the one that this process left."""
+        """Refuses a participation.jsonl that somebody changed since this process wrote it."""
         try:
             self._participations.check()
             self._log_committed()
@@ -323,11 +363,16 @@ class ServerFolder:
             raise self._journal.edited(_LOG) from None
 
 
-def _released(committed: Committed, size: int, count: int) -> Released:
-    """Returns what was released, of arrays with so many entries and so many metrics.
+def _released(committed: Committed, size: int, num_metrics: int) -> Released:
+    """Returns the committed rounds of a server.
+
+    Args:
+      committed: of the journal.
+      size: entries of a release.
+      num_metrics: entries of its private metrics; 0 without them.
 
     Raises:
-      KeyError, ValueError: it is not what a server with them commits.
+      KeyError, ValueError: another server committed them.
     """
     rows, arrays = committed.rows, committed.arrays
     clients = [row["clients"] for row in rows]
@@ -336,23 +381,24 @@ def _released(committed: Committed, size: int, count: int) -> Released:
         return Released(None, None, [], clients, selected)
     mean = arrays["mean"]
     metrics = np.zeros(0, np.float32)
-    if count:
+    if num_metrics:
         metrics = arrays["metrics"]
-    for array, entries in ((mean, size), (metrics, count)):
+    for array, entries in ((mean, size), (metrics, num_metrics)):
         if array.shape != (entries,) or array.dtype != np.float32:
             raise ValueError(f"its release is {array.dtype} of shape {array.shape}")
-    clip = _entered(ClipState, arrays)
-    scaling = _entered(ScalingState, arrays)
-    state = MeansState(np.array(len(rows)), clip, scaling, metrics if count else ())
-    num_before = sum(name.startswith(_BEFORE) for name in arrays)
-    before = [arrays[f"{_BEFORE}{i}"] for i in range(num_before)]
+    clip = _state_of(ClipState, arrays)
+    scaling = _state_of(ScalingState, arrays)
+    state = MeansState(np.array(len(rows)), clip, scaling)
+    if num_metrics:
+        state = state._replace(metrics=metrics)
+    before = committed.numbered_arrays(_BEFORE)
     for array in before:
         array.setflags(write=False)
     return Released(mean, state, before, clients, selected)
 
 
-def _participations(t: int, clients: Sequence[int | str]) -> bytes:
-    """Returns the rows of a round in participation.jsonl."""
+def _log_rows(t: int, clients: Sequence[int | str]) -> bytes:
+    """Returns the rows of a round for participation.jsonl."""
     rows = [f'{{"round": {t}, "client": {_json(client)}}}\n' for client in clients]
     return "".join(rows).encode()
 
@@ -365,12 +411,14 @@ State = TypeVar("State", ClipState, ScalingState)
 
 
 def _entries(state: ClipState | ScalingState | tuple[()]) -> dict[str, np.ndarray]:
-    """The state's arrays, by the names under which a file has them."""
+    """Returns a state's arrays by their names in the journal."""
     arrays = state._asdict() if state else {}
     return {f"{type(state).__name__}.{name}": array for name, array in arrays.items()}
 
 
-def _entered(kind: type[State], arrays: Mapping[str, np.ndarray]) -> State | tuple[()]:
-    """The inverse of `_entries`."""
-    names = [f"{kind.__name__}.{name}" for name in kind._fields]
-    return kind(*(arrays[name] for name in names)) if names[0] in arrays else ()
+def _state_of(state_type: type[State], arrays: Mapping[str, np.ndarray]) -> State | tuple[()]:
+    """Returns the state whose arrays are in a journal; () where it has none of this type."""
+    names = [f"{state_type.__name__}.{name}" for name in state_type._fields]
+    if names[0] not in arrays:
+        return ()
+    return state_type(*(arrays[name] for name in names))

@@ -6,20 +6,19 @@ private/
                         after it need; digests of the rows before, and of the files that noise and
                         sums follow from; mode 0600
 
-Between a round's noise and its commit runs only this library's arithmetic, and nothing of a round
-is shown before. A round is committed by making its numbered file, which can be done once: a
-committed release is never computed again, and one that was not committed has been seen by nobody.
+Between a round's noise and its commit only this library's arithmetic runs, and nothing of the round
+is shown. A round is committed by creating its numbered file, which can be done once: a committed
+release is never computed again, and nobody has seen a release that was not committed.
 
-The row of the newest round is in its numbered file, and joins rounds.jsonl before the next round is
-committed, with the record of what was computed from its release. The digests of the bound files are
-taken of what this process wrote or read, and compared before every commit: what somebody edits
-meanwhile is refused, and never signed.
+The row of the newest round is in its numbered file. It joins rounds.jsonl before the next round is
+committed, with the record of what was computed from its release. The journal keeps digests of bound
+files, of their contents as this process wrote or read them. It compares them before every commit,
+so that a file which somebody edits meanwhile is refused and never signed.
 """
 
 import contextlib
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import pathlib
@@ -40,54 +39,59 @@ from fedmf.files import (
 )
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.server.appended_file import AppendedFile, FileWasEdited, Stamp, stamp_of
+from fedmf.server.journal_reading import (
+    JOURNAL,
+    ROWS,
+    arrays_of,
+    hex_digest,
+    newest_number,
+    round_of,
+)
 
-JOURNAL = "private/journal"
-ROWS = "private/rounds.jsonl"
 _CHANGED = (
     "the {owner}'s folder {path} was moved, replaced, closed or gone on with elsewhere: nothing "
     "was released; open it again where it is, in one process"
 )
 _EDITED = (
     "{name} of the {owner}'s folder {path} changed while it was in use: nothing was released; put "
-    "back the {owner}'s own file and {go_on}, or begin a new {owner}, with another seed"
+    "back the {owner}'s own file and {way_to_resume}, or begin a new {owner}, with another seed"
 )
 _DAMAGED = (
     "{path} is damaged or not of this {owner} ({cause}): without its own newest file no round can "
     "be released safely, so begin a new {owner}, with another seed"
 )
-_TRIES = 10
-_RECORD = b', "record": '
-# What the disk or the machine says, and may not say the next time.
-_PASSING = (
+_RECORD_KEY = b', "record": '
+# Errors of the disk or the machine that the next attempt may not meet.
+_TRANSIENT_ERRORS = (
     *(errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EPERM),
 )
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Owner:
-    """Whose rounds a journal has, in the words of its errors.
+    """The owner of a journal's rounds, as error messages name it.
 
     Attributes:
       noun: "server" or "run".
-      go_on: what its user does once a file was put back.
+      way_to_resume: after a file was put back.
     """
 
     noun: str
-    go_on: str
+    way_to_resume: str
 
 
-SERVER = Owner(noun="server", go_on="call release() again")
-RUN = Owner(noun="run", go_on="resume it with resume=True")
+SERVER = Owner(noun="server", way_to_resume="call release() again")
+RUN = Owner(noun="run", way_to_resume="resume it with resume=True")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Committed:
-    """What a journal has of the past.
+    """The committed rounds of a journal.
 
     Attributes:
-      rows: of all rounds, as they were committed; those before the newest with their records.
+      rows: of all rounds, as they were committed; each but the newest with its record.
       arrays: of the newest round; empty before the first.
       lines: the rows as text.
     """
@@ -98,19 +102,39 @@ class Committed:
 
     def record_lines(self) -> list[bytes]:
         """Returns the records of all rounds but the newest, as lines of JSON."""
-        # Inside of a text a quotation mark is escaped: the bytes are those of the key.
-        return [line.split(_RECORD, 1)[1][:-2] + b"\n" for line in self.lines[:-1]]
+        # JSON escapes quotation marks within a text, so that only the key has these bytes.
+        return [line.split(_RECORD_KEY, 1)[1][:-2] + b"\n" for line in self.lines[:-1]]
+
+    def numbered_arrays(self, prefix: str) -> list[np.ndarray]:
+        """Returns the arrays that `with_numbers` named with this prefix.
+
+        Raises:
+          KeyError: one is missing.
+        """
+        num_arrays = sum(name.startswith(prefix) for name in self.arrays)
+        return [self.arrays[f"{prefix}{i}"] for i in range(num_arrays)]
+
+
+def make_private_folder(path: pathlib.Path) -> None:
+    """Makes the folder `private` in `path`, which only its owner can open: for journal and seed."""
+    make_folder(path / "private")
+    (path / "private").chmod(0o700)
+
+
+def with_numbers(prefix: str, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns arrays by the names prefix0, prefix1, ..., as a journal keeps them."""
+    return {f"{prefix}{i}": array for i, array in enumerate(arrays)}
 
 
 class Journal:
-    """Commits rounds in a folder that is locked.
+    """Committed rounds in a locked folder.
 
     Args:
       path: of the folder.
       folder_lock: its lock, which `commit` needs.
       bound: names of the files that noise and sums follow from.
-      owner: whose rounds they are.
-      read_bound: reads of a bound file what its digest is taken of.
+      owner: of the rounds.
+      read_bound: returns the content of a bound file that its digest covers.
     """
 
     def __init__(
@@ -135,105 +159,112 @@ class Journal:
 
     @property
     def rounds(self) -> int:
-        """Rounds that were committed."""
+        """The number of committed rounds."""
         return int(self._header["rounds"])
 
     def begin(self, contents: Mapping[str, bytes]) -> None:
         """Makes the journal before round 0.
 
         Args:
-          contents: of the bound files, by their names.
+          contents: of the bound files, by name.
 
         Raises:
           ValueError: another process has committed a round here.
           OSError: it cannot be written.
         """
-        self._digest_by_name = {name: _sha256(contents[name]) for name in self._bound}
+        self._digest_by_name = {name: hex_digest(contents[name]) for name in self._bound}
         make_folder(self._folder)
         if self.has_rounds():
             raise self._changed()
         self._file(0).unlink(missing_ok=True)  # of a process that was killed before round 0
         self._rows.begin()
-        self._header = self._header_after(0, "")
+        self._header = self._next_header(0, "")
         self._write(0, self._header, {})
         sync_folder(self._folder)
 
     def has_rounds(self) -> bool:
-        """Whether a round was committed in this folder."""
-        return self._newest_number() > 0
+        """Returns whether a round was committed in this folder."""
+        return newest_number(self.path) > 0
 
     def read(self, contents: Mapping[str, bytes]) -> Committed:
-        """Reads what was committed.
+        """Reads the committed rounds.
 
         Args:
-          contents: of the bound files as they are now, by their names.
+          contents: of the bound files as they are now, by name.
 
         Raises:
           ValueError: a file is damaged, missing, or of another server or run.
         """
-        self._digest_by_name = {name: _sha256(contents[name]) for name in self._bound}
-        number = self._newest_number()
-        path = self._file(max(number, 0))
+        self._digest_by_name = {name: hex_digest(contents[name]) for name in self._bound}
+        num_rounds = newest_number(self.path)
+        path = self._file(max(num_rounds, 0))
         with self.undamaged(path):
             check_archive(path)
             with np.load(path, allow_pickle=False) as entries:
                 header = json.loads(entries["header"].item())
-                arrays = {name: entries[name] for name in entries.files if name != "header"}
-            if header["rounds"] != number:
+                arrays = arrays_of(entries)
+            if header["rounds"] != num_rounds:
                 raise ValueError(f"it is of {header['rounds']} rounds")
             if header["files"] != self._digest_by_name:
                 raise ValueError(f"it was written with other files {', '.join(self._bound)}")
         with self.undamaged(self.path / ROWS):
             lines = self._restored_lines(header)
             rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(lines))
-        # What is read here is handed out: no power failure may take it back.
+        # The caller shows these rounds: no power failure may take them back.
         sync_folder(self._folder)
         self._header = header
-        self._remove_older()
+        self._remove_older_files()
         return Committed(rows=rows, arrays=arrays, lines=lines)
 
     def _restored_lines(self, header: Mapping[str, Any]) -> list[bytes]:
-        """Returns the rows of all rounds as text, and removes what is behind them."""
+        """Returns the rows of all rounds as text, and removes whatever follows them in the file.
+
+        Raises:
+          ValueError: the rows are not those that the newest round was committed with.
+        """
         content = (self.path / ROWS).read_bytes()
-        past = content[: header["end"]]
-        if _sha256(past) != header["digest"]:
+        earlier_rows = content[: header["end"]]
+        if hex_digest(earlier_rows) != header["digest"]:
             raise ValueError("it is not the record that the newest round was committed with")
-        # What is behind joined for a commit that was not done, and a power failure leaves anything
-        # of it. Whole rows of later rounds show that the journal is an older one.
-        for line in self._rows.restore(past).splitlines(keepends=True):
-            later = round_of(line)
-            if line.endswith(b"\n") and later is not None and later >= header["rounds"]:
+        # Rows that follow belong to a commit that did not end, and a power failure may leave any
+        # part of them. Whole rows of later rounds show that the journal was put back from a backup.
+        for line in self._rows.restore(earlier_rows).splitlines(keepends=True):
+            later_round = round_of(line)
+            if not line.endswith(b"\n") or later_round is None:
+                continue
+            if later_round >= header["rounds"]:
                 raise ValueError(
-                    f"{later + 1} rounds were committed, and the journal's newest file is of "
+                    f"{later_round + 1} rounds were committed, and the journal's newest file is of "
                     f"{header['rounds']}"
                 )
         self._flush_rows()
-        return [*past.splitlines(keepends=True), *header["row"].encode().splitlines(keepends=True)]
+        newest_row = header["row"].encode()
+        return [*earlier_rows.splitlines(keepends=True), *newest_row.splitlines(keepends=True)]
 
     def commit(self, t: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Makes round t a committed one; survives a crash at any point, and may be called again
-        with the same arguments after an error.
+        """Commits round t. It survives a crash at any point, and may be called again with the same
+        arguments after an error.
 
         Args:
           t: the round.
-          row: what is kept of it for ever; JSON.
-          arrays: what the steps after it need, until the next round is committed.
+          row: JSON that is kept for ever.
+          arrays: for the steps after the commit, kept until the next round is committed.
 
         Raises:
           ValueError: the folder or one of its files is not the one that this process left.
           OSError: it could not be written.
         """
-        if self.rounds == t + 1:  # an interrupt came when all was done
+        if self.rounds == t + 1:  # an interrupt came after the end of this commit
             return
-        self._join_newest_row()
+        self._append_newest_row()
         text = strict_json.dumps({"round": t, **row}) + "\n"
-        after = self._header_after(t + 1, text)
+        next_header = self._next_header(t + 1, text)
         self.check_place()
-        number = self._newest_number()
-        if number == t + 1 and self._header_of(number) == after:  # an interrupt came behind it
-            self._end_commit(after)
+        num_rounds = newest_number(self.path)
+        if num_rounds == t + 1 and self._header_of(num_rounds) == next_header:
+            self._end_commit(next_header)  # an interrupt came after the file was made
             return
-        if number != t:
+        if num_rounds != t:
             raise self._changed()
         if self._header_of(t) != self._header:
             raise self.edited(f"{JOURNAL}/{self._file(t).name}")
@@ -243,64 +274,67 @@ class Journal:
             self._rows.flush(sync=True)
         except FileWasEdited:
             raise self.edited(ROWS) from None
-        self._write(t + 1, after, arrays)
+        self._write(t + 1, next_header, arrays)
         self.check_place()
-        if self._newest_number() != t + 1:
+        if newest_number(self.path) != t + 1:
             raise self._changed()
-        self._end_commit(after)
+        self._end_commit(next_header)
 
     def end_round(self, record: Mapping[str, Any] | None = None) -> None:
-        """Adds the newest round's row to the rows, where a journal from a backup is told by it.
+        """Appends the newest round's row to rounds.jsonl, which shows later whether the journal was
+        put back from a backup.
 
         Args:
-          record: what was computed from the round's release. A power failure before the next commit
-            may lose it, and it is computed again.
+          record: of the values computed from the round's release. A power failure before the next
+            commit may lose it, and then it is computed again.
         """
         self._record = None if record is None else dict(record)
-        self._join_newest_row()
+        self._append_newest_row()
         self._flush_rows()
 
     def _flush_rows(self) -> None:
-        """Writes the rows, unless another process may be writing them, too."""
+        """Writes the rows, unless another process may be writing them as well."""
         if self._lock.is_exclusive:
             with contextlib.suppress(OSError, FileWasEdited):  # the next commit does the same
                 self._rows.flush()
 
-    def _join_newest_row(self) -> None:
-        """Adds the newest round's row to the rows, once."""
+    def _append_newest_row(self) -> None:
+        """Appends the newest round's row to the rows, once."""
         text = self._header["row"]
         if not text or self._rows.end != self._header["end"]:
             return
         if self._record is not None:
-            # As one more entry of the object.
+            # The record becomes one more entry of the row's object.
             record = strict_json.dumps(self._record)
-            text = f"{text[:-2]}{_RECORD.decode()}{record}}}\n"
+            text = f"{text[:-2]}{_RECORD_KEY.decode()}{record}}}\n"
         self._rows.append(text.encode())
 
-    def _end_commit(self, after: dict[str, Any]) -> None:
-        """Makes the newest file one that no power failure takes back, and counts its round.
+    def _end_commit(self, next_header: dict[str, Any]) -> None:
+        """Syncs the newest file, so that no power failure takes it back, and counts its round.
 
         It may be called again after an interrupt.
         """
-        # Before anybody sees it: a name that a power failure takes back would make the round one
-        # that was never released.
+        # If a power failure took back the name of a file whose release somebody has seen, the round
+        # would be released again.
         sync_folder(self._folder)
-        self._header, self._record = after, None
-        self._remove_older()
+        self._header = next_header
+        self._record = None
+        self._remove_older_files()
 
-    def _remove_older(self) -> None:
-        """Removes files of earlier rounds, so that without the newest none is released again; and
-        what killed processes left of theirs.
+    def _remove_older_files(self) -> None:
+        """Removes the files of earlier rounds, and the unfinished files of killed processes.
+
+        If somebody removes the newest file later, no earlier one is there to resume from.
         """
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 is_earlier = path.stem.isdecimal() and int(path.stem) < self.rounds
-                is_rest = path.suffix == ".part" and self._lock.is_exclusive
-                if is_earlier or is_rest:
+                is_unfinished = path.suffix == ".part" and self._lock.is_exclusive
+                if is_earlier or is_unfinished:
                     path.unlink()
 
-    def _header_after(self, rounds: int, row: str) -> dict[str, Any]:
-        """Returns the header of the file that makes so many rounds committed ones."""
+    def _next_header(self, rounds: int, row: str) -> dict[str, Any]:
+        """Returns the header of the file that commits round `rounds` - 1, with its row."""
         return {
             "rounds": rounds,
             "end": self._rows.end,
@@ -310,7 +344,7 @@ class Journal:
         }
 
     def check_files(self) -> None:
-        """Refuses bound files that are not the ones of `begin` or `read`.
+        """Refuses bound files whose contents differ from those of `begin` or `read`.
 
         Raises:
           ValueError: one was edited, replaced or removed.
@@ -320,7 +354,7 @@ class Journal:
                 stamp = stamp_of(self.path / name)
                 if stamp == self._stamp_by_name.get(name):
                     continue
-                is_same = _sha256(self._read_bound(self.path / name)) == digest
+                is_same = hex_digest(self._read_bound(self.path / name)) == digest
             except OSError:
                 is_same = False
             if not is_same:
@@ -328,19 +362,19 @@ class Journal:
             self._stamp_by_name[name] = stamp
 
     def check_place(self) -> None:
-        """Refuses another folder than the locked one in its place.
+        """Refuses a path that leads to another folder than the locked one.
 
         Raises:
           ValueError: the folder is closed, moved or of the process that this was forked from.
         """
         if self._lock.descriptor is None:
             raise self._changed()
-        ours = os.fstat(self._lock.descriptor)
+        locked_folder = os.fstat(self._lock.descriptor)
         try:
-            there = os.stat(self.path)
+            folder_at_path = os.stat(self.path)
         except FileNotFoundError:
             raise self._changed() from None
-        if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
+        if not os.path.samestat(locked_folder, folder_at_path):
             raise self._changed()
 
     @property
@@ -349,9 +383,6 @@ class Journal:
 
     def _file(self, rounds: int) -> pathlib.Path:
         return self._folder / f"{rounds:06d}.npz"
-
-    def _newest_number(self) -> int:
-        return newest_number(self.path)
 
     def _header_of(self, rounds: int) -> Any:
         """Returns the header of a numbered file.
@@ -362,7 +393,7 @@ class Journal:
         try:
             with np.load(self._file(rounds), allow_pickle=False) as entries:
                 return json.loads(entries["header"].item())
-        except OSError:  # which may be over the next time
+        except OSError:  # the next attempt may not meet it
             raise
         except READ_ERRORS:
             raise self.edited(f"{JOURNAL}/{self._file(rounds).name}") from None
@@ -370,6 +401,12 @@ class Journal:
     def _write(
         self, rounds: int, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> None:
+        """Creates the file of so many committed rounds.
+
+        Raises:
+          ValueError: it exists.
+          OSError: it could not be written, or another process might write it as well.
+        """
         entries = {"header": np.array(json.dumps(header)), **arrays}
         path = self._file(rounds)
 
@@ -381,7 +418,7 @@ class Journal:
         except FileExistsError:
             raise self._changed() from None
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in _NO_LINK_ERRORS:
                 raise
             if not self._lock.is_exclusive:
                 raise OSError(
@@ -390,18 +427,18 @@ class Journal:
                     "commit one round: name a folder on a local disk",
                     str(path),
                 ) from error
-            # Nobody else writes here while this process has the lock.
+            # No other process writes here while this one has the lock.
             write_atomically(path, write, mode=0o600)
 
     @contextlib.contextmanager
     def undamaged(self, path: pathlib.Path) -> Iterator[None]:
-        """Raises ValueError where the file turns out to be damaged or not of this owner."""
+        """Raises ValueError where the file turns out to be damaged or of another owner."""
         try:
             yield
         except (checks.TooLargeForMemory, MemoryError):
             raise  # nothing is damaged
         except READ_ERRORS as error:
-            if isinstance(error, OSError) and error.errno in _PASSING:
+            if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRORS:
                 raise
             cause = type(error).__name__
             if str(error):
@@ -410,73 +447,18 @@ class Journal:
             raise ValueError(_DAMAGED.format(path=path, owner=noun, cause=cause)) from None
 
     def _changed(self) -> ValueError:
+        """Returns the error for a folder that was moved, or used by another process."""
         return ValueError(_CHANGED.format(owner=self._owner.noun, path=self.path))
 
     def edited(self, name: str) -> ValueError:
         """Returns the error for a file of the folder that somebody changed."""
-        owner = self._owner
-        text = _EDITED.format(name=name, owner=owner.noun, path=self.path, go_on=owner.go_on)
+        text = _EDITED.format(
+            name=name,
+            owner=self._owner.noun,
+            path=self.path,
+            way_to_resume=self._owner.way_to_resume,
+        )
         return ValueError(text)
-
-
-def newest_number(path: pathlib.Path) -> int:
-    """Returns the committed rounds of a folder by the names in its journal; -1 without a file."""
-    try:
-        names = os.listdir(path / JOURNAL)
-    except (FileNotFoundError, NotADirectoryError):
-        return -1
-    stems = [name.removesuffix(".npz") for name in names if name.endswith(".npz")]
-    return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
-
-
-def bound_digests(path: pathlib.Path) -> dict[str, str]:
-    """Returns the digests, by name, of the files that a folder's journal was written with.
-
-    Raises:
-      READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
-    """
-    with _newest_file(path) as entries:
-        header = json.loads(entries["header"].item())
-    return dict(header["files"])
-
-
-def committed_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the rows of all rounds of a folder, in which rounds may be committed meanwhile.
-
-    Raises:
-      READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
-    """
-    with _newest_file(path) as entries:
-        header = json.loads(entries["header"].item())
-    with open(path / ROWS, "rb") as file:
-        past = file.read(header["end"])
-    if _sha256(past) != header["digest"]:
-        raise ValueError(f"{ROWS} is not the record that the newest round was committed with")
-    return msgspec.json.Decoder(dict[str, Any]).decode_lines(past + header["row"].encode())
-
-
-def newest_of(path: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """Returns the row of a folder's newest round, in a list, and its arrays; no row before the
-    first.
-
-    Raises:
-      READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
-    """
-    with _newest_file(path) as entries:
-        header = json.loads(entries["header"].item())
-        arrays = {name: entries[name] for name in entries.files if name != "header"}
-    rows = [json.loads(line) for line in header["row"].splitlines()]
-    return rows, arrays
-
-
-def _newest_file(path: pathlib.Path) -> Any:
-    """Opens the newest file of a journal, also while rounds are committed there."""
-    for _ in range(_TRIES):
-        newest = path / JOURNAL / f"{max(newest_number(path), 0):06d}.npz"
-        # Another process may have removed it since.
-        with contextlib.suppress(FileNotFoundError):
-            return np.load(newest, allow_pickle=False)
-    raise FileNotFoundError(f"{path / JOURNAL} has no file")
 
 
 def checked_arrays(name: str, value: Any) -> list[np.ndarray]:
@@ -494,17 +476,3 @@ def checked_arrays(name: str, value: Any) -> list[np.ndarray]:
         array.setflags(write=False)
         arrays.append(array)
     return arrays
-
-
-def round_of(line: bytes) -> int | None:
-    """Returns the round of a row; None where the line is no row."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    t = row.get("round") if isinstance(row, dict) else None
-    return t if isinstance(t, int) else None
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

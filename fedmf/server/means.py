@@ -129,7 +129,7 @@ class NoisyMeans:
         """The sum of no updates, for so many of a round if they are more than clients_per_round."""
         return UpdateSum(self.size, max(clients, self.clients_per_round))
 
-    def to_clients(self, state: MeansState) -> ClientParams:
+    def client_params(self, state: MeansState) -> ClientParams:
         """What the updates of the coming round are clipped with."""
         clip_norm = float(state.clip.norm) if state.clip else self.plan.clip_norm
         scales = state.scaling.scales if state.scaling else np.zeros(0, np.float32)
@@ -145,7 +145,7 @@ class NoisyMeans:
 
         Args:
           state: before.
-          total: of the round's updates, each clipped with `to_clients(state)`.
+          total: of the round's updates, each clipped with `client_params(state)`.
           noise: the vector of the round, from `HostNoise` of the plan; the release takes its
             memory.
         """

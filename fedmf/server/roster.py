@@ -1,4 +1,4 @@
-"""The clients of a server: what they are called, and which of them are eligible."""
+"""The clients of a server by their ids, and which of them are eligible."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,6 +20,9 @@ class Roster:
       rule: which clients are eligible.
       population: clients are 0 .. population - 1, and number themselves; None for ints or texts.
 
+    Attributes:
+      names: the clients by number, each as its id was spelled first.
+
     >>> roster = Roster(Participation(rounds=8, schema="min_sep", min_sep=4), None)
     >>> roster.record([roster.number("zo\\u00eb")], 0)
     >>> roster.is_eligible(["zoe\\u0308", "bo"], 3), roster.is_eligible(["zoe\\u0308", "bo"], 4)
@@ -29,15 +32,18 @@ class Roster:
     def __init__(self, rule: Participation | Budget, population: int | None) -> None:
         self._rule = rule
         self._population = population
-        self._numbers: dict[str, int] = {}
-        # Entry 0 of the history stands for clients that never took part.
+        self._number_by_id: dict[str, int] = {}
+        # Entry 0 of the history is for all clients that never took part.
         self._history = rule.new_history(1)
         self._entry_by_number: dict[int | None, int] = {}
-        self.names: list[Client] = []  # as they were given first, by number
+        self.names: list[Client] = []
 
-    def plain(self, client: Any, name: str = "client") -> Client:
-        """The client as an int or str and nothing more, which cannot be another one later; `name`
-        is of the argument that has it.
+    def plain_client(self, client: Any, name: str = "client") -> Client:
+        """Returns a client as a plain int or str, which no subclass can change later.
+
+        Args:
+          client: of the caller's.
+          name: of the argument that has it.
 
         Raises:
           TypeError: neither int nor text; or an int where others are texts.
@@ -48,7 +54,7 @@ class Roster:
             kind = type(client).__name__
             raise TypeError(f"`{name}` {verb} a {kind}: name clients by ints or texts")
         if isinstance(client, str):
-            # What the text holds, whatever a subclass says that it is.
+            # The characters of the text, whatever a subclass returns as its text.
             plain: Client = str.__str__(client)
         else:
             plain = int.__index__(client) if isinstance(client, int) else int(client)
@@ -56,76 +62,88 @@ class Roster:
                 raise ValueError(
                     f"`{name}` {verb} an int of more than 64 bits: name the client by a text"
                 )
-        shown = f"client={identifiers.format_client(plain)}"
+        client_text = f"client={identifiers.format_client(plain)}"
         if self._population is not None and not (
             isinstance(plain, int) and 0 <= plain < self._population
         ):
             raise ValueError(
-                f"{shown} is none of 0 .. {self._population - 1}: with a population clients are "
-                "these numbers"
+                f"{client_text} is none of 0 .. {self._population - 1}: with a population clients "
+                "are these numbers"
             )
         if self.names and type(plain) is not type(self.names[0]):
             raise TypeError(
-                f"{shown} beside clients such as {identifiers.format_client(self.names[0])}: name "
-                "all of them by ints, or all by texts"
+                f"{client_text} beside clients such as {identifiers.format_client(self.names[0])}: "
+                "name all of them by ints, or all by texts"
             )
         if isinstance(plain, str):
-            if (fault := identifiers.client_fault(plain)) is not None:
-                raise ValueError(f"{shown}: it {fault}")
+            fault = identifiers.client_fault(plain)
+            if fault is not None:
+                raise ValueError(f"{client_text}: it {fault}")
             if any("\ud800" <= character <= "\udfff" for character in plain):
-                raise ValueError(f"{shown} holds half of a character: give a whole text")
+                raise ValueError(f"{client_text} holds half of a character: give a whole text")
         return plain
 
-    def by_look(self, name: str, clients: Any, *, twice: bool = True) -> dict[str, Client]:
-        """Plain clients of an argument of this name, of which one may be there `twice` or not."""
+    def by_normalised_id(
+        self, name: str, clients: Any, *, allows_repeats: bool = True
+    ) -> dict[str, Client]:
+        """Returns the plain clients of an argument by their normalised ids.
+
+        Args:
+          name: of the argument.
+          clients: of the caller's.
+          allows_repeats: whether it may have a client twice.
+
+        Raises:
+          TypeError, ValueError: no list of clients, or as of `plain_client`.
+        """
         hint = "give a list of clients, ints or texts"
         if isinstance(clients, str | bytes) or not np.iterable(clients):
             raise TypeError(f"`{name}` is a {type(clients).__name__}: {hint}")
-        plain = [self.plain(client, name) for client in clients]
-        if len(set(map(type, plain))) > 1:
+        plain_clients = [self.plain_client(client, name) for client in clients]
+        if len(set(map(type, plain_clients))) > 1:
             raise TypeError(f"`{name}` has ints and texts: name all clients by one of them")
-        named = {self.look(client): client for client in plain}
-        if not twice and len(named) < len(plain):
+        client_by_id = {self.normalised_id(client): client for client in plain_clients}
+        if not allows_repeats and len(client_by_id) < len(plain_clients):
             raise ValueError(f"`{name}` has a client twice: add one update a client")
-        return named
+        return client_by_id
 
-    def look(self, client: Client) -> str:
-        """A plain client as people see it: ids that look alike are one client's, as in a log's
-        audit.
+    def normalised_id(self, client: Client) -> str:
+        """Returns what all spellings of a plain client share: ids that look alike are one client's,
+        as in the audit of a log.
         """
         return identifiers.skeleton(str(client))
 
     def number(self, client: Client) -> int:
-        """A plain client's number in the ledger, from now on."""
+        """Returns a plain client's number in the ledger; a new client gets the next one."""
         if self._population is not None:
             return int(client)
-        look = self.look(client)
-        if look not in self._numbers:
+        client_id = self.normalised_id(client)
+        if client_id not in self._number_by_id:
             self.names.append(client)
-            self._numbers[look] = len(self.names) - 1
-        return self._numbers[look]
+            self._number_by_id[client_id] = len(self.names) - 1
+        return self._number_by_id[client_id]
 
-    def recorded(self, client: Client) -> Client:
-        """Returns the spelling in which a plain client is recorded from now on: that of its first
-        update, so that a log has one for each client.
+    def recorded_client(self, client: Client) -> Client:
+        """Returns a plain client as records spell it: as in its first update, so that a log has one
+        spelling for each client.
         """
         number = self.number(client)
         return number if self._population is not None else self.names[number]
 
-    def known_number(self, client: Client) -> int | None:
+    def existing_number(self, client: Client) -> int | None:
         """Returns a plain client's number in the ledger; None where it has none yet."""
         if self._population is not None:
             return int(client)
-        return self._numbers.get(self.look(client))
+        return self._number_by_id.get(self.normalised_id(client))
 
     def is_eligible(self, clients: Sequence[Client], t: int) -> np.ndarray:
-        """Whether plain clients may take part in round t as well: bool (clients,)."""
-        numbers = [self.known_number(client) for client in clients]
+        """Returns whether each plain client may take part in round t as well, bool (clients,)."""
+        numbers = [self.existing_number(client) for client in clients]
         entries = [self._entry_by_number.get(number, 0) for number in numbers]
         return self._rule.is_eligible(t, self._history, np.array(entries, np.int64))
 
     def record(self, numbers: Sequence[int], t: int) -> None:
-        """Counts that the different clients of these numbers took part in round t."""
+        """Records that the different clients of these numbers took part in round t."""
         entries = []
         for number in numbers:
             next_entry = len(self._entry_by_number) + 1
@@ -133,23 +151,25 @@ class Roster:
         self._history.grow(len(self._entry_by_number) + 1)
         self._history.record(t, np.array(entries, np.int64))
 
-    def restore(self, rounds: Sequence[Sequence[Client]]) -> list[np.ndarray]:
-        """Counts the recorded clients of rounds from 0 on, and returns their numbers, sorted.
+    def restore(self, clients_by_round: Sequence[Sequence[Client]]) -> list[np.ndarray]:
+        """Records the clients of all rounds so far, and returns their sorted numbers for each.
 
         Args:
-          rounds: of each round its clients, as `recorded` spells them.
+          clients_by_round: as `recorded_client` spells them.
         """
         if self._population is None:
             # Each client is recorded in one spelling.
-            self.names = list(dict.fromkeys(itertools.chain.from_iterable(rounds)))
-            self._numbers = {self.look(name): number for number, name in enumerate(self.names)}
+            self.names = list(dict.fromkeys(itertools.chain.from_iterable(clients_by_round)))
+            self._number_by_id = {
+                self.normalised_id(name): number for number, name in enumerate(self.names)
+            }
             number_by_name = {name: number for number, name in enumerate(self.names)}
             cohorts = [
                 np.sort(np.array([number_by_name[name] for name in clients], np.int64))
-                for clients in rounds
+                for clients in clients_by_round
             ]
         else:
-            cohorts = [np.sort(np.array(clients, np.int64)) for clients in rounds]
+            cohorts = [np.sort(np.array(clients, np.int64)) for clients in clients_by_round]
         for t, cohort in enumerate(cohorts):
             self.record(cohort.tolist(), t)
         return cohorts

@@ -1,21 +1,18 @@
-"""`Server`: the keeper of a plan, in numpy. Who takes part, what is clipped, which row of noise is
-added, and that no row is ever released under two sums.
+"""`Server`: enforces a plan, in numpy. It draws clients, clips, sums and adds noise, and never
+releases one noise vector with two sums.
 """
 
 import contextlib
 import dataclasses
 import math
 import os
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from fedmf import checks, identifiers
+from fedmf import checks
 from fedmf.audits.guarantee import Audit, audit_ledger
-from fedmf.cohorts.controller import PoolRanDryWarning
-from fedmf.mechanisms.budget import participation_rule
 from fedmf.numpy_errors import numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.describe import audit_log_command, calibrate_command
@@ -24,7 +21,6 @@ from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import Subject
 from fedmf.server.calls import ExclusiveCalls, count_seed, exclusive, warn_of_used_seed
 from fedmf.server.clipping import largest_norm
-from fedmf.server.drawing import cohort_seed, draw_cohort, server_controller
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
 from fedmf.server.journal import checked_arrays
 from fedmf.server.means import (
@@ -36,33 +32,48 @@ from fedmf.server.means import (
 )
 from fedmf.server.messages import ClientParams
 from fedmf.server.metrics_stream import MetricsStream
-from fedmf.server.roster import Client, Roster
+from fedmf.server.participants import Participants
+from fedmf.server.roster import Client
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed
 from fedmf.server.state import check_plan
 
 
+class _NoisyRound(NamedTuple):
+    """A round whose noise is added, and which waits to be committed.
+
+    Attributes:
+      mean: its release, float32 (d,).
+      state: after it.
+      before: arrays of the caller's that are committed with it.
+    """
+
+    mean: np.ndarray
+    state: MeansState
+    before: list[np.ndarray]
+
+
 class Server(ExclusiveCalls):
-    """Keeps the promise of a plan, round by round: it clips, sums, adds noise, and refuses what
-    would break the guarantee.
+    """Enforces a plan, round by round: clips, sums, adds noise, and refuses what would break the
+    guarantee.
 
-    Formal guarantee: all releases together are what `plan` says, (epsilon, delta)-DP for each
-    client under the zero-out relation, if the noise seed stays secret and is used for one server,
-    and the folder is never copied to be gone on with. Clients are those of the ids given to `add`.
+    Formal guarantee: all releases together have the (epsilon, delta)-DP of `plan` for each client,
+    under the zero-out relation, if the noise seed stays secret and is used for one server, and no
+    server is opened from a copy of the folder. A client is an id that `add` is called with.
 
-    With a folder it survives a crash at any point. A release is on disk before it is handed out.
-    After a crash `open` has it as `last_release`; a round whose release was not written has been
-    seen by nobody, and is done again with whatever updates come.
+    With a folder it survives a crash at any point. A release is on disk before it is returned, and
+    after a crash `open` has it as `last_release`. Nobody has seen a round whose release was not
+    written, and it is done again with whatever updates come.
 
     Args:
       plan: from `calibrate` or `PlanConfig.plan`; not a simulation of a larger cohort.
       shapes: of the arrays of an update.
-      clients_per_round: the number that every sum is divided by, however many come; the expected
-        number where a sampling scheme draws them independently.
+      clients_per_round: the number that every sum is divided by, however many clients take part;
+        the expected number where a sampling scheme draws them independently.
       noise_seed: a non-negative int, secret and used for nothing else; "os" draws one.
-      folder: a new or empty one; None keeps all in memory, and nothing survives.
-      zeroing_norm: an update with an entry above it counts as zero (papers: 100); None for no
-        limit. One with a NaN or an infinity always does.
+      folder: a new or empty one; None keeps everything in memory, where no crash is survived.
+      zeroing_norm: an update with an entry above it counts as zero (papers: 100), as does one with
+        a NaN or an infinity, always; None for no limit.
       population: the server draws from clients 0 .. population - 1, as sampling needs; None for
         clients of any name, who check in.
 
@@ -119,7 +130,7 @@ class Server(ExclusiveCalls):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> "Server":
-        """The server of a folder, after a crash or at another time; it goes on with round `round`.
+        """Opens the server of a folder, after a crash or later; it resumes with round `round`.
 
         Raises:
           ValueError: there is none, it is in use, or a file is damaged or of another server.
@@ -130,7 +141,7 @@ class Server(ExclusiveCalls):
             config, plan, seed, released = files.read()
             server = cls.__new__(cls)
             server._begin(config, plan, seed, files)
-            server._go_on_from(released)
+            server._resume_from(released)
             count_seed(seed, files.path)
             failed.pop_all()
         return server
@@ -138,15 +149,21 @@ class Server(ExclusiveCalls):
     def _begin(
         self, config: ServerConfig, plan: Plan, seed: int, folder: ServerFolder | None
     ) -> None:
-        """The state before round 0."""
+        """Sets the state before round 0.
+
+        Raises:
+          ValueError: a plan that simulates a larger cohort, or samples without a population.
+        """
         super().__init__()
-        self.plan, self._config, self._folder = plan, config, folder
-        self.system = "server"  # what its statements are about, a key of privacy.systems.SYSTEMS
+        self.plan = plan
+        self._config = config
+        self._folder = folder
+        self.system = "server"  # the subject of its statements, a key of privacy.systems.SYSTEMS
         if plan.simulation is not None:
             raise ValueError(
                 f"the plan simulates {plan.simulation.claimed} clients with "
-                f"{plan.simulation.simulated}, and a server keeps what it promises: leave "
-                "`simulating` out"
+                f"{plan.simulation.simulated}, and a server enforces the guarantee of its plan: "
+                "leave `simulating` out"
             )
         self._means = NoisyMeans(
             plan=plan,
@@ -154,114 +171,93 @@ class Server(ExclusiveCalls):
             clients_per_round=config.clients_per_round,
             zeroing_norm=check_zeroing_norm(config.zeroing_norm),
         )
-        self._metrics = plan.private_metrics and MetricsStream(plan, noise_seed=seed)
-        self._seed = cohort_seed(seed)
-        self._controller = server_controller(plan, config, seed)
+        self._metrics: MetricsStream | None = None
+        if plan.private_metrics is not None:
+            self._metrics = MetricsStream(plan, noise_seed=seed)
+        self._participants = Participants(plan, config, seed)
         private = None if folder is None else folder.path / "private"
         self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private)
         self._state = self._means.initial()
-        self._last: np.ndarray | None = None
-        self._before: list[np.ndarray] = []
+        self._last_mean: np.ndarray | None = None
+        self._last_before: list[np.ndarray] = []
         self._sum = self._means.empty_sum()
-        varies = plan.sampling is not None and plan.sampling.independent
-        self._ledger = ParticipationLedger(cohort_size=None if varies else config.clients_per_round)
-        rule = participation_rule(plan.mechanism, plan.participation)
-        self._roster = Roster(rule, config.population)
-        self._next()
+        self._begin_round()
 
-    def _next(self) -> None:
-        """Begins to collect the next round."""
+    def _begin_round(self) -> None:
+        """Clears the sums of the round, and what waits to be committed."""
         self._sum.clear()
-        self._metric_sum = self._metrics.empty_sum() if self._metrics else np.zeros(0)
-        self._added: dict[str, Client] = {}  # by their looks
-        self._sealed: tuple[np.ndarray, MeansState, list[np.ndarray]] | None = None
+        self._metric_sum = np.zeros(0) if self._metrics is None else self._metrics.empty_sum()
+        self._noisy_round: _NoisyRound | None = None
 
-    def _go_on_from(self, released: Released) -> None:
-        if released.state is None:
+    def _resume_from(self, released: Released) -> None:
+        """Takes over the rounds that a folder has."""
+        if released.state is None or released.mean is None:
             return
-        cohorts = self._roster.restore(released.clients)
-        selections = [
-            cohort if selected is None else np.array(selected, np.int64)
-            for cohort, selected in zip(cohorts, released.selected, strict=True)
-        ]
-        self._ledger.restore(cohorts, selections)
-        if self._controller is not None:
-            self._controller.restore(selections, selections)
-        self._state, self._last, self._before = released.state, released.mean, released.before
-        if self._last is not None:
-            self._last.setflags(write=False)
+        self._participants.restore(released)
+        released.mean.setflags(write=False)
+        self._state = released.state
+        self._last_mean = released.mean
+        self._last_before = released.before
 
     @property
     def round(self) -> int:
-        """t of the next release; the plan's rounds when all are released."""
+        """The round t of the next release; the plan's number of rounds when all are released."""
         return int(self._state.next_round)
 
     @property
     def ledger(self) -> ParticipationLedger:
-        """Who took part in the rounds that were released; a copy."""
-        return self._ledger.first(self.round)
+        """A copy of the ledger of the rounds that were released."""
+        return self._participants.ledger.first(self.round)
 
     @property
     def clients(self) -> list[Client]:
-        """The clients that took part, as they were named first: client i of the ledger is
+        """The clients that took part, each as its id was spelled first: client i of the ledger is
         clients[i]. Empty with a population, whose clients are the ledger's numbers.
         """
-        return list(self._roster.names)
+        return list(self._participants.roster.names)
 
     @property
     def counts(self) -> dict[str, int]:
-        """clients, clipped and zeroed updates of the round being collected: exact functions of the
-        clients' data, not covered by the guarantee.
+        """The numbers of clients, clipped and zeroed updates in the coming round: exact functions
+        of the clients' data, not covered by the guarantee.
         """
         total = self._sum
         return {"clients": total.clients, "clipped": total.clipped, "zeroed": total.zeroed}
 
+    def client_params(self) -> ClientParams:
+        """Returns the clip norm, zeroing norm and scales of the round, for clients that clip."""
+        return self._means.client_params(self._state)
+
     def to_clients(self) -> ClientParams:
-        """Clip norm, zeroing norm and scales of the round, for clients that clip themselves."""
-        return self._means.to_clients(self._state)
+        """Returns `client_params()`, of which this is the old name, for one release."""
+        return self.client_params()
 
     @exclusive
     def cohort(self, available: Sequence[Client] | None = None) -> list[Client]:
-        """The clients of this round: drawn at random among those who may take part, at most
+        """Draws the clients of this round at random from the eligible ones, at most
         clients_per_round of them, or as the plan's sampling draws.
 
-        The same for the same clients, also after `open`.
+        It draws the same cohort for the same clients, also after `open`.
 
         Args:
-          available: who has checked in; needed without a population, and refused with one.
+          available: clients that have checked in; needed without a population, and refused with
+            one.
 
         Raises:
           TypeError, ValueError: naming the argument and what to do instead; or all rounds are done.
 
         Warns:
-          PoolRanDryWarning: with a population, of which fewer may come than a round should have.
+          PoolRanDryWarning: fewer clients of the population are eligible than a round should have.
         """
         self._check_round()
-        if self._controller is not None:
-            if available is not None:
-                raise ValueError(
-                    f"`available` beside population={self._config.population}, from which the "
-                    "server draws: leave one of them out"
-                )
-            drawn: list[Client] = self._draw(self.round).tolist()
-            return drawn
-        if available is None:
-            raise ValueError(
-                "available=None: name the clients that have checked in, or give the server a "
-                "population to draw from"
-            )
-        named = self._roster.by_look("available", available)
-        clients = [named[look] for look in sorted(named)]
-        is_eligible = self._roster.is_eligible(clients, self.round)
-        eligible = [clients[i] for i in np.flatnonzero(is_eligible)]
-        return draw_cohort(eligible, self._config.clients_per_round, self._seed, self.round)
+        return self._participants.cohort(self.round, available)
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """The private metrics of the newest release, covered by the guarantee: "clients", and over
-        them the mean "accuracy" and "loss", with the "stddev" of each by its noise. None before.
+        """The private metrics of the newest release, covered by the guarantee: "clients", their
+        mean "accuracy" and "loss", and the noise's "stddev" of each. None before the first release.
         """
-        if not self._metrics or not self.round:
+        if self._metrics is None or not self.round:
             return None
         released = np.asarray(self._state.metrics)
         return self._metrics.values(range(self.round - 1, self.round), released)
@@ -279,85 +275,91 @@ class Server(ExclusiveCalls):
         Args:
           update: arrays of the server's shapes, of any float dtype.
           client: an int or a text, always the same for one client.
-          metrics: with a plan that pays for private_metrics, the client's "accuracy" and "loss";
-            None where it has none, and it is then not counted among their clients.
+          metrics: with a plan that pays for private_metrics, the client's "accuracy" and "loss". A
+            client without them is left out of the metrics.
 
         Raises:
           TypeError: integer arrays, or another structure.
-          ValueError: another shape; a client who may not take part in this round, was not drawn, or
-            is there twice; more than clients_per_round; all rounds are done. The sum is as before.
+          ValueError: another shape; a client that may not take part in this round, was not drawn,
+            or is in the round already; more than clients_per_round; all rounds are done. The sum
+            is as before.
         """
         self._check_round()
         leaves = leaves_of("update", update, self._config.shapes)
-        most = max(self._config.clients_per_round, len(self._draw(self.round)))
-        part = np.zeros_like(self._metric_sum)
+        max_clients = self._participants.max_clients(self.round)
+        contribution = np.zeros_like(self._metric_sum)
         if metrics is not None:
-            if not self._metrics:
+            if self._metrics is None:
                 raise ValueError(
                     "`metrics` are given, and the plan pays for none: plan with "
                     "`private_metrics`, or leave them out"
                 )
-            part = self._metrics.contribution(metrics)
-        self._admit({self._roster.look(plain := self._roster.plain(client)): plain})
+            contribution = self._metrics.contribution(metrics)
+        roster = self._participants.roster
+        plain_client = roster.plain_client(client)
+        client_id = roster.normalised_id(plain_client)
+        self._participants.admit({client_id: plain_client}, self.round)
         # From here on the client counts, whatever interrupts this.
-        to_clients = self.to_clients()
-        scales = to_clients.scales
-        # A sampling scheme may draw more than clients_per_round.
-        self._sum.set_margin(most)
+        params = self.client_params()
+        scales: Sequence[np.ndarray] = ()
+        if len(params.scales):
+            scales = in_shapes(params.scales, self._config.shapes)
+        self._sum.set_margin(max_clients)
         self._sum.add(
-            leaves,
-            clip_norm=to_clients.clip_norm,
-            zeroing_norm=to_clients.zeroing_norm,
-            scales=in_shapes(scales, self._config.shapes) if len(scales) else (),
+            leaves, clip_norm=params.clip_norm, zeroing_norm=params.zeroing_norm, scales=scales
         )
-        self._metric_sum += part
+        self._metric_sum += contribution
 
     @exclusive
     def add_sum(
         self, total: Sequence[Any], *, clients: Sequence[Client], clipped: int | None = None
     ) -> None:
-        """Adds a sum of updates that were clipped elsewhere, as secure aggregation gives it.
+        """Adds a sum of updates that were clipped elsewhere, such as that of secure aggregation.
 
-        The guarantee then rests on whoever clipped: each update with `to_clients()`, before the
-        sum. Only that the sum is no longer than so many clipped updates can be is checked here.
+        The guarantee then rests on whoever clipped each update, by `client_params()`, before the
+        sum. This method checks only that clipped updates of so many clients can have a sum of this
+        norm.
 
         Args:
           total: arrays of the server's shapes.
-          clients: whose updates it is the sum of.
+          clients: all clients whose updates are in the sum.
           clipped: how many of them were clipped; needed where the clip norm adapts.
 
         Raises:
           TypeError, ValueError: as of `add`; a sum that is too long.
         """
         self._check_round()
-        if self._metrics:
+        if self._metrics is not None:
             raise ValueError(
-                "the plan has `private_metrics`, of which each client's are bounded here: add "
+                "the plan has `private_metrics`, which are bounded here for each client: add "
                 "updates one by one, or plan without"
             )
         leaves = [
             np.array(leaf, np.float64) for leaf in leaves_of("total", total, self._config.shapes)
         ]
-        named = self._roster.by_look("clients", clients, twice=False)
-        most = largest_norm(len(named), self.to_clients().clip_norm, self._config.size)
+        client_by_id = self._participants.roster.by_normalised_id(
+            "clients", clients, allows_repeats=False
+        )
+        num_clients = len(client_by_id)
+        max_norm = largest_norm(num_clients, self.client_params().clip_norm, self._config.size)
         norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in leaves))
-        if not norm <= most * (1 + 1e-6):  # of a sum that was rounded to float32
+        if not norm <= max_norm * (1 + 1e-6):  # of a sum that was rounded to float32
             raise ValueError(
-                f"total has norm {norm:.6g}, and clipped updates of {len(named)} clients have at "
-                f"most {most:.6g}: clip each with server.to_clients() before they are summed"
+                f"total has norm {norm:.6g}, and clipped updates of {num_clients} clients have at "
+                f"most {max_norm:.6g}: clip each with server.client_params() before they are summed"
             )
         if self.plan.quantile_clipping is not None or clipped is not None:
             hint = "count the updates that were clipped"
-            clipped = checks.integer("clipped", clipped, low=0, high=len(named), hint=hint)
-        self._admit(named)
-        self._sum.add_clipped(leaves, len(named), clipped or 0, 0)
+            clipped = checks.integer("clipped", clipped, low=0, high=num_clients, hint=hint)
+        self._participants.admit(client_by_id, self.round)
+        self._sum.add_clipped(leaves, num_clients, clipped or 0, 0)
 
     @exclusive
     def release(self, *, before: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-        """Ends the round: (sum + row t of N Z) / clients_per_round, read-only float32 arrays of the
-        shapes.
+        """Ends the round, and returns (sum + noise vector t) / clients_per_round as read-only
+        float32 arrays of the shapes.
 
-        With no client at all it is the noise.
+        Without any client it is the noise.
 
         Args:
           before: arrays that are committed with the release, such as the model and the optimizer's
@@ -366,51 +368,57 @@ class Server(ExclusiveCalls):
 
         Raises:
           TypeError: `before` is no list of arrays of numbers or texts.
-          ValueError: all rounds are done; or a file of the folder is not the server's own any more.
+          ValueError: all rounds are done; or somebody changed a file of the folder.
           OSError: it could not be written. Nothing was released; call it again, for the same sum.
         """
-        self._check_round(sealed=True)
-        arrays = checked_arrays("before", before)  # a repeated call keeps those of the first
+        self._check_round(is_release=True)
+        before_arrays = checked_arrays("before", before)
         t = self.round
-        if self._sealed is None:
-            self._draw(t, quiet=True)
+        if self._noisy_round is None:
+            self._participants.draw(t, is_quiet=True)
             mean, state = self._means.release(self._state, self._sum, self._noise.row(t))
-            if self._metrics:
+            if self._metrics is not None:
                 state = state._replace(metrics=self._metrics.release(t, self._metric_sum))
-            self._sealed = mean, state, arrays
-        mean, state, arrays = self._sealed
-        mean.setflags(write=False)
-        release = in_shapes(mean, self._config.shapes)
+            self._noisy_round = _NoisyRound(mean, state, before_arrays)
+        # A repeated call commits the arrays of the first one.
+        noisy_round = self._noisy_round
+        noisy_round.mean.setflags(write=False)
+        release = in_shapes(noisy_round.mean, self._config.shapes)
         if self._folder is not None:
-            selected = None if self._controller is None else self._controller.ledger.selected(t)
             self._folder.commit(
                 t,
-                clients=list(self._added.values()),
-                selected=None if selected is None else selected.tolist(),
-                mean=mean,
-                state=state,
-                before=arrays,
+                clients=self._participants.added(),
+                selected=self._participants.selected(t),
+                mean=noisy_round.mean,
+                state=noisy_round.state,
+                before=noisy_round.before,
             )
         # An interrupt between these would leave the old sum for the next round.
-        self._torn = True
-        self._record(t)
-        self._state, self._last, self._before = state, mean, arrays
-        self._torn = False
+        self._is_torn = True
+        self._participants.record(t)
+        self._begin_round()
+        self._state = noisy_round.state
+        self._last_mean = noisy_round.mean
+        self._last_before = noisy_round.before
+        self._is_torn = False
         return release
 
     @property
     def last_release(self) -> list[np.ndarray] | None:
         """The newest release, read-only arrays; None before the first."""
-        return None if self._last is None else in_shapes(self._last, self._config.shapes)
+        if self._last_mean is None:
+            return None
+        return in_shapes(self._last_mean, self._config.shapes)
 
     @property
     def last_before(self) -> list[np.ndarray]:
-        """The arrays that `before` had at the newest release, read-only."""
-        return list(self._before)
+        """The arrays that were committed as `before` with the newest release, read-only."""
+        return list(self._last_before)
 
     def audit(self) -> Audit:
-        """What the rounds that were released have cost, for the clients that took part."""
-        return dataclasses.replace(audit_ledger(self._ledger, self.plan), system=self.system)
+        """Computes the guarantee of the released rounds for the clients that took part."""
+        audit = audit_ledger(self._participants.ledger, self.plan)
+        return dataclasses.replace(audit, system=self.system)
 
     def statement(self) -> str:
         """Returns the privacy statement: planned, observed so far and achieved, as Markdown."""
@@ -435,7 +443,8 @@ class Server(ExclusiveCalls):
         if is_record_empty:  # there is no row that a command could read
             return [calibrate]
         log = f"{folder}/participation.jsonl"
-        return [audit_log_command(self.plan, log, mechanism, rounds_run=self.round), calibrate]
+        audit = audit_log_command(self.plan, log, mechanism, rounds_run=self.round)
+        return [audit, calibrate]
 
     def __enter__(self) -> "Server":
         return self
@@ -443,71 +452,23 @@ class Server(ExclusiveCalls):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a fedmf.Server cannot be copied or pickled: two of it would release the same noise "
             "under two sums; hand on what it releases"
         )
 
-    def _check_round(self, *, sealed: bool = False) -> None:
-        """Refuses a call after the last round, or of a round that has its noise and could not be
-        written, unless the call is for such a `sealed` one.
+    def _check_round(self, *, is_release: bool = False) -> None:
+        """Refuses a call after the last round, and any call but `release` in a round that has its
+        noise and could not be written.
         """
         if self.round >= self.plan.participation.rounds:
             raise ValueError(
                 f"all rounds={self.plan.participation.rounds} of the plan are released: more "
                 "need a plan, a server and a guarantee of their own"
             )
-        if self._sealed is not None and not sealed:
+        if self._noisy_round is not None and not is_release:
             raise ValueError(
                 f"round {self.round} has its noise, and its release could not be written: make "
                 "room and call release() again"
             )
-
-    def _admit(self, clients: dict[str, Client]) -> None:
-        """Counts clients, by their looks, into the round: all or none."""
-        t = self.round
-        drawn = None if self._controller is None else set(self._draw(t).tolist())
-        is_eligible = self._roster.is_eligible(list(clients.values()), t).tolist()
-        for (look, client), may_add in zip(clients.items(), is_eligible, strict=True):
-            shown = f"client={identifiers.format_client(client)}"
-            if look in self._added:
-                raise ValueError(f"{shown} is in round {t} already: add one update a client")
-            if drawn is not None and client not in drawn:
-                raise ValueError(
-                    f"{shown} was not drawn for round {t}: add clients of server.cohort()"
-                )
-            if not may_add:
-                before = identifiers.format_rounds(self._rounds_of(client))
-                raise ValueError(
-                    f"{shown} took part in {before}, and {self.plan.participation} does not allow "
-                    f"round {t}: leave it out, as server.cohort() does"
-                )
-        most = self._config.clients_per_round if drawn is None else len(drawn)
-        if len(self._added) + len(clients) > most:
-            raise ValueError(
-                f"round {t} has its clients_per_round={most}: release it, or plan for more"
-            )
-        self._added |= {look: self._roster.recorded(client) for look, client in clients.items()}
-
-    def _rounds_of(self, client: Client) -> list[int]:
-        """Returns the rounds in which a plain client took part."""
-        number = self._roster.known_number(client)
-        return [t for t in range(len(self._ledger)) if number in self._ledger.cohort(t)]
-
-    def _draw(self, t: int, *, quiet: bool = False) -> np.ndarray:
-        """The clients that the server drew for round t; nobody where they check in."""
-        if self._controller is None:
-            return np.zeros(0, np.int64)
-        with warnings.catch_warnings() if quiet else contextlib.nullcontext():
-            if quiet:
-                warnings.simplefilter("ignore", PoolRanDryWarning)
-            return self._controller.cohort(t)
-
-    def _record(self, t: int) -> None:
-        """Counts round t among the released ones."""
-        selected = None if self._controller is None else self._draw(t)
-        numbers = [self._roster.number(client) for client in self._added.values()]
-        self._ledger.append(np.array(sorted(numbers), np.int64), selected=selected)
-        self._roster.record(numbers, t)
-        self._next()

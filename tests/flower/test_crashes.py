@@ -332,7 +332,7 @@ def test_an_interrupted_run_goes_on_in_the_same_process(watched):
         watched.by_round.clear()
         strategy = wrapped(None, with_momentum(), given)
         interrupted_at(number, lambda strategy=strategy: run(strategy))
-        if strategy._server is not None and strategy.server._torn:  # which it says, and ends
+        if strategy._server is not None and strategy.server._is_torn:  # which it says, and ends
             continue
         result = run(strategy)
         *_, last = models_of(watched.means())

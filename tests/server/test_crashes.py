@@ -109,7 +109,7 @@ def state_of(server):
     return (
         server.round,
         last,
-        server.to_clients().clip_norm,
+        server.client_params().clip_norm,
         server.ledger.to_csv(),
         plan_mark(server.plan),
     )

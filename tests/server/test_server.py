@@ -329,7 +329,7 @@ class TestResumes:
                 stopped.close()
                 stopped = fedmf.Server.open(folder)
             assert stopped.cohort(available) == cohort
-            assert stopped.to_clients().clip_norm == whole.to_clients().clip_norm
+            assert stopped.client_params().clip_norm == whole.client_params().clip_norm
             for client in come:
                 for keeper in (whole, stopped):
                     keeper.add(update(t, length=0.6), client=client)
@@ -356,3 +356,8 @@ class TestResumes:
         assert "| rounds | 12 | 7 |" in text
         assert "audit log 'my server/participation.jsonl' 'my server/mechanism.npz'" in text
         assert "--rounds-run 7" in text
+
+
+def test_to_clients_is_the_old_name_of_client_params():
+    keeper = server()
+    assert keeper.to_clients().clip_norm == keeper.client_params().clip_norm

@@ -101,7 +101,7 @@ class FastExecution(Execution):
         """
         means = state.means
         assert means is not None, "a state of `from_before` is for `step` alone"
-        t, sent = int(means.next_round), self._means.to_clients(means)
+        t, sent = int(means.next_round), self._means.client_params(means)
         total, loss, examples, not_finite = self._means.empty_sum(), 0.0, 0, 0
         scales = in_shapes(sent.scales, self._shapes) if len(sent.scales) else ()
         groups = list(in_groups(cohort, self._group_size))

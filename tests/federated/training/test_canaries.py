@@ -9,7 +9,7 @@ import tensorflow as tf
 import fedmf
 from fedmf.runs.audit import audit_run, audit_run_canaries
 from fedmf.server.clipping import UpdateSum
-from fedmf.training.run_setup import controller_of
+from fedmf.training.run_setup import run_controller
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by
 from tests.federated import run_small, small_runs
@@ -167,4 +167,4 @@ def test_too_many_and_those_that_would_be_zeroed_are_refused(tmp_path, changes, 
 def test_canaries_count_in_the_population():
     sampled = config(cohort_size=5, sampling="poisson", population=CLIENTS, bands=2, min_sep=None)
     with refusal("set population to 80"):
-        controller_of(CLIENTS, sampled, sampled.plan())
+        run_controller(CLIENTS, sampled, sampled.plan())

@@ -95,4 +95,4 @@ def test_the_query_releases_what_a_server_does():
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
         names = ("clients", "clipped", "zeroed")
         assert counts == {name: int(getattr(state, name)) for name in names}
-        assert server.to_clients().clip_norm == pytest.approx(float(state.clip.norm), rel=1e-6)
+        assert server.client_params().clip_norm == pytest.approx(float(state.clip.norm), rel=1e-6)

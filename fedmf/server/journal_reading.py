@@ -1,0 +1,97 @@
+"""Reading a journal without the lock of its folder, while rounds may be committed there."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+JOURNAL = "private/journal"
+ROWS = "private/rounds.jsonl"
+_MAX_TRIES = 10
+
+
+def newest_number(path: pathlib.Path) -> int:
+    """Returns the number of committed rounds by the names of a journal's files; -1 without one."""
+    try:
+        names = os.listdir(path / JOURNAL)
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
+    stems = [name.removesuffix(".npz") for name in names if name.endswith(".npz")]
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
+
+
+def bound_digests(path: pathlib.Path) -> dict[str, str]:
+    """Returns the digests, by name, of the files that a folder's journal was written with.
+
+    Raises:
+      READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
+    """
+    with _open_newest_file(path) as entries:
+        header = json.loads(entries["header"].item())
+    return dict(header["files"])
+
+
+def committed_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the rows of all committed rounds of a folder.
+
+    Raises:
+      READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
+    """
+    with _open_newest_file(path) as entries:
+        header = json.loads(entries["header"].item())
+    with open(path / ROWS, "rb") as file:
+        earlier_rows = file.read(header["end"])
+    if hex_digest(earlier_rows) != header["digest"]:
+        raise ValueError(f"{ROWS} is not the record that the newest round was committed with")
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    return decoder.decode_lines(earlier_rows + header["row"].encode())
+
+
+def newest_of(path: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Returns the row of a folder's newest round, in a list, and its arrays; no row before the
+    first round.
+
+    Raises:
+      READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
+    """
+    with _open_newest_file(path) as entries:
+        header = json.loads(entries["header"].item())
+        arrays = arrays_of(entries)
+    rows = [json.loads(line) for line in header["row"].splitlines()]
+    return rows, arrays
+
+
+def arrays_of(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the arrays of a journal's file, without its header."""
+    return {name: array for name, array in entries.items() if name != "header"}
+
+
+def _open_newest_file(path: pathlib.Path) -> Any:
+    """Opens the newest file of a journal, also while rounds are committed there."""
+    for _ in range(_MAX_TRIES):
+        newest = path / JOURNAL / f"{max(newest_number(path), 0):06d}.npz"
+        # Another process may have removed it since.
+        with contextlib.suppress(FileNotFoundError):
+            return np.load(newest, allow_pickle=False)
+    raise FileNotFoundError(f"{path / JOURNAL} has no file")
+
+
+def round_of(line: bytes) -> int | None:
+    """Returns the round of a row; None where the line is no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    t = row.get("round") if isinstance(row, dict) else None
+    return t if isinstance(t, int) else None
+
+
+def hex_digest(content: bytes) -> str:
+    """Returns the SHA-256 of the content, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
