@@ -45,7 +45,7 @@ def check_runs(
     from fedmf.federated.task import Task
     from fedmf.training.checked_task import CheckedTask
     from fedmf.training.execution.base import RunOptions
-    from fedmf.training.run_setup import run_controller, new_run
+    from fedmf.training.run_setup import new_run, run_controller
     from fedmf.training.task import SPLITS
 
     alike: dict[TrainConfig, list[str]] = {}
