@@ -1,7 +1,8 @@
 """Clipping of an update in numpy, with the proof of its bound, and the sum of a round's updates.
 
 `clip_update` is the reference that other clipping kernels are tested against. It takes two passes
-over blocks that fit the cache.
+over blocks that fit the cache. `clip_margin` has the proof of the bound, also for kernels that
+compute in float32.
 """
 
 import math
@@ -15,20 +16,40 @@ _BLOCK = 32_768
 _UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_MARGIN = 1e-3
 
+# For kernels that compute in float32; the proof in `clip_margin` has their margin.
+# Squares that such a kernel adds up in float32; it adds up the sums of these chunks in float64.
+FLOAT32_CHUNK = 32
+# The least norm that it may compare such a sum with, over the root of the number of entries.
+FLOAT32_LEAST_NORM = 1e-15
+# The fraction of clip_norm by which it clips lower: at least 1.09e-6.
+FLOAT32_MARGIN = 1.5e-6
+
 
 def clip_margin(entries: int, clients: int) -> float:
     """Returns the fraction of clip_norm by which a clipped update stays below it, so that rounding
     moves no sum by more than clip_norm.
 
-    Proof, with u = 2^-53, to first order. Entries are float64, products with scales included. The
-    computed sum of n squares is at least S (1 - u)^(n + 1), whatever the order of its additions,
-    and its root is rounded once: the true norm is at most (1 + (n / 2 + 2) u) times the computed
-    one. The factor is rounded twice, each product with it once, and a division by the largest
-    entry, where squares would overflow, once more. An addition moves each entry of the sum by u
-    times itself at most: a sum of m updates, of norm at most m clip_norm, by m u clip_norm, all m
-    additions by m^2 u clip_norm, and that of the sum with the client and that without it together
-    by twice as much. The rest of the constant is for terms of second order. What squares lose below
-    2^-1022 is nothing beside a clip norm of 1e-20.
+    Proof, to first order. A kernel squares entries and adds up chunks of K squares with unit
+    roundoff v; it computes everything else in float64, with u = 2^-53.
+
+    - The computed sum of K squares is at least S (1 - v)^K, whatever the order of its additions:
+      each square is rounded once, each sum K - 1 times at most, and all terms are non-negative. The
+      true norm is at most (1 + K / 2 v) times the computed one, and 2 u for the root.
+    - The factor clip_norm / norm is rounded to the update's precision, and so is the product of
+      each entry with it: 2 v. In float64 a division by the largest entry, where squares would
+      overflow, is rounded as well.
+    - Numbers below the least normal number, w, may count as 0. The squares lack 2 n w at most.
+
+    This module: v = u and K = n, which takes (n / 2 + 6) u. Products with scales are entries. What
+    squares lose below w = 2^-1022 is nothing beside a clip norm of 1e-20. An addition moves each
+    entry of the sum by u times itself at most: a sum of m updates, of norm at most m clip_norm, by
+    m u clip_norm, all m additions by m^2 u clip_norm, and the sum with the client and the sum
+    without it together by twice as much. The rest of the constant is for terms of second order.
+
+    A kernel in float32: v = 2^-24, K = FLOAT32_CHUNK and w = 2^-126. It compares its norm with
+    norms of at least FLOAT32_LEAST_NORM sqrt(n), of whose square 2 n w is at most 3e-8. In all
+    (32 / 2 + 2) v + 1.5e-8 = 1.09e-6, and FLOAT32_MARGIN has a third more. Sums of its updates, in
+    float64, move by far less than that third.
 
     Args:
       entries: n, of an update.

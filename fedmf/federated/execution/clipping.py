@@ -1,7 +1,8 @@
 """Zeroing and clipping of one record in TensorFlow, for every client of every round.
 
 The kernel is pure, and a record that it returns is never longer than the clip norm, whatever the
-input. `fedmf.server.clipping` is its reference, and has the proof of the margin.
+input. `fedmf.server.clipping` has the reference that it is tested against, the proof and the
+margin.
 """
 
 import math
@@ -9,24 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# The squares of so many entries are summed in the record's own precision; the sums of the chunks
-# are added up in float64.
-_CHUNK = 32
-
-# How much less than clip_norm a record is scaled to, so that no rounding lifts it over clip_norm.
-# Proof, with u = 2^-24 for float32 and n entries in all (float64 leaves: the same with u = 2^-53):
-# - q, the computed sum of K squares: each square is off by a factor 1 + u at most, and each of the
-#   K - 1 additions by another, in whatever order they are made. All terms are non-negative, so the
-#   true sum is at most q (1 + K u), to first order, and the true norm of the chunk at most
-#   sqrt(q) (1 + K/2 u). Chunks are added up in float64, and the root is taken there.
-# - Numbers below 2^-126 may count as 0: the sum of squares lacks 2 n 2^-126 at most. The fast path
-#   is taken only where the norm that is compared with is at least 1e-15 sqrt(n), of whose square
-#   that is a part of 3e-8.
-# - The factor is rounded to float32 (u), and so is the product with each entry (u).
-# In all (32/2 + 2) u + 1.5e-8 = 1.09e-6 of the norm. The float64 path rounds in float64
-# and once to float32.
-ROUNDING_MARGIN = 1.5e-6
-_LEAST_NORM_OF_AN_ENTRY = 1e-15
+from fedmf.server.clipping import FLOAT32_CHUNK, FLOAT32_LEAST_NORM, FLOAT32_MARGIN
 
 
 class ClippedRecord(NamedTuple):
@@ -75,7 +59,7 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedR
         absolute value counts as zero. So does one with a NaN or an infinity, always.
 
     Returns:
-      The record, unchanged to the bit where its norm is at most (1 - ROUNDING_MARGIN) clip_norm and
+      The record, unchanged to the bit where its norm is at most (1 - FLOAT32_MARGIN) clip_norm and
       it is not zeroed (but half precision comes back as float32); `clipped` and `zeroed` are never
       both 1.
 
@@ -91,10 +75,10 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedR
     leaves = [tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves]
     clip_norm = tf.cast(clip_norm, tf.float64)
     zeroing_norm = tf.cast(zeroing_norm, tf.float64)
-    target_norm = clip_norm * (1 - ROUNDING_MARGIN)
+    target_norm = clip_norm * (1 - FLOAT32_MARGIN)
     norm = _norm(leaves)
     num_entries = sum(leaf.shape.num_elements() for leaf in leaves)
-    least_norm = _LEAST_NORM_OF_AN_ENTRY * math.sqrt(num_entries)
+    least_norm = FLOAT32_LEAST_NORM * math.sqrt(num_entries)
     # A NaN, an infinity or an overflow of a square makes the norm infinite or a NaN, and both
     # comparisons fail for it.
     is_within_margin = (norm < math.inf) & (tf.minimum(clip_norm, zeroing_norm) >= least_norm)
@@ -118,8 +102,8 @@ def _norm(leaves: list[Any]) -> Any:
     squared_norm = tf.constant(0.0, tf.float64)
     for leaf in leaves:
         entries = tf.reshape(leaf, [-1])
-        num_chunked = entries.shape[0] // _CHUNK * _CHUNK
-        chunks = tf.reshape(entries[:num_chunked], [-1, _CHUNK])
+        num_chunked = entries.shape[0] // FLOAT32_CHUNK * FLOAT32_CHUNK
+        chunks = tf.reshape(entries[:num_chunked], [-1, FLOAT32_CHUNK])
         remainder = entries[None, num_chunked:]
         for block in (chunks, remainder):
             if block.shape.num_elements():
@@ -154,7 +138,7 @@ def _zeros_or_scaled(is_zeroed: Any, is_clipped: Any, leaves: list[Any], scaled:
 
 
 def _clip_by_norm(leaves: list[Any], norm: Any, target_norm: Any, zeroing_norm: Any) -> _Decision:
-    """Clips by a norm that is right to within ROUNDING_MARGIN."""
+    """Clips by a norm that is right to within FLOAT32_MARGIN."""
     # No entry is larger than the norm, so that most records need not be searched for one
     # above the limit.
     is_zeroed = tf.cond(
