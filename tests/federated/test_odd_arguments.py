@@ -127,7 +127,7 @@ def test_odd_arguments_are_refused_in_a_sentence_that_names_them(name):
     assert CALLS[name].faults() == []
 
 
-def test_every_public_name_has_its_line():
+def test_every_public_name_has_a_case():
     """tests/federated/tff/test_odd_arguments.py has those that are imported when asked for."""
     names = set(federated.__all__) & set(vars(federated))
     assert names - set(CALLS) - NOT_CALLED == set()

@@ -45,7 +45,7 @@ def run_page(tmp_path, monkeypatch):
     return run
 
 
-def test_own_task(run_page, capfd):
+def test_the_page_own_task_runs(run_page, capfd):
     run_page("own_task", "python|sh")
     # Of ten, two, three and ten classes. The noise is drawn anew each time: at these epsilons
     # accuracies are 0.7, 0.9, 0.95 and 0.9.
@@ -56,7 +56,7 @@ def test_own_task(run_page, capfd):
     assert "Channels of the convolution." in capfd.readouterr().out
 
 
-def test_pipeline(run_page, capfd):
+def test_the_page_pipeline_runs(run_page, capfd):
     names = run_page("pipeline")
     assert names["mean"].shape == [3]
     assert len(names["data_of_round_3"]) == 2
@@ -66,7 +66,7 @@ def test_pipeline(run_page, capfd):
     assert names["model"].count_params() == 4
 
 
-def test_adaptive(run_page, capfd):
+def test_the_page_adaptive_runs(run_page, capfd):
     names = run_page("adaptive")
     assert float(capfd.readouterr().out.splitlines()[1]) > 0  # the drift of the scales
     norms, plan = names["run"].table()["clip_norm"], names["run"].plan
@@ -171,7 +171,7 @@ def check_logged(loggers, names):
         assert {t: after.points[t] for t in before.points} == before.points
 
 
-def test_run_folder(run_page, loggers):
+def test_the_page_run_folder_runs(run_page, loggers):
     names = run_page("run_folder")
     check_logged(loggers, names)
     statement = pathlib.Path("runs/tuned/final_statement.md").read_text()

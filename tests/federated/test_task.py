@@ -116,7 +116,7 @@ def test_a_client_data_and_a_preprocessing_function(tff):
         (("a", "a"), "'a' more than once"),
     ],
 )
-def test_clients_are_known_and_told_apart(ids, said):
+def test_missing_and_equal_client_ids_are_refused(ids, said):
     """tests/test_identifiers.py has what looks alike."""
     with refusal(said):
         dataclasses.replace(task_of(), client_ids=ids)
@@ -156,7 +156,7 @@ def test_clients_are_known_and_told_apart(ids, said):
         ({"loss": "mse"}, "loss='mse' is a str, not a function"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(tmp_path, changes, said):
+def test_attributes_that_do_not_fit_are_refused_in_one_sentence(tmp_path, changes, said):
     with refusal(said, (TypeError, ValueError)):
         train(tmp_path / "run", task=task_of(**changes))
     assert not (tmp_path / "run").exists()
@@ -187,7 +187,7 @@ def test_a_client_of_nan_is_zeroed_and_does_not_stop_the_run(tmp_path):
         (np.complex64, np.nan),
     ],
 )
-def test_what_is_not_finite_is_found_in_every_dtype(dtype, value):
+def test_values_that_are_not_finite_are_detected_in_every_dtype(dtype, value):
     x = np.ones((3, 2), dtype)
     x[1, 0] = value
     for examples in ((x, np.zeros(3)), ({"x": np.zeros(3)}, {"y": x})):
@@ -218,7 +218,7 @@ def test_examples_of_several_lengths_are_refused_with_the_way_out(x):
         ),
     ],
 )
-def test_datasets_without_an_end(preprocess, said, monkeypatch):
+def test_datasets_without_an_end_are_refused(preprocess, said, monkeypatch):
     monkeypatch.setattr(datasets, "MAX_EXAMPLES", 1024)
     examples = np.ones((5, 4), np.float32), np.zeros(5, np.int32)
     endless = preprocess(tf.data.Dataset.from_tensor_slices(examples))
@@ -226,7 +226,7 @@ def test_datasets_without_an_end(preprocess, said, monkeypatch):
         datasets.read_examples(endless, "a")
 
 
-def test_an_error_of_the_users_function_says_whose_examples_it_read():
+def test_an_error_of_a_users_function_names_the_client():
     broken = dataclasses.replace(task_of(), client_examples=lambda name: {}[name])
     with refusal("client '7' of task 'arrays' raises KeyError: '7'"):
         broken.examples_of("7")
@@ -246,14 +246,14 @@ def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, exec
 
 
 @pytest.mark.parametrize("texts", [["a", "much longer"], [b"a", b"much longer"]])
-def test_texts_are_of_numpy_s_own_dtype(texts):
+def test_texts_as_objects_become_texts_of_numpy(texts):
     """As pandas and tf.data give them."""
     x, _ = check_examples((np.array(texts, object), np.zeros(2)), "client 'a'")
     assert x.dtype == np.array(texts).dtype
 
 
 @pytest.mark.slow
-def test_texts_of_any_length_reach_the_model_whole(tmp_path):
+def test_texts_of_any_length_reach_the_model_unchanged(tmp_path):
     """The longest of each client is as long as it is."""
     words = np.array(["a", "much longer", "word"])
 

@@ -159,7 +159,7 @@ def trained_by_keras(x, y, build, loss, weights):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_clients_one_by_one_and_vectorised(kind, sums_of, vectorized_map_calls):
+def test_clients_train_as_in_keras_one_by_one_and_vectorised(kind, sums_of, vectorized_map_calls):
     """To 2e-6, some roundings of float32; the updates have entries of 0.001 and more."""
     *_, weights = KINDS[kind]
     task = task_of(*KINDS[kind])
@@ -228,7 +228,7 @@ class OnIndices(losses.Loss):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
 
 
-def test_labels_of_tff_s_rank_are_taken():
+def test_labels_of_tff_s_rank_are_accepted():
     task_of(FEATURES, LABELS, dense, OnIndices, {}).learner.check(
         task_of(FEATURES, LABELS, dense, OnIndices, {}), settings()
     )
@@ -243,7 +243,7 @@ def test_labels_of_tff_s_rank_are_taken():
         (two_outputs, crossentropy, "different structures"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(model, loss, said):
+def test_weights_and_structures_that_keras_cannot_use_are_refused(model, loss, said):
     with refusal(said, (TypeError, ValueError)):
         task_of(FEATURES, LABELS, model, loss, {}).learner.check(
             task_of(FEATURES, LABELS, model, loss, {}), settings()

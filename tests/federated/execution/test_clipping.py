@@ -80,7 +80,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("scale", [0.1, 30.0, 1e30])
-def test_compiled_by_xla_the_bound_is_the_same(scale):
+def test_the_bound_holds_when_compiled_by_xla(scale):
     """XLA has no kernel for TensorFlow's own norm on CPU, and may add in another order."""
     compiled = tf.function(
         lambda x: zero_and_clip([x], clip_norm=1.0, zeroing_norm=100.0), jit_compile=True

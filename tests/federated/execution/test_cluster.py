@@ -116,7 +116,7 @@ def test_a_round_has_three_groups():
     assert [*groups.in_groups("abcdef", size)] == ["ab", "cd", "ef"]
 
 
-def test_workers_that_die_in_their_work_change_no_bit(machines, alone, tmp_path):
+def test_workers_that_die_at_work_change_no_bit(machines, alone, tmp_path):
     killed, over = set(), threading.Event()
 
     def kill():
@@ -261,7 +261,7 @@ def test_a_task_that_cannot_be_sent_is_refused(machines, tmp_path):
         train(tmp_path / "run", task=task)
 
 
-def test_a_driver_that_is_killed_leaves_nobody_and_its_run_goes_on(alone, tmp_path):
+def test_a_killed_driver_leaves_no_process_and_its_run_resumes(alone, tmp_path):
     command = [sys.executable, "-m", "tests.federated.run_small", tmp_path / "run", "cluster", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -292,7 +292,7 @@ def test_setups_hold_no_examples():
     assert learner.client_work(settings, Machine(threads=1)) is not None
 
 
-def test_interrupts_stay_ours_after_connecting(machines):
+def test_connecting_to_ray_keeps_the_interrupt_handler(machines):
     with interrupts.handled(signal.SIGTERM):
         before = signal.getsignal(signal.SIGTERM)
         with cluster.connected("auto", None):
@@ -323,7 +323,7 @@ def test_a_cluster_without_processors_is_refused(nobody, tmp_path):
     assert not any((tmp_path / "run").iterdir())
 
 
-def test_what_ray_writes_is_its_owner_s(monkeypatch):
+def test_files_of_ray_are_readable_by_their_owner_alone(monkeypatch):
     masks = []
 
     def init(**options):

@@ -71,6 +71,6 @@ def test_a_compiled_epoch_trains_one_client_a_thread():
 
 
 @pytest.mark.usefixtures("tff")
-def test_tff_says_so():
+def test_tff_explains_its_execution():
     with build_execution(task(), config().plan(), config("tff"), 9) as execution:
         assert "TFF's own federated averaging" in execution.explain()

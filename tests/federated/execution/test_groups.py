@@ -54,7 +54,7 @@ def updates(clients, scale=10.0):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 10.0, 1e30])
-def test_clients_that_all_go_one_way_pass(scale):
+def test_a_sum_of_equal_updates_passes(scale):
     """Clipped, their sum is as long as one can be, up to the margin of the clipping
     (tests/server/test_clipping.py); at 1e30 they are zeroed.
     """
@@ -91,7 +91,7 @@ def record(change):
         (lambda: {"total": 3}, "<class 'dict'>"),
     ],
 )
-def test_what_cannot_be_the_sum_is_refused(made, fault):
+def test_results_that_cannot_be_clipped_sums_are_refused(made, fault):
     part = made()
     named = ", of worker 'node-7'," if isinstance(part, ClippedSum) else ""
     with refusal(f"group 1 of 2{named} .*: .*{fault}"):
@@ -101,14 +101,14 @@ def test_what_cannot_be_the_sum_is_refused(made, fault):
 @pytest.mark.parametrize(
     ("results", "fault"), [(1, "group 1 of 2 .* missing"), (3, "group 2 of 2, .* one result more")]
 )
-def test_each_group_has_one_result(results, fault):
+def test_missing_and_repeated_groups_are_refused(results, fault):
     parts = [sum_of(updates(2))._replace(group=n) for n in range(results)]
     with refusal(fault):
         list(checked(parts, [2, 2], shapes=SHAPES, clip_norm=CLIP_NORM))
 
 
 @pytest.mark.usefixtures("clients_in_turn")
-def test_a_round_takes_no_more_than_clients_can_add(monkeypatch):
+def test_a_round_rejects_a_sum_longer_than_its_clients_can_add(monkeypatch):
     """What workers of a cluster return is taken as what this process makes (test_cluster.py)."""
     for name, value in (GROUPS_OF_TWO | {"MOST_GROUPS": 2}).items():
         monkeypatch.setattr(groups, name, value)

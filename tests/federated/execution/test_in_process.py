@@ -66,7 +66,7 @@ def test_clipped_updates_are_summed_in_the_cohort_s_order(sums_of):
         np.testing.assert_allclose(leaf, longest, rtol=1e-5)
 
 
-def test_so_many_clients_train_side_by_side(sums_of):
+def test_as_many_clients_as_threads_train_in_parallel(sums_of):
     together, trained = threading.Barrier(3), []
 
     def epoch(weights, x, y, rate, update):
@@ -97,7 +97,7 @@ def test_ctrl_c_stops_between_clients_and_waits_for_those_that_train(sums_of):
 
 
 @pytest.mark.parametrize("threads", [0, 1.5])
-def test_options_are_checked(threads):
+def test_invalid_threads_are_refused(threads):
     with refusal(f"threads={threads!r}", (TypeError, ValueError)):
         RunOptions(threads=threads)
 

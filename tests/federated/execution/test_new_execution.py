@@ -37,7 +37,7 @@ def counting():
     del executions._KIND_BY_NAME["counting"]
 
 
-def test_a_run_names_it_resumes_and_is_that_of_the_class_beside(tmp_path):
+def test_a_registered_execution_trains_by_name_and_resumes(tmp_path):
     folder = broken_off(tmp_path / "run", 2, config("counting"))
     assert Counting.rounds == 2
     with refusal("another config: execution='fast'"):
@@ -49,7 +49,7 @@ def test_a_run_names_it_resumes_and_is_that_of_the_class_beside(tmp_path):
         np.testing.assert_array_equal(ours, weight)
 
 
-def test_what_is_no_execution_is_refused():
+def test_objects_that_are_no_execution_are_refused():
     with refusal("name='counting' is that of another execution"):
         register_execution(ExecutionKind(name="counting", path=PATH))
     with refusal("must be a fedmf.runs.executions.ExecutionKind", TypeError):

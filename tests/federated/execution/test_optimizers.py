@@ -65,7 +65,7 @@ def one_each(batch_size):
 
 
 @pytest.mark.slow
-def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
+def test_vectorised_gradients_in_groups_of_two_equal_those_one_by_one(
     monkeypatch, sums_of, vectorized_map_calls
 ):
     products = 2 * sum(map(np.size, start_of(small_task())))  # examples times parameters
@@ -85,7 +85,7 @@ def test_gradients_side_by_side_in_groups_of_two_are_those_in_turn(
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_built_in_a_graph_trains_in_turn(sums_of, vectorized_map_calls):
+def test_a_model_that_cannot_be_built_in_a_graph_trains_one_by_one(sums_of, vectorized_map_calls):
     """Tensors take the place of its variables, and have no set_weights."""
 
     def build_model(seed):

@@ -41,7 +41,7 @@ def assert_same_state(execution, one, other):
         pytest.param({"execution": "tff"} | BOTH, id="tff", marks=pytest.mark.slow),
     ],
 )
-def test_a_step_taken_again_is_the_same_and_goes_on_to_the_same(changes):
+def test_a_repeated_step_and_the_rounds_after_it_are_identical(changes):
     settings = config(**changes)
     with execution_of(settings) as execution:
         state = execution.init()

@@ -39,7 +39,7 @@ def task_of(x=FEATURES, y=LABELS, model=dense, loss=None, weights=BOTH, **change
     return task_of_arrays(x, y, model, **values | weights | changes)
 
 
-def test_a_function_is_given_the_weights(sums_of):
+def test_a_loss_function_receives_the_weights(sums_of):
     """Weights of one client that have the mean 1 make Keras's loss the weighted mean."""
 
     def weighted_mean(labels, outputs, weights):
@@ -96,7 +96,7 @@ def weights_of(name):
     return WEIGHTS[int(name) == OWNERS]
 
 
-def test_every_origin_gives_the_same(tff):
+def test_weights_are_equal_from_arrays_functions_and_client_data(tff):
     x = {"pixels": FEATURES, "label": LABELS, "weight": WEIGHTS.astype(np.float32)}
     clients = {name: {k: v[int(name) == OWNERS] for k, v in x.items()} for name in "0123"}
     data = tff.simulation.datasets.TestClientData(clients)
@@ -170,7 +170,7 @@ def test_class_weights_multiply_those_of_examples():
         ({"class_weight": CLASSES, "y": {"q": LABELS}}, "class_weight needs .* not one array"),
     ],
 )
-def test_what_are_no_weights_is_refused_where_arrays_are_given(changes, said):
+def test_invalid_weights_are_refused_by_from_arrays(changes, said):
     with refusal(said, (TypeError, ValueError)):
         task_of(weights={}, **changes)
 
@@ -193,7 +193,7 @@ def spatial():
         ),
     ],
 )  # fmt: skip
-def test_what_takes_no_weights_is_refused(task, said):
+def test_tasks_that_cannot_use_weights_are_refused(task, said):
     with refusal(said, (TypeError, ValueError)):
         made = task()
         _ = made.spec

@@ -19,7 +19,7 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.parametrize("arguments", CONVOLUTIONS, ids=str)
-def test_gradients_of_convolutions_one_by_one(arguments):
+def test_gradients_of_convolutions_equal_those_of_tensorflow(arguments):
     def build_model(seed):
         tf.keras.utils.set_random_seed(seed)
         first = layers.Conv2D(4, activation="tanh", **arguments)
@@ -49,7 +49,7 @@ def test_gradients_of_convolutions_one_by_one(arguments):
             np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_constant_that_is_drawn_where_the_model_is_built_is_not_drawn_in_every_call():
+def test_a_random_constant_of_a_layer_is_not_drawn_in_every_call():
     """Random features, say: such a model trains client after client."""
 
     def check(matrix):

@@ -33,7 +33,7 @@ def test_a_limit_after_tensorflow_has_started_is_refused():
     assert dict(os.environ) == before
 
 
-def test_linear_algebra_and_the_environment_come_back(monkeypatch):
+def test_linear_algebra_and_the_environment_are_restored(monkeypatch):
     for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
         # TensorFlow has started in this process
         monkeypatch.setattr(tf.config.threading, name, lambda threads: None)
@@ -76,7 +76,7 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
 
 
 @pytest.mark.slow
-def test_models_of_threads_are_traced_one_after_the_other(sums_of):
+def test_threads_trace_their_models_one_at_a_time(sums_of):
     """Each once: TensorFlow warns of many traces in calls."""
     under_way, at_once = [], []
 

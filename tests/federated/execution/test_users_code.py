@@ -58,7 +58,7 @@ def test_control_flow_on_tensors_is_the_same_in_a_graph(loss):
         tf.config.run_functions_eagerly(False)
 
 
-def test_what_is_called_as_it_stands_is_refused_by_tensorflow():
+def test_code_that_autograph_does_not_rewrite_is_refused_by_tensorflow():
     """The control."""
     as_it_stands = tf.autograph.experimental.do_not_convert(branched)
     with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):

@@ -89,7 +89,7 @@ def together_and_alone(sums_of):
         *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in (Segments, rolled)),
     ],
 )
-def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
+def test_the_sum_of_a_cohort_is_the_sum_of_single_clients(
     layer, is_vectorised, together_and_alone, vectorized_map_calls
 ):
     np.testing.assert_allclose(*together_and_alone(layer), atol=1e-5)
@@ -97,14 +97,16 @@ def test_the_sum_of_a_cohort_is_that_of_its_clients_alone(
 
 
 @pytest.mark.slow
-def test_gradients_of_one_s_own(together_and_alone, vectorized_map_calls):
+def test_custom_gradients_are_vectorised(together_and_alone, vectorized_map_calls):
     settings = {"client_optimizer": "adam", "client_epochs": 2, "client_learning_rate": 0.1}
     np.testing.assert_allclose(*together_and_alone(OwnGradient, **settings), atol=1e-5)
     assert vectorized_map_calls
 
 
 @pytest.mark.slow
-def test_what_has_no_kernel_on_this_processor_trains_in_turn(together_and_alone, monkeypatch):
+def test_a_model_without_a_kernel_on_this_processor_trains_one_by_one(
+    together_and_alone, monkeypatch
+):
     """As the gradient of a grouped convolution, which is traced and then fails."""
 
     def missing(*_):
@@ -132,14 +134,14 @@ def test_what_has_no_kernel_on_this_processor_trains_in_turn(together_and_alone,
         ),
     ],
 )
-def test_without_the_refusal_they_would_mix(layer, together_and_alone, monkeypatch):
+def test_without_the_check_clients_would_mix(layer, together_and_alone, monkeypatch):
     """Negative control: TensorFlow's own vectorised forms."""
     monkeypatch.setattr(vectorised, "check_clients_stay_separate", lambda function: None)
     together, alone = together_and_alone(layer)
     assert np.abs(together - alone).max() > 0.1
 
 
-def test_rows_out_of_range_are_left_out():
+def test_rows_with_an_index_out_of_range_are_dropped():
     def dense(index):
         return dense_rows(tf.IndexedSlices(tf.ones([3]), index, tf.constant([2])))
 

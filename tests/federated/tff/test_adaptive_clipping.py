@@ -16,7 +16,7 @@ ROUNDS, SIZE, CLIENTS = 6, 5, 4
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_what_is_released_by_brute_force(every):
+def test_releases_equal_a_computation_by_brute_force(every):
     clipping = QuantileClipping(quantile=0.7, share=0.2, every=every, learning_rate=0.8)
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping)
     query = MatrixFactorizationQuery(

@@ -57,7 +57,7 @@ def test_zero_updates_come_out_as_the_plans_noise_also_after_a_restore():
     )
 
 
-def test_clips_zeroes_sums_and_divides_by_the_fixed_number():
+def test_updates_are_zeroed_clipped_summed_and_divided_by_the_fixed_number():
     silent = plan_of(IdentityMechanism(rounds=2), noise_multiplier=0.0)
     process = process_of(silent, clients_per_round=10)
     values = (0.25, 3.0, 99.0, 101.0, np.nan, -np.inf)

@@ -93,7 +93,7 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
 
 
 @pytest.mark.slow
-def test_games_that_break_the_claim_are_caught(monkeypatch):
+def test_too_little_noise_and_too_large_a_clip_norm_are_caught(monkeypatch):
     claim = plan_of(MECHANISMS["banded"](12))
     case = worst_case(claim)
     less = dataclasses.replace(claim, noise_multiplier=claim.noise_multiplier * 2 / 3)
@@ -152,7 +152,7 @@ def test_the_auditor_passes_the_mean_of_dp_aggregator():
     assert result.noise_multiplier_most >= 0.2
 
 
-def test_the_auditor_passes_tf_privacys_sum_but_for_what_is_no_number():
+def test_the_auditor_passes_tf_privacys_sum_except_for_nan():
     """`tf.clip_by_global_norm` makes an update of NaN of one whose norm is not finite: TFF zeroes
     such updates before.
     """

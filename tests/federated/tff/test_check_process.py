@@ -41,12 +41,12 @@ def ours(clip=None, **options):
         ),
     ],
 )
-def test_processes_whose_only_aggregation_is_ours_pass(process):
+def test_processes_that_only_aggregate_by_dp_aggregator_pass(process):
     roles = {aggregation.role for aggregation in federated.check_process(process())}
     assert roles >= {"private", "metrics"}
 
 
-def test_processes_with_weights_say_how_to_pass_it():
+def test_weighted_processes_name_the_way_out():
     with refusal(r"as_weighted_aggregator\(dp_aggregator\(...\)\)", TypeError):
         BUILD.build_weighted_fed_avg(model_fn, SGD(0.1), SGD(1.0), model_aggregator=ours())
 
@@ -83,12 +83,12 @@ QUANTILE = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0
     ],
     ids=["clip norm of the clients", "mean over who came", "noise"],
 )
-def test_what_is_put_around_ours_or_in_its_place_is_refused(factory):
+def test_factories_around_or_in_place_of_dp_aggregator_are_refused(factory):
     with refusal(EXACT):
         federated.check_process(factory().create(tff.TensorType(np.float32, [3])))
 
 
-def test_without_our_aggregator_there_is_nothing_to_check():
+def test_a_process_without_dp_aggregator_is_refused():
     with refusal("process=3", TypeError):
         federated.check_process(3)
     local = tff.templates.IterativeProcess(

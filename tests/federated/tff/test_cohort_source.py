@@ -70,7 +70,7 @@ def weights_after(process, source, rounds, folder, discard=None):
 
 
 @pytest.mark.slow
-def test_a_program_goes_on_with_the_same_cohorts_and_weights(tmp_path):
+def test_a_resumed_program_has_the_same_cohorts_and_weights(tmp_path):
     process, whole = process_of_one_run(), source_of()
     expected = weights_after(process, whole, ROUNDS, tmp_path / "whole")
     process, first, seen = process_of_one_run(), source_of(), []
@@ -108,7 +108,7 @@ def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
     assert found == selected
 
 
-def test_a_training_process_goes_on_from_the_ledger():
+def test_a_training_process_resumes_from_the_ledger():
     whole, later = source_of(), source_of()
 
     def examples(source, number):
@@ -127,7 +127,7 @@ def test_a_training_process_goes_on_from_the_ledger():
     np.testing.assert_equal(examples(later, 4), expected[3])
 
 
-def test_refusals():
+def test_invalid_arguments_and_states_are_refused():
     source, other = source_of(), source_of()
     with refusal(f"k=2 .*cohort_size={COHORT}"):
         source.iterator().select(2)

@@ -48,14 +48,14 @@ def entry(seed, row, coordinate):
     return normals_of(four[0] | four[1] << 32, four[2] | four[3] << 32)[coordinate % 2]
 
 
-def test_philox_known_answers():
+def test_philox_gives_its_known_answers():
     # Random123's own test vectors (kat_vectors, philox4x32 10).
     assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert philox([MASK] * 4, [MASK] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
 @pytest.mark.parametrize("seed", [7, 10**60])
-def test_the_source_is_what_the_document_says(seed):
+def test_the_source_is_that_of_the_documentation(seed):
     size = 100_003
     for row in (0, 1, 2051):
         drawn = source_of_key(noise_key(seed), size)(row).numpy()
@@ -66,7 +66,7 @@ def test_the_source_is_what_the_document_says(seed):
             )
 
 
-def test_the_tail_is_there_and_nothing_is_zero():
+def test_the_tail_is_complete_and_no_draw_is_zero():
     """Words from 0 to the last: radii from 9.5 down to that of the uniform nearest to 1."""
     rng = np.random.default_rng(0)
     low = [2**i - 1 for i in range(64)]

@@ -26,7 +26,7 @@ def process_of(plan=PLAN, seed=SEED, strategy="precomputed"):
     return factory.create(tff.to_type([(np.float32, [5, 7]), (np.float32, [2])]))
 
 
-def test_in_a_tff_process():
+def test_a_tff_process_adds_the_noise_that_is_handed_in():
     process = process_of(seed="os")
     state = process.initialize()
     noise = federated.HostNoise.for_state(PLAN, state)
@@ -54,7 +54,7 @@ def test_no_error_shows_the_key():
     assert not any(str(word) in shown for word in noise_key(SEED).tolist())
 
 
-def test_states_of_others_are_refused():
+def test_states_of_another_plan_or_seed_are_refused():
     state, host = process_of().initialize(), federated.HostNoise
     noise = host.for_state(PLAN, state)
     # In the graph two rows are in the state of one plan, and one in that of the other.
@@ -73,7 +73,7 @@ def test_states_of_others_are_refused():
             made.hand_in(given)
 
 
-def test_a_seed_is_needed():
+def test_host_noise_without_a_seed_is_refused():
     with refusal("`noise_seed` and key"):
         federated.HostNoise(PLAN, SIZE)
     with refusal("HostNoise.for_state"):

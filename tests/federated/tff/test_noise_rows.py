@@ -45,7 +45,7 @@ def causal(mechanism):
 
 @every_form
 @pytest.mark.parametrize("rounds", [1, 11])
-def test_basis_vectors_write_out_the_causal_noising_matrix(build, rounds):
+def test_noise_of_basis_vectors_is_the_causal_noising_matrix(build, rounds):
     mechanism, basis = build(rounds), tf.eye(rounds)
     rows = GraphNoise(
         stream=mechanism.stream(), size=rounds, source=lambda key, size: lambda i: basis[i]
@@ -55,7 +55,7 @@ def test_basis_vectors_write_out_the_causal_noising_matrix(build, rounds):
 
 
 @every_form
-def test_stopping_anywhere_changes_nothing(build):
+def test_a_restored_state_has_the_same_noise(build):
     rows, again = (GraphNoise(stream=build(40).stream(), size=3) for _ in range(2))
     step, step_again, start = (
         tf.function(rows.next),
@@ -94,7 +94,7 @@ def test_a_row_is_handed_in_for_its_round_only():
 
 
 @pytest.mark.slow
-def test_source_is_standard_normal_and_the_test_can_fail():
+def test_the_source_is_standard_normal():
     size = 2**21
     values = source_of_key(noise_key(8), size)(3).numpy().astype(np.float64)
     # A scale off by 2% is 0.48% away at 1, a mean of 0.01 is 0.4% away at 0.
@@ -103,7 +103,7 @@ def test_source_is_standard_normal_and_the_test_can_fail():
     assert not distributed(values + 0.01, "norm", departure=0.0039)
 
 
-def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
+def test_rows_seeds_and_coordinates_are_independent():
     def draw(index, seed=8):
         return source_of_key(noise_key(seed), 200_000)(index)  # correlations of 0.025 are seen
 
@@ -128,7 +128,7 @@ class TestSeedsOfRuns:
         return [begin().numpy().tobytes() for begin in begins]
 
     @pytest.mark.parametrize("noise_seed", [3, "os"])
-    def test_each_run_has_its_own_and_copies_share_them(self, noise_seed):
+    def test_each_run_has_a_seed_of_its_own_and_copies_share_the_sequence(self, noise_seed):
         seeds = RunSeeds(noise_seed)
         each = seeds, copy.copy(seeds), copy.deepcopy(seeds), seeds
         found = self.keys(seeds.next_key for seeds in each)
@@ -136,7 +136,7 @@ class TestSeedsOfRuns:
         again = self.keys([RunSeeds(noise_seed).next_key])
         assert (again == found[:1] == [noise_key(3).tobytes()]) is (noise_seed == 3)
 
-    def test_a_seed_of_ones_own_goes_to_no_other_process(self):
+    def test_an_int_seed_is_not_pickled(self):
         assert pickle.loads(pickle.dumps(RunSeeds("os"))).next() == "os"
         with refusal("is not pickled", TypeError):
             pickle.dumps(RunSeeds(3))
@@ -153,21 +153,23 @@ class TestSeedsOfRuns:
         repeated = tf.function(lambda: tf.constant(noise_key(3)))
         assert len(set(self.keys([repeated] * 3))) == 1  # the control
 
-    def test_no_call_has_it_where_marks_of_others_may_be_gone(self, tmp_path, monkeypatch):
+    def test_no_call_has_the_first_key_where_files_of_other_calls_may_be_gone(
+        self, tmp_path, monkeypatch
+    ):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         begin = tf.function(RunSeeds(3).next_key).get_concrete_function()
         (folder,) = tmp_path.iterdir()
         shutil.rmtree(folder)
         assert noise_key(3).tobytes() not in self.keys([begin] * 3)
 
-    def test_a_forked_process_has_none(self, monkeypatch):
+    def test_a_forked_process_begins_no_run(self, monkeypatch):
         own, fresh = RunSeeds(3), RunSeeds("os")
         monkeypatch.setattr(os, "getpid", lambda: -1)
         with refusal("was forked"):
             own.next()
         assert fresh.next() == "os"
 
-    def test_calls_side_by_side_do_not_share_it(self):
+    def test_parallel_calls_do_not_share_a_key(self):
         for _ in range(3):
             begin = tf.function(RunSeeds(3).next_key).get_concrete_function()
             with concurrent.futures.ThreadPoolExecutor(8) as threads:

@@ -62,7 +62,7 @@ def step_of(query, **options):
     ],
     ids=["strategy", "mechanism", "noise multiplier", "clip norm", "both, of one scale"],
 )
-def test_the_noise_of_another_does_not_go_on(change):
+def test_a_state_of_another_plan_or_query_is_refused(change):
     """A round that is done again with another scale gives the update away: r = x + s n and R = x +
     S n leave x = (S r - s R) / (S - s).
     """
@@ -71,7 +71,7 @@ def test_the_noise_of_another_does_not_go_on(change):
     refused(other, state, "of another mechanism, noise scale, clip norm, model")
 
 
-def test_noise_of_another_shape_does_not_go_on_in_any_graph():
+def test_rows_of_another_shape_are_refused_in_every_graph():
     """A tf.function knows the shape of its state when it is traced, and compares no plans then."""
     state, other = after_one_round(query_of()), query_of(banded(bands=4))
     refused(other, state, "of another mechanism")
@@ -81,7 +81,7 @@ def test_noise_of_another_shape_does_not_go_on_in_any_graph():
             step_of(other, **options)(state)
 
 
-def test_with_a_mark_of_its_own_noise_that_will_be_released_would_go_on():
+def test_without_the_fingerprint_noise_would_repeat_under_another_plan():
     """Negative control of the test above."""
     began, other = query_of(), query_of(noise_multiplier=3.0)
     state = after_one_round(began)
@@ -92,7 +92,7 @@ def test_with_a_mark_of_its_own_noise_that_will_be_released_would_go_on():
     np.testing.assert_allclose(repeated, scaled, rtol=1e-5, atol=1e-6)
 
 
-def test_noise_of_another_adaptive_clip_norm_does_not_go_on():
+def test_a_state_of_another_adaptive_clip_norm_is_refused():
     began, other = (
         query_of(divisor=4, quantile_clipping=QuantileClipping(quantile=quantile))
         for quantile in (0.5, 0.6)
@@ -100,7 +100,7 @@ def test_noise_of_another_adaptive_clip_norm_does_not_go_on():
     refused(other, began.initial_global_state(), "another mechanism, noise scale")
 
 
-def test_records_that_are_made_in_another_way_do_not_meet_the_same_noise():
+def test_a_state_of_another_zeroing_or_scaling_is_refused():
     """A round done again with another zeroing norm or scaling has other updates under its noise."""
     plain = query_of()
     adam, slower = (plain.with_scaling(Scaling(rule="adam", every=every)) for every in (1, 2))
@@ -113,7 +113,7 @@ def test_records_that_are_made_in_another_way_do_not_meet_the_same_noise():
         refused(other, began.initial_global_state(), "another `zeroing_norm`, scaling, secure_sum")
 
 
-def test_noise_of_another_model_does_not_go_on():
+def test_a_state_of_another_model_size_is_refused():
     """Of independent rows the state holds none, by whose shape a model would be told."""
     began, other = (query_of(IdentityMechanism(rounds=4), size=size) for size in (4, 6))
     state = began.initial_global_state()
@@ -124,7 +124,7 @@ def test_noise_of_another_model_does_not_go_on():
 
 
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
-def test_the_same_plan_calibrated_by_another_processor_goes_on(options):
+def test_a_state_of_the_same_plan_from_another_processor_is_accepted(options):
     again = query_of(noise_multiplier=0.7 + 1e-13)
     row, after = step_of(again, **options)(after_one_round(query_of()))
     assert np.isfinite(row).all()
@@ -186,12 +186,12 @@ def moved_by_another_decomposition(stream, length, monkeypatch, seed):
     ("stream", "length"),
     [(echo(64), 1), (echo(200), 16), (TreeMechanism(rounds=100, decoder="online").stream(), 3)],
 )
-def test_what_a_state_means_does_not_depend_on_the_decomposition(stream, length, monkeypatch):
+def test_the_fingerprint_does_not_depend_on_the_matrix_decomposition(stream, length, monkeypatch):
     for seed in range(3):
         assert moved_by_another_decomposition(stream, length, monkeypatch, seed) < 1e-11
 
 
-def test_without_settling_it_does_depend(monkeypatch):
+def test_without_rounding_the_fingerprint_depends_on_the_decomposition(monkeypatch):
     """Negative control of the test above."""
     monkeypatch.setattr("fedmf.noise.blocks._settled", lambda values, right: np.eye(len(values)))
     assert moved_by_another_decomposition(echo(64), 1, monkeypatch, 0) > 0.1

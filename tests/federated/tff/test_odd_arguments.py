@@ -79,14 +79,14 @@ def test_odd_arguments_are_refused_in_a_sentence_that_names_them(name):
     assert CALLS[name].faults() == []
 
 
-def test_a_process_is_asked_for():
+def test_check_process_refuses_other_objects():
     assert call(federated.check_process, process=None).faults() == []
 
 
-def test_every_public_name_has_its_line():
+def test_every_public_name_has_a_case():
     assert set(names.__all__) - set(CALLS) - {"check_process"} == set()
 
 
-def test_a_plan_of_fewer_rounds_is_over_for_the_controller():
+def test_rounds_beyond_the_plan_are_refused():
     with pytest.raises(ValueError, match="round_num=5 is beyond the last round"):
         source().training_selection_fn(5)

@@ -72,7 +72,7 @@ def filled(specs, value):
 @pytest.mark.parametrize(
     ("kind", "in_graph"), [*((kind, False) for kind in STRUCTURES), ("nested", True)]
 )
-def test_a_sample_is_summed_and_noised_as_tensorflow_privacy_does_it(kind, in_graph):
+def test_sum_and_noise_are_those_of_tensorflow_privacy(kind, in_graph):
     """Clipped, added up, and row t of N Z added to it (Denisov et al. 2022, Alg. 1; banded paper,
     Alg. 1).
     """
@@ -114,7 +114,7 @@ def test_sample_states_merge_and_take_templates(specs):
         assert leaves(made) == leaves(zero)
 
 
-def test_the_global_state_is_a_structure_of_tensors_and_params_hold_nothing_of_it():
+def test_the_global_state_is_a_structure_of_tensors_and_params_do_not_contain_it():
     query = make_query()
     state = query.initial_global_state()
     again = tf.nest.map_structure(tf.identity, state)
@@ -127,7 +127,7 @@ def test_the_global_state_is_a_structure_of_tensors_and_params_hold_nothing_of_i
     assert type(event).__name__ == "UnsupportedDpEvent"
 
 
-def test_inside_queries_of_tensorflow_privacy():
+def test_the_query_works_inside_queries_of_tensorflow_privacy():
     query, pair = make_query(tf.TensorSpec([2])), make_query([tf.TensorSpec([])] * 2, noise_seed=2)
     queries = {"a": tfp.NormalizedQuery(query, denominator=4.0), "b": pair}
     nested = nested_query.NestedSumQuery(queries)
@@ -162,7 +162,7 @@ def test_metrics_are_those_of_the_last_round():
     assert set(fewer) == {"rounds_released", "noise_stddev"}
 
 
-def test_one_client_beside_many_moves_the_sum_by_what_it_sends():
+def test_an_update_beside_many_moves_the_sum_by_its_own_value():
     """In float32 it decides how the sums after it are rounded, and moves them
     by several times as much.
     """
@@ -180,7 +180,7 @@ def test_one_client_beside_many_moves_the_sum_by_what_it_sends():
     assert single[-1] - np.cumsum([2**14, *rest], dtype=np.float32)[-1] > 1.5 * one
 
 
-def test_entries_may_be_rounded_by_as_much_as_is_said():
+def test_an_update_rounded_by_entry_rounding_is_no_longer_than_the_clip_norm():
     grid, size = 1e-3, 400
     values = tf.constant(np.random.default_rng(0).uniform(0.5, 0.51, size), tf.float32)
     # Rounding away from 0, by a whole step at most.
@@ -194,7 +194,7 @@ def test_entries_may_be_rounded_by_as_much_as_is_said():
         query.with_entry_rounding(0.9)
 
 
-def test_the_seed_is_not_shown():
+def test_no_representation_shows_the_noise_seed():
     query = make_query(noise_seed=98765432123456789)
     assert "98765432123456789" not in repr(query) + repr(vars(query))
 
@@ -237,7 +237,7 @@ def test_a_state_that_is_a_constant_of_a_graph_is_refused():
         ({"a": tf.zeros([2, 3]), "b": tf.constant(0.0, tf.float64)}, "float64 .* float32"),
     ],
 )
-def test_other_records_are_refused(record, said):
+def test_records_of_other_shapes_or_dtypes_are_refused(record, said):
     query = make_query()
     for use in (lambda: preprocess(query, record), lambda: add_up(query, [record])):
         with refusal(said, (TypeError, ValueError)):
@@ -245,7 +245,7 @@ def test_other_records_are_refused(record, said):
 
 
 @pytest.mark.parametrize(("dtype", "wider"), [(tf.bfloat16, tf.float32), (tf.float32, tf.float64)])
-def test_what_fits_into_the_dtype_of_the_specs_is_widened(dtype, wider):
+def test_records_of_narrower_dtypes_are_widened(dtype, wider):
     record = tf.constant([0.5, 0.25], dtype)
     for value in (record, tf.Variable(record), record.numpy(), np.array([0.5, 0.25])):
         clipped = preprocess(make_query(tf.TensorSpec([2], wider)), value).record
@@ -279,7 +279,7 @@ def test_refusals_name_the_argument(change, error, words):
         )
 
 
-def test_nothing_of_a_float64_sum_is_finer_than_the_noise():
+def test_no_digit_of_a_float64_sum_is_finer_than_the_noise():
     """Noise in float32 has no digits of its own below its rounding: those of the sum
     would come out bare.
     """

@@ -53,7 +53,7 @@ def scales_of(rule, released, every):
 
 
 @pytest.mark.parametrize(("rule", "every"), itertools.product(["adam", "adagrad"], [1, 2]))
-def test_scales_follow_from_what_was_released_and_sums_from_them(rule, every):
+def test_scales_follow_from_releases_and_sums_from_scales(rule, every):
     scaling = Scaling(rule=rule, epsilon=EPSILON, decay=0.9, every=every)
     query = query_of(scaling)
     released, scales, state = played(query)
@@ -97,7 +97,7 @@ def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positi
 
 
 @pytest.mark.parametrize("bad", [{"rule": "yogi"}, {"epsilon": 1e-30}, {"decay": 1.0}])
-def test_refusals(bad):
+def test_invalid_scalings_are_refused(bad):
     [(name, value)] = bad.items()
     with refusal(f"{name}={value!r}"):
         Scaling(**{"rule": "adam"} | bad)

@@ -41,7 +41,7 @@ def rounds_of(value_type, rounds, *, secure_sum=True, **changes):
 
 
 @pytest.mark.slow
-def test_the_sum_and_the_metrics_are_those_of_the_open_sum():
+def test_secure_sum_and_metrics_equal_those_of_the_open_sum():
     kind = [(np.float16, [4]), (np.float32, []), (np.float32, [0])]
     rng = np.random.default_rng(0)
 
@@ -59,7 +59,7 @@ def test_the_sum_and_the_metrics_are_those_of_the_open_sum():
         assert secure.measurements["dp"]["records"]["secure_upper_clipped_count"] == 0
 
 
-def test_a_clip_norm_that_adapts_is_refused():
+def test_an_adaptive_clip_norm_is_refused():
     with refusal("does not go with secure_sum=True"):
         rounds_of(tff.TensorType(np.float32, [3]), [], quantile_clipping=QuantileClipping())
 

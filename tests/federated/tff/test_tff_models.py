@@ -146,7 +146,7 @@ def keras(tmp_path_factory):
     [*((name, "fast") for name in TASKS), ("by hand", "tff")],
 )
 @pytest.mark.slow
-def test_trains_the_model_that_keras_trains(name, kind, keras, tmp_path):
+def test_a_tff_model_trains_as_its_keras_model(name, kind, keras, tmp_path):
     run = train(tmp_path / kind, config(kind, **SETTINGS), TASKS[name]())
     assert_same_model([keras[0], run], small_task().build_model(3).get_weights())
     assert run.plan["task"]["headline_metric"] == "accuracy"
@@ -168,7 +168,7 @@ class Remembers(ByHand):
 
 @pytest.mark.usefixtures("clients_in_turn")
 @pytest.mark.slow
-def test_nothing_is_carried_from_client_to_client(tmp_path):
+def test_variables_carry_no_data_from_client_to_client(tmp_path):
     """Without noise: a client's update is the same, whoever came before."""
     start = small_task().build_model(3).get_weights()
 
@@ -219,6 +219,6 @@ def made_by_keras(seed):
         (lambda: task_of(made_by_keras), "functional_model_from_keras"),
     ],
 )
-def test_what_does_not_fit_is_refused(task, said):
+def test_tasks_that_do_not_fit_a_tff_model_are_refused(task, said):
     with refusal(f"(?s){said}", (TypeError, ValueError)):
         checked(task(), config())

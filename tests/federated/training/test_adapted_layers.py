@@ -73,7 +73,7 @@ def test_adapted_layers_are_trained_and_exported_with_their_words(kind, tmp_path
     assert (own(inputs) != outputs).numpy().any()
 
 
-def test_a_file_with_words_that_keras_has_saved_itself_is_a_start(tmp_path):
+def test_a_keras_file_with_words_is_loaded(tmp_path):
     model = task_of("TextVectorization").build_model(1)
     model.save(tmp_path / "own.keras")
     loaded = load_keras_file(tmp_path / "own.keras")
@@ -81,6 +81,6 @@ def test_a_file_with_words_that_keras_has_saved_itself_is_a_start(tmp_path):
     np.testing.assert_array_equal(loaded(inputs), model(inputs))
 
 
-def test_tff_does_not_take_a_vocabulary(tmp_path):
+def test_a_vocabulary_is_refused_in_tff(tmp_path):
     with refusal("not trained .a vocabulary., which execution='tff' does not take"):
         train(tmp_path / "run", settings_of("tff"), task_of("StringLookup"))

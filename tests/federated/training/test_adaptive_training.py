@@ -24,7 +24,7 @@ def run(tmp_path_factory):
     return train(tmp_path_factory.mktemp("adaptive") / "run", config(**BOTH))
 
 
-def test_what_adapts_is_a_metric_of_each_round_and_stated(run):
+def test_adaptive_clip_norms_are_metrics_of_each_round_and_stated(run):
     drifts, norms = run.table()["scale_drift"], run.table()["clip_norm"]
     assert [drift > 0 for drift in drifts] == [False, False, True, False, True, False]
     assert norms[0] == norms[1] == pytest.approx(0.2)

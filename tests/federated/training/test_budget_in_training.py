@@ -11,7 +11,7 @@ from tests.federated.small_runs import assert_same_run, config, train
 
 
 @pytest.mark.slow
-def test_a_run_keeps_to_its_budget_resumed_or_not(tmp_path):
+def test_a_run_respects_its_budget_resumed_or_not(tmp_path):
     settings = config(schema="budget", availability="independent:0.6")
     whole = train(tmp_path / "whole", settings)
     train(tmp_path / "parts", settings, stop_after=3)

@@ -66,7 +66,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_that_crashed_has_the_same_canaries_bit_for_bit(run, tmp_path):
+def test_a_crashed_run_resumes_with_identical_canaries(run, tmp_path):
     parts = small_runs.broken_off(tmp_path / "parts", 5, config(), wide_task())
     parts = train(parts, resume=True)
     assert evidence(run)["releases"].shape == (8, CANARIES)
@@ -101,7 +101,7 @@ def test_canaries_are_clients_under_the_schema(run):
     "adaptive",
     [pytest.param({}, id="fixed"), pytest.param(BOTH, id="adaptive", marks=pytest.mark.slow)],
 )
-def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path, adaptive):
+def test_releases_contain_the_clipped_updates_of_participating_canaries(tmp_path, adaptive):
     """Without noise and with clients that hardly move, a release along a direction is the clip norm
     or 0, but for other canaries. False positives: 480 entries beyond 6 standard deviations, 1e-6.
     """
@@ -119,7 +119,7 @@ def test_releases_hold_the_clipped_updates_of_those_who_are_in(tmp_path, adaptiv
     assert all(bound.epsilon_lower > 1 for bound in result.bounds)
 
 
-def test_the_command(run):
+def test_the_audit_command_reports_the_canaries(run):
     shown = printed_by(f"audit canaries {run.path}")
     assert shown["consistent"]
     assert (shown["canaries"], shown["took_part"]) == (CANARIES, CANARIES)
@@ -159,7 +159,7 @@ def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
         ({"canaries": 6, "zeroing_norm": 1.0}, r"entries of 1\.26, and zeroing_norm=1\.0"),
     ],
 )
-def test_too_many_and_those_that_would_be_zeroed_are_refused(tmp_path, changes, words):
+def test_too_many_canaries_and_zeroed_ones_are_refused(tmp_path, changes, words):
     with refusal(words):
         small_runs.train(tmp_path / "run", run_small.config(**changes))
 

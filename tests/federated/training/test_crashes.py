@@ -37,7 +37,7 @@ def newest_release(path):
 
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
-def test_killed_at_any_point_of_a_round_it_goes_on_to_the_same(tmp_path, monkeypatch, execution):
+def test_a_run_killed_at_any_point_of_a_round_resumes_identically(tmp_path, monkeypatch, execution):
     copies = {}
 
     def copied_around(method):
@@ -83,7 +83,7 @@ class Mended(Broken):
         return 0.0 if finished.round == 2 else super().compute(finished)
 
 
-def test_a_metric_that_fails_and_is_mended_leaves_the_release_as_it_was(whole, tmp_path):
+def test_a_metric_that_fails_and_is_fixed_does_not_change_the_release(whole, tmp_path):
     with pytest.raises(RuntimeError, match="broken metric"):
         train(tmp_path / "run", round_metrics=[Broken()])
     release = newest_release(tmp_path / "run")
@@ -98,7 +98,7 @@ def test_a_metric_that_fails_and_is_mended_leaves_the_release_as_it_was(whole, t
     assert len(release) == len(newest_release(tmp_path / "run"))
 
 
-def test_another_program_computes_later_rounds_and_none_again(tmp_path):
+def test_another_program_computes_later_rounds_and_repeats_none(tmp_path):
     """What is committed stays, whatever the resumed program would have computed."""
     other = small_task(batch_size=4, build_model=lambda seed: small_task().build_model(seed + 1))
     folder = broken_off(tmp_path / "run", 3)
@@ -111,7 +111,7 @@ def test_another_program_computes_later_rounds_and_none_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_journal_of_a_run_in_tff_has_neither_the_key_nor_a_row_of_noise(tmp_path):
+def test_the_journal_of_a_run_in_tff_contains_neither_key_nor_noise(tmp_path):
     settings = config("tff")
     run = train(tmp_path / "run", settings, stop_after=3)
     options = RunOptions(progress=False)

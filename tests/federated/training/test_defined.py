@@ -63,7 +63,7 @@ def defined(metric):
         ([metrics.BinaryAccuracy(), metrics.FalsePositives()], {*CLIENTS}),
     ],
 )
-def test_on_whom_a_metric_is_defined(made, expected):
+def test_a_metric_is_defined_on_examples_that_determine_it(made, expected):
     assert {metric.name: {*defined(metric)} for metric in made} == {
         metric.name: expected for metric in made
     }

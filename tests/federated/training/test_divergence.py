@@ -66,7 +66,7 @@ def test_runs_that_do_not_diverge(plan, losses):
     assert [told(watch(plan), noisy(losses, seed)) for seed in range(20)] == [{}] * 20
 
 
-def test_a_run_that_diverges_is_told_once(plan):
+def test_a_diverging_run_warns_once(plan):
     losses = np.r_[[5.7, 5.5, 4, 3, 3, 4, 5], 6 + 2.0 ** np.arange(60)]
     said = told(watch(plan), losses)
     assert [*said] == [7 + ROUNDS_ABOVE_START - 1]
@@ -76,7 +76,7 @@ def test_a_run_that_diverges_is_told_once(plan):
 
 
 @pytest.mark.parametrize("leap", range(1, START_ROUNDS))
-def test_a_run_that_leaps_in_its_first_rounds_is_told(plan, leap):
+def test_a_loss_that_leaps_in_the_first_rounds_warns(plan, leap):
     """Losses of two runs: counts with a Poisson loss, and private losses at their largest value."""
     losses = np.r_[11.93, [9.0, 7.0, 6.0, 5.5][: leap - 1], np.tile([46.5, 43.8], 40)]
     said = told(watch(plan), losses)
@@ -95,7 +95,7 @@ def test_a_private_loss_of_no_client_does_not_count():
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
-def test_a_loss_that_is_not_finite_is_told_at_once(plan, loss):
+def test_a_loss_that_is_not_finite_warns_at_once(plan, loss):
     said = told(watch(plan), [5.0, loss, loss])
     assert [*said] == [1]
     assert f"loss of round 1 is {loss}" in said[1]
@@ -110,7 +110,7 @@ def test_rounds_without_examples_do_not_count(plan):
     assert watching.observe(2 * len(losses), 9.0, 10)
 
 
-def test_the_rate_is_that_of_the_rule_if_it_is_smaller_than_the_run_s(plan):
+def test_the_suggested_rate_is_at_most_the_rate_of_the_run(plan):
     rate = rate_of(plan)
     assert f"such as {rate:.2g}, which" in told(watch(plan), [np.nan])[0]
     assert told(watch(plan, rate / 2), [np.nan])[0].endswith(f"_rate` than {rate / 2:g}")
@@ -136,7 +136,7 @@ def test_the_rule_is_for_a_server_of_sgd(plan):
     assert rate_of(claimed, claimed_cohort=60) > 2 * rate_of(plan)
 
 
-def test_a_rate_far_above_the_noise_is_warned_of(plan):
+def test_a_learning_rate_far_too_large_for_the_noise_warns(plan):
     rate = rate_of(plan)
     assert rate_warning(rate, config(server_learning_rate=FACTOR * rate)) is None
     said = rate_warning(rate, config(server_learning_rate=20 * rate))

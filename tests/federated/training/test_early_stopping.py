@@ -40,7 +40,7 @@ def stopped_after(losses, patience, largest_loss=None, resumed=0):
 
 
 @pytest.mark.parametrize("largest_loss", [None, 20.0])
-def test_it_stops_after_so_many_evaluations_that_are_not_better(largest_loss):
+def test_a_run_stops_after_patience_evaluations_without_improvement(largest_loss):
     def after(losses, patience, resumed=0):
         return stopped_after(losses, patience, largest_loss, resumed)
 

@@ -31,7 +31,7 @@ def evaluated(limit, monkeypatch):
     return found, len(taken) - 1  # one example more, to see how large outputs are
 
 
-def test_outputs_of_a_batch_stay_within_the_limit(monkeypatch):
+def test_outputs_of_a_batch_are_at_most_the_limit(monkeypatch):
     each = 4 * CLASSES * LENGTH
     whole, count = evaluated(2**25, monkeypatch)
     assert count == 1
@@ -41,7 +41,7 @@ def test_outputs_of_a_batch_stay_within_the_limit(monkeypatch):
         assert part == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_metric_named_loss_takes_the_place_of_the_mean():
+def test_a_metric_named_loss_replaces_the_mean_loss():
     task = dataclasses.replace(
         small_task(),
         metrics=lambda: [tf.keras.metrics.SparseCategoricalCrossentropy("loss", from_logits=True)],
@@ -59,7 +59,7 @@ def test_a_metric_named_loss_takes_the_place_of_the_mean():
     ],
     ids=["softmax", "layer of softmax", "operation of sigmoid"],
 )
-def test_probabilities_that_are_rounded_to_0_have_the_loss_of_keras(ends, loss):
+def test_probabilities_rounded_to_0_have_the_loss_of_keras(ends, loss):
     """Of the logits, which Keras finds behind the model's outputs: crossentropies of probabilities
     alone end at 16.1, -log(1e-7).
     """

@@ -166,7 +166,7 @@ def test_clients_that_are_not_finite_are_left_out_and_counted(run):
         dataclasses.replace(run, task=alone).evaluate_fine_tuned(1)
 
 
-def test_losses_of_a_diverged_model_are_told_apart_from_undefined_ones(run):
+def test_infinite_losses_are_distinguished_from_undefined_ones(run):
     """Of the client with a label 2 the examples define no loss. Of another one the personal model
     has an output of 0 for its label, an infinite loss.
     """
@@ -201,7 +201,7 @@ def test_losses_of_a_diverged_model_are_told_apart_from_undefined_ones(run):
     assert "its mean went from 1 to inf" in words
 
 
-def test_on_a_split_every_client_begins_with_the_run_s_metric(run):
+def test_every_client_of_a_split_begins_with_the_metric_of_the_run(run):
     found = run.evaluate_fine_tuned(1, split="validation")
     before, after = losses_by_hand(run, tuned(run), run.task.split("validation")).T
     everywhere = pytest.approx(before[0])
@@ -210,7 +210,7 @@ def test_on_a_split_every_client_begins_with_the_run_s_metric(run):
     assert found["measured_on"] == "validation"
 
 
-def test_a_sample_of_clients(run):
+def test_a_sample_of_clients_is_fine_tuned(run):
     found = run.evaluate_fine_tuned(1, clients=4)
     assert found["clients"] + sum(found["left_out"].values()) == 4
     drawn = sample(run.task, 4, seed=0)
@@ -220,7 +220,7 @@ def test_a_sample_of_clients(run):
     assert sample(run.task, 1000, seed=0) == list(run.task.client_ids)
 
 
-def test_a_rate_is_chosen_by_examples_that_no_result_is_of(run):
+def test_a_rate_is_chosen_on_examples_outside_of_all_results(run):
     task, settings = run.task, tuned(run, client_epochs=2)
 
     def rows(*arrays):
@@ -250,7 +250,7 @@ def test_the_default_is_a_tenth_of_the_run_s_rate(value, expected):
 
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, [], [0.1, 0], "0.1", "found"])
-def test_what_is_no_rate_is_refused(value):
+def test_invalid_learning_rates_are_refused(value):
     with refusal("learning_rate=", (TypeError, ValueError)):
         learning_rates(value, config())
 
@@ -301,7 +301,7 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, ch
         ([1, 1, 1], [1, 1, 1], 0, None),
     ],
 )
-def test_worse_losses_are_told(before, after, not_finite, worse):
+def test_losses_that_become_worse_are_reported(before, after, not_finite, worse):
     pairs = [({"loss": a}, {"loss": b}) for a, b in zip(before, after, strict=True)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -323,12 +323,12 @@ def test_worse_losses_are_told(before, after, not_finite, worse):
         ({"epochs": 1, "proximal_strength": -1.0}, "proximal_strength=-1"),
     ],
 )
-def test_what_is_refused(run, arguments, words):
+def test_invalid_arguments_are_refused(run, arguments, words):
     with refusal(words):
         run.evaluate_fine_tuned(**arguments)
 
 
-def test_a_compiled_epoch_is_taken_where_there_is_one(run):
+def test_a_compiled_epoch_is_used_if_it_exists(run):
     calls = []
 
     def epoch(weights, x, y, rate, update):

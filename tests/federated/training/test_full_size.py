@@ -56,13 +56,13 @@ def run(
     return newest.before
 
 
-def test_two_rounds_of_tff_in_under_10_gb(tmp_path):
+def test_two_rounds_of_tff_take_under_10_gb(tmp_path):
     """That resumed runs of TFF are the same is tested on a small model (test_loop.py)."""
     mechanism = mechanism_file(tmp_path, "banded", full_size.MIN_SEP)
     run(tmp_path / "run", "tff", mechanism, under_gb=10, clients=3)
 
 
-def test_two_rounds_and_a_resume_in_under_3_gb(toeplitz, tmp_path):
+def test_two_rounds_and_a_resume_take_under_3_gb(toeplitz, tmp_path):
     """Kept, the updates of a hundred clients would take 1.6 GB more; a few sentences make one.
     Where there is no C compiler the Keras model trains ten.
     """
@@ -75,5 +75,5 @@ def test_two_rounds_and_a_resume_in_under_3_gb(toeplitz, tmp_path):
 
 
 @pytest.mark.skipif(compiler() is None, reason="the test above is without one")
-def test_two_rounds_without_a_compiler_in_under_3_gb(toeplitz, tmp_path):
+def test_two_rounds_without_a_compiler_take_under_3_gb(toeplitz, tmp_path):
     run(tmp_path / "run", "fast", toeplitz, under_gb=3, clients=3, FEDMF_CC="")

@@ -58,7 +58,7 @@ def begun(tmp_path_factory):
     return begin(tmp_path_factory.mktemp("begun") / "run")
 
 
-def test_the_same_goes_on(begun, recwarn):
+def test_a_resume_of_the_same_task_is_accepted(begun, recwarn):
     assert go_on(begun).noise_seed == 9
     assert not [warning for warning in recwarn if "data_version" in str(warning.message)]
 
@@ -129,7 +129,7 @@ def test_a_file_that_changed_is_refused_before_round_0(tmp_path, name):
         go_on(folder, settings=settings)
 
 
-def test_another_mechanism_that_looks_the_same_is_refused(tmp_path):
+def test_another_mechanism_of_the_same_description_is_refused(tmp_path):
     def plan_of(a):
         diagonals = np.tile([a, np.sqrt(1 - a * a)], (SETTINGS.rounds, 1))
         diagonals[0, 1], diagonals[-1, 0] = 0, 1  # columns of norm 1
@@ -174,7 +174,7 @@ def test_a_damaged_noise_seed_is_refused_and_not_shown(tmp_path):
         assert secret[:6] not in str(caught.value)
 
 
-def test_the_place_of_the_data_may_change(tmp_path):
+def test_the_location_of_the_data_may_change(tmp_path):
     folder = begin(tmp_path / "run", settings=dataclasses.replace(SETTINGS, data="here.sqlite"))
     there = dataclasses.replace(SETTINGS, data="there.sqlite")
     assert go_on(folder, settings=there).config == there
@@ -186,7 +186,7 @@ def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
         go_on(folder, small_task())
 
 
-def test_a_run_of_python_goes_on_in_python(tmp_path):
+def test_a_run_begun_in_python_resumes_in_python(tmp_path):
     folder = begin(tmp_path / "run")
     named = dataclasses.replace(SETTINGS, task="my_module:task")
     with refusal("it was trained in Python, so go on there, by federated.train"):
@@ -207,7 +207,7 @@ def test_the_end_is_declared_before_the_first_round(tmp_path):
             go_on(begun, settings=asked)
 
 
-def test_another_program_goes_on_where_it_is_accepted_and_plan_json_says_so(tmp_path):
+def test_an_accepted_other_program_resumes_and_plan_json_records_it(tmp_path):
     train(tmp_path, task=VERSIONED, stop_after=2)
     other = dataclasses.replace(VERSIONED, build_model=seeded_by(1))
     with refusal("accept_changed_task=True"):

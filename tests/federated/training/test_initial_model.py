@@ -42,7 +42,7 @@ def test_the_first_round_starts_from_the_weights(whole, keras_file, tmp_path, ki
 
 
 @pytest.mark.slow
-def test_a_resume_needs_the_file_no_more(keras_file, tmp_path):
+def test_a_resume_does_not_need_the_file_of_weights(keras_file, tmp_path):
     own = tmp_path / "own.keras"
     own.write_bytes(keras_file.read_bytes())
     settings = config(initial_model=str(own))
@@ -65,7 +65,7 @@ def test_a_resume_from_other_weights_is_refused(keras_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_weights_that_are_not_trained_come_along(tmp_path):
+def test_frozen_weights_are_taken_too(tmp_path):
     def build_model(seed, frozen=True):
         frozen_layer = tf.keras.layers.Dense(
             4, kernel_initializer=tf.keras.initializers.RandomNormal(seed=seed)
@@ -85,7 +85,7 @@ def test_weights_that_are_not_trained_come_along(tmp_path):
     assert run.evaluate("test") == run.result["test"]
 
 
-def test_what_does_not_fit_is_refused(whole, tmp_path):
+def test_weights_and_files_that_do_not_fit_are_refused(whole, tmp_path):
     other = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
     other.save(tmp_path / "other.keras")
     (tmp_path / "text.keras").write_text("no model")

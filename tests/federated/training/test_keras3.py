@@ -62,7 +62,7 @@ def keras3_model(seed=0):
     ],
     ids=["model", "loss", "loss function", "loss class", "metric", "metric class"],
 )
-def test_what_is_of_keras_3_is_refused_before_training(change, tmp_path):
+def test_objects_of_keras_3_are_refused_before_training(change, tmp_path):
     """By the task, or where the model or the metrics are first made."""
     (name,) = change
     with refusal(f"^{name} of task 'small' .*of {NAMED}", TypeError):
@@ -103,7 +103,7 @@ def test_a_layer_of_keras_3_in_a_model_of_keras_2_is_refused(build_model, words,
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_of_keras_3_is_refused_as_a_start(tmp_path):
+def test_initial_weights_from_a_file_of_keras_3_are_refused(tmp_path):
     path = tmp_path / "keras3.keras"
     keras3_model().save(path)
     words = rf"initial_model=.*Keras {keras.__version__} has written it.*Keras 2 \(the package"

@@ -48,7 +48,7 @@ def parts(three_rounds, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", ["fast", "tff"])
-def test_six_rounds_equal_three_kill_9_and_three_more(whole, tmp_path, execution):
+def test_three_rounds_kill_9_and_three_rounds_equal_six_rounds(whole, tmp_path, execution):
     """The rounds before kill -9 in another process than those after it."""
     whole = whole if execution == "fast" else train(tmp_path / "whole", config(execution))
     small = [tmp_path / "parts", execution, "3"]
@@ -70,7 +70,7 @@ def test_six_rounds_equal_three_kill_9_and_three_more(whole, tmp_path, execution
     assert not left, "a TFF worker outlived its parent"
 
 
-def test_the_run_folder_says_what_was_run_and_keeps_the_seed_private(tmp_path):
+def test_the_run_folder_records_the_run_and_hides_the_seed(tmp_path):
     def validation_alone(split):
         assert split == "validation"
         return small_task().evaluation_examples(split)
@@ -98,7 +98,7 @@ def test_the_run_folder_says_what_was_run_and_keeps_the_seed_private(tmp_path):
 
 
 @pytest.mark.slow
-def test_seeds_change_what_they_say(tmp_path):
+def test_noise_seeds_change_the_noise_and_seeds_the_cohorts(tmp_path):
     """That one noise seed is not another is the control of test_noise_in_training.py."""
 
     def participation(run):
@@ -134,7 +134,7 @@ def test_a_crash_loses_no_round(whole, tmp_path):
         assert executed == [5]
 
 
-def test_a_run_goes_on_where_other_software_computes_its_plan_up_to_rounding(whole, tmp_path):
+def test_a_resume_accepts_a_plan_that_differs_by_rounding(whole, tmp_path):
     """Begun where epsilon has another 16th digit, and gone on with a plan that was calibrated anew:
     the noise is that of the run.
     """
@@ -150,7 +150,7 @@ def test_a_run_goes_on_where_other_software_computes_its_plan_up_to_rounding(who
     assert resumed.plan["versions"] == software
 
 
-def test_what_another_version_computes_otherwise_is_named_with_the_versions(tmp_path):
+def test_a_plan_that_another_version_computes_differently_is_refused_with_both_versions(tmp_path):
     software = installed_versions() | {"scipy": "0.9"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_setup, "installed_versions", lambda: software)
@@ -180,7 +180,9 @@ def snapshot(folder):
     ],
     ids=["config", "plan", "data", "a new run"],
 )
-def test_another_run_is_refused_and_touches_nothing(parts, settings, task, options, said):
+def test_another_run_in_the_folder_is_refused_and_changes_no_file(
+    parts, settings, task, options, said
+):
     before = snapshot(parts)
     with refusal(said):
         train(parts, config(**settings), task, **{"resume": True} | options)
@@ -226,20 +228,20 @@ CLAIMED, LONG = config(claimed_cohort=40, cohort_size=5), config(rounds=40, min_
         (config(stop_at_epsilon=1e-3), {}, "is passed in round 0"),
     ],
 )
-def test_nothing_is_made_for_a_run_that_cannot_start(tmp_path, settings, options, said):
+def test_a_run_that_cannot_start_makes_no_folder(tmp_path, settings, options, said):
     with refusal(said, (TypeError, ValueError)):
         train(tmp_path / "run", settings, **options)
     assert not (tmp_path / "run").exists()
 
 
-def test_unwritable_folder_is_one_sentence(tmp_path):
+def test_an_unwritable_folder_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with refusal("cannot write to folder"):
         train(tmp_path / "file" / "run")
 
 
 @pytest.mark.slow
-def test_a_run_with_a_plan_of_its_own_goes_on_without_it_and_says_what_it_was(whole, tmp_path):
+def test_a_run_with_its_own_plan_resumes_without_it(whole, tmp_path):
     plan = dataclasses.replace(config().plan(), noise_multiplier=0.7)
     resumed = train(broken_off(tmp_path / "parts", 3, plan=plan), resume=True)
     assert resumed.plan["noise_multiplier"] == 0.7
@@ -273,7 +275,7 @@ def test_two_processes_do_not_train_in_one_folder(parts):
         pass
 
 
-def test_timings_are_apart_from_metrics(whole):
+def test_timings_are_in_a_file_of_their_own(whole):
     assert [row["round"] for row in whole.timings] == list(range(6))
     assert all("seconds" not in row for row in whole.metrics)
     assert json.loads((whole.path / "result.json").read_text())["seconds"] > 0
@@ -285,7 +287,7 @@ DIVERGING = config(
 )
 
 
-def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
+def test_a_diverging_run_warns_once_also_after_a_resume(tmp_path):
     """The watch's own rules are tested by themselves; here a rate of 50 drives the loss up, and the
     resumed rounds know of the first.
     """
@@ -296,7 +298,7 @@ def test_a_run_that_diverges_says_so_once_also_after_a_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
+def test_a_diverging_run_stops_with_stop_on_divergence(tmp_path):
     """Saved, without a result, and at every resume again, until that is without the option."""
     with pytest.raises(federated.DivergedRun, match="`server_learning_rate` than 0.5") as stop:
         train(tmp_path, DIVERGING, callbacks=[federated.StopOnDivergence()])
@@ -315,7 +317,7 @@ def test_a_run_that_diverges_stops_if_it_is_told_to(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rate_that_the_noise_hardly_allows_is_warned_of_once(tmp_path):
+def test_a_learning_rate_too_large_for_the_noise_warns_once(tmp_path):
     """Not after a resume. That one without noise has no such rate is in test_divergence.py."""
     settings = config(rounds=3, server_learning_rate=50.0, server_momentum=0.95)
     with pytest.warns(UserWarning, match=r"server_learning_rate=50 is \S+ times the 0\.\d+ that"):

@@ -152,11 +152,11 @@ def test_texts_as_labels_are_refused():
         (lambda: layers.Lambda(called_back), "calls Python"),
     ],
 )
-def test_what_keeps_or_draws_something_is_refused(layer, said):
+def test_layers_that_keep_a_state_or_draw_numbers_are_refused(layer, said):
     refused(task_with(layer), f"build_model of task 'small' .* {said}.* in training")
 
 
-def test_the_refusals_of_layers_of_keras_give_their_reason():
+def test_refusals_of_keras_layers_give_the_reason():
     """SpectralNormalization asks for the value of a tensor in Keras 2.14, and writes it later."""
     reason = "carr(y|ies) what it has seen of one client to the next"
     layer = functools.partial(layers.SpectralNormalization, layers.Dense(4))
@@ -173,12 +173,12 @@ def test_the_refusals_of_layers_of_keras_give_their_reason():
         (lambda: layers.Dropout(0.0),),
     ],
 )
-def test_is_accepted(middle):
+def test_pure_layers_are_accepted_in_both_executions(middle):
     """Also in TFF's runtime, for which one check more is made."""
     checked(task_with(*middle), config("tff"))
 
 
-def test_a_loss_counts_as_well():
+def test_losses_that_draw_or_read_variables_are_refused():
     weight = tf.Variable(2.0)
     for loss, words in (
         (lambda y, logits, real: tf.reduce_mean(logits) + tf.random.uniform([]), "draws random"),
@@ -212,11 +212,11 @@ def embedding(**options):
     ],
     ids=["train_step", "constraint", "no weights", "nothing to train"],
 )
-def test_what_keras_fit_alone_does_is_refused(build, said):
+def test_models_that_need_keras_fit_are_refused(build, said):
     refused(small_task(build_model=lambda seed: build()), f"gives .*{said}")
 
 
-def test_weights_that_are_not_trained(tmp_path):
+def test_frozen_weights_train_in_the_fast_execution_alone(tmp_path):
     frozen = task_with(
         lambda: layers.Dense(
             4, trainable=False, kernel_initializer=tf.keras.initializers.Identity()
@@ -261,7 +261,7 @@ class Counted(layers.Layer):
         (task_with(Counted), "count:0 is int32"),
     ],
 )
-def test_weights_that_are_not_float32(task, said):
+def test_weights_that_are_not_float32_are_refused(task, said):
     refused(task, rf"build_model of task 'small' .* not all float32 \(.*{said}")
 
 

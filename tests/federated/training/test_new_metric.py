@@ -53,7 +53,7 @@ def test_a_metric_has_a_column_that_the_guarantee_does_not_cover(tmp_path):
     assert "step_length" not in train(tmp_path / "bare", config()).table()
 
 
-def test_what_is_no_metric_is_refused():
+def test_invalid_metrics_are_refused():
     checked_metrics("round_metrics", [named("a"), named("b")])
     for wrong in (None, "loss", StepLength(), [StepLength], [len]):
         with refusal("round_metrics", TypeError):

@@ -44,7 +44,7 @@ def weights_of(run):
     return np.concatenate([w.ravel() for w in run.weights])
 
 
-def test_a_config_names_it_and_an_object_has_fields_of_its_own(heavy_ball, tmp_path):
+def test_a_registered_optimizer_trains_by_name_and_as_an_object(heavy_ball, tmp_path):
     by_name = train(tmp_path / "named", config(server_optimizer="heavy_ball"))
     default = train(tmp_path / "object", config(), server_optimizer=heavy_ball())
     smooth = train(tmp_path / "smooth", config(), server_optimizer=heavy_ball(friction=0.05))
@@ -58,7 +58,7 @@ def test_a_config_names_it_and_an_object_has_fields_of_its_own(heavy_ball, tmp_p
     assert smooth.config.server_optimizer == "heavy_ball"
 
 
-def test_a_resume_needs_an_equal_one(heavy_ball, tmp_path):
+def test_a_resume_with_another_optimizer_is_refused(heavy_ball, tmp_path):
     ball = heavy_ball(friction=0.05)
     whole = train(tmp_path / "whole", config(), server_optimizer=ball)
     folder = broken_off(tmp_path / "run", 2, config(), server_optimizer=ball)
@@ -72,7 +72,7 @@ def test_a_resume_needs_an_equal_one(heavy_ball, tmp_path):
     np.testing.assert_array_equal(weights_of(resumed), weights_of(whole))
 
 
-def test_one_of_fedmf_sets_the_fields_of_the_config(tmp_path):
+def test_an_optimizer_object_of_fedmf_sets_the_config_fields(tmp_path):
     adam = optimizers.Adam(momentum=0.7, epsilon=0.1)
     run = train(tmp_path / "run", config(rounds=2, min_sep=2), server_optimizer=adam)
     assert run.config.server_optimizer == "adam"
@@ -86,7 +86,7 @@ def test_weights_of_another_shape_are_refused(heavy_ball, tmp_path, monkeypatch)
         train(tmp_path / "run", config(), server_optimizer=heavy_ball())
 
 
-def test_what_cannot_be_is_refused_before_round_0(heavy_ball, tmp_path):
+def test_invalid_optimizers_are_refused_before_round_0(heavy_ball, tmp_path):
     with refusal("execution=tff has no server_optimizer=heavy_ball: .* use execution=fast"):
         config("tff", server_optimizer="heavy_ball")
     with refusal("beside a config with server_optimizer=yogi"):

@@ -27,7 +27,7 @@ def test_a_resume_may_change_the_strategy(tmp_path, whole):
 
 
 @pytest.mark.slow
-def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
+def test_noise_on_disk_is_announced_and_removed(tmp_path, capsys, whole):
     # The negative control: another seed is no rounding.
     quiet = train(tmp_path / "quiet", SETTINGS, progress=True, noise_seed=10)
     assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(quiet.weights, whole, strict=True))
@@ -43,7 +43,7 @@ def test_rows_on_disk_are_told_and_leave_nothing(tmp_path, capsys, whole):
     assert_close(run.weights, whole, **ROUNDING)
 
 
-def test_impossible_strategies_are_refused_before_anything_is_written(tmp_path):
+def test_impossible_strategies_are_refused_before_any_file_is_written(tmp_path):
     with refusal("noise_strategy='recurrent' cannot make this noise"):
         train(tmp_path / "run", SETTINGS, noise_strategy="recurrent", noise_memory=1000)
     assert not (tmp_path / "run").exists()

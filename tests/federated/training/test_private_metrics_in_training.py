@@ -45,7 +45,7 @@ def whole(tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole") / "run", SETTINGS, callbacks=[kept]), kept
 
 
-def test_rows_are_the_sums_of_the_clients_with_the_noise_of_their_own_stream(whole):
+def test_private_metrics_are_sums_of_clients_with_noise_of_their_own_stream(whole):
     (run, kept), task = whole, small_task()
     evaluator = Evaluator(task, SETTINGS)
     metrics = MetricsStream(SETTINGS.plan(), noise_seed=9)
@@ -78,7 +78,7 @@ def test_metrics_of_a_client_whose_loss_is_not_finite_are_the_worst(headline, wo
     assert bounded_metrics({headline: 0.5, "loss": np.inf}, headline)["accuracy"] == 0.5
 
 
-def test_a_resume_releases_the_same(whole, tmp_path):
+def test_a_resume_releases_identical_private_metrics(whole, tmp_path):
     whole, _ = whole
     broken_off(tmp_path / "parts", 3, SETTINGS)
     assert_same_run(whole, train(tmp_path / "parts", SETTINGS, resume=True))
@@ -101,7 +101,7 @@ def test_a_resume_releases_the_same(whole, tmp_path):
         ({"claimed_cohort": 40}, ""),
     ],
 )
-def test_numbers_are_named_by_the_guarantee(changes, covered):
+def test_metrics_are_named_by_whether_the_guarantee_covers_them(changes, covered):
     row = {
         "round": 3, "train_loss": 1.0, "clients": 4, "noise_stddev": 0.1, "clip_norm": 0.2,
         "scale_drift": 0.3, "private": {"loss": 2.0}, "validation": {"loss": 3.0}, "new": None,
@@ -114,14 +114,14 @@ def test_numbers_are_named_by_the_guarantee(changes, covered):
     }  # fmt: skip
 
 
-def test_what_does_not_go_together_is_refused(tmp_path):
+def test_settings_that_exclude_private_metrics_are_refused(tmp_path):
     with refusal("private_metrics=0.1 are computed where the run is"):
         train(tmp_path / "run", SETTINGS, cluster="local", worker_task=small_task)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_a_report_draws_them_over_windows_and_halving_goes_by_them(tmp_path):
+def test_reports_and_halving_use_private_metrics_averaged_over_windows(tmp_path):
     """tests/server/test_private_metrics.py has the means over rounds."""
     settings = config(private_metrics=0.9, largest_loss=4.0, noise_multiplier=0.01)
     run = train(tmp_path / "runs" / "one", settings)
@@ -186,6 +186,6 @@ def test_a_private_metric_is_committed_with_its_round_and_never_computed_again(t
         (tf.keras.metrics.SparseCategoricalCrossentropy, "is not between 0 and"),
     ],
 )
-def test_an_evaluation_in_which_clients_meet_is_refused(metric, words):
+def test_an_evaluation_that_mixes_clients_is_refused(metric, words):
     with refusal(words):
         checked(with_metric(metric), SETTINGS)

@@ -33,7 +33,7 @@ def shown_after(rows, headline, monkeypatch):
     return shown
 
 
-def test_a_run_that_learns_is_seen_while_its_accuracy_is_0(monkeypatch):
+def test_the_loss_shows_progress_while_the_accuracy_is_0(monkeypatch):
     """A next-word model learns the end of sentences first, which its accuracy leaves out."""
     rows = [
         {},

@@ -33,7 +33,7 @@ def whole_and_resumed(folder, settings):
 
 
 @pytest.mark.slow
-def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path):
+def test_a_poisson_run_respects_its_partition_and_resumes_identically(tmp_path):
     settings = sampled(availability="independent:0.8", dropout=0.2)
     whole, rounds = whole_and_resumed(tmp_path, settings)
     assert len({row["clients"] for row in whole.metrics}) > 1  # Poisson cohorts vary
@@ -46,7 +46,7 @@ def test_poisson_run_keeps_to_its_parts_and_resumes_to_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_min_sep_run_keeps_its_separation_and_resumes_to_the_same(tmp_path, quick):
+def test_a_min_sep_run_respects_its_separation_and_resumes_identically(tmp_path, quick):
     settings = sampled(sampling="min-sep-poisson", dropout=0.2)
     whole, rounds = whole_and_resumed(tmp_path, settings)
     assert min(np.diff(each).min(initial=2) for each in rounds) == 2
@@ -54,7 +54,7 @@ def test_a_min_sep_run_keeps_its_separation_and_resumes_to_the_same(tmp_path, qu
     assert fedmf.audit_run(whole).contradictions == ()
 
 
-def test_a_round_without_clients_goes_on(tmp_path):
+def test_a_run_continues_after_a_round_without_clients(tmp_path):
     # One client expected in each of six rounds: about a third of the rounds are empty, with this
     # seed at least one.
     run = train(tmp_path / "run", sampled(cohort_size=1))
@@ -74,7 +74,7 @@ def test_cohorts_follow_the_secret_seed_and_not_the_published_one():
     assert cohorts(settings, 9) != cohorts(settings, 10)
 
 
-def test_simulation_of_a_larger_cohort_draws_the_smaller_one(tmp_path):
+def test_simulating_a_larger_cohort_samples_the_smaller_one(tmp_path):
     settings = sampled(claimed_cohort=6, cohort_size=2)
     plan = settings.plan()
     assert plan.sampling.cohort_size == 6

@@ -18,7 +18,7 @@ BOTH = {"clip_quantile": 0.5, "clip_every": 2}
 
 
 @pytest.mark.parametrize("adaptive", [{}, BOTH], ids=["fixed", "adaptive"])
-def test_a_run_releases_what_a_server_does(adaptive, tmp_path, monkeypatch):
+def test_a_run_and_a_server_have_equal_releases(adaptive, tmp_path, monkeypatch):
     sums, means = [], []
     honest, added = NoisyMeans.release, UpdateSum.add_clipped
 
@@ -55,7 +55,7 @@ def test_a_run_releases_what_a_server_does(adaptive, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("tff")
-def test_the_query_releases_what_a_server_does():
+def test_the_query_and_a_server_have_equal_releases():
     from fedmf.federated.tff.query import MatrixFactorizationQuery
 
     participation = fedmf.Participation(rounds=8, schema="min_sep", min_sep=2)

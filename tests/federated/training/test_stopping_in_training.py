@@ -14,7 +14,7 @@ from tests.refusals import refusal
 
 
 @pytest.mark.slow
-def test_a_run_stops_before_the_round_that_would_pass_an_epsilon_and_not_beyond_its_plan(tmp_path):
+def test_a_run_stops_before_it_exceeds_an_epsilon_or_its_plan(tmp_path):
     settings = config()
     plan = settings.plan()
     epsilons = [stopped_after(plan, rounds).epsilon for rounds in range(1, settings.rounds + 1)]
@@ -73,7 +73,7 @@ class Early(federated.Callback):
             training.stop(**self._by_data)
 
 
-def test_an_end_that_a_callback_chose_by_data_is_not_that_of_a_shorter_plan(tmp_path):
+def test_an_end_chosen_by_data_states_the_epsilon_of_all_rounds(tmp_path):
     plan = config().plan()
     run = train(tmp_path / "data", callbacks=[Early()])
     assert run.result is None
@@ -88,7 +88,7 @@ def test_an_end_that_a_callback_chose_by_data_is_not_that_of_a_shorter_plan(tmp_
 
 
 @pytest.mark.parametrize("rounds", ["3", 2.5, -1, 0, True, 6])
-def test_an_end_that_no_run_has_is_refused(rounds, tmp_path):
+def test_an_impossible_end_is_refused(rounds, tmp_path):
     run = object.__new__(fedmf.Run)
     vars(run).update(path=tmp_path, config=config(), result={"ended_after": rounds})
     with refusal(r"result\.json has ended_after="):

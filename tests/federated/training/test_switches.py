@@ -14,12 +14,12 @@ from tests.refusals import refusal
         (lambda: tf.distribute.OneDeviceStrategy("/CPU:0").scope(), "scope of a tf.distribute"),
     ],
 )
-def test_a_graph_and_a_strategy_are_refused(scope, words):
+def test_open_graphs_and_distribution_strategies_are_refused(scope, words):
     with scope(), refusal(words, RuntimeError):
         check_eager()
     check_eager()
 
 
-def test_what_is_of_keras_2_has_no_note():
+def test_objects_of_keras_2_have_no_note():
     for thing in (tf.keras.losses.MeanSquaredError(), tf.keras.losses.mse, tf.keras.Model, None):
         assert keras3_note(thing) == ""

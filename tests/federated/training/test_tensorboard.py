@@ -31,7 +31,7 @@ def expected(run):
 
 
 @pytest.mark.slow
-def test_each_point_once_also_after_a_resume(tmp_path):
+def test_each_point_is_written_once_also_after_a_resume(tmp_path):
     """Begun without the callback, gone on with it, and once more."""
     settings, board = config(), {"callbacks": [TensorBoard()]}
     broken_off(tmp_path, 3, settings)

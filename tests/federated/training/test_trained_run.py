@@ -29,7 +29,7 @@ def test_the_model_has_the_run_s_weights_and_metrics(whole):
     )
 
 
-def test_clients_one_by_one(whole):
+def test_clients_are_evaluated_one_by_one(whole):
     """Without the one that has no examples, and one whose examples are NaN."""
 
     def examples(client_id):
@@ -49,7 +49,7 @@ def test_clients_one_by_one(whole):
     assert len(found["deciles"]) == 9
 
 
-def test_clients_with_values_not_finite_are_counted_apart(whole, monkeypatch):
+def test_clients_with_infinite_metrics_are_counted_separately(whole, monkeypatch):
     """The loss is not defined on one client's examples. With large weights it is not finite on
     those of the others.
     """

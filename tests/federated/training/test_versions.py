@@ -43,7 +43,7 @@ def runs(request, folders):
     return [fedmf.Run.load(folder / request.param) for folder in folders]
 
 
-def test_draws_agree_to_the_bit_and_rows_of_noise_to_float32_rounding(folders):
+def test_draws_are_bitwise_identical_and_noise_agrees_to_float32_rounding(folders):
     old, new = (np.load(folder / "noise.npz") for folder in folders)
     np.testing.assert_array_equal(new["draws"], old["draws"])
     # Products of matrices are summed in another order by another OpenBLAS.
@@ -51,13 +51,13 @@ def test_draws_agree_to_the_bit_and_rows_of_noise_to_float32_rounding(folders):
     assert old["rows"].std() > 0.5
 
 
-def test_they_are_of_different_versions(runs):
+def test_the_runs_are_of_different_versions(runs):
     old, new = (run.plan["versions"] for run in runs)
     for name in ("python", "tensorflow", "numpy", "scipy"):
         assert old[name] != new[name]
 
 
-def test_cohorts_and_initial_weights_agree_to_the_bit(runs):
+def test_cohorts_and_initial_weights_are_bitwise_identical(runs):
     old, new = runs
     for name in ("participation.csv", "config.json"):
         assert (new.path / name).read_bytes() == (old.path / name).read_bytes()
