@@ -20,7 +20,7 @@ from fedmf.federated.model_functions import CompiledEpoch, ModelFunctions, tenso
 from fedmf.training.batching import concatenated_epochs, list_batches
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import Epochs
-from fedmf.training.execution.in_threads import ClippedUpdate
+from fedmf.training.execution.in_threads import ClientResult
 from fedmf.training.learner import ClientSettings
 
 
@@ -50,7 +50,7 @@ class KerasClient:
         # TensorFlow traces for one thread at a time, which only the constructor ensures.
         self._traced_training.get_concrete_function()
 
-    def __call__(self, sent: Broadcast, epochs: Epochs) -> ClippedUpdate:
+    def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
         """See `OneClient`."""
         x, y = tf.nest.pack_sequence_as(self._batch_specs, concatenated_epochs([epochs]))
         client_batches = list_batches([epochs], self._batch_size)
@@ -59,7 +59,7 @@ class KerasClient:
             self._sent = sent
             self._tensors = TensorBroadcast.of(sent)
         sample, loss_sum = self._traced_training(self._tensors, x, y, batch_ends)
-        return _clipped_update(sample, float(loss_sum))
+        return _client_result(sample, float(loss_sum))
 
     def _train(
         self, sent: TensorBroadcast, xs: Any, ys: Any, batch_ends: Any
@@ -128,7 +128,7 @@ class CompiledClient:
         )
         self._traced_clipping.get_concrete_function()  # As in `KerasClient`.
 
-    def __call__(self, sent: Broadcast, epochs: Epochs) -> ClippedUpdate:
+    def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
         """See `OneClient`."""
         weights = [np.ascontiguousarray(weight) for weight in sent.weights]
         x, y = (np.ascontiguousarray(array) for array in epochs[0])
@@ -137,7 +137,7 @@ class CompiledClient:
         else:
             loss_sum = self._train_in_bounded_steps(weights, x, y)
         sample = self._traced_clipping(tensor_params(sent.params), self._update_tensors)
-        return _clipped_update(sample, loss_sum)
+        return _client_result(sample, loss_sum)
 
     def _train_in_bounded_steps(
         self, weights: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray
@@ -161,9 +161,9 @@ class CompiledClient:
         return loss_sum
 
 
-def _clipped_update(sample: QuerySample, loss_sum: float) -> ClippedUpdate:
-    """Returns the clipped record of one client as a `ClippedUpdate`."""
-    return ClippedUpdate(sample.record, int(sample.clipped), int(sample.zeroed), loss_sum)
+def _client_result(sample: QuerySample, loss_sum: float) -> ClientResult:
+    """Returns the clipped record and the loss of one client."""
+    return ClientResult(sample.record, int(sample.clipped), int(sample.zeroed), loss_sum)
 
 
 def aligned_buffer(num_floats: int) -> np.ndarray:

@@ -153,8 +153,8 @@ def dp_aggregator(
         secret. `HostNoise.for_state` makes a `HostNoise` for it.
       zeroing_norm: updates whose l-infinity norm exceeds it count as zero (multi-epoch paper, Sec.
         5: 100); None for no limit. NaN and infinities always count as zero.
-      noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a
-        `HostNoise`; None is the former.
+      noise_strategy: "recurrent", in the graph, or "precomputed", a noise vector that a `HostNoise`
+        hands in each round; None is the former.
       secure_sum: whether to sum with tff.aggregators.SecureSumFactory, on integers of 32 bits.
         Updates are clipped to a lower norm (by 5e-7 of clip_norm at 4 million parameters), so that
         rounding to integers cannot lift one over clip_norm. TFF's default runtime has no secure sum

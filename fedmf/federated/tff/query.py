@@ -81,8 +81,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         only the state holds it.
       zeroing_norm: a record with an entry larger than this in absolute value counts as zero
         (papers: 100); None for no limit. A record with a NaN or an infinity always counts as zero.
-      noise_strategy: "recurrent", in the graph, or "precomputed", a row handed in each round by a
-        `HostNoise`; None is the former.
+      noise_strategy: "recurrent", in the graph, or "precomputed", a noise vector that a `HostNoise`
+        hands in each round; None is the former.
       divisor: fixed number by which the result is divided.
       count_metrics: whether the metrics have the counts of the last round. They are exact functions
         of the clients' data and NOT covered by the guarantee: in a real deployment pass False, or

@@ -15,8 +15,8 @@ from fedmf.training.client_work import Broadcast, ClientWork, group_sum, with_fi
 from fedmf.training.examples import ClientData, Epochs
 
 
-class ClippedUpdate(NamedTuple):
-    """The clipped update of a client.
+class ClientResult(NamedTuple):
+    """The clipped update of a client, and its loss.
 
     Attributes:
       values: float arrays in the shapes of the weights, or tensors, which become arrays when they
@@ -32,7 +32,7 @@ class ClippedUpdate(NamedTuple):
 
 
 # What the server sent and a client's epochs -> its update. One client at a time.
-OneClient = Callable[[Broadcast, Epochs], ClippedUpdate]
+OneClient = Callable[[Broadcast, Epochs], ClientResult]
 
 
 class ClientsInThreads(ClientWork):
@@ -58,11 +58,11 @@ class ClientsInThreads(ClientWork):
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "client")
         self._ahead = threads + 1  # one waits for its turn
 
-    def _train(self, sent: Broadcast, epochs: Epochs) -> ClippedUpdate:
+    def _train(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
         if not hasattr(self._own, "client"):
             with self._making:  # frameworks trace one function after the other
                 self._own.client = self._make()
-        update: ClippedUpdate = self._own.client(sent, epochs)
+        update: ClientResult = self._own.client(sent, epochs)
         return update
 
     def explain(self) -> str:
@@ -73,7 +73,7 @@ class ClientsInThreads(ClientWork):
         """See `ClientWork.sums`. Clients of the next groups begin where threads are free."""
         groups = list(groups)
         clients = itertools.chain.from_iterable(map(with_finite_examples, groups))
-        waiting = collections.deque[concurrent.futures.Future[ClippedUpdate]]()
+        waiting = collections.deque[concurrent.futures.Future[ClientResult]]()
         try:
             for group in groups:
                 values = [np.zeros(shape) for shape in self._shapes]
