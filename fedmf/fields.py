@@ -221,7 +221,7 @@ class ShortRepr:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "__repr__" not in vars(cls):  # Else @dataclass would generate one.
+        if "__repr__" not in vars(cls):  # Otherwise @dataclass generates one.
             cls.__repr__ = ShortRepr.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:

@@ -1,3 +1,1 @@
-"""Who takes part, and how often: the schema a guarantee rests on,
-the ledger of a run, its statistics.
-"""
+"""Participation of clients: the schemas that guarantees assume, and the ledger of a run."""

@@ -1,4 +1,4 @@
-"""Rounds client by client: the form in which records of any length are counted, block by block."""
+"""Rounds of a record grouped by client, so that long records are counted block by block."""
 
 import dataclasses
 import functools
@@ -12,8 +12,8 @@ class ClientRounds:
     """All rounds of some clients of a record.
 
     Attributes:
-      rounds: client after client and increasing for each, ints (rows,).
-      starts: place of each client's first round in `rounds`, int64 (clients,).
+      rounds: the rounds of one client after those of another, increasing for each, ints (rows,).
+      starts: index of each client's first round in `rounds`, int64 (clients,).
 
     >>> clients = ClientRounds(rounds=np.array([0, 3, 9, 5]), starts=np.array([0, 3]))
     >>> clients.counts, clients.spans
@@ -25,53 +25,59 @@ class ClientRounds:
 
     @staticmethod
     def of_cohorts(cohorts: Sequence[np.ndarray]) -> "tuple[np.ndarray, ClientRounds]":
-        """The clients, int64 and increasing, and their rounds; from the clients of every round,
-        each once in a round.
+        """Returns the clients that took part, int64 and increasing, and their rounds.
+
+        Args:
+          cohorts: clients of each round, without duplicates.
         """
         sizes = [len(cohort) for cohort in cohorts]
-        client = np.concatenate([np.zeros(0, np.int64), *cohorts])
-        if client.max(initial=0) < 2**32:
-            client = client.astype(np.uint32)  # half the memory of what follows
-        # Stable: the rounds of a client stay in order.
-        order = np.argsort(client, kind="stable")
-        t, client = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[order], client[order]
+        clients = np.concatenate([np.zeros(0, np.int64), *cohorts])
+        if clients.max(initial=0) < 2**32:
+            clients = clients.astype(np.uint32)  # Halves the memory of the steps below.
+        # A stable sort leaves the rounds of each client in order.
+        order = np.argsort(clients, kind="stable")
+        rounds = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[order]
+        clients = clients[order]
         del order
-        starts = np.flatnonzero(np.r_[True, client[1:] != client[:-1]][: len(t)])
-        return client[starts].astype(np.int64), ClientRounds(rounds=t, starts=starts)
+        is_first = np.r_[True, clients[1:] != clients[:-1]][: len(rounds)]
+        starts = np.flatnonzero(is_first)
+        return clients[starts].astype(np.int64), ClientRounds(rounds=rounds, starts=starts)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def of(self, client: int) -> np.ndarray:
-        """The rounds of the client at this place."""
+        """Returns the rounds of the client with this index, increasing."""
         return self.rounds[self.starts[client] :][: self.counts[client]]
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """Rounds of each client, int64 (clients,)."""
+        """Number of rounds of each client, int64 (clients,)."""
         return np.diff(self.starts, append=len(self.rounds))
 
     @functools.cached_property
     def spans(self) -> np.ndarray:
-        """Each client's last round less its first one, (clients,)."""
+        """Difference between each client's last and first round, (clients,)."""
         return self.rounds[self.starts + self.counts - 1] - self.rounds[self.starts]
 
     @functools.cached_property
     def gaps(self) -> np.ndarray:
-        """Each round less the client's round before, (rows,); 0 at a client's first round."""
+        """Difference between each round and the client's previous one, (rows,); 0 for the first."""
         gaps = np.diff(self.rounds, prepend=self.rounds[:1])
         gaps[self.starts] = 0
         return gaps
 
     @functools.cached_property
-    def later(self) -> np.ndarray:
-        """Whether a row is not its client's first, bool (rows,)."""
-        later = np.ones(len(self.rounds), bool)
-        later[self.starts] = False
-        return later
+    def is_repeat(self) -> np.ndarray:
+        """Mask of the rows that are not the first of their client, bool (rows,)."""
+        is_repeat = np.ones(len(self.rounds), bool)
+        is_repeat[self.starts] = False
+        return is_repeat
 
     def smallest_gaps(self, single: int) -> np.ndarray:
-        """The smallest difference between two rounds of each client, (clients,); `single` of those
-        with one round.
+        """Returns the smallest difference between two rounds of each client, (clients,).
+
+        Args:
+          single: the value for clients with one round.
         """
-        return np.minimum.reduceat(np.where(self.later, self.gaps, single), self.starts)
+        return np.minimum.reduceat(np.where(self.is_repeat, self.gaps, single), self.starts)

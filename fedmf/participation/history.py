@@ -1,4 +1,4 @@
-"""The rounds of clients so far, as much of them as decides who is eligible next."""
+"""Participation histories of clients, which decide who is eligible for the next round."""
 
 import abc
 
@@ -6,31 +6,31 @@ import numpy as np
 
 
 class History(abc.ABC):
-    """The rounds of clients 0, 1, ..., recorded in order."""
+    """Base of the participation histories of clients 0, 1, ..., recorded round by round."""
 
     @abc.abstractmethod
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Counts round t for these different clients, int64 (clients,)."""
+        """Records round t for distinct clients, int64 (clients,)."""
 
     @abc.abstractmethod
     def grow(self, num_clients: int) -> None:
-        """Makes room for at least so many clients, of whom the new ones never took part."""
+        """Adds clients without a participation, up to `num_clients` clients or more."""
 
 
 class TimerHistory(History):
-    """The last round of each client and the number of its participations.
+    """Last round of each client and the number of its participations.
 
-    Memory is two to eight bytes a client.
+    It takes two to eight bytes of memory per client.
 
     Args:
-      num_clients: clients 0 .. num_clients - 1; `grow` adds more.
-      rounds: of the run.
-      max_participations: a count ends there.
+      num_clients: the clients are 0 .. num_clients - 1; `grow` adds others.
+      rounds: length of the run.
+      max_participations: largest count that is recorded.
 
     Attributes:
-      round_after: the round after a client's last one, 0 where it never took part, ints
-        (num_clients,).
-      counts: participations, ints (num_clients,).
+      round_after: the round after a client's last one, ints (num_clients,); 0 if the client never
+        took part.
+      counts: number of participations of each client, ints (num_clients,).
 
     >>> history = TimerHistory(3, rounds=10, max_participations=2)
     >>> history.record(4, np.array([0, 2]))
@@ -44,28 +44,29 @@ class TimerHistory(History):
         self._max_participations = max_participations
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Counts round t for these different clients, int64 (clients,)."""
+        """Records round t for distinct clients, int64 (clients,)."""
         counts = self.counts[clients]
         self.counts[clients] = np.where(counts < self._max_participations, counts + 1, counts)
         self.round_after[clients] = t + 1
 
     def grow(self, num_clients: int) -> None:
-        """Makes room for at least so many clients, of whom the new ones never took part."""
-        num_more = num_clients - len(self.counts)
-        if num_more > 0:
-            # A client at a time would copy all of them each time.
-            padding = (0, max(num_more, len(self.counts)))
+        """Adds clients without a participation, up to `num_clients` clients or more."""
+        num_missing = num_clients - len(self.counts)
+        if num_missing > 0:
+            # The arrays at least double, since adding clients one by one would copy them each time.
+            padding = (0, max(num_missing, len(self.counts)))
             self.round_after = np.pad(self.round_after, padding)
             self.counts = np.pad(self.counts, padding)
 
 
 class EpochHistory(TimerHistory):
-    """A history whose counts are epochs since a client's first round, those that it missed
-    included.
+    """Last round of each client, and the number of epochs since its first one.
+
+    Epochs that the client missed count as well.
 
     Args:
-      num_clients, rounds, max_participations: as of `TimerHistory`.
-      epoch: rounds of an epoch.
+      num_clients, rounds, max_participations: see `TimerHistory`.
+      epoch: number of rounds of an epoch.
 
     >>> history = EpochHistory(1, rounds=10, max_participations=5, epoch=2)
     >>> for t in (0, 6):
@@ -81,7 +82,7 @@ class EpochHistory(TimerHistory):
         self._epoch = epoch
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Counts the epochs up to round t for these different clients, int64 (clients,)."""
+        """Records round t, and the epochs up to it, for distinct clients, int64 (clients,)."""
         round_after = self.round_after[clients].astype(np.int64)
         num_epochs = np.where(round_after == 0, 1, (t + 1 - round_after) // self._epoch)
         counts = self.counts[clients] + num_epochs
@@ -90,10 +91,10 @@ class EpochHistory(TimerHistory):
 
 
 class RoundLists(History):
-    """A history with all rounds of each client, for schemas that need them.
+    """All rounds of each client, for schemas that need them.
 
     Args:
-      num_clients: clients 0 .. num_clients - 1; `grow` adds more.
+      num_clients: the clients are 0 .. num_clients - 1; `grow` adds others.
 
     >>> history = RoundLists(2)
     >>> history.record(3, np.array([1]))
@@ -106,15 +107,15 @@ class RoundLists(History):
         self._rounds_by_client: dict[int, list[int]] = {}
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Adds round t to the rounds of these different clients, int64 (clients,)."""
+        """Adds round t to the rounds of distinct clients, int64 (clients,)."""
         for client in clients.tolist():
             self._rounds_by_client.setdefault(client, []).append(t)
 
     def grow(self, num_clients: int) -> None:
-        """Makes room for at least so many clients, of whom the new ones never took part."""
+        """Adds clients without a participation, up to `num_clients` clients or more."""
         self._num_clients = max(self._num_clients, num_clients)
 
     def rounds_of(self, clients: np.ndarray | slice) -> list[list[int]]:
-        """Returns the rounds of each of these clients, increasing."""
-        numbers = np.arange(self._num_clients)[clients].tolist()
-        return [self._rounds_by_client.get(number, []) for number in numbers]
+        """Returns a list of increasing rounds for each of the clients."""
+        client_indices = np.arange(self._num_clients)[clients].tolist()
+        return [self._rounds_by_client.get(client, []) for client in client_indices]

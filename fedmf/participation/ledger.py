@@ -1,33 +1,26 @@
-"""Who took part when: the record that a run keeps and that its guarantee after the fact
-is computed from.
-"""
+"""Participation ledger: the record of who took part when, from which audits compute guarantees."""
 
-import io
 import json
 import os
-import re
 import reprlib
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from fedmf import checks, identifiers
+from fedmf import checks
 from fedmf.files import checked_path, write_atomically
+from fedmf.participation import ledger_csv
 from fedmf.participation.clients import ClientRounds
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 
-_HEADER = "round,client\n"
 _FORMAT = "fedmf ledger 1"
-_DAMAGED = "the ledger is damaged"
-_NOBODY = np.zeros((0, 2), np.int64)  # pairs
 
 
-class _Saved(msgspec.Struct, forbid_unknown_fields=True):
-    """What a file holds; of each round the clients that took part, the selected, the deviating."""
+class _LedgerFile(msgspec.Struct, forbid_unknown_fields=True):
+    """Content of a ledger file. Each of `rounds` holds the three client lists of a `_Round`."""
 
     format: str
     cohort_size: int | None
@@ -35,8 +28,12 @@ class _Saved(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Round(NamedTuple):
-    """Clients, int64 and read-only: those that took part, those that were selected, and the
-    selected that deviate.
+    """Clients of a round, int64 and read-only.
+
+    Attributes:
+      cohort: clients that took part.
+      selected: clients that were selected.
+      noncompliant: the selected clients that ignore their timer or limit.
     """
 
     cohort: np.ndarray
@@ -45,18 +42,17 @@ class _Round(NamedTuple):
 
 
 class ParticipationLedger:
-    """An append-only list of cohorts: entry t holds the clients of round t.
+    """Append-only list of cohorts, the clients that took part in rounds 0, 1, ...
 
-    A cohort is what was achieved: the clients that took part. Where others were selected too and
-    contributed nothing, the ledger also holds the selection; where a simulation lets clients
-    deviate, it holds which.
+    The ledger also holds the selected clients, of which some may have contributed nothing, and the
+    noncompliant clients of a simulation.
 
     Args:
-      cohort_size: clients that a round should have; None where cohorts vary in size by design.
-      cohorts: of the rounds from 0 on.
+      cohort_size: planned number of clients of a round; None if cohorts vary in size by design.
+      cohorts: clients of each round, from round 0 on.
 
     Raises:
-      TypeError, ValueError: a cohort is no 1-D array of different clients' numbers.
+      TypeError, ValueError: a cohort is not a 1-D array of distinct client indices.
 
     >>> ledger = ParticipationLedger(cohort_size=2)
     >>> for cohort in ([0, 1], [2, 3], [1]):
@@ -66,11 +62,11 @@ class ParticipationLedger:
     """
 
     def __init__(self, *, cohort_size: int | None, cohorts: Sequence[np.ndarray] = ()) -> None:
-        self.cohort_size = _cohort_size(cohort_size)
+        self.cohort_size = _check_cohort_size(cohort_size)
         self._rounds: list[_Round] = []
         hint = "give a list of cohorts, arrays of ints"
         for t, cohort in enumerate(checks.entries("cohorts", cohorts, hint=hint)):
-            clients = _clients(f"cohorts[{t}]", cohort)
+            clients = _check_clients(f"cohorts[{t}]", cohort)
             self._rounds.append(_Round(clients, clients, clients[:0]))
 
     def __len__(self) -> int:
@@ -86,31 +82,27 @@ class ParticipationLedger:
         """Records the next round.
 
         Args:
-          cohort: the clients that took part: ints, shape (clients,), none of them twice.
-          selected: the clients that were planned, those of `cohort` among them;
-            None means exactly those.
-          noncompliant: those of the selected that are known to ignore their timer or limit; None
-            means nobody.
+          cohort: distinct clients that took part, ints (clients,).
+          selected: the selected clients, which include the cohort; None means exactly the cohort.
+          noncompliant: the selected clients that are known to ignore their timer or limit; None
+            means none.
 
         Raises:
-          TypeError: entries that are not ints.
-          ValueError: a negative client, one twice, or one that took part unselected.
+          TypeError: entries are not ints.
+          ValueError: a client is negative, occurs twice, or took part without being selected.
         """
-        cohort = _clients("cohort", cohort)
-        planned = cohort if selected is None else _clients("selected", selected)
-        unselected = cohort[~np.isin(cohort, planned)]
+        cohort = _check_clients("cohort", cohort)
+        selected = cohort if selected is None else _check_clients("selected", selected)
+        if noncompliant is None:
+            noncompliant = cohort[:0]
+        unselected = cohort[~np.isin(cohort, selected)]
         if len(unselected):
             raise ValueError(
                 f"cohort of round {len(self)} has client {unselected[0]}, who is not in selected: "
                 "select all who take part"
             )
-        self._rounds.append(
-            _Round(
-                cohort,
-                planned,
-                _clients("noncompliant", () if noncompliant is None else noncompliant),
-            )
-        )
+        noncompliant = _check_clients("noncompliant", noncompliant)
+        self._rounds.append(_Round(cohort, selected, noncompliant))
 
     def restore(
         self,
@@ -118,69 +110,72 @@ class ParticipationLedger:
         selections: Sequence[np.ndarray],
         is_noncompliant: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        """Takes over rounds of a journal, whose clients were checked when they were recorded.
+        """Appends rounds of a journal, whose clients were checked when they were recorded.
 
         Args:
-          cohorts, selections: of each round, int64.
-          is_noncompliant: which of the selected deviate, bool; None for nobody.
+          cohorts, selections: clients of each round, int64.
+          is_noncompliant: clients -> whether each of them is noncompliant, bool; None if all of
+            them comply.
         """
         for cohort, selected in zip(cohorts, selections, strict=True):
-            deviating = selected[:0]
+            noncompliant = selected[:0]
             if is_noncompliant is not None:
-                deviating = selected[is_noncompliant(selected)]
-            for clients in (cohort, selected, deviating):
+                noncompliant = selected[is_noncompliant(selected)]
+            for clients in (cohort, selected, noncompliant):
                 clients.setflags(write=False)
-            self._rounds.append(_Round(cohort, selected, deviating))
+            self._rounds.append(_Round(cohort, selected, noncompliant))
 
     def cohort(self, t: int) -> np.ndarray:
-        """The clients that took part in round t, int64 (clients,), read-only.
+        """Returns the clients that took part in round t, int64 (clients,), read-only.
 
         Args:
           t: a round of the ledger, from 0 on.
         """
-        return self._entry(t).cohort
+        return self._recorded_round(t).cohort
 
     def selected(self, t: int) -> np.ndarray:
-        """The clients that were selected for round t, int64 (clients,), read-only: `cohort(t)` and
-        those that contributed nothing.
+        """Returns the clients that were selected for round t, int64 (clients,), read-only.
+
+        They are `cohort(t)` and the clients that contributed nothing.
 
         Args:
           t: a round of the ledger, from 0 on.
         """
-        return self._entry(t).selected
+        return self._recorded_round(t).selected
 
     @property
     def cohorts(self) -> list[np.ndarray]:
-        """The clients that took part, of all rounds, as `cohort` has them."""
-        return [entry.cohort for entry in self._rounds]
+        """Clients that took part, a read-only array for each round."""
+        return [recorded.cohort for recorded in self._rounds]
 
     @property
     def selections(self) -> list[np.ndarray]:
-        """The clients that were selected, of all rounds, as `selected` has them."""
-        return [entry.selected for entry in self._rounds]
+        """Clients that were selected, a read-only array for each round."""
+        return [recorded.selected for recorded in self._rounds]
 
-    def _entry(self, t: int) -> _Round:
+    def _recorded_round(self, t: int) -> _Round:
+        """Returns what is recorded of round t; raises TypeError or ValueError if nothing is."""
         hint = f"ask for a round that is recorded, of {len(self)}"
         return self._rounds[checks.integer("t", t, low=0, high=len(self) - 1, hint=hint)]
 
     def noncompliant(self, participation: Participation | None = None) -> np.ndarray:
-        """The clients known to deviate, int64, sorted.
+        """Returns the clients that are known to be noncompliant, int64, increasing.
 
         Args:
-          participation: adds the clients whose rounds it does not allow.
+          participation: a schema; adds the clients whose rounds it does not allow.
 
         Raises:
-          ValueError: of schema budget, where it depends on the encoder: ask `fedmf.audit_ledger`,
-            which has one.
+          ValueError: the schema is "budget", whose allowed rounds depend on the encoder:
+            `fedmf.audit_ledger` has one.
 
         >>> ledger = ParticipationLedger(
         ...     cohort_size=1, cohorts=[np.array([7]), np.array([7]), np.array([9])]
         ... )
-        >>> apart = Participation(rounds=3, schema="min_sep", min_sep=2)
-        >>> ledger.noncompliant(), ledger.noncompliant(apart)
+        >>> participation = Participation(rounds=3, schema="min_sep", min_sep=2)
+        >>> ledger.noncompliant(), ledger.noncompliant(participation)
         (array([], dtype=int64), array([7]))
         """
-        known = [entry.noncompliant for entry in self._rounds]
+        client_arrays = [recorded.noncompliant for recorded in self._rounds]
         if participation is not None and not isinstance(participation, Participation):
             raise TypeError(
                 f"participation={reprlib.repr(participation)} must be a fedmf.Participation, or "
@@ -188,81 +183,81 @@ class ParticipationLedger:
             )
         if participation is not None:
             clients, rounds = self.clients()
-            known.append(clients[~participation.allows_each(rounds)])
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *known]))
+            client_arrays.append(clients[~participation.allows_each(rounds)])
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *client_arrays]))
 
     def planned(self) -> "ParticipationLedger":
-        """The ledger of what was planned: its cohorts are the clients that were selected."""
-        return self._changed(
-            lambda entry: _Round(entry.selected, entry.selected, entry.noncompliant[:0])
+        """Returns the ledger of the plan, whose cohorts are the selected clients."""
+        return self._with_rounds(
+            [_Round(old.selected, old.selected, old.noncompliant[:0]) for old in self._rounds]
         )
 
     def compliant(self) -> "ParticipationLedger":
-        """The ledger without the clients known to deviate. Its cohorts vary in size."""
-        away = self.noncompliant()
-        result = self._changed(
-            lambda entry: _Round(*(clients[~np.isin(clients, away)] for clients in entry))
-        )
-        result.cohort_size = None
-        return result
+        """Returns the ledger without the noncompliant clients. Its cohorts vary in size."""
+        excluded = self.noncompliant()
+        rounds: list[_Round] = []
+        for recorded in self._rounds:
+            rounds.append(_Round(*(clients[~np.isin(clients, excluded)] for clients in recorded)))
+        ledger = self._with_rounds(rounds)
+        ledger.cohort_size = None
+        return ledger
 
     def first(self, rounds: int) -> "ParticipationLedger":
-        """The ledger of the first rounds, with all that it holds of them.
+        """Returns the ledger of the first rounds.
 
         Args:
-          rounds: how many.
+          rounds: their number.
         """
         rounds = checks.integer("rounds", rounds, low=0, hint="use a number of rounds")
-        result = self._changed(lambda entry: entry)
-        del result._rounds[rounds:]
-        return result
+        return self._with_rounds(self._rounds[:rounds])
 
-    def _changed(self, change: Callable[[_Round], _Round]) -> "ParticipationLedger":
-        result = ParticipationLedger(cohort_size=self.cohort_size)
-        result._rounds = [change(entry) for entry in self._rounds]
-        return result
+    def _with_rounds(self, rounds: list[_Round]) -> "ParticipationLedger":
+        """Returns a ledger of the same cohort size with these rounds."""
+        ledger = ParticipationLedger(cohort_size=self.cohort_size)
+        ledger._rounds = rounds
+        return ledger
 
     def clients(self) -> tuple[np.ndarray, ClientRounds]:
-        """The clients that took part, int64 and increasing, and the rounds of each."""
+        """Returns the clients that took part, int64 and increasing, and the rounds of each."""
         return ClientRounds.of_cohorts(self.cohorts)
 
     def pairs(self) -> np.ndarray:
-        """All (round, client) pairs, int64 (participations, 2), in order of rounds."""
-        rounds = (
-            np.stack(np.broadcast_arrays(t, entry.cohort), axis=1)
-            for t, entry in enumerate(self._rounds)
-        )
-        return np.concatenate([_NOBODY, *rounds])
+        """Returns all (round, client) pairs, int64 (participations, 2), in order of rounds."""
+        pair_arrays = [np.zeros((0, 2), np.int64)]
+        for t, cohort in enumerate(self.cohorts):
+            pair_arrays.append(np.stack(np.broadcast_arrays(t, cohort), axis=1))
+        return np.concatenate(pair_arrays)
 
     def observed(self) -> ParticipationStats:
-        """What was achieved.
+        """Returns the participation statistics of the run.
 
-        Rounds are short of the cohort size; where cohorts vary in size by design,
-        of the clients selected.
+        A round is short if its cohort has fewer clients than the cohort size or, if cohorts vary in
+        size by design, than were selected.
         """
-        short = sum(
-            len(entry.cohort)
-            < (len(entry.selected) if self.cohort_size is None else self.cohort_size)
-            for entry in self._rounds
-        )
-        return ParticipationStats.of_cohorts(self.cohorts, short_rounds=short)
+        num_short = 0
+        for recorded in self._rounds:
+            planned_size = self.cohort_size
+            if planned_size is None:
+                planned_size = len(recorded.selected)
+            num_short += len(recorded.cohort) < planned_size
+        return ParticipationStats.of_cohorts(self.cohorts, short_rounds=num_short)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes all that the ledger holds to a file, for `load`; mode 0600.
+        """Writes the ledger to a file of mode 0600, for `load`.
 
         Raises:
-          TypeError: no path.
+          TypeError: `path` is not a path.
           OSError: the file cannot be written.
 
         >>> import tempfile
         >>> ledger = ParticipationLedger(cohort_size=2, cohorts=[np.array([3, 1]), np.array([])])
         >>> path = tempfile.mkdtemp() + "/ledger.json"
         >>> ledger.save(path)
-        >>> again = ParticipationLedger.load(path)
-        >>> len(again), again.cohort_size, again.cohort(0)
+        >>> loaded = ParticipationLedger.load(path)
+        >>> len(loaded), loaded.cohort_size, loaded.cohort(0)
         (2, 2, array([3, 1]))
         """
-        rounds = [[clients.tolist() for clients in entry] for entry in self._rounds]
+        rounds = [[clients.tolist() for clients in recorded] for recorded in self._rounds]
         content = {"format": _FORMAT, "cohort_size": self.cohort_size, "rounds": rounds}
         write_atomically(checked_path("path", path), json.dumps(content) + "\n", mode=0o600)
 
@@ -271,14 +266,14 @@ class ParticipationLedger:
         """Reads the ledger that `save` wrote.
 
         Raises:
-          TypeError: no path.
-          ValueError: the file holds no ledger, or is damaged.
+          TypeError: `path` is not a path.
+          ValueError: the file is not a ledger, or is damaged.
           OSError: the file cannot be read.
         """
         file = checked_path("path", path)
         content = file.read_bytes()
         try:
-            values = msgspec.json.decode(content, type=_Saved, strict=True)
+            values = msgspec.json.decode(content, type=_LedgerFile, strict=True)
             if values.format != _FORMAT:
                 raise ValueError(f"its format is {values.format!r}")
             ledger = ParticipationLedger(cohort_size=values.cohort_size)
@@ -296,21 +291,18 @@ class ParticipationLedger:
         return ledger
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Returns text with the header round,client and a row for each participation, in order of
-        rounds.
+        """Returns the header round,client and a row for each participation, in order of rounds.
 
-        It does not say how many rounds there were, nor who was selected and contributed nothing:
-        `save` does.
+        Unlike `save`, it omits the number of rounds and the selected clients that contributed
+        nothing.
 
         Args:
-          path: a file that the text is written to as well; None for none.
+          path: a file to which the text is written as well; None writes no file.
         """
-        rows = [
-            f"{t},{client}\n"
-            for t, entry in enumerate(self._rounds)
-            for client in entry.cohort.tolist()
-        ]
-        text = _HEADER + "".join(rows)
+        lines = [ledger_csv.HEADER]
+        for t, cohort in enumerate(self.cohorts):
+            lines.extend(f"{t},{client}\n" for client in cohort.tolist())
+        text = "".join(lines)
         if path is not None:
             write_atomically(checked_path("path", path), text, mode=0o600)
         return text
@@ -319,107 +311,50 @@ class ParticipationLedger:
     def from_csv(
         text: str | os.PathLike[str], *, rounds: int, cohort_size: int | None
     ) -> "ParticipationLedger":
-        """The inverse of `to_csv`; rounds without a row are rounds in which nobody took part.
+        """Returns the ledger of text that `to_csv` wrote.
+
+        Nobody took part in a round without a row.
 
         Args:
-          text: header round,client and one row a participation, every line ended; or the path of a
-            file of that.
-          rounds: rounds recorded, at least one more than the largest in the text.
-          cohort_size: of the run; None where cohorts vary in size by design.
+          text: header round,client and one row per participation, each with a line end; or the path
+            of a file of that.
+          rounds: number of recorded rounds, at least one more than the largest round in the text.
+          cohort_size: planned number of clients of a round; None if cohorts vary in size by design.
 
         Raises:
-          ValueError: another header; a row that is not two non-negative whole numbers with a round
-            below `rounds`, named with its number, counted from 1 without the header;
-            or a row twice.
+          ValueError: the header is wrong; a row is not two non-negative whole numbers with a round
+            below `rounds`, where rows count from 1 without the header; or a row occurs twice.
           OSError: the file cannot be read.
         """
-        if not isinstance(text, str | os.PathLike):
-            raise TypeError(
-                f"text={reprlib.repr(text)} must be the text of to_csv, or the path of a file of it"
-            )
         hint = "pass the number of rounds recorded"
         rounds = checks.integer("rounds", rounds, low=0, high=checks.MAX_ROUNDS, hint=hint)
-        if isinstance(text, os.PathLike) or (text and "\n" not in text and "\r" not in text):
-            path = checked_path("text", text)
-            try:
-                text = path.read_text(encoding="utf-8-sig")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"text={str(path)!r} is no file of text in UTF-8 ({error}): name one that "
-                    "to_csv wrote"
-                ) from error
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-        if not text.startswith(_HEADER):
-            raise ValueError(
-                "text does not begin with the header round,client: give the text of to_csv, or the "
-                "path of a file of it"
-            )
-        if not text.endswith("\n"):
-            raise ValueError(
-                f"{_DAMAGED} (the last line has no line end, so that it may be cut off): "
-                "write it again with to_csv"
-            )
-        try:
-            with warnings.catch_warnings():
-                # Numpy only warns of numbers that are not whole or too large
-                warnings.simplefilter("error")
-                rows = io.StringIO(text.removeprefix(_HEADER))
-                pairs = (
-                    np.loadtxt(rows, np.int64, delimiter=",", comments=None, ndmin=2)
-                    if text != _HEADER
-                    else _NOBODY
-                )
-            wrong = pairs.shape[1] != 2 or bool((pairs < 0).any() or (pairs[:, 0] >= rounds).any())
-            reason = "a row is not round,client"
-        except (ValueError, Warning) as error:
-            wrong, reason = True, str(error).splitlines()[0][:120]
-        if wrong:
-            raise ValueError(
-                f"{_DAMAGED} ({_fault(text, rounds) or reason}): write it again with to_csv"
-            )
+        pairs = ledger_csv.parse_pairs(ledger_csv.read_text(text), rounds)
         pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
         ends = np.cumsum(np.bincount(pairs[:, 0], minlength=rounds))
         cohorts = np.split(pairs[:, 1], ends[:-1]) if rounds else []
         return ParticipationLedger(cohort_size=cohort_size, cohorts=cohorts)
 
 
-def _cohort_size(cohort_size: Any) -> int | None:
+def _check_cohort_size(cohort_size: Any) -> int | None:
+    """Returns the cohort size as an int, or None."""
     if cohort_size is None:
         return None
     hint = "use the number of clients a round, or None where cohorts vary"
     return checks.integer("cohort_size", cohort_size, low=0, hint=hint)
 
 
-def _fault(text: str, rounds: int) -> str | None:
-    """The first row of a ledger that is wrong, and why."""
-    lines = text.removeprefix(_HEADER).splitlines()
-    for row, line in enumerate(lines, 1):
-        cells = line.split(",")
-        where = f"row {row}, {line[:80]!a}"
-        if line and len(cells) != 2:
-            return f"{where}, is not round,client"
-        if line and (fault := identifiers.round_fault(cells[0], 0, rounds - 1)):
-            return f"{where}: the round {fault}"
-        if line and not (re.fullmatch("[0-9]{1,19}", cells[1]) and int(cells[1]) < 2**63):
-            fault = identifiers.client_fault(cells[1])
-            return f"{where}: the client {fault or 'is not a whole number from 0 to 2^63 - 1'}"
-    return None
-
-
-def _clients(name: str, values: Any) -> np.ndarray:
-    """Different, non-negative clients as a read-only int64 copy, in the same order."""
+def _check_clients(name: str, values: Any) -> np.ndarray:
+    """Returns distinct, non-negative client indices as a read-only int64 copy, in their order."""
     clients = np.asarray(values)
     if clients.size and clients.dtype.kind not in "iu":
         raise TypeError(
             f"{name} holds {clients.dtype} entries: pass client indices, an array of ints"
         )
     clients = clients.astype(np.int64)
-    if (
-        clients.ndim != 1
-        or (clients.size and clients.min() < 0)
-        or len(np.unique(clients)) < len(clients)
-    ):
-        shown = " ".join(np.array2string(clients, separator=", ", threshold=20).split())
-        raise ValueError(f"{name}={shown} must list different, non-negative client indices")
+    is_list = clients.ndim == 1
+    has_negative = clients.size > 0 and clients.min() < 0
+    if not is_list or has_negative or len(np.unique(clients)) < len(clients):
+        text = " ".join(np.array2string(clients, separator=", ", threshold=20).split())
+        raise ValueError(f"{name}={text} must list different, non-negative client indices")
     clients.setflags(write=False)
     return clients

@@ -1,4 +1,4 @@
-"""The participation schemas: how often, and how far apart, one client may take part."""
+"""Participation schemas of the literature, as subclasses of `Participation`."""
 
 import dataclasses
 import itertools
@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.participation.base import ROUNDS_HINT, SCHEMAS, Participation
+from fedmf.participation.base import Participation
 from fedmf.participation.clients import ClientRounds
 from fedmf.participation.history import EpochHistory, History, TimerHistory
+from fedmf.participation.limits import ROUNDS_HINT
+from fedmf.participation.registry import SCHEMAS
 from fedmf.participation.round_sets import RoundSets
 from fedmf.participation.sensitivity import sensitivity_to_sets
 from fedmf.participation.sharpening import Sensitivity
@@ -29,35 +31,34 @@ __all__ = [
     "Single",
 ]
 
-# What a client spends is a sum of products, rounded; its budget is that much larger, and so is the
-# sensitivity it stands for.
+# The sum of |X_st| that a client spends has rounding errors. A budget allows this relative margin,
+# and its sensitivity is larger by as much.
 BUDGET_ROUNDING = 1e-12
-_LARGEST_BUDGET = 1e150  # whose square float64 holds
+_MAX_BUDGET = 1e150  # Its square must not overflow float64.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Separated(Participation):
-    """Any rounds at least min_sep apart, at most max_participations of them: a timer and a count
-    decide who is eligible.
+    """Base of the schemas that allow all rounds within min_sep and max_participations.
+
+    A timer and a count of participations decide whether a client is eligible.
     """
 
     has_shorter_form: ClassVar[bool] = True
 
-    def other_violations(
-        self, observed: ParticipationStats, *, has_broken_limit: bool
-    ) -> list[str]:
-        """Returns none: timer and count are all."""
+    def rule_violations(self, observed: ParticipationStats, *, exceeds_limit: bool) -> list[str]:
+        """Returns [], since the schema has no rule but the two limits."""
         return []
 
-    def allows_sorted(self, taken: list[int]) -> bool:
-        """Returns True: the limits are all."""
+    def allows_sorted(self, sorted_rounds: list[int]) -> bool:
+        """Returns True, since the schema has no rule but the two limits."""
         return True
 
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
-        """Whether the rounds of each client are allowed, bool (clients,)."""
-        return _each_keeps_limits(self, clients)
+        """Returns whether the rounds of each client are allowed, bool (clients,)."""
+        return _are_within_limits(self, clients)
 
     def new_history(self, num_clients: int) -> History:
         """Returns the timers and counts of clients before round 0."""
@@ -73,23 +74,25 @@ class _Separated(Participation):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Whether the timers and counts of clients allow round t: bool (clients,)."""
+        """Returns whether the timers and counts of clients allow round t, bool (clients,)."""
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]
         counts = history.counts[clients]
         if t >= self.rounds:
             return np.zeros(len(counts), bool)
-        # Limits in the arrays' own types: NumPy takes ten times as long for Python's ints.
-        within_limit = counts < counts.dtype.type(self.max_participations)
+        # The limits have the dtype of the arrays, since numpy is ten times slower with Python ints.
+        is_within_limit = counts < counts.dtype.type(self.max_participations)
         if isinstance(rounds_early, int):
-            # Never, which is 0, or min_sep rounds ago.
-            latest = min(max(t + 1 - self.min_sep + rounds_early, 0), self.rounds)
-            return (round_after <= round_after.dtype.type(latest)) & within_limit
-        elapsed = t + 1 - round_after.astype(np.int64)
-        return ((round_after == 0) | (elapsed >= self.min_sep - rounds_early)) & within_limit
+            # A client that never took part, with round_after 0, passes this comparison too.
+            last_allowed = min(max(t + 1 - self.min_sep + rounds_early, 0), self.rounds)
+            has_timer_fired = round_after <= round_after.dtype.type(last_allowed)
+            return has_timer_fired & is_within_limit
+        elapsed_rounds = t + 1 - round_after.astype(np.int64)
+        has_timer_fired = (round_after == 0) | (elapsed_rounds >= self.min_sep - rounds_early)
+        return has_timer_fired & is_within_limit
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
-        """Yields every maximal set of rounds of one client, as a sorted tuple."""
+        """Yields every maximal set of allowed rounds of one client, as a sorted tuple."""
         yield from self._patterns_from(())
 
     def sensitivity(self, strategy: Any) -> Sensitivity:
@@ -100,24 +103,24 @@ class _Separated(Participation):
         )
         return sensitivity_to_sets(strategy, sets)
 
-    def _patterns_from(self, taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yields the maximal sets that begin with the rounds `taken`."""
+    def _patterns_from(self, first_rounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Yields the maximal sets that begin with the rounds `first_rounds`."""
         min_sep = self.min_sep
-        is_full = len(taken) == self.max_participations
-        earliest = taken[-1] + min_sep if taken else 0
-        if is_full or earliest >= self.rounds:
-            # Maximal: full, or no gap (before the first round, between two) has room for one more.
-            gaps = itertools.pairwise((-min_sep, *taken))
+        is_full = len(first_rounds) == self.max_participations
+        next_round = first_rounds[-1] + min_sep if first_rounds else 0
+        if is_full or next_round >= self.rounds:
+            # A set is maximal if it is full, or if no gap before a round has room for another one.
+            gaps = itertools.pairwise((-min_sep, *first_rounds))
             if is_full or all(later - earlier < 2 * min_sep for earlier, later in gaps):
-                yield taken
+                yield first_rounds
             return
-        for t in range(earliest, self.rounds):
-            yield from self._patterns_from((*taken, t))
+        for t in range(next_round, self.rounds):
+            yield from self._patterns_from((*first_rounds, t))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Single(_Separated):
-    """At most one round of each client (Denisov et al. 2022, Sec. 3).
+    """Schema with at most one round per client (Denisov et al. 2022, Sec. 3).
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.
@@ -129,14 +132,15 @@ class Single(_Separated):
     schema: str = "single"
 
     def implied_limits(self) -> tuple[int, int]:
-        """Returns as many rounds as there are, and one participation."""
+        """Returns a separation of all rounds, and one participation."""
         return self.rounds, 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedEpoch(Participation):
-    """Rounds exactly min_sep apart, in a window of max_participations of them (multi-epoch paper,
-    Sec. 2); a client may miss some.
+    """Schema with rounds exactly min_sep apart (multi-epoch paper, Sec. 2).
+
+    The rounds of a client lie in a window of max_participations epochs, of which it may miss some.
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.
@@ -154,39 +158,40 @@ class FixedEpoch(Participation):
 
     schema: str = "fixed_epoch"
 
-    def other_violations(
-        self, observed: ParticipationStats, *, has_broken_limit: bool
-    ) -> list[str]:
-        """Returns a sentence for separations between epochs, or for too many epochs."""
-        broken = off_multiples(observed, self.min_sep)
-        if broken or has_broken_limit:
-            return broken
+    def rule_violations(self, observed: ParticipationStats, *, exceeds_limit: bool) -> list[str]:
+        """Returns a sentence for separations that are not whole epochs, or for too many epochs."""
+        sentences = off_multiples(observed, self.min_sep)
+        if sentences or exceeds_limit:
+            return sentences
         return [
             f"the rounds of a client span {observed.longest_span + 1}, more than the "
             f"{self.max_participations} epochs of {self.min_sep} that were planned"
         ]
 
-    def allows_sorted(self, taken: list[int]) -> bool:
-        """Whether the rounds are whole epochs apart, in one window."""
-        is_in_step = not any((t - taken[0]) % self.min_sep for t in taken)
-        return is_in_step and (
-            not taken or (taken[-1] - taken[0]) // self.min_sep < self.max_participations
-        )
+    def allows_sorted(self, sorted_rounds: list[int]) -> bool:
+        """Returns whether the rounds are whole epochs apart, in one window."""
+        if not sorted_rounds:
+            return True
+        first_round = sorted_rounds[0]
+        is_in_step = not any((t - first_round) % self.min_sep for t in sorted_rounds)
+        num_epochs = (sorted_rounds[-1] - first_round) // self.min_sep
+        return is_in_step and num_epochs < self.max_participations
 
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
-        """Whether the rounds of each client are allowed, bool (clients,)."""
-        within_limits = _each_keeps_limits(self, clients)
+        """Returns whether the rounds of each client are allowed, bool (clients,)."""
+        is_within_limits = _are_within_limits(self, clients)
         if not len(clients):
-            return within_limits
+            return is_within_limits
         is_in_step = np.maximum.reduceat(clients.gaps % self.min_sep, clients.starts) == 0
         is_in_window = clients.spans // self.min_sep < self.max_participations
-        return within_limits & is_in_step & is_in_window
+        return is_within_limits & is_in_step & is_in_window
 
     def new_history(self, num_clients: int) -> History:
-        """Returns the last rounds of clients before round 0, and their epochs where a window can
-        end before the run does.
+        """Returns the last rounds of clients before round 0.
+
+        Epochs are counted too if a client's window can end before the run does.
         """
         if self.max_participations * self.min_sep >= self.rounds:
             return TimerHistory(
@@ -207,29 +212,31 @@ class FixedEpoch(Participation):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Whether round t is a whole number of epochs after the last rounds of clients, within
-        their windows: bool (clients,).
+        """Returns whether round t fits the epochs and windows of clients, bool (clients,).
+
+        It must be a whole number of epochs after the client's last round.
         """
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]
         if t >= self.rounds:
             return np.zeros(len(round_after), bool)
-        # In the array's own type: NumPy takes ten times as long for Python's ints.
-        number = round_after.dtype.type
-        is_next = round_after % number(self.min_sep) == number((t + 1) % self.min_sep)
-        is_next &= round_after <= number(min(t, self.rounds))
+        # Numbers have the dtype of the array, since numpy is ten times slower with Python ints.
+        to_dtype = round_after.dtype.type
+        is_in_step = round_after % to_dtype(self.min_sep) == to_dtype((t + 1) % self.min_sep)
+        is_in_step &= round_after <= to_dtype(min(t, self.rounds))
         if isinstance(history, EpochHistory):
             num_epochs = (t + 1 - round_after.astype(np.int64)) // self.min_sep
-            is_next &= history.counts[clients] + num_epochs <= self.max_participations
-        return is_next | (round_after == number(0))
+            is_in_step &= history.counts[clients] + num_epochs <= self.max_participations
+        has_never_taken_part = round_after == to_dtype(0)
+        return is_in_step | has_never_taken_part
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
-        """Yields every maximal set of rounds of one client, as a sorted tuple."""
-        most = self.max_participations
+        """Yields every maximal set of allowed rounds of one client, as a sorted tuple."""
+        window_length = self.max_participations
         for start in range(self.min_sep):
-            epoch = tuple(range(start, self.rounds, self.min_sep))
-            for first in range(max(len(epoch) - most, 0) + 1):
-                yield epoch[first : first + most]
+            rounds_in_step = tuple(range(start, self.rounds, self.min_sep))
+            for first in range(max(len(rounds_in_step) - window_length, 0) + 1):
+                yield rounds_in_step[first : first + window_length]
 
     def sensitivity(self, strategy: Any) -> Sensitivity:
         """Returns the L2 sensitivity of an encoder, exact or the smallest upper bound known."""
@@ -239,7 +246,7 @@ class FixedEpoch(Participation):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSep(_Separated):
-    """Rounds at least min_sep apart, at most max_participations of them (banded paper, Def. 1).
+    """Schema with at most max_participations rounds, min_sep or more apart (banded paper, Def. 1).
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.
@@ -253,7 +260,7 @@ class MinSep(_Separated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EveryRound(_Separated):
-    """Any rounds at all.
+    """Schema without a constraint: a client may take part in every round.
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.
@@ -266,8 +273,10 @@ class EveryRound(_Separated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budgeted(Participation):
-    """Any rounds s, t, ... with a sum of |X_st| of at most budget^2, X = C^T C; a `fedmf.Budget`
-    has the encoder C, and says which rounds these are.
+    """Schema that bounds the sum of |X_st| over the rounds s, t of a client by budget^2.
+
+    X = C^T C is the Gram matrix of the encoder C. A `fedmf.Budget` has the encoder, and decides
+    which rounds are allowed.
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.
@@ -285,13 +294,14 @@ class Budgeted(Participation):
     schema: str = "budget"
 
     def _check_budget(self) -> None:
+        """Raises TypeError or ValueError unless the budget is a positive number."""
         if self.budget is None:
             raise ValueError(
                 f"budget=None does not suit schema={self.schema!r}: "
                 "let fedmf.Budget.of(mechanism, participation) compute it"
             )
         hint = "pass a sensitivity"
-        budget = checks.positive("budget", self.budget, hint, below=_LARGEST_BUDGET)
+        budget = checks.positive("budget", self.budget, hint, below=_MAX_BUDGET)
         fields.set_fields(self, {"budget": budget})
 
     @classmethod
@@ -307,44 +317,44 @@ class Budgeted(Participation):
         )
 
     def violations(self, observed: ParticipationStats, most_spent: float) -> list[str]:
-        """Returns a sentence that compares the dearest client with the budget."""
+        """Returns a sentence that compares the largest spending of a client with the budget."""
         return [
             f"a client's rounds cost a sensitivity of {most_spent:.6g} where a budget of "
             f"{self.budget:.6g} was planned"
         ]
 
-    def limit_in_words(self) -> str:
-        """Returns the budget that a picture's title names."""
+    def describe_limit(self) -> str:
+        """Returns the budget for the title of a figure."""
         return f"participation budget {self.budget:.4g}"
 
-    def planned_in_words(self) -> tuple[str, str]:
-        """Returns the budget, beside the separation and the participations of a record."""
-        budget = f"budget {self.budget:.4g}"
-        return budget, budget
+    def describe_planned_limits(self) -> tuple[str, str]:
+        """Returns the budget twice, since it replaces the planned separation and participations."""
+        description = f"budget {self.budget:.4g}"
+        return description, description
 
     def affords(self, spent_squared: Any) -> Any:
-        """Returns whether the budget pays for rounds whose |X_st| have this sum."""
+        """Returns whether the budget pays for rounds with this sum of |X_st|."""
         assert self.budget is not None
         is_number = isinstance(spent_squared, int | float | np.number | np.ndarray)
         if not is_number or np.asarray(spent_squared).dtype.kind not in "iuf":
             raise TypeError(
-                f"spent_squared={reprlib.repr(spent_squared)} is no number and no array of them: "
-                "pass sums of |X_st|"
+                f"spent_squared={reprlib.repr(spent_squared)} is not a number or an array of "
+                "numbers: pass sums of |X_st|"
             )
         return spent_squared <= self.budget**2 * (1 + 2 * BUDGET_ROUNDING)
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Raises ValueError: which rounds are allowed depends on the encoder."""
-        raise self._without_encoder()
+        """Raises ValueError, since the allowed rounds depend on the encoder."""
+        raise self._missing_encoder()
 
-    def allows_sorted(self, taken: list[int]) -> bool:
-        """Raises ValueError: which rounds are allowed depends on the encoder."""
-        raise self._without_encoder()
+    def allows_sorted(self, sorted_rounds: list[int]) -> bool:
+        """Raises ValueError, since the allowed rounds depend on the encoder."""
+        raise self._missing_encoder()
 
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
-        """Whether the budget pays for what the rounds of each client cost: bool (clients,)."""
+        """Returns whether the budget pays for the rounds of each client, bool (clients,)."""
         if spent_squared is not None:
             return np.asarray(self.affords(spent_squared))
         raise ValueError(
@@ -353,8 +363,8 @@ class Budgeted(Participation):
         )
 
     def new_history(self, num_clients: int) -> History:
-        """Raises ValueError: who is eligible depends on the encoder."""
-        raise self._without_encoder()
+        """Raises ValueError, since eligibility depends on the encoder."""
+        raise self._missing_encoder()
 
     def is_eligible(
         self,
@@ -364,37 +374,41 @@ class Budgeted(Participation):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Raises ValueError: who is eligible depends on the encoder."""
-        raise self._without_encoder()
+        """Raises ValueError, since eligibility depends on the encoder."""
+        raise self._missing_encoder()
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
-        """Raises ValueError: which rounds are allowed depends on the encoder."""
-        raise self._without_encoder()
+        """Raises ValueError, since the allowed rounds depend on the encoder."""
+        raise self._missing_encoder()
 
     def sensitivity(self, strategy: Any) -> Sensitivity:
-        """Returns the budget itself, for any C, or less: sum over s, t of X_st <u_s, u_t> is at
-        most that of |X_st|, which the schema bounds.
+        """Returns the budget, or the sensitivity to all rounds if that is smaller.
+
+        The budget is a bound for every C: the sum of X_st <u_s, u_t> over s and t is at most that
+        of |X_st|, which the schema bounds.
         """
         assert self.budget is not None
-        most = EveryRound(rounds=self.rounds).sensitivity(strategy)
+        of_all_rounds = EveryRound(rounds=self.rounds).sensitivity(strategy)
         value = self.budget * (1 + BUDGET_ROUNDING)
-        if most.value <= value:
-            return most
+        if of_all_rounds.value <= value:
+            return of_all_rounds
         method = "participation budget (banded paper, Prop. E.1): upper bound"
         return Sensitivity(value=value, exact=False, method=method)
 
-    def _without_encoder(self) -> ValueError:
+    def _missing_encoder(self) -> ValueError:
+        """Returns the error for a question that a `fedmf.Budget` answers."""
         return ValueError(
             f'the rounds that schema="{self.schema}" allows depend on the encoder: ask a '
             "fedmf.Budget, which has one"
         )
 
 
-def _each_keeps_limits(participation: Participation, clients: ClientRounds) -> np.ndarray:
-    """Whether the rounds of each client keep to min_sep and max_participations: bool (clients,)."""
+def _are_within_limits(participation: Participation, clients: ClientRounds) -> np.ndarray:
+    """Returns whether the rounds of each client are within the run and the limits, (clients,)."""
     if not len(clients):
         return np.zeros(0, bool)
     last_rounds = clients.rounds[clients.starts + clients.counts - 1]
-    within_limits = clients.counts <= participation.max_participations
-    within_limits &= clients.smallest_gaps(participation.rounds) >= participation.min_sep
-    return within_limits & (last_rounds < participation.rounds)
+    is_within_limits = clients.counts <= participation.max_participations
+    is_within_limits &= clients.smallest_gaps(participation.rounds) >= participation.min_sep
+    is_within_limits &= last_rounds < participation.rounds
+    return is_within_limits

@@ -1,15 +1,14 @@
-"""The L2 sensitivity of x -> C x, when one client contributes vectors of norm at most 1 to the
-rounds it may (multi-epoch paper, Def. 1).
+"""L2 sensitivity of x -> C x to one client (multi-epoch paper, Def. 1).
 
-Every value is exact or a proven upper bound, for vector contributions of any dimension: a bound
-that holds for scalar contributions only can be too small (multi-epoch paper, App. H.2). Below, X =
-C^T C, and for a set of rounds S
+The client contributes vectors of norm at most 1 to the rounds that its schema allows. Every value
+is exact or a proven upper bound, for vectors of any dimension: a bound for scalar contributions can
+be too small (multi-epoch paper, App. H.2). Below, X = C^T C, and for a set of rounds S
 
     sens(C)^2 = max over allowed S, max over unit vectors u_i of sum_{i, j in S} X_ij <u_i, u_j>
              <= max over allowed S of sum_{i, j in S} |X_ij|              (banded paper, Prop. E.1)
 
-with equality where X_ij >= 0 on S (take all u_i equal: multi-epoch paper, Cor. 2.1), and where S
-has at most two rounds (take u_j = sign(X_ij) u_i). Papers: "banded" is Choquette-Choo et al.
+with equality if X_ij >= 0 on S (take all u_i equal: multi-epoch paper, Cor. 2.1), and if S has at
+most two rounds (take u_j = sign(X_ij) u_i). Papers: "banded" is Choquette-Choo et al.
 2023, "multi-epoch" is Choquette-Choo et al. 2022.
 """
 
@@ -21,28 +20,34 @@ import scipy.linalg
 from fedmf import checks
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.round_sets import RoundSets, of_disjoint_columns, of_matrix
-from fedmf.participation.sharpening import ROUNDING, Sensitivity, largest_sharpened, root
+from fedmf.participation.sharpening import (
+    ROUNDING,
+    Sensitivity,
+    from_squared,
+    largest_sharpened,
+)
 
-# Encoders with a largest entry within this factor of 1 are squared as they are.
+# The largest entry of an encoder must be within this factor of 1, so that its square is a normal
+# float64.
 _MAX_MAGNITUDE = 1e100
-# Rounds up to which an upper bound for a Toeplitz encoder is compared with those of its matrix.
+# Number of rounds up to which the bounds of a Toeplitz encoder's matrix are computed as well.
 _MAX_ROUNDS_TRIED_DENSE = 1024
-# Rounds of a client up to which the bound from its Toeplitz X is sharpened, which takes the matrix.
+# Number of a client's rounds up to which a bound from a Toeplitz X is sharpened, since sharpening
+# needs the matrix.
 _MAX_WINDOW_SHARPENED = 4096
 
 
 @with_numpy_defaults
 def sensitivity_to_sets(strategy: Any, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of an encoder to one client, whose rounds are one of the sets; exact,
-    or the smallest upper bound known here.
+    """Returns the sensitivity of an encoder to one client, exact or the smallest upper bound known.
 
     Args:
-      strategy: C, float64 (m, rounds), or what has `encoder()` and any of
-        `toeplitz_coefficients()`, `toeplitz_gram()` and `banded_rows()`, as a mechanism has.
-      sets: of the participation.
+      strategy: C, float64 (m, rounds), or an object with the methods of a mechanism: `encoder()`
+        and any of `toeplitz_coefficients()`, `toeplitz_gram()` and `banded_rows()`.
+      sets: sets of rounds of one client.
 
     Raises:
-      TypeError: no array of numbers.
+      TypeError: strategy is not an array of numbers.
       ValueError: the encoder is not 2-D, not finite, or its number of columns is not sets.rounds.
 
     >>> sets = RoundSets(rounds=6, min_sep=2, max_participations=3, are_windows=False)
@@ -51,42 +56,44 @@ def sensitivity_to_sets(strategy: Any, sets: RoundSets) -> Sensitivity:
     """
     coefficients = _result_of(strategy, "toeplitz_coefficients")
     if coefficients is not None:
-        known = _toeplitz(_of_known_scale(coefficients), sets)
-        if known.exact or sets.rounds > _MAX_ROUNDS_TRIED_DENSE:
-            return known
-        dense = sensitivity_to_sets(strategy.encoder(), sets)
-        return min(known, dense, key=lambda bound: bound.value)
+        toeplitz_bound = _toeplitz_sensitivity(_check_magnitude(coefficients), sets)
+        if toeplitz_bound.exact or sets.rounds > _MAX_ROUNDS_TRIED_DENSE:
+            return toeplitz_bound
+        dense_bound = sensitivity_to_sets(strategy.encoder(), sets)
+        return min(toeplitz_bound, dense_bound, key=lambda bound: bound.value)
     gram = _result_of(strategy, "toeplitz_gram")
     if gram is not None:
-        return _toeplitz_gram(_of_known_scale(gram), sets)
+        return _toeplitz_gram_sensitivity(_check_magnitude(gram), sets)
     rows = _result_of(strategy, "banded_rows")
     if rows is not None and (rows.shape[1] <= sets.min_sep or sets.max_participations == 1):
-        return of_disjoint_columns(_squared_column_norms(_of_known_scale(rows)), sets)
+        return of_disjoint_columns(_squared_column_norms(_check_magnitude(rows)), sets)
     encoder = _result_of(strategy, "encoder")
-    C = checks.finite_array(
-        "encoder_or_mechanism", strategy if encoder is None else encoder, ndim=2
-    )
+    if encoder is None:
+        encoder = strategy
+    C = checks.finite_array("encoder_or_mechanism", encoder, ndim=2)
     check_columns(C.shape[1], sets.rounds)
-    return of_matrix(_of_known_scale(C), sets)
+    return of_matrix(_check_magnitude(C), sets)
 
 
 def _squared_column_norms(rows: np.ndarray) -> np.ndarray:
-    """Returns the squared norms of columns, (n,), from rows[t, j] = C[t, t - j], (n, bands)."""
+    """Returns the squared column norms of C, (n,), from rows[t, j] = C[t, t - j], (n, bands)."""
     n, bands = rows.shape
     squares = np.zeros((n, bands))
-    for o in range(bands):
-        squares[: n - o, o] = np.square(rows[o:, o])
+    for j in range(bands):
+        squares[: n - j, j] = np.square(rows[j:, j])
     return squares.sum(axis=1)
 
 
 def _result_of(mechanism: Any, name: str) -> Any:
-    """Returns what the mechanism's method of this name does; None of an array, which has none."""
-    method = None if isinstance(mechanism, type) else getattr(mechanism, name, None)
+    """Returns the result of a mechanism's method, or None if there is no such method."""
+    if isinstance(mechanism, type):
+        return None
+    method = getattr(mechanism, name, None)
     return method() if callable(method) else None
 
 
 def check_columns(columns: int, rounds: int) -> None:
-    """Refuses an encoder of another number of rounds."""
+    """Raises ValueError unless an encoder has one column for each round."""
     if columns != rounds:
         raise ValueError(
             f"encoder has {columns} columns but participation has rounds={rounds}: "
@@ -94,8 +101,8 @@ def check_columns(columns: int, rounds: int) -> None:
         )
 
 
-def _of_known_scale(entries: np.ndarray) -> np.ndarray:
-    """Returns the entries, refused where squares overflow, or underflow to a sensitivity of 0."""
+def _check_magnitude(entries: np.ndarray) -> np.ndarray:
+    """Returns the entries, or raises ValueError if their squares would overflow or underflow."""
     largest = float(np.abs(entries).max())
     if largest and not 1.0 / _MAX_MAGNITUDE <= largest <= _MAX_MAGNITUDE:
         raise ValueError(
@@ -105,60 +112,66 @@ def _of_known_scale(entries: np.ndarray) -> np.ndarray:
     return entries
 
 
-def _toeplitz(c: np.ndarray, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of the lower-triangular Toeplitz C of n rounds with first column c, 0
-    after its end; O(n) or so.
+def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
+    """Returns the sensitivity of a lower-triangular Toeplitz C, from the non-zero part c of its
+    first column, in time of about O(n).
 
     With c_t >= 0 and not increasing, X_ij = sum over s <= n - 1 - max(i, j) of c_s c_(s + |i - j|)
     is non-negative, and no larger for a larger max(i, j) or a larger |i - j|. The m-th round (from
     0) of any client with gaps of at least b is at or after m b, and its m-th and l-th rounds are at
     least |m - l| b apart. So each X_ij of its pattern is at most the one of the pattern 0, b, ...,
-    (k - 1) b, which every schema allows; and X >= 0 puts equal contributions first. The sensitivity
-    is the norm of the sum of those k columns (McMahan, Xu and Zhang 2024; Kalinin and Lampert 2024,
-    Thm. 2). For any c, |X_ij| is at most the X_ij of a non-negative, non-increasing c' >= |c|, so
-    that c' gives an upper bound (banded paper, Prop. E.1); its smallest is the running maximum of
-    |c| from the right.
+    (k - 1) b, which every schema allows; and with X >= 0 equal contributions are the worst. So the
+    sensitivity is the norm of the sum of those k columns (McMahan, Xu and Zhang 2024; Kalinin and
+    Lampert 2024, Thm. 2). For any c, |X_ij| is at most the X_ij of a non-negative, non-increasing
+    c' >= |c|, so that c' gives an upper bound (banded paper, Prop. E.1). The smallest c' is the
+    running maximum of |c| from the right.
     """
     n = sets.rounds
     b = sets.min_sep
     k = sets.max_participations
     if k == 1:
-        # Later columns are the first one cut short.
-        return root(
+        # The other columns are truncations of the first one.
+        return from_squared(
             float(c @ c), True, "norm of the first column, the largest of a Toeplitz encoder: exact"
         )
     if len(c) <= b:
-        # Columns of one client have no row in common (banded paper, Thm. 2); the m-th of them is at
-        # most the m b-th.
-        whole = min(k, (n - len(c)) // b + 1)
-        cut = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(whole, k)])
-        squared = whole * float(c @ c) + float(cut.sum())
-        return root(
+        # The columns of one client have no common row (banded paper, Thm. 2), and the norm of its
+        # m-th one is at most that of column m b.
+        num_whole = min(k, (n - len(c)) // b + 1)
+        squared_norms = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(num_whole, k)])
+        squared = num_whole * float(c @ c) + float(squared_norms.sum())
+        return from_squared(
             squared,
             True,
             "column norms of a Toeplitz encoder of at most min_sep bands "
             "(banded paper, Thm. 2): exact",
         )
     decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
-    # Only rounding may make it larger than c, and then it errs on the safe side.
-    exact = bool(np.abs(decreasing - c).max() <= ROUNDING * c[0])
-    kind = "(McMahan et al. 2024): exact" if exact else "above |C|: upper bound"
+    # If only rounding makes the sequence larger than c, its sensitivity counts as exact. It is then
+    # too large by rounding, and never too small.
+    is_exact = bool(np.abs(decreasing - c).max() <= ROUNDING * c[0])
+    kind = "(McMahan et al. 2024): exact" if is_exact else "above |C|: upper bound"
     method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {kind}"
-    return root(_squared_sum_of_columns(decreasing, n, b, k), exact, method)
+    return from_squared(_squared_sum_of_columns(decreasing, n, b, k), is_exact, method)
 
 
 def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
-    """The squared norm of the sum of the columns 0, b, ..., (k - 1) b of the Toeplitz matrix of c,
-    c >= 0.
+    """Returns the squared norm of the sum of columns 0, b, ..., (k - 1) b of a Toeplitz matrix.
+
+    Args:
+      c: non-negative first column; entries after its end are 0.
+      n: number of rounds.
+      b, k: spacing and number of the columns.
     """
-    # Row by row of b rounds, the sum is that of the last k rows of c, cut into rows of b as well.
+    # With c and the sum cut into rows of b entries, each row of the sum is that of the last k rows
+    # of c.
     rows = np.zeros((-(-n // b), b))
     rows.ravel()[: len(c)] = c
     if k >= len(rows):
         sums = np.cumsum(rows, axis=0)
     else:
-        # Sums of k rows as the end of one block of k rows and the beginning of the next: without
-        # differences, which would lose digits, and a sensitivity must not come out too small.
+        # A sum of k rows is the end of one block of k rows and the beginning of the next.
+        # Differences of running totals would lose digits, and a sensitivity must not be too small.
         blocks = np.zeros((-(-len(rows) // k), k, b))
         blocks.reshape(-1, b)[: len(rows)] = rows
         sums = np.cumsum(blocks, axis=1)
@@ -169,65 +182,70 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
     return float(total @ total)
 
 
-def _toeplitz_gram(x: np.ndarray, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of an encoder whose X_ij = x_|i - j|, from x alone.
+def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
+    """Returns the sensitivity of an encoder with X_ij = x_|i - j|, from x alone.
 
-    Under fixed_epoch every window of k rounds has the same X, and no shorter one counts: a round
-    more, with a contribution orthogonal to all others, makes a client's sum larger. Under min_sep
-    the bound is `_largest_spread_sum`.
+    All windows of k rounds have the same X, and shorter ones are no worse: another round, with a
+    contribution orthogonal to the others, makes the client's sum larger. Without windows the bound
+    is `_largest_spread_sum`.
     """
     n = sets.rounds
     b = sets.min_sep
     k = min(sets.max_participations, -(-n // b))
     if k > 2 and not sets.are_windows:
-        squared, exact = _largest_spread_sum(x, b, k)
-        return root(
+        squared, is_exact = _largest_spread_sum(x, b, k)
+        kind = "exact" if is_exact else "upper bound"
+        return from_squared(
             squared,
-            exact,
-            "each pair of rounds of a Toeplitz X by itself (banded paper, Prop. E.1): "
-            + ("exact" if exact else "upper bound"),
+            is_exact,
+            f"each pair of rounds of a Toeplitz X by itself (banded paper, Prop. E.1): {kind}",
         )
     if k <= 2:
-        # Two rounds are always sign-tight; in windows they are b apart.
-        apart = x[b : b + 1] if sets.are_windows else x[b:]
-        pairs = 2.0 * (x[0] + np.abs(apart).max()) if k == 2 else x[0]
-        return root(
-            pairs, True, "pairs of rounds of a Toeplitz X (multi-epoch paper, Eq. 3): exact"
+        squared = x[0]
+        if k == 2:
+            # Two rounds are always sign-tight. In windows they are exactly b apart.
+            pair_entries = x[b : b + 1] if sets.are_windows else x[b:]
+            squared = 2.0 * (x[0] + np.abs(pair_entries).max())
+        return from_squared(
+            squared, True, "pairs of rounds of a Toeplitz X (multi-epoch paper, Eq. 3): exact"
         )
-    client = x[::b][:k]
-    pairs = 2.0 * np.arange(k, 0, -1.0)  # of rounds so many places apart
-    pairs[0] = k
-    total = float(pairs @ np.abs(client))
-    tight = total - float(pairs @ client) <= ROUNDING * total
-    if not tight and k > _MAX_WINDOW_SHARPENED:
-        return root(
+    window_row = x[::b][:k]
+    # Entry j of the row occurs 2 (k - j) times in the window's X, and entry 0 k times.
+    num_entries = 2.0 * np.arange(k, 0, -1.0)
+    num_entries[0] = k
+    total = float(num_entries @ np.abs(window_row))
+    is_tight = total - float(num_entries @ window_row) <= ROUNDING * total
+    if not is_tight and k > _MAX_WINDOW_SHARPENED:
+        return from_squared(
             total, False, "sum of |X| over a client's rounds (banded paper, Prop. E.1): upper bound"
         )
-    return largest_sharpened([(total, tight, 0)], lambda _: scipy.linalg.toeplitz(client))
+    return largest_sharpened([(total, is_tight, 0)], lambda _: scipy.linalg.toeplitz(window_row))
 
 
 def _largest_spread_sum(x: np.ndarray, b: int, k: int) -> tuple[float, bool]:
-    """Returns an upper bound on the squared sensitivity of X_ij = x_|i - j| to a client with at
-    most k rounds at least b apart, and whether contributions attain it.
+    """Returns a bound on the squared sensitivity of X_ij = x_|i - j|, and whether it is attained.
 
-    Of m rounds, two that are j places apart are at least j b apart, and at most n - 1 - (m - 1 - j)
-    b: the others, j - 1 between them and m - 1 - j outside, take at least b each. There |x| is at
-    most the larger of its values at the two ends, once it is replaced by the smallest sequence
-    above it that falls and then rises. Added up over all pairs, that bounds the sum of |X_ij|, and
-    so the squared sensitivity (banded paper, Prop. E.1). It remains to try numbers of rounds m.
-    Fewer than k matter only where no other round fits in, as a round more, with a contribution
-    orthogonal to all others, makes a client's sum larger: where n <= m (2 b - 1). The rounds 0, b,
-    2 b, ... attain the bound where the nearer end always decides, and no x there is negative.
+    The client has at most k rounds, at least b apart. Of m rounds, the i-th and the (i + j)-th are
+    at least j b apart, and at most n - 1 - (m - 1 - j) b, since the m - 1 - j rounds outside them
+    take at least b each. Replace |x| by the smallest sequence above it that falls and then rises.
+    Between these two distances it is at most the larger of its values at both ends. The sum over
+    all pairs bounds the sum of |X_ij|, and so the squared sensitivity (banded paper, Prop. E.1).
+    The result is the largest bound over m. An m below k matters only if another round may not fit
+    in, where n <= m (2 b - 1); otherwise that round, with a contribution orthogonal to the others,
+    makes the client's sum larger. The rounds 0, b, 2 b, ... attain the bound if the nearer end has
+    the larger value for every pair, and no x there is negative.
     """
     n = len(x)
-    lowest, sizes = int(np.abs(x).argmin()), np.abs(x)
+    sizes = np.abs(x)
+    lowest = int(sizes.argmin())
     sizes[: lowest + 1] = np.maximum.accumulate(sizes[: lowest + 1][::-1])[::-1]
     sizes[lowest:] = np.maximum.accumulate(sizes[lowest:])
     bounds = []
     for m in {*range(-(-n // (2 * b - 1)), k), k}:
         j = np.arange(1, m)
-        nearest, farthest = sizes[j * b], sizes[n - 1 - (m - 1 - j) * b]
+        nearest = sizes[j * b]
+        farthest = sizes[n - 1 - (m - 1 - j) * b]
         squared = m * sizes[0] + 2.0 * float((m - j) @ np.maximum(nearest, farthest))
-        attained = bool((nearest >= farthest).all() and (nearest == x[j * b]).all())
-        bounds.append((squared, attained))
+        is_attained = bool((nearest >= farthest).all() and (nearest == x[j * b]).all())
+        bounds.append((squared, is_attained))
     return max(bounds)

@@ -1,5 +1,6 @@
-"""The separation that a population allows: each of `population // cohort_size` rounds in a row can
-have other clients.
+"""Check that a population is large enough for a separation.
+
+At most `population // cohort_size` consecutive rounds can have disjoint full cohorts.
 """
 
 
@@ -12,33 +13,32 @@ def check_separation(
     schema: str = "min_sep",
     name: str = "min_sep",
 ) -> None:
-    """Raises where the separation is missing, or too large for full cohorts of a population.
+    """Raises ValueError if min_sep is missing, or too large for full cohorts of a population.
 
     Args:
-      min_sep: None where it is missing.
-      population, cohort_size, rounds: of the run; no rounds where the separation may be longer.
-      schema: that needs the separation.
-      name: of the argument that sets the separation; rounds with schema single.
-
-    Raises:
-      ValueError: with the separations that are possible.
+      min_sep: the separation; None if it is missing.
+      population: number of clients.
+      cohort_size: clients of a round.
+      rounds: length of the run; None if the separation may be longer.
+      schema: name of the schema that needs the separation.
+      name: the argument that sets the separation, "rounds" for schema "single".
     """
     if cohort_size > population:
         raise ValueError(
             f"cohort_size={cohort_size} is larger than population={population}: lower "
             f"`cohort_size` to at most {population}"
         )
-    most = population // cohort_size
+    max_separation = population // cohort_size
     clients = "1 client" if population == 1 else f"{population} clients"
-    allowed = f"{clients} in cohorts of {cohort_size} allow `{name}` up to {most}"
+    allowed = f"{clients} in cohorts of {cohort_size} allow `{name}` up to {max_separation}"
     if min_sep is None:
         raise ValueError(
             f"`min_sep` is required with schema={schema!r}: {allowed}; pass a number in "
-            f"1..{min(most, rounds or most)}"
+            f"1..{min(max_separation, rounds or max_separation)}"
         )
     if min_sep * cohort_size <= population:
         return
-    ways_out = [f"lower `{name}` to at most {most}"]
+    ways_out = [f"lower `{name}` to at most {max_separation}"]
     if population >= min_sep:
         ways_out.append(f"lower `cohort_size` to at most {population // min_sep}")
     raise ValueError(

@@ -1,7 +1,7 @@
-"""The sensitivity to one client whose rounds are one of some sets, as sharp as it pays to make it.
+"""Largest sensitivity over several sets of rounds, with the bounds of the largest ones sharpened.
 
 Contributions of norm at most 1 to the rounds of a set S move C x by at most the root of the sum of
-|X_ij| over i, j in S, X = C^T C; `fedmf.participation.sensitivity` has the papers.
+|X_ij| over i, j in S, X = C^T C; `fedmf.participation.sensitivity` cites the papers.
 """
 
 import dataclasses
@@ -17,13 +17,14 @@ from fedmf.participation.vector_bound import vector_sensitivity_bounds
 
 Name = TypeVar("Name")
 
-# A pattern counts as sign-tight if |X| and X differ on it by rounding only, relative to the sum.
+# Relative difference of the sums of |X| and X up to which a set counts as sign-tight: rounding.
 ROUNDING = 1e-12
-# Multiplications that sharpening the bounds of many patterns may cost; patterns beyond it keep
-# their |X| sum, which is valid. An alignment costs about as much as this many eigenvalues.
+# Largest number of multiplications for sharpening the bounds of many sets. The sets after that
+# are bounded by their |X| sum.
 SHARPENING_BUDGET = 2e10
+# Cost of `vector_sensitivity_bounds`, in eigenvalue computations.
 _ALIGNMENT_COST = 300
-# A bound within this share above a value that contributions attain is called exact.
+# Relative distance between a bound and an attained value up to which the bound is called exact.
 _ATTAINED = 1e-8
 _SPECTRAL_AND_SUMS = (
     "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm "
@@ -37,12 +38,12 @@ _ALIGNMENT = (
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity(fields.Checked):
-    """An L2 sensitivity for contributions of norm at most 1.
+    """L2 sensitivity for contributions of norm at most 1.
 
     Attributes:
       value: the sensitivity, not squared.
       exact: True if value is the sensitivity (up to rounding), False if it is an upper bound.
-      method: the algorithm and its source, for people.
+      method: description of the algorithm and its source.
     """
 
     value: float = fields.validated(
@@ -52,8 +53,8 @@ class Sensitivity(fields.Checked):
     method: str = fields.validated(fields.plain_text)
 
 
-def root(squared: float, exact: bool, method: str) -> Sensitivity:
-    """Returns the sensitivity whose square is given."""
+def from_squared(squared: float, exact: bool, method: str) -> Sensitivity:
+    """Returns the sensitivity with this square."""
     return Sensitivity(value=float(np.sqrt(squared)), exact=bool(exact), method=method)
 
 
@@ -62,13 +63,12 @@ def largest_sharpened(
     gram: Callable[[Name], np.ndarray],
     multiplications: float = SHARPENING_BUDGET,
 ) -> Sensitivity:
-    """The sensitivity to one client that takes part in all rounds of one of some sets.
+    """Returns the sensitivity to one client that takes part in all rounds of one of several sets.
 
     Args:
-      bounds: of each set the sum of |X|, whether that of X is the same (or it has at most two
-        rounds), and its name.
+      bounds: for each set its sum of |X|, whether the sensitivity attains that sum, and its name.
       gram: name of a set -> its X, float64 (k, k).
-      multiplications: how many sharpening the bounds may cost.
+      multiplications: largest number of multiplications for sharpening the bounds.
 
     >>> largest_sharpened(
     ...     [(3.0, False, "near"), (2.0, True, "one")],
@@ -76,32 +76,39 @@ def largest_sharpened(
     ... ).exact
     True
     """
-    heap = [(-s, tight, name) for s, tight, name in bounds]
+    # heapq pops the smallest entry, so that the bounds are negated.
+    heap = [(-bound, is_tight, name) for bound, is_tight, name in bounds]
     heapq.heapify(heap)
-    spectral: set[Any] = set()
-    attained: dict[Any, float] = {}
-    # Best first: the largest |X| sum is the answer if it is tight;
-    # otherwise sharpen it and look again.
+    has_spectral_bound: set[Any] = set()
+    attained_by_name: dict[Any, float] = {}
+    # The largest bound is the result if it is tight. Otherwise it is sharpened, first by the
+    # spectral norm and then by the semidefinite program, and compared again.
     while True:
-        negative, tight_here, name = heap[0]
-        if tight_here:
-            return root(
-                -negative, True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact"
+        negated_bound, is_tight, name = heap[0]
+        largest_bound = -negated_bound
+        if is_tight:
+            return from_squared(
+                largest_bound,
+                True,
+                "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact",
             )
-        if name in attained:
-            exact = -negative <= attained[name] * (1.0 + _ATTAINED)
-            return root(-negative, exact, f"{_ALIGNMENT}: {'exact' if exact else 'upper bound'}")
+        if name in attained_by_name:
+            is_exact = largest_bound <= attained_by_name[name] * (1.0 + _ATTAINED)
+            kind = "exact" if is_exact else "upper bound"
+            return from_squared(largest_bound, is_exact, f"{_ALIGNMENT}: {kind}")
         X = gram(name)
-        cost = len(X) ** 3 * (_ALIGNMENT_COST if name in spectral else 1)
+        cost = len(X) ** 3
+        if name in has_spectral_bound:
+            cost *= _ALIGNMENT_COST
         if multiplications < cost:
-            return root(-negative, False, f"{_SPECTRAL_AND_SUMS}: upper bound")
+            return from_squared(largest_bound, False, f"{_SPECTRAL_AND_SUMS}: upper bound")
         multiplications -= cost
-        if name in spectral:
-            attained[name], sharper = vector_sensitivity_bounds(X)
+        if name in has_spectral_bound:
+            attained_by_name[name], sharper_bound = vector_sensitivity_bounds(X)
         else:
-            spectral.add(name)
-            sharper = len(X) * largest_eigenvalue(X)
-        heapq.heapreplace(heap, (-min(-negative, sharper), False, name))
+            has_spectral_bound.add(name)
+            sharper_bound = len(X) * largest_eigenvalue(X)
+        heapq.heapreplace(heap, (-min(largest_bound, sharper_bound), False, name))
 
 
 def largest_eigenvalue(X: np.ndarray) -> float:

@@ -1,6 +1,4 @@
-"""What a record shows of participation, without the clients: all that a guarantee after the fact
-needs, however long the record.
-"""
+"""Participation statistics of a record, which determine the guarantee that a run achieved."""
 
 import collections
 import dataclasses
@@ -18,10 +16,10 @@ class ParticipationStats(fields.ShortRepr):
     """Counts over all clients of a run.
 
     Attributes:
-      cohort_sizes: clients of each recorded round, int64, shape (rounds,).
-      short_rounds: rounds with fewer clients than they should have.
-      histogram: number of participations -> clients with that number; increasing, without 0.
-      separations: difference between two consecutive rounds of one client -> how often it occurs.
+      cohort_sizes: number of clients of each recorded round, int64, shape (rounds,).
+      short_rounds: number of rounds with fewer clients than planned.
+      histogram: number of participations -> number of such clients; increasing, without 0.
+      separations: difference between two consecutive rounds of one client -> number of occurrences.
       longest_span: largest difference between the last and the first round of one client.
 
     >>> stats = ParticipationStats.of_cohorts(
@@ -39,7 +37,12 @@ class ParticipationStats(fields.ShortRepr):
 
     @staticmethod
     def of_cohorts(cohorts: Sequence[np.ndarray], *, short_rounds: int = 0) -> "ParticipationStats":
-        """From the clients of every round, ints, each once in a round."""
+        """Returns the statistics of a run.
+
+        Args:
+          cohorts: clients of each round, ints, without duplicates.
+          short_rounds: number of rounds with fewer clients than planned.
+        """
         sizes = np.array([len(cohort) for cohort in cohorts], np.int64)
         blocks = [ClientRounds.of_cohorts(cohorts)[1]]
         return ParticipationStats.of_clients(blocks, cohort_sizes=sizes, short_rounds=short_rounds)
@@ -48,15 +51,19 @@ class ParticipationStats(fields.ShortRepr):
     def of_clients(
         blocks: Iterable[ClientRounds], *, cohort_sizes: np.ndarray, short_rounds: int = 0
     ) -> "ParticipationStats":
-        """From the rounds of all clients, block by block, and the sizes of their
-        cohorts, int64 (rounds,).
+        """Returns the statistics of a run whose clients come in blocks.
+
+        Args:
+          blocks: all rounds of some clients each, and of all clients together.
+          cohort_sizes: number of clients of each round, int64 (rounds,).
+          short_rounds: number of rounds with fewer clients than planned.
         """
         histogram: collections.Counter[int] = collections.Counter()
         separations: collections.Counter[int] = collections.Counter()
         longest_span = 0
         for clients in blocks:
-            histogram.update(_counts(clients.counts))
-            separations.update(_counts(clients.gaps[clients.later]))
+            histogram.update(_count_values(clients.counts))
+            separations.update(_count_values(clients.gaps[clients.is_repeat]))
             longest_span = max(longest_span, int(clients.spans.max(initial=0)))
         return ParticipationStats(
             cohort_sizes=cohort_sizes,
@@ -68,54 +75,63 @@ class ParticipationStats(fields.ShortRepr):
 
     @property
     def rounds(self) -> int:
-        """Rounds recorded, the last ones without a participation included where
-        the record knows of them.
-        """
+        """Number of recorded rounds, with the last ones in which nobody took part if recorded."""
         return len(self.cohort_sizes)
 
     @property
     def participations(self) -> int:
-        """(client, round) pairs."""
+        """Number of (client, round) pairs."""
         return int(self.cohort_sizes.sum())
 
     @property
     def clients(self) -> int:
-        """Different clients."""
+        """Number of distinct clients."""
         return sum(self.histogram.values())
 
     @property
     def max_participations(self) -> int:
-        """Largest number of participations of one client; 0 where nobody took part."""
+        """Largest number of participations of one client; 0 if nobody took part."""
         return max(self.histogram, default=0)
 
     @property
     def min_separation(self) -> int | None:
-        """Smallest difference between two rounds of one client; None if no client came twice."""
+        """Smallest difference between two rounds of one client; None if no client has two."""
         return min(self.separations, default=None)
 
     @property
     def empty_rounds(self) -> int:
-        """Recorded rounds in which nobody took part."""
+        """Number of recorded rounds in which nobody took part."""
         return int((self.cohort_sizes == 0).sum())
 
     def summary(self) -> dict[str, Any]:
-        """The numbers that a run's result holds, in plain JSON types."""
-        names = "rounds participations clients max_participations min_separation short_rounds"
-        return {name: getattr(self, name) for name in names.split()}
+        """Returns the figures for the result of a run, as plain JSON types."""
+        return {
+            "rounds": self.rounds,
+            "participations": self.participations,
+            "clients": self.clients,
+            "max_participations": self.max_participations,
+            "min_separation": self.min_separation,
+            "short_rounds": self.short_rounds,
+        }
 
 
-def off_multiples(observed: ParticipationStats, parts: int) -> list[str]:
-    """Returns a sentence if two rounds of a client are no multiple of `parts` apart."""
-    off = sum(count for gap, count in observed.separations.items() if gap % parts)
-    if not off:
+def off_multiples(observed: ParticipationStats, num_partitions: int) -> list[str]:
+    """Returns a sentence if separations of a client's rounds are not multiples of a number.
+
+    Args:
+      observed: statistics of a record.
+      num_partitions: the number, of partitions of the clients, one for each round of an epoch.
+    """
+    num_off = sum(count for gap, count in observed.separations.items() if gap % num_partitions)
+    if not num_off:
         return []
     return [
-        f"{off} separations of two rounds of one client are no multiples of {parts}, so that those "
-        "clients left their part of the population"
+        f"{num_off} separations of two rounds of one client are no multiples of {num_partitions}, "
+        "so that those clients left their partition of the population"
     ]
 
 
-def _counts(values: np.ndarray) -> dict[int, int]:
-    """Value -> how often it occurs, increasing."""
-    different, counts = np.unique(values, return_counts=True)
-    return dict(zip(different.tolist(), counts.tolist(), strict=True))
+def _count_values(values: np.ndarray) -> dict[int, int]:
+    """Returns the number of occurrences of each value, increasing."""
+    unique_values, counts = np.unique(values, return_counts=True)
+    return dict(zip(unique_values.tolist(), counts.tolist(), strict=True))

@@ -1,18 +1,17 @@
-"""How large a quadratic form becomes when its arguments are unit vectors: the exact sensitivity of
-one client's rounds.
-"""
+"""Maximum of a quadratic form over unit vectors, the squared sensitivity to one client's rounds."""
 
 import numpy as np
 import scipy.linalg
 
-# A sweep that raises the sum by less than this share ends the ascent.
+# The ascent ends with a sweep that raises the sum by less than this factor.
 _CONVERGED = 1e-13
 _MAX_SWEEPS = 2000
 
 
 def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
-    """Brackets max over unit vectors g_i (of any dimension) of sum_ij X_ij <g_i, g_j>: a value
-    attained, and a bound.
+    """Computes an attained value and an upper bound of the maximum of sum_ij X_ij <g_i, g_j>.
+
+    The g_i are unit vectors of any dimension.
 
     The maximum runs over the correlation matrices R_ij = <g_i, g_j>, a convex set (the elliptope),
     so it is a semidefinite program with the dual min sum(y) such that diag(y) - X is positive
@@ -32,8 +31,8 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
     [3.0, 3.0]
     """
     k = X.shape[0]
-    # By Barvinok and Pataki some optimal R has a rank r with r (r + 1) / 2 <= k; one more dimension
-    # avoids bad local maxima.
+    # By Barvinok and Pataki there is an optimal R of a rank r with r (r + 1) / 2 <= k. One more
+    # dimension avoids bad local maxima.
     G = np.random.default_rng(0).standard_normal((k, int(np.sqrt(2 * k)) + 2))
     G /= np.linalg.norm(G, axis=1, keepdims=True)
     diagonal = np.diagonal(X)
@@ -45,14 +44,14 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
             if length > 0.0:
                 G[i] = direction / length
         XG = X @ G
-        before, attained = attained, float(np.sum(G * XG))
-        if attained - before <= _CONVERGED * attained:
+        previous = attained
+        attained = float(np.sum(G * XG))
+        if attained - previous <= _CONVERGED * attained:
             break
     y = np.einsum("ij,ij->i", G, XG)
-    smallest = float(scipy.linalg.eigvalsh(np.diag(y) - X, subset_by_index=(0, 0))[0])
-    # The eigenvalue is good to about k units of rounding of the matrix's size; the bound is raised
-    # by as much.
-    rounding = (
-        4.0 * k * float(np.finfo(np.float64).eps) * float(np.abs(y).max() + np.linalg.norm(X))
-    )
-    return attained, float(y.sum()) + k * max(0.0, rounding - smallest)
+    smallest_eigenvalue = float(scipy.linalg.eigvalsh(np.diag(y) - X, subset_by_index=(0, 0))[0])
+    # The eigenvalue has an error of about k units of rounding of the matrix's norm, by which the
+    # bound is raised.
+    norm_bound = float(np.abs(y).max() + np.linalg.norm(X))
+    rounding = 4.0 * k * float(np.finfo(np.float64).eps) * norm_bound
+    return attained, float(y.sum()) + k * max(0.0, rounding - smallest_eigenvalue)

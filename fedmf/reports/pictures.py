@@ -60,7 +60,7 @@ def picture_title(forecast: dict[str, Any]) -> str:
     kind = forecast["availability"].partition(":")[0]
     available = "always available" if kind == "always" else f"{kind} availability"
     drawn = f"{forecast['sampling']} sampling, " if forecast["sampling"] else ""
-    limit = Participation.of_limits(forecast).limit_in_words()
+    limit = Participation.from_limits(forecast).describe_limit()
     return (
         f"{forecast['population']:,} clients, {forecast['cohort_size']:,} a round, "
         f"{available}, {drawn}{limit}"

@@ -218,7 +218,7 @@ def participation_table(groups: Sequence[Group]) -> Table:
 
 def _participation_cells(run: Run) -> list[Cell]:
     planned = run.plan["participation"]
-    b, k = Participation.of_limits(planned).planned_in_words()
+    b, k = Participation.from_limits(planned).describe_planned_limits()
     if run.result is None:
         unknown = [Cell("–", "muted", [limit]) for limit in (b, k)]
         return [*unknown, _NOTHING, _NOTHING, _achieved(run)]

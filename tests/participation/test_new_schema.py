@@ -61,7 +61,7 @@ def test_the_factory_makes_it(once_an_epoch, participation):
     assert repr(participation) == (
         "Participation(rounds=12, schema='once_an_epoch', min_sep=1, max_participations=3)"
     )
-    assert participation == fedmf.Participation.of_limits(participation.limits())
+    assert participation == fedmf.Participation.from_limits(participation.limits())
     assert participation != fedmf.Participation(
         rounds=ROUNDS, schema="min_sep", min_sep=1, max_participations=EPOCHS
     )
@@ -206,7 +206,7 @@ def test_a_name_is_that_of_one_class_and_a_schema_is_no_base(once_an_epoch):
         schema_class("even", SCHEMAS["min_sep"])
     bare = type("Slotted", (fedmf.Participation,), {"__annotations__": {"schema": str}})
     bare.schema = "slotted"
-    with refusal("is no text: .* no slots", TypeError):
+    with refusal("is not a str: .* no slots", TypeError):
         dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(bare)
     assert SCHEMAS["once_an_epoch"] is once_an_epoch
     # A notebook's cell that is run again.
