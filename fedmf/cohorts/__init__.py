@@ -1,1 +1,1 @@
-"""Who is handed out in each round: the participation controller, its draws and its devices."""
+"""Cohorts of clients: the participation controller, and models of devices and availability."""

@@ -1,4 +1,4 @@
-"""Models of when devices check in, without memory for any client."""
+"""Models of when devices are available, as pure functions of client and round."""
 
 import dataclasses
 import itertools
@@ -10,35 +10,36 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.cohorts import keyed_random
 
+# Purposes of random numbers; see `keyed_random.key`.
 _INDEPENDENT, _PLACE, _NIGHT, _AWAKE = 201, 202, 203, 204
-# The arrays of so many clients stay in the processor's cache.
+# Number of clients whose arrays fit into the processor's cache.
 _BLOCK_CLIENTS = 1 << 15
 
 
 @runtime_checkable
 class Availability(Protocol):
-    """A model of who checks in.
+    """Model of which clients are available.
 
-    It must be pure: the same answer whenever and wherever it is asked.
+    It must be a pure function: equal arguments have equal results in every process.
     """
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Which of the clients, int64 (clients,), check in in round t: bool (clients,)."""
+        """Returns whether each client, int64 (clients,), is available in round t, bool."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Always:
-    """Every client, in every round."""
+    """Model in which every client is available in every round."""
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """All True."""
+        """Returns True for every client, bool (clients,)."""
         return np.ones(len(clients), bool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Independent(fields.Checked):
-    """Every client with one probability, independently of all other clients and rounds.
+    """Model in which clients are available independently, all with the same probability.
 
     >>> model = Independent(probability=0.3, seed=1)
     >>> float(model.available(5, np.arange(100_000)).mean())
@@ -49,14 +50,13 @@ class Independent(fields.Checked):
     seed: int = fields.seed(0, "")
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Bool (clients,): a coin for every (client, round)."""
-        return (
-            keyed_random.uniform(keyed_random.key(self.seed, _INDEPENDENT, t + 1), clients)
-            < self.probability
-        )
+        """Returns an independent coin for every client and round, bool (clients,)."""
+        round_key = keyed_random.key(self.seed, _INDEPENDENT, t + 1)
+        return keyed_random.uniform(round_key, clients) < self.probability
 
 
-def _hours(name: str, value: object) -> float:
+def _check_hours(name: str, value: object) -> float:
+    """Returns hours from 0 to 24."""
     hours = checks.finite_float(name, value, hint="use hours from 0 to 24")
     if not 0 <= hours <= 24:
         raise ValueError(f"{name}={hours:g} must be from 0 to 24 hours: use such a number")
@@ -65,35 +65,36 @@ def _hours(name: str, value: object) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window(fields.Checked):
-    """A condition that depends on the local hour, such as charging.
+    """Condition on a device, such as charging, that depends on the local hour.
 
     Attributes:
-      start, end: local hours, 0 to 24; the window goes past midnight where end < start.
-      inside: probability that the condition holds throughout the window of a day.
+      start, end: local hours, 0 to 24; the window contains midnight if end < start.
+      inside: probability that the condition holds throughout the window of one day.
       outside: probability that it holds in one round outside of the window.
 
     >>> Window(start=22, end=7, inside=0.8, outside=0.1).length
     9.0
     """
 
-    start: float = fields.validated(_hours)
-    end: float = fields.validated(_hours)
+    start: float = fields.validated(_check_hours)
+    end: float = fields.validated(_check_hours)
     inside: float = fields.validated(checks.probability)
     outside: float = fields.validated(checks.probability)
 
     @property
     def length(self) -> float:
-        """Hours; a window whose end is its start has none, and 0 to 24 is the whole day."""
+        """Length in hours: 0 if end equals start, and 24 for the window from 0 to 24."""
         return 24.0 if self.end - self.start == 24 else (self.end - self.start) % 24
 
 
-_window = fields.instance(Window)
+_check_window = fields.instance(Window)
 _CHARGING = Window(start=22, end=7, inside=0.7, outside=0.35)
 _IDLE = Window(start=23, end=6.5, inside=0.8, outside=0.6)
 _UNMETERED = Window(start=18, end=8, inside=0.85, outside=0.55)
 
 
-def _zones(name: str, value: Any) -> tuple[tuple[float, float], ...]:
+def _check_zones(name: str, value: Any) -> tuple[tuple[float, float], ...]:
+    """Returns (hours from UTC, share of the clients) of each time zone."""
     zones = tuple(
         (float(offset), checks.probability("share of a time zone", share))
         for offset, share in value
@@ -107,24 +108,24 @@ def _zones(name: str, value: Any) -> tuple[tuple[float, float], ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diurnal(fields.Checked):
-    """Devices that charge, lie idle and have an unmetered network, mostly at night where they are.
+    """Model of devices that are available while charging, idle and on an unmetered network.
 
-    A client checks in while all three conditions hold. Its local hour is that of its time zone,
-    shifted by a phase of its own. Banded paper, App. K: clients must be "charged, idle and
-    connected to unmetered network", and "there is a strong diurnal pattern". The defaults are ours;
-    they were chosen to give the factor 4 between the best and the worst hour that Bonawitz et al.
-    2019, "Towards federated learning at scale", Sec. 9, observed for devices of one country.
+    All three conditions hold mostly at night. The local hour of a client is that of its time zone,
+    shifted by a random phase of the client. Banded paper, App. K: clients must be "charged, idle
+    and connected to unmetered network", and "there is a strong diurnal pattern". The defaults
+    reproduce the factor 4 between the best and the worst hour that Bonawitz et al. 2019, "Towards
+    federated learning at scale", Sec. 9, observed for devices of one country.
 
     Attributes:
       rounds_per_day: rounds of training in 24 hours.
       time_zones: (hours from UTC, share of the clients) of each zone; shares add up to 1.
       charging, idle, unmetered: the three conditions.
-      phase_hours: clients' phases are uniform between minus and plus so many hours.
+      phase_hours: phases are uniform between minus and plus this number of hours.
       start_hour: UTC hour of round 0.
-      seed: of the clients' zones, phases, and coins.
+      seed: seed of the clients' zones, phases and conditions.
 
     Raises:
-      TypeError, ValueError: an attribute of the wrong kind or out of range.
+      TypeError, ValueError: an attribute has the wrong type or is out of range.
 
     >>> model = Diurnal(rounds_per_day=24, seed=1)
     >>> [int(model.available(t, np.arange(10_000)).sum()) for t in (8, 20)]
@@ -133,21 +134,21 @@ class Diurnal(fields.Checked):
 
     rounds_per_day: float = fields.positive_float(96, "")
     time_zones: tuple[tuple[float, float], ...] = fields.validated(
-        _zones, ((-8, 0.2), (-7, 0.05), (-6, 0.3), (-5, 0.45))
+        _check_zones, ((-8, 0.2), (-7, 0.05), (-6, 0.3), (-5, 0.45))
     )
-    charging: Window = fields.validated(_window, _CHARGING)
-    idle: Window = fields.validated(_window, _IDLE)
-    unmetered: Window = fields.validated(_window, _UNMETERED)
-    phase_hours: float = fields.validated(_hours, 1.0)
-    start_hour: float = fields.validated(_hours, 0.0)
+    charging: Window = fields.validated(_check_window, _CHARGING)
+    idle: Window = fields.validated(_check_window, _IDLE)
+    unmetered: Window = fields.validated(_check_window, _UNMETERED)
+    phase_hours: float = fields.validated(_check_hours, 1.0)
+    start_hour: float = fields.validated(_check_hours, 0.0)
     seed: int = fields.seed(0, "")
 
     def local_hours(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Hours since midnight of day 0 at the clients' places, float64 (clients,)."""
-        place = keyed_random.bits(keyed_random.key(self.seed, _PLACE), clients)
-        # The upper half says the zone, the lower half the phase.
-        zones = (place >> np.uint64(32)) * 2.0**-32
-        phases = (place & np.uint64(0xFFFFFFFF)) * 2.0**-31
+        """Returns the local hours since midnight of day 0, float64 (clients,)."""
+        random_bits = keyed_random.bits(keyed_random.key(self.seed, _PLACE), clients)
+        # The upper 32 bits choose the zone, the lower ones the phase.
+        zone_quantiles = (random_bits >> np.uint64(32)) * 2.0**-32
+        phases = (random_bits & np.uint64(0xFFFFFFFF)) * 2.0**-31
         hours = phases * self.phase_hours
         hours += (
             self.start_hour
@@ -155,61 +156,68 @@ class Diurnal(fields.Checked):
             - self.phase_hours
             + self.time_zones[0][0]
         )
-        share = 0.0
-        for (before, of_before), (offset, _) in itertools.pairwise(self.time_zones):
-            share += of_before
-            hours += (zones >= share) * (offset - before)
+        cumulative_share = 0.0
+        for (previous_offset, share), (offset, _) in itertools.pairwise(self.time_zones):
+            cumulative_share += share
+            hours += (zone_quantiles >= cumulative_share) * (offset - previous_offset)
         return hours
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Bool (clients,): a coin a day for each window, and one a round outside of them."""
-        result = np.zeros(len(clients), bool)
-        for start in range(0, len(clients), _BLOCK_CLIENTS):
-            part = clients[start : start + _BLOCK_CLIENTS]
-            result[start + self._those_available(t, part)] = True
-        return result
+        """Returns whether each client is available in round t, bool (clients,).
 
-    def _those_available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        In a window a condition has one coin per client and day, and outside one per round.
+        """
+        is_available = np.zeros(len(clients), bool)
+        for start in range(0, len(clients), _BLOCK_CLIENTS):
+            block = clients[start : start + _BLOCK_CLIENTS]
+            is_available[start + self._available_positions(t, block)] = True
+        return is_available
+
+    def _available_positions(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Returns the positions in `clients` of those that are available in round t."""
         windows = (self.charging, self.idle, self.unmetered)
-        # The day of a window begins with it, so that a night is one night.
-        local = self.local_hours(t, clients)
-        since = [(local - window.start) / 24 for window in windows]
-        days = [np.floor(hours) for hours in since]
-        inside = [
-            hours - day < window.length / 24
-            for hours, day, window in zip(since, days, windows, strict=True)
-        ]
-        # Outside of windows the coins of a round are independent, so that one coin with the product
-        # of their probabilities will do.
-        chance = np.ones(len(clients))
-        for within, window in zip(inside, windows, strict=True):
-            chance *= np.where(within, 1.0, window.outside)
-        left = np.flatnonzero(
-            keyed_random.uniform(keyed_random.key(self.seed, _AWAKE, t + 1), clients) < chance
-        )
-        for number, (within, day, window) in enumerate(
-            zip(inside, days, windows, strict=True), start=1
-        ):
-            nightly = left[within[left]]
-            night = keyed_random.key(self.seed, _NIGHT, number)
-            coins = keyed_random.uniform(night, clients[nightly], day[nightly].astype(np.int64))
-            holds = ~within
-            holds[nightly] = coins < window.inside
-            left = left[holds[left]]
-        return left
+        local_hours = self.local_hours(t, clients)
+        # A window's day begins with the window, so that a whole night belongs to one day.
+        days = []
+        is_inside = []
+        for window in windows:
+            days_since_start = (local_hours - window.start) / 24
+            day = np.floor(days_since_start)
+            days.append(day)
+            is_inside.append(days_since_start - day < window.length / 24)
+        # The coins of a round outside of the windows are independent. So they are replaced by one
+        # coin with the product of their probabilities.
+        probability = np.ones(len(clients))
+        for inside, window in zip(is_inside, windows, strict=True):
+            probability *= np.where(inside, 1.0, window.outside)
+        round_key = keyed_random.key(self.seed, _AWAKE, t + 1)
+        positions = np.flatnonzero(keyed_random.uniform(round_key, clients) < probability)
+        for number, window in enumerate(windows, start=1):
+            inside = is_inside[number - 1]
+            day = days[number - 1]
+            inside_positions = positions[inside[positions]]
+            coins = keyed_random.uniform(
+                keyed_random.key(self.seed, _NIGHT, number),
+                clients[inside_positions],
+                day[inside_positions].astype(np.int64),
+            )
+            holds = ~inside
+            holds[inside_positions] = coins < window.inside
+            positions = positions[holds[positions]]
+        return positions
 
 
 def availability_from_text(text: str) -> Availability:
-    """The model that a command line or a config names.
+    """Returns the availability model of a text on a command line or in a config.
 
     Args:
       text: "always"; "independent:0.3" or "independent:probability=0.3,seed=1"; "diurnal" or
-        "diurnal:rounds_per_day=24,phase_hours=2,start_hour=6,seed=1". Other time zones and windows
-        are set in Python.
+        "diurnal:rounds_per_day=24,phase_hours=2,start_hour=6,seed=1". Time zones and windows can be
+        set in Python only.
 
     Raises:
-      TypeError: not a text.
-      ValueError: naming the part that cannot be understood.
+      TypeError: `text` is not a str.
+      ValueError: the text is wrong; the message names the wrong option.
 
     >>> availability_from_text("independent:0.3")
     Independent(probability=0.3, seed=0)
@@ -218,27 +226,28 @@ def availability_from_text(text: str) -> Availability:
         raise TypeError(
             f"availability={text!r} must be a text such as 'always', 'independent:0.3' or 'diurnal'"
         )
-    name, _, rest = text.partition(":")
+    name, _, options = text.partition(":")
     if name not in _MODELS:
         raise ValueError(
             f"availability={text!r} is unknown: use always, independent:PROBABILITY or diurnal"
         )
-    kinds = {
+    type_by_option = {
         field.name: field.type
         for field in dataclasses.fields(_MODELS[name])
         if field.type in (int, float)
     }
-    if name == "independent" and "=" not in rest.partition(",")[0]:
-        rest = f"probability={rest}"
+    if name == "independent" and "=" not in options.partition(",")[0]:
+        options = f"probability={options}"
     values: dict[str, Any] = {}
-    for part in rest.split(",") if rest else ():
-        option, _, value = part.partition("=")
+    for assignment in options.split(",") if options else ():
+        option, _, value = assignment.partition("=")
         try:
-            values[option] = kinds[option](value)
+            values[option] = type_by_option[option](value)
         except (KeyError, ValueError):
-            takes = " and ".join(f"{known}=NUMBER" for known in kinds) or "no options"
+            accepted = " and ".join(f"{option}=NUMBER" for option in type_by_option)
             raise ValueError(
-                f"availability={text!r} has {part!r}: {name} takes {takes}, separated by commas"
+                f"availability={text!r} has {assignment!r}: {name} takes "
+                f"{accepted or 'no options'}, separated by commas"
             ) from None
     try:
         return _MODELS[name](**values)
@@ -246,5 +255,5 @@ def availability_from_text(text: str) -> Availability:
         raise ValueError(f"availability={text!r}: {error}") from None
 
 
-# Models that a text can name, and their numbers.
+# Models by their name in a text.
 _MODELS: dict[str, Any] = {"always": Always, "independent": Independent, "diurnal": Diurnal}

@@ -1,6 +1,4 @@
-"""The participation controller: hands out cohorts that cannot break the `Participation` a guarantee
-rests on.
-"""
+"""Participation controller: samples cohorts that satisfy the participation constraint of a plan."""
 
 import copy
 import dataclasses
@@ -26,44 +24,46 @@ from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.draws import Draws, EpochOrder, draw_generator
 
-# The arrays of one byte or more a client, tens of gigabytes.
-_MOST_CLIENTS = 10**10
+# The controller holds arrays of a few bytes per client, here tens of gigabytes.
+_MAX_POPULATION = 10**10
 _ROUND_HINT = "ask for a round of the run, from 0 on"
 
 
 class PoolRanDryWarning(UserWarning):
-    """Fewer clients than the cohort size were eligible and available; those take part."""
+    """Warning that fewer clients than the cohort size were eligible and available."""
 
 
 class ParticipationController:
-    """Draws cohorts from the clients that are eligible and available.
+    """Samples cohorts from the clients that are eligible and available.
 
     A device remembers the round of its last participation and checks in when t - last >= min_sep,
     at most max_participations times (banded paper, Sec. 6 and App. K: the timer on the device).
-    Schema fixed_epoch instead goes through one random order of the population, min_sep groups of
-    cohort_size clients, the same order every epoch (multi-epoch paper, Sec. 2: (k, b)). With
-    `sampling` the scheme draws, and the participation is what must hold whatever it draws.
+    With schema fixed_epoch the server instead repeats one random order of the population in every
+    epoch, in min_sep groups of cohort_size clients (multi-epoch paper, Sec. 2: (k, b)). With
+    `sampling` the scheme samples the clients, and every sample satisfies the participation.
 
-    A round costs work in proportion to the cohort as long as a fair share of the clients may come.
-    Memory is a few bytes a client: the round of its last participation, their number, and its place
-    where there is an order.
+    The cost of a round is proportional to the cohort size, unless few clients are eligible. Memory
+    is a few bytes per client: the round of its last participation, the number of its
+    participations, and its position in a fixed order.
 
     Args:
       participation: the schema to enforce; for a participation budget the `fedmf.Budget`, which
-        knows the encoder.
-      population: number of clients, indices 0 .. population - 1.
-      cohort_size: clients a round; their expected number where a sampling scheme
-        draws them independently.
-      seed: of the draw; recorded, independent of the noise seed. With `sampling` it is as secret as
-        the noise seed: amplification holds only against those who do not know the sample.
+        has the encoder.
+      population: number of clients, with indices 0 .. population - 1.
+      cohort_size: clients of a round; their expected number if a sampling scheme samples them
+        independently.
+      seed: seed of the sampling, recorded and independent of the noise seed. With `sampling` it is
+        as secret as the noise seed: amplification holds only against those who do not know the
+        sample.
       availability: a model of `fedmf.cohorts.availability`; None means always available. With
-        sampling it needs a scheme of independent draws: clients that are away are not replaced.
+        `sampling` it needs a scheme that samples clients independently, since unavailable clients
+        are not replaced.
       sampling: a scheme of `fedmf.privacy.sampling` with its partitions set, for a guarantee that
         is amplified by it.
-      behavior: a simulation of devices that drop out, deviate, or come early.
+      behavior: a simulation of devices that drop out, do not comply, or check in early.
 
     Raises:
-      TypeError, ValueError: for arguments that cannot work, naming the number to change.
+      TypeError, ValueError: arguments that do not fit together; the message names what to change.
 
     Example:
       >>> import fedmf
@@ -94,12 +94,12 @@ class ParticipationController:
             )
         if self._rule is participation and participation.needs_encoder:
             raise TypeError(
-                f"participation={participation} does not say with which encoder rounds are "
-                "counted: pass the fedmf.Budget that it is of"
+                f"participation={participation} has no encoder, on which the allowed rounds "
+                "depend: pass the fedmf.Budget that it is of"
             )
         self.participation = participation
         self.population = checks.integer(
-            "population", population, low=1, high=_MOST_CLIENTS, hint="use the number of clients"
+            "population", population, low=1, high=_MAX_POPULATION, hint="use the number of clients"
         )
         self.cohort_size = checks.integer(
             "cohort_size", cohort_size, low=1, hint="use the number of clients a round"
@@ -117,27 +117,31 @@ class ParticipationController:
             )
         self.sampling = sampling
         self.behavior = behavior or DeviceBehavior()
-        self._draws = self._order() if sampling is None else self._sampled(sampling)
-        self._begin()
+        if sampling is None:
+            self._draws = self._fixed_order()
+        else:
+            self._draws = self._scheme_draws(sampling)
+        self._reset()
 
-    def _begin(self) -> None:
-        """The state before round 0."""
-        self._count_anew()
+    def _reset(self) -> None:
+        """Sets the state before round 0."""
+        self._reset_history()
         varies = self.sampling is not None and self.sampling.independent
-        self.ledger = ParticipationLedger(cohort_size=None if varies else self.cohort_size)
+        ledger_cohort_size = None if varies else self.cohort_size
+        self.ledger = ParticipationLedger(cohort_size=ledger_cohort_size)
 
-    def _count_anew(self) -> None:
-        """Nothing of the ledger is counted."""
+    def _reset_history(self) -> None:
+        """Sets the history of participations before round 0; `_update_history` fills it again."""
         self._history = self._rule.new_history(self.population)
-        self._counted = 0
-        self._torn = False
+        self._num_in_history = 0
+        self._is_history_torn = False
 
-    def _order(self) -> Draws | None:
-        """The draws of a fixed order; None to draw from the pool of eligible clients."""
-        self._refuse_impossible()
+    def _fixed_order(self) -> Draws | None:
+        """Returns the fixed order of the schema; None if cohorts come from the eligible clients."""
+        self._check_capacity()
         p = self.participation
         if p.has_fixed_order:
-            self._refuse_timers(f'schema="{p.schema}"')
+            self._check_no_timers(f'schema="{p.schema}"')
             return EpochOrder(
                 population=self.population,
                 cohort_size=self.cohort_size,
@@ -156,7 +160,8 @@ class ParticipationController:
             )
         return None
 
-    def _sampled(self, sampling: Any) -> Draws:
+    def _scheme_draws(self, sampling: Any) -> Draws:
+        """Returns the draws of a sampling scheme; raises unless it fits the other arguments."""
         if not isinstance(sampling, Sampling):
             raise TypeError(
                 f"sampling={sampling!r} must be a scheme of fedmf.privacy.sampling, or None"
@@ -167,37 +172,38 @@ class ParticipationController:
                     f"{name}={getattr(self, name)} but the sampling has "
                     f"{name}={getattr(sampling, name)}: make them agree"
                 )
-        drawn = sampling.participation(self.participation.rounds)
+        scheme_participation = sampling.participation(self.participation.rounds)
         name = type(sampling).__name__
-        if self.participation != drawn:
+        if self.participation != scheme_participation:
             raise ValueError(
-                f"sampling={sampling} keeps to {drawn} and not to {self.participation}: use "
+                f"sampling={sampling} satisfies {scheme_participation} and not "
+                f"{self.participation}: use "
                 f"sampling.participation({self.participation.rounds}) as the participation"
             )
-        self._refuse_timers(f"sampling={name}(...)")
-        if not sampling.independent and (
-            not isinstance(self.availability, Always) or self.behavior.dropout > 0
-        ):
+        self._check_no_timers(f"sampling={name}(...)")
+        can_miss = not isinstance(self.availability, Always) or self.behavior.dropout > 0
+        if can_miss and not sampling.independent:
             raise ValueError(
-                f"{name} draws a fixed number whoever is available, and from fewer clients each "
+                f"{name} samples a fixed number of clients, and from the available ones alone each "
                 "would be likelier than its guarantee "
                 "assumes: use CyclicPoisson, or leave out availability and dropout"
             )
         return sampling.draws(self.seed)
 
-    def _refuse_timers(self, what: str) -> None:
-        """Raises for simulated deviations from timers where the server draws."""
+    def _check_no_timers(self, what: str) -> None:
+        """Raises ValueError if devices deviate from timers that `what` does not have."""
         if not self.behavior.timers_as_asked:
             raise ValueError(
-                f"{what} leaves no choice to devices, so that {self.behavior} has nobody who could "
-                "deviate or come early: "
+                f"{what} leaves no choice to devices, so that none can deviate or check in early "
+                f"as {self.behavior} says: "
                 "leave out `noncompliant_fraction` and `timer_jitter`, or use schema=min_sep"
             )
 
-    def _refuse_impossible(self) -> None:
+    def _check_capacity(self) -> None:
+        """Raises ValueError unless the population can fill every round within the limits."""
         p = self.participation
         size = self.cohort_size
-        b = self.participation.min_sep
+        b = p.min_sep
         check_separation(
             b,
             population=self.population,
@@ -205,17 +211,20 @@ class ParticipationController:
             rounds=p.rounds,
             name=p.separation_argument,
         )
-        epochs = math.ceil(p.rounds / b)
-        if p.has_fixed_order and p.max_participations < epochs:
+        num_epochs = math.ceil(p.rounds / b)
+        if p.has_fixed_order and p.max_participations < num_epochs:
             raise ValueError(
                 f"max_participations={p.max_participations} ends the fixed order after round "
-                f"{p.max_participations * b} of rounds={p.rounds}: use max_participations={epochs}"
+                f"{p.max_participations * b} of rounds={p.rounds}: use "
+                f"max_participations={num_epochs}"
             )
         if size * p.rounds > self.population * p.max_participations:
-            most = self.population * p.max_participations // p.rounds
-            ways_out = [f"lower `cohort_size` to at most {most},"] if most else []
-            needed = math.ceil(size * p.rounds / self.population)
-            ways_out.append(f"raise `max_participations` to {needed}")
+            ways_out = []
+            max_size = self.population * p.max_participations // p.rounds
+            if max_size:
+                ways_out.append(f"lower `cohort_size` to at most {max_size},")
+            min_participations = math.ceil(size * p.rounds / self.population)
+            ways_out.append(f"raise `max_participations` to {min_participations}")
             raise ValueError(
                 f"max_participations={p.max_participations} of {self.population} clients cannot "
                 f"fill rounds={p.rounds} with cohort_size={size}: "
@@ -223,16 +232,17 @@ class ParticipationController:
             )
 
     def resume_from(self, ledger: ParticipationLedger) -> None:
-        """Takes over the rounds that have already happened, before the first draw of this
-        controller; all of them, or none.
+        """Resumes a run after the rounds of its ledger.
+
+        If the ledger is refused, the controller stays as it was.
 
         Args:
-          ledger: of the run that goes on.
+          ledger: ledger of the run to resume.
 
         Raises:
-          TypeError: no ledger.
-          ValueError: rounds that this controller cannot have drawn, or it has drawn
-            some of its own.
+          TypeError: `ledger` is not a ParticipationLedger.
+          ValueError: this controller cannot have sampled a round of the ledger, or has already
+            sampled rounds itself.
         """
         if not isinstance(ledger, ParticipationLedger):
             raise TypeError(
@@ -241,20 +251,21 @@ class ParticipationController:
             )
         if len(self.ledger):
             raise ValueError(
-                f"the controller has drawn {len(self.ledger)} rounds of its "
-                "own: go on from a new one"
+                f"the controller has drawn {len(self.ledger)} rounds of its own: resume with a new "
+                "controller"
             )
+        # A refused ledger must leave this controller unchanged.
         trial = copy.copy(self)
-        trial._begin()
-        trial._take_over(ledger)  # refuses before anything of this controller changes
-        self._take_over(ledger)
+        trial._reset()
+        trial._replay(ledger)
+        self._replay(ledger)
 
     def restore(self, cohorts: Sequence[np.ndarray], selections: Sequence[np.ndarray]) -> None:
-        """Takes over rounds of a journal, which this controller drew.
+        """Restores rounds of a journal, which this controller sampled.
 
         Args:
-          cohorts: the clients that took part, of each round.
-          selections: those that were selected.
+          cohorts: clients that took part in each round.
+          selections: clients that were selected for each round.
         """
         is_noncompliant = None
         if self.behavior.noncompliant_fraction:
@@ -262,44 +273,50 @@ class ParticipationController:
         self.ledger.restore(cohorts, selections, is_noncompliant)
         for t, selected in enumerate(selections):
             self._history.record(t, selected)
-        self._counted = len(selections)
+        self._num_in_history = len(selections)
 
-    def _take_over(self, ledger: ParticipationLedger) -> None:
+    def _replay(self, ledger: ParticipationLedger) -> None:
+        """Records the rounds of a ledger; raises ValueError at the first impossible one."""
         for t in range(len(ledger)):
-            wrong = self._impossible(t, ledger.selected(t))
-            if wrong:
+            fault = self._selection_fault(t, ledger.selected(t))
+            if fault:
                 raise ValueError(
-                    f"ledger's round {t} {wrong}: the ledger belongs to another run, or the "
+                    f"ledger's round {t} {fault}: the ledger belongs to another run, or the "
                     "guarantee was already broken: audit it with fedmf.audit_ledger"
                 )
-            # A sample follows from the seed. Clients that were drawn and did not come rest too, and
-            # a ledger may not name them.
-            selected = ledger.selected(t) if self.sampling is None else np.sort(self._sample(t))
+            selected = ledger.selected(t)
+            if self.sampling is not None:
+                # Sampled clients that did not take part are ineligible afterwards too, but a ledger
+                # may omit them. The seed determines the sample.
+                selected = np.sort(self._sample(t))
             self._record(ledger.cohort(t), selected)
-            self._catch_up()
+            self._update_history()
 
-    def _impossible(self, t: int, cohort: np.ndarray) -> str:
-        """Why this controller cannot have selected the cohort in round t; empty if it can."""
+    def _selection_fault(self, t: int, selected: np.ndarray) -> str:
+        """Returns why this controller cannot have selected the clients in round t, or ""."""
         p = self.participation
-        most = self.ledger.cohort_size
+        max_size = self.ledger.cohort_size
         if t >= p.rounds:
             return f"is beyond rounds={p.rounds}"
-        if len(cohort) and cohort.max() >= self.population:
-            return f"names client {cohort.max()}, outside 0..{self.population - 1}"
-        if most is not None and len(cohort) > most:
-            return f"has {len(cohort)} clients, cohort_size={most}"
-        may = self._is_eligible(t, cohort)
+        if len(selected) and selected.max() >= self.population:
+            return f"names client {selected.max()}, outside 0..{self.population - 1}"
+        if max_size is not None and len(selected) > max_size:
+            return f"has {len(selected)} clients, cohort_size={max_size}"
+        is_possible = self._is_eligible(t, selected)
         if self._draws is not None:
-            may &= self._draws.can_draw(t, cohort)
-        if may.all():
+            is_possible &= self._draws.can_draw(t, selected)
+        if is_possible.all():
             return ""
         return (
-            f"has client {cohort[~may][0]}, who may not take part then under {p} "
+            f"has client {selected[~is_possible][0]}, who may not take part then under {p} "
             f"with seed={self.seed}"
         )
 
     def _is_eligible(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
-        """Whether clients are eligible in round t, or ignore that they are not: bool (clients,)."""
+        """Returns whether clients check in if asked in round t, bool (clients,).
+
+        These are the eligible clients, and the ineligible ones that do not comply.
+        """
         behavior = self.behavior
         if behavior.timers_as_asked:
             return self._rule.is_eligible(t, self._history, clients)
@@ -312,50 +329,49 @@ class ParticipationController:
         is_eligible = self._rule.is_eligible(t, self._history, clients, rounds_early=rounds_early)
         return is_eligible | behavior.noncompliant(clients)
 
-    def _available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        there = np.asarray(self.availability.available(t, clients))
-        if there.shape != clients.shape or there.dtype != bool:
+    def _is_available(self, t: int, clients: np.ndarray) -> np.ndarray:
+        """Returns whether clients are available in round t, bool (clients,)."""
+        is_available = np.asarray(self.availability.available(t, clients))
+        if is_available.shape != clients.shape or is_available.dtype != bool:
             raise ValueError(
-                f"availability gave {there.dtype} of shape {there.shape} for {len(clients)} "
-                f"clients of round {t}: it must give a bool for each of them"
+                f"availability returned {is_available.dtype} of shape {is_available.shape} for "
+                f"{len(clients)} clients of round {t}: return a bool for each of them"
             )
-        return there
+        return is_available
 
     def eligible(self, t: int) -> np.ndarray:
-        """Boolean mask (population,) of clients whose timer and limit allow round t and who are
-        available, given the ledger so far.
+        """Returns the mask of the eligible and available clients of round t, bool (population,).
 
-        Asks every client, which `cohort` does only where few may come.
+        It follows from the ledger so far, and is computed for every client.
 
         Args:
           t: a round, from 0 on.
         """
         t = checks.integer("t", t, low=0, high=checks.MAX_ROUNDS, hint=_ROUND_HINT)
-        self._catch_up()
+        self._update_history()
         mask = np.zeros(self.population, bool)
         clients = np.flatnonzero(self._is_eligible(t, slice(0, self.population)))
-        mask[clients] = self._available(t, clients)
+        mask[clients] = self._is_available(t, clients)
         return mask
 
     def cohort(self, t: int) -> np.ndarray:
-        """The clients of round t: int64, sorted, at most cohort_size unless a sampling scheme draws
-        them independently.
+        """Returns the clients of round t, int64, increasing.
 
-        A pure function of (seed, t) and the ledger so far. Rounds are asked for in order; a round
-        already handed out is answered again from the ledger.
+        They are cohort_size clients at most, except with independent sampling. The cohort is a pure
+        function of (seed, t) and the ledger so far. Rounds are sampled in order; the cohort of an
+        earlier round comes from the ledger.
 
         Args:
           t: a round, from 0 on.
 
         Raises:
           TypeError: t is not an int.
-          ValueError: t is negative, beyond the next round, or beyond the last, where the plan is
-            over.
+          ValueError: t is negative, after the next round, or after the last round of the plan.
 
         Warns:
-          PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The divisor
-            of the mean stays the fixed cohort size, so the guarantee is untouched. Never with
-            independent draws, whose cohorts vary in size.
+          PoolRanDryWarning: fewer than cohort_size clients were eligible and available. The mean is
+            still divided by the cohort size, so that the guarantee holds. There is no warning with
+            independent sampling, whose cohorts vary in size.
         """
         t = checks.integer("t", t, low=0, hint=_ROUND_HINT)
         if t < len(self.ledger):
@@ -373,8 +389,8 @@ class ParticipationController:
                 "resume a run call controller.resume_from(ledger=...) first, with the ledger of "
                 "the rounds before (ParticipationLedger.load reads one)"
             )
-        self._catch_up()
-        selected, cohort = self._drawn(t)
+        self._update_history()
+        selected, cohort = self._select(t)
         if len(selected) < self.cohort_size and self.ledger.cohort_size is not None:
             warnings.warn(
                 f"round {t}: only {len(selected)} of cohort_size={self.cohort_size} clients are "
@@ -388,55 +404,58 @@ class ParticipationController:
         self._record(np.sort(cohort), np.sort(selected))
         return self.ledger.cohort(t)
 
-    def _drawn(self, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """The clients that are selected for round t, and those of them that are available."""
-        if self._draws is not None:
-            drawn = self._sample(t)
-            there = drawn[self._available(t, drawn)]
-            # Nobody replaces clients of a sample that are away: a client's probability of taking
-            # part may only fall.
-            return (there if self.sampling is None else drawn), there
-        pool = Pool(
-            population=self.population,
-            eligible=lambda clients: self._is_eligible(t, clients),
-            available=lambda clients: self._available(t, clients),
-        )
-        drawn = pool.draw(draw_generator(self.seed, t), self.cohort_size)
-        return drawn, drawn
+    def _select(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the clients selected for round t, and those of them that are available."""
+        if self._draws is None:
+            pool = Pool(
+                population=self.population,
+                eligible=lambda clients: self._is_eligible(t, clients),
+                available=lambda clients: self._is_available(t, clients),
+            )
+            drawn = pool.draw(draw_generator(self.seed, t), self.cohort_size)
+            return drawn, drawn
+        sample = self._sample(t)
+        available = sample[self._is_available(t, sample)]
+        if self.sampling is None:
+            return available, available
+        # Unavailable clients of a sample are not replaced, since a client's probability of taking
+        # part must not rise.
+        return sample, available
 
     def _sample(self, t: int) -> np.ndarray:
-        """Those of the round's draws whose timers and limits allow it, whoever is available."""
+        """Returns the eligible clients of the round's sample, available or not."""
         assert self._draws is not None
-        drawn = self._draws.clients(t)
-        # Schemes with parts keep the separation alone; this guards against what was
-        # recorded from outside.
-        return drawn[self._is_eligible(t, drawn)]
+        sample = self._draws.clients(t)
+        # Partitions alone ensure the separation of a scheme's samples, but not from rounds of a
+        # ledger that was recorded elsewhere.
+        return sample[self._is_eligible(t, sample)]
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
-        self.ledger.append(
-            cohort, selected=selected, noncompliant=selected[self.behavior.noncompliant(selected)]
-        )
+        """Appends a round to the ledger."""
+        noncompliant = selected[self.behavior.noncompliant(selected)]
+        self.ledger.append(cohort, selected=selected, noncompliant=noncompliant)
 
-    def _catch_up(self) -> None:
-        """Counts the rounds of the ledger that were not counted yet:
-        draws depend on the ledger alone. What was interrupted is counted anew.
+    def _update_history(self) -> None:
+        """Records the new rounds of the ledger in the history.
+
+        An interrupted update leaves the history torn; then it is built again from the ledger, since
+        cohorts must depend on the ledger alone.
         """
-        if self._torn:
-            self._count_anew()
-        self._torn = self._counted < len(self.ledger)
-        while self._counted < len(self.ledger):
-            # Selected clients have started their timers, even if nothing arrived.
-            selected = self.ledger.selected(self._counted)
-            self._history.record(self._counted, selected)
-            self._counted += 1
-        self._torn = False
+        if self._is_history_torn:
+            self._reset_history()
+        self._is_history_torn = self._num_in_history < len(self.ledger)
+        while self._num_in_history < len(self.ledger):
+            # The timers of selected clients have started, even if their updates did not arrive.
+            selected = self.ledger.selected(self._num_in_history)
+            self._history.record(self._num_in_history, selected)
+            self._num_in_history += 1
+        self._is_history_torn = False
 
     def audit(self, plan: Plan) -> Audit:
-        """What the ledger says of the plan: observed separation and count, and the epsilon and rho
-        they give.
+        """Returns the audit of the ledger: the observed participation and the achieved guarantee.
 
         Args:
-          plan: what the run was planned with.
+          plan: the plan of the run.
 
         Raises:
           ValueError: the ledger is longer than the plan.

@@ -1,4 +1,4 @@
-"""Simulated devices that drop out, deviate from what they were told, or come a little early."""
+"""Simulated devices that drop out, do not comply, or check in early."""
 
 import dataclasses
 
@@ -12,18 +12,18 @@ _DROPOUT, _NONCOMPLIANT, _EARLY = 101, 102, 103
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceBehavior(fields.Checked):
-    """Departures from what the controller tells devices. All are off by default.
+    """Deviations of simulated devices from the controller's instructions; by default none.
 
-    Pure functions of (seed, client, round), without memory for any client.
+    They are pure functions of (seed, client, round), so that no client needs a state.
 
     Attributes:
       dropout: probability that a selected client contributes nothing. Its timer starts and its
-        participation counts all the same, since a device cannot know whether its report arrived.
-        The guarantee never gets worse by that.
-      noncompliant_fraction: share of clients that check in whatever their timer
-        and their limit say.
-      timer_jitter: timers fire early by 0 to so many rounds, drawn anew for every wait of a client.
-      seed: of these choices.
+        participation counts as usual, since a device cannot know whether its update arrived. The
+        guarantee does not get worse.
+      noncompliant_fraction: share of clients that ignore their timer and their limit.
+      timer_jitter: largest number of rounds by which a timer fires early; it is drawn from 0 to
+        timer_jitter for every ineligible period.
+      seed: seed of these simulations.
 
     Raises:
       TypeError, ValueError: an attribute of the wrong kind or out of range.
@@ -40,26 +40,28 @@ class DeviceBehavior(fields.Checked):
 
     @property
     def timers_as_asked(self) -> bool:
-        """Whether every device keeps its timer and its limit."""
+        """Whether every device complies with its timer and its limit."""
         return self.noncompliant_fraction == 0 and self.timer_jitter == 0
 
     def dropped(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Which of the clients, int64 (clients,), drop out of round t: bool (clients,)."""
-        return (
-            keyed_random.uniform(keyed_random.key(self.seed, _DROPOUT, t + 1), clients)
-            < self.dropout
-        )
+        """Returns whether each client drops out of round t, bool (clients,)."""
+        round_key = keyed_random.key(self.seed, _DROPOUT, t + 1)
+        return keyed_random.uniform(round_key, clients) < self.dropout
 
     def noncompliant(self, clients: np.ndarray) -> np.ndarray:
-        """Which of the clients, int64 (clients,), deviate: bool (clients,)."""
-        return (
-            keyed_random.uniform(keyed_random.key(self.seed, _NONCOMPLIANT), clients)
-            < self.noncompliant_fraction
-        )
+        """Returns whether each client is noncompliant, bool (clients,)."""
+        noncompliant_key = keyed_random.key(self.seed, _NONCOMPLIANT)
+        return keyed_random.uniform(noncompliant_key, clients) < self.noncompliant_fraction
 
-    def rounds_early(self, clients: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """By how much the timers that were started in rounds `last` fire early:
-        int64 (clients,) in 0..timer_jitter.
+    def rounds_early(self, clients: np.ndarray, start_rounds: np.ndarray) -> np.ndarray:
+        """Returns the number of rounds by which each client's timer fires early, int64 (clients,).
+
+        Args:
+          clients: client indices, int64.
+          start_rounds: numbers of the rounds in which the timers started.
+
+        Returns:
+          Numbers in 0..timer_jitter.
         """
-        u = keyed_random.uniform(keyed_random.key(self.seed, _EARLY), clients, last)
+        u = keyed_random.uniform(keyed_random.key(self.seed, _EARLY), clients, start_rounds)
         return np.floor(u * (self.timer_jitter + 1)).astype(np.int64)

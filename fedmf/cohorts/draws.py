@@ -1,30 +1,28 @@
-"""How a cohort is drawn from the pool of clients that may come: uniformly, exactly, and without
-listing everybody.
-"""
+"""Exactly uniform samples from the eligible and available clients, without listing all clients."""
 
 import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
-# Up to so many clients a scan is as quick as anything.
+# Largest population that is always scanned, as that is fast enough.
 SMALL = 1 << 14
-# Asking one client picked at random costs as much as scanning so many. Decides how a cohort is
-# found, never which cohorts are likely.
+# Asking a client picked at random costs as much as scanning this many. The number affects the speed
+# of sampling, and not the distribution of cohorts.
 _SCANS_PER_PICK = 20
-# Clients picked and scanned at a time: bounds on the memory.
+# Clients that are picked, and scanned, at a time; they limit the memory.
 _BATCH_CLIENTS = 1 << 16
 _SCAN_CLIENTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pool:
-    """The clients that a round may draw from, as questions: nobody has to be listed.
+    """Clients from which a round's cohort is sampled, as two functions that test clients.
 
     Attributes:
-      population: clients 0 .. population - 1.
-      eligible: clients, int64 or a slice of them -> bool: timer and limit allow them to come.
-      available: clients, int64 -> bool.
+      population: number of clients, with indices 0 .. population - 1.
+      eligible: clients, int64 or a slice of them -> whether each is eligible, bool.
+      available: clients, int64 -> whether each is available, bool.
     """
 
     population: int
@@ -32,40 +30,44 @@ class Pool:
     available: Callable[[np.ndarray], np.ndarray]
 
     def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """A uniform subset of `size` of the clients that are eligible and available; all of them
-        where they are fewer. int64, unsorted.
+        """Returns a uniform sample of the eligible and available clients, int64, unsorted.
 
-        Picks clients at random, until `size` different ones may come: the first `size` different
-        elements of an independent uniform sequence are a uniform subset. Where few of the picked
-        may come, asks everybody instead and draws anew. That choice looks at numbers of clients and
-        not at which they are: the draw stays uniform.
+        It has `size` clients, or all of them if there are fewer. Clients are picked at random until
+        `size` distinct ones are eligible and available: the first `size` distinct elements of an
+        independent uniform sequence are a uniform subset. If few of the picked clients are, all
+        clients are scanned instead and the sample is drawn anew. This decision depends on numbers
+        of clients and not on which clients they are, so that the sample stays uniform.
         """
         if self.population <= SMALL:
             return self._scan(rng, size)
-        chosen = np.zeros(0, np.int64)
-        picked = 0
-        new_share = 1.0
-        while len(chosen) < size:
-            expected = (size - len(chosen)) / new_share
-            if (picked + expected) * _SCANS_PER_PICK > self.population:
+        sample = np.zeros(0, np.int64)
+        num_picked = 0
+        acceptance_rate = 1.0
+        while len(sample) < size:
+            num_expected = (size - len(sample)) / acceptance_rate
+            if (num_picked + num_expected) * _SCANS_PER_PICK > self.population:
                 return self._scan(rng, size)
-            batch = min(int(1.1 * expected) + 64, _BATCH_CLIENTS)
-            candidates = rng.integers(0, self.population, batch)
+            batch_size = min(int(1.1 * num_expected) + 64, _BATCH_CLIENTS)
+            candidates = rng.integers(0, self.population, batch_size)
             eligible = candidates[self.eligible(candidates)]
-            pool = np.concatenate([chosen, eligible[self.available(eligible)]])
-            # The first appearance of each, in the order in which they were picked.
-            first = np.unique(pool, return_index=True)[1]
-            first.sort()
-            new_share = (len(first) - len(chosen) + 1) / (batch + 2)
-            chosen = pool[first]
-            picked += batch
-        return chosen[:size]
+            accepted = np.concatenate([sample, eligible[self.available(eligible)]])
+            # Duplicates are dropped, and clients stay in the order in which they were picked.
+            first_positions = np.unique(accepted, return_index=True)[1]
+            first_positions.sort()
+            num_new = len(first_positions) - len(sample)
+            acceptance_rate = (num_new + 1) / (batch_size + 2)
+            sample = accepted[first_positions]
+            num_picked += batch_size
+        return sample[:size]
 
     def _scan(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Returns a uniform sample after testing every client."""
         blocks = []
         for start in range(0, self.population, _SCAN_CLIENTS):
             stop = min(start + _SCAN_CLIENTS, self.population)
             eligible = np.flatnonzero(self.eligible(slice(start, stop))) + start
             blocks.append(eligible[self.available(eligible)])
-        everybody = np.concatenate(blocks)
-        return everybody if len(everybody) <= size else rng.choice(everybody, size, replace=False)
+        candidates = np.concatenate(blocks)
+        if len(candidates) <= size:
+            return candidates
+        return rng.choice(candidates, size, replace=False)

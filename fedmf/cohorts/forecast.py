@@ -1,11 +1,8 @@
-"""Before training: which min separation a population can hold, how often its pool runs dry, and how
-often one client takes part.
+"""Forecasts of a run's participation, by running the controller without training.
 
-The answers come from the controller itself, run without training, on the population or on a smaller
-one in which the cohort has the same share.
-
-And what a participation budget gains over the min_sep schema that it is made of: the same noise,
-more participations.
+They answer which separation a population allows, how often too few clients are eligible, how often
+a client takes part, and how many participations a budget gains over the min_sep schema. The
+simulated population may be smaller, with the same share of clients in a cohort.
 """
 
 import dataclasses
@@ -25,26 +22,32 @@ from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.mechanisms.budget import Budget, spending_histogram
 from fedmf.mechanisms.own_rounds import OwnRounds
 from fedmf.participation.schema import Participation
+from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.sampling import Sampling
 
-# Simulated by default: with fewer clients, chance makes pools run dry that would not.
-_SIMULATED_CLIENTS, _SIMULATED_COHORT = 200_000, 100
-_POOLS_SHOWN = 200
-_MAX_CLIENTS, _MAX_ROUNDS = 1_000_000_000, 10_000_000
+# Default sizes of the simulation. With fewer clients, chance would make pools run dry more often.
+_SIMULATED_CLIENTS = 200_000
+_SIMULATED_COHORT = 100
+_MAX_POOL_ROUNDS = 200
+_MAX_CLIENTS = 1_000_000_000
+_MAX_ROUNDS = 10_000_000
 _HINT = "use at most the cohort size, or leave it out"
+# Number of rounds between two reports of `largest_min_sep`.
+_PROGRESS_ROUNDS = 100
+CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size(fields.Checked):
-    """The population that is asked about, and the one that is simulated in its place.
+    """Population and cohort size of a run, and of the simulation that stands for it.
 
     Attributes:
-      population, cohort_size: asked about.
-      simulated_cohort: clients a round of the simulation; None for about 200,000 clients, and a
-        cohort of at least 100 where there is one.
+      population, cohort_size: sizes of the run.
+      simulated_cohort: cohort size of the simulation; None for about 200,000 clients, and for a
+        cohort of at least 100 if the run has one.
 
     Raises:
-      TypeError, ValueError: numbers out of range.
+      TypeError, ValueError: a number is out of range.
 
     >>> Size(population=10_000_000, cohort_size=6500).simulated_population
     200000
@@ -59,7 +62,7 @@ class Size(fields.Checked):
         functools.partial(checks.integer, low=1, hint="use the number of clients a round")
     )
     simulated_cohort: int = fields.derived(
-        functools.partial(checks.integer, low=1, hint=_HINT), lambda size: size._affordable()
+        functools.partial(checks.integer, low=1, hint=_HINT), lambda size: size._default_cohort()
     )
 
     def __post_init__(self) -> None:
@@ -73,15 +76,14 @@ class Size(fields.Checked):
             "simulated_cohort", self.simulated_cohort, low=1, high=self.cohort_size, hint=_HINT
         )
 
-    def _affordable(self) -> int:
+    def _default_cohort(self) -> int:
+        """Returns the cohort size of a simulation of about 200,000 clients."""
         share = self.cohort_size * _SIMULATED_CLIENTS / self.population
         return min(self.cohort_size, max(_SIMULATED_COHORT, round(share)))
 
     @property
     def simulated_population(self) -> int:
-        """Clients of the simulation: as many for one client of the cohort as in the population
-        asked about.
-        """
+        """Number of clients of the simulation, with the run's ratio of population to cohort."""
         return self.population * self.simulated_cohort // self.cohort_size
 
 
@@ -94,12 +96,14 @@ def refuse_impossible(
     sampling: Sampling | None = None,
     behavior: DeviceBehavior | None = None,
 ) -> None:
-    """Raises TypeError or ValueError where a controller would, in the numbers that are asked about
-    and not in the simulated ones.
+    """Raises the TypeError or ValueError of a controller for the sizes of the run.
+
+    The errors of `forecast` itself would name the sizes of the simulation.
     """
-    rounds = (
-        participation.participation if isinstance(participation, Budget) else participation
-    ).rounds
+    if isinstance(participation, Budget):
+        rounds = participation.participation.rounds
+    else:
+        rounds = participation.rounds
     checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds")
     ParticipationController(
         participation,
@@ -112,8 +116,8 @@ def refuse_impossible(
     )
 
 
-def _rounds_played(controller: ParticipationController) -> Iterator[int]:
-    """Draws round after round and yields its index."""
+def _iter_rounds(controller: ParticipationController) -> Iterator[int]:
+    """Samples the cohort of each round and yields its index."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PoolRanDryWarning)
         for t in range(controller.participation.rounds):
@@ -134,22 +138,23 @@ def forecast(
     """Runs the controller through all rounds without training.
 
     Args:
-      participation: what to enforce, as of the controller.
-      size: of the population.
-      seed, availability, behavior: as of the controller.
-      sampling: as of the controller, for the population that is asked about.
-      progress: called with every round that is done.
+      participation: the schema to enforce, as in the controller.
+      size: sizes of the run and of the simulation.
+      seed, availability, behavior: as in the controller.
+      sampling: as in the controller, for the population of the run.
+      progress: called with the index of every finished round.
 
     Returns:
-      In plain JSON types: the sizes and the participation; "dry", the rounds in which fewer than
-      the cohort were eligible and available (none where cohorts vary in size by design); "cohorts",
-      clients that took part in each round over the cohort size; "pool", eligible and available
-      clients over the cohort size in "pool_rounds" (none where a scheme or an order draws);
-      "histogram", participations -> share of all clients; of a budget "spent", share of it -> share
-      of all clients; and what was observed, of all clients and without those that deviate.
+      Plain JSON types: the sizes and the participation; "dry", the rounds in which fewer clients
+      than the cohort size were eligible and available (empty if cohorts vary in size by design);
+      "cohorts", the clients that took part in each round over the cohort size; "pool", the eligible
+      and available clients over the cohort size in "pool_rounds" (empty with a scheme or a fixed
+      order); "histogram", number of participations -> share of all clients; with a budget "spent",
+      share of the budget -> share of all clients; and the observed participation of all clients and
+      of the compliant ones.
 
     Raises:
-      TypeError, ValueError: those of the controller.
+      TypeError, ValueError: see the controller.
 
     >>> run = forecast(
     ...     Participation(rounds=20, schema="min_sep", min_sep=5),
@@ -158,66 +163,95 @@ def forecast(
     >>> run["dry_rounds"], run["min_separation_observed"], run["max_participations_observed"]
     (0, 5, 4)
     """
-    given: dict[str, Any] = {"seed": seed, "availability": availability, "behavior": behavior}
-    refuse_impossible(participation, size, sampling=sampling, **given)
-    simulated: dict[str, Any] = {
+    models: dict[str, Any] = {"seed": seed, "availability": availability, "behavior": behavior}
+    refuse_impossible(participation, size, sampling=sampling, **models)
+    sizes: dict[str, Any] = {
         "population": size.simulated_population,
         "cohort_size": size.simulated_cohort,
     }
-    scheme = None if sampling is None else sampling.resized(**simulated)
-    controller = ParticipationController(participation, sampling=scheme, **simulated, **given)
-    budget, participation = participation, controller.participation
-    rounds = participation.rounds
-    ledger = controller.ledger
-    pool = {}
-    if sampling is None and not participation.has_fixed_order:
-        pool = dict.fromkeys(
-            np.linspace(0, rounds - 1, min(rounds, _POOLS_SHOWN)).round().astype(int).tolist(), 0.0
-        )
-    if pool:
-        pool[0] = float(controller.eligible(0).sum()) / size.simulated_cohort
-    for t in _rounds_played(controller):
-        if t + 1 in pool:
-            pool[t + 1] = float(controller.eligible(t + 1).sum()) / size.simulated_cohort
-        if progress is not None:
-            progress(t)
-    observed = ledger.observed()
-    well_behaved = ledger.compliant().observed()
-    clients = size.simulated_population
-    cohorts = observed.cohort_sizes / size.simulated_cohort
-    times = {0: clients - observed.clients, **observed.histogram}
-    enough = 0 if ledger.cohort_size is None else size.simulated_cohort
-    shares = {}
-    if isinstance(budget, Budget):
-        spent = OwnRounds(budget.mechanism, by_counts=False).squared(ledger.clients()[1])
-        counts = spending_histogram(participation.budget or 0.0, spent)
-        shares = {"spent": {share: n / clients for share, n in counts.items()}}
-    dry = [t for t in range(rounds) if len(ledger.selected(t)) < enough]
+    scheme = None if sampling is None else sampling.resized(**sizes)
+    controller = ParticipationController(participation, sampling=scheme, **sizes, **models)
+    pool = _run_all_rounds(controller, size, progress)
+    observed = controller.ledger.observed()
+    dry_rounds = _dry_rounds(controller)
+    relative_cohorts = observed.cohort_sizes / size.simulated_cohort
     return {
         "population": size.population,
         "cohort_size": size.cohort_size,
-        "simulated_population": clients,
+        "simulated_population": size.simulated_population,
         "simulated_cohort_size": size.simulated_cohort,
-        **participation.limits(),
-        "dry_rounds": len(dry),
-        "mean_participations": observed.participations / clients,
-        "mean_cohort": float(cohorts.mean()) * size.cohort_size,
-        "smallest_cohort": float(cohorts.min()) * size.cohort_size,
-        "min_separation_observed": observed.min_separation,
-        "max_participations_observed": observed.max_participations,
-        "min_separation_compliant": well_behaved.min_separation,
-        "max_participations_compliant": well_behaved.max_participations,
-        "histogram": {k: n / clients for k, n in times.items() if n},
-        **shares,
-        "dry": dry,
+        **controller.participation.limits(),
+        "dry_rounds": len(dry_rounds),
+        "mean_participations": observed.participations / size.simulated_population,
+        "mean_cohort": float(relative_cohorts.mean()) * size.cohort_size,
+        "smallest_cohort": float(relative_cohorts.min()) * size.cohort_size,
+        **_client_figures(controller, observed),
+        **_spending_figures(participation, controller),
+        "dry": dry_rounds,
         "pool_rounds": list(pool),
         "pool": list(pool.values()),
-        "cohorts": cohorts.tolist(),
+        "cohorts": relative_cohorts.tolist(),
     }
 
 
-# Rounds between two reports of a search.
-_SHOWN_ROUNDS = 100
+def _run_all_rounds(
+    controller: ParticipationController, size: Size, progress: Callable[[int], None] | None
+) -> dict[int, float]:
+    """Samples all rounds; returns the pool over the cohort size in some of them, by round."""
+    participation = controller.participation
+    rounds = participation.rounds
+    pool_by_round: dict[int, float] = {}
+    if controller.sampling is None and not participation.has_fixed_order:
+        pool_rounds = np.linspace(0, rounds - 1, min(rounds, _MAX_POOL_ROUNDS))
+        pool_by_round = dict.fromkeys(pool_rounds.round().astype(int).tolist(), 0.0)
+
+    def record_pool(t: int) -> None:
+        if t in pool_by_round:
+            pool_by_round[t] = float(controller.eligible(t).sum()) / size.simulated_cohort
+
+    record_pool(0)
+    for t in _iter_rounds(controller):
+        record_pool(t + 1)
+        if progress is not None:
+            progress(t)
+    return pool_by_round
+
+
+def _dry_rounds(controller: ParticipationController) -> list[int]:
+    """Returns the rounds with fewer selected clients than the cohort size."""
+    ledger = controller.ledger
+    if ledger.cohort_size is None:
+        return []
+    return [t for t in range(len(ledger)) if len(ledger.selected(t)) < ledger.cohort_size]
+
+
+def _client_figures(
+    controller: ParticipationController, observed: ParticipationStats
+) -> dict[str, Any]:
+    """Returns the figures of `forecast` on the rounds of clients."""
+    compliant = controller.ledger.compliant().observed()
+    num_clients = controller.population
+    histogram = {0: num_clients - observed.clients, **observed.histogram}
+    return {
+        "min_separation_observed": observed.min_separation,
+        "max_participations_observed": observed.max_participations,
+        "min_separation_compliant": compliant.min_separation,
+        "max_participations_compliant": compliant.max_participations,
+        "histogram": {k: count / num_clients for k, count in histogram.items() if count},
+    }
+
+
+def _spending_figures(
+    participation: Participation | Budget, controller: ParticipationController
+) -> dict[str, Any]:
+    """Returns the figures of `forecast` on a budget's spending; {} for every other schema."""
+    if not isinstance(participation, Budget):
+        return {}
+    own_rounds = OwnRounds(participation.mechanism, by_counts=False)
+    spent = own_rounds.squared(controller.ledger.clients()[1])
+    counts = spending_histogram(controller.participation.budget or 0.0, spent)
+    num_clients = controller.population
+    return {"spent": {share: count / num_clients for share, count in counts.items()}}
 
 
 def largest_min_sep(
@@ -228,25 +262,24 @@ def largest_min_sep(
     availability: Availability | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Returns the largest b with which no round of the simulation is dry, to 1%, by bisection.
+    """Returns the largest min_sep of a simulation without a dry round, to 1%, by bisection.
 
-    The largest that could be is tried first: where devices are always there it is the answer, and
-    every other one would be played through all rounds. Devices obey.
+    The largest possible value is tried first: if devices are always available it is the result, and
+    any other value would be simulated for all rounds. All devices comply.
 
     Args:
-      size: of the population.
-      rounds: of the run.
-      seed, availability: as of the controller.
-      progress: called with the b that is tried and the round that it has reached, as a text, every
-        100 rounds.
+      size: sizes of the run and of the simulation.
+      rounds: length of the run.
+      seed, availability: as in the controller.
+      progress: called every 100 rounds, with a text that names the min_sep and the round.
 
     Returns:
-      "largest_min_sep": the largest that was tried and had no dry round; None where every one had.
-      "too_large_min_sep": the smallest that was tried and had one, above it by 1 or by at most 1%;
-      None where none had. "tried": b -> the first dry round, or None.
+      "largest_min_sep": the largest value tried that has no dry round; None if all had one.
+      "too_large_min_sep": the smallest value tried that has one, above it by 1 or by at most 1%;
+      None if none had. "tried": min_sep -> the first dry round, or None.
 
     Raises:
-      TypeError, ValueError: those of the controller.
+      TypeError, ValueError: see the controller.
 
     >>> largest_min_sep(Size(population=60, cohort_size=10), rounds=20)["largest_min_sep"]
     6
@@ -254,11 +287,11 @@ def largest_min_sep(
     rounds = checks.integer(
         "rounds", rounds, low=1, high=_MAX_ROUNDS, hint="pass the number of rounds"
     )
-    tried: dict[int, int | None] = {}
-    most = min(rounds, size.population // size.cohort_size)
+    first_dry_round: dict[int, int | None] = {}
+    max_min_sep = min(rounds, size.population // size.cohort_size)
     low = 0
-    high = most + 1
-    middle = most
+    high = max_min_sep + 1
+    middle = max_min_sep
     while high - low > max(1, low // 100):
         participation = Participation(rounds=rounds, schema="min_sep", min_sep=middle)
         controller = ParticipationController(
@@ -268,31 +301,35 @@ def largest_min_sep(
             seed=seed,
             availability=availability,
         )
-        tried[middle] = None
-        for t in _rounds_played(controller):
-            if progress is not None and t % _SHOWN_ROUNDS == 0:
-                progress(f"{middle}, round {t} of {rounds}")
-            if len(controller.ledger.selected(t)) < size.simulated_cohort:
-                tried[middle] = t
-                break
-        if tried[middle] is None:
+        first_dry_round[middle] = _first_dry_round(controller, progress)
+        if first_dry_round[middle] is None:
             low = middle
         else:
             high = middle
         middle = (low + high) // 2
     return {
         "largest_min_sep": low or None,
-        "too_large_min_sep": high if high <= most else None,
-        "tried": dict(sorted(tried.items())),
+        "too_large_min_sep": high if high <= max_min_sep else None,
+        "tried": dict(sorted(first_dry_round.items())),
     }
 
 
-CONFIDENCE = 0.95
+def _first_dry_round(
+    controller: ParticipationController, progress: Callable[[str], None] | None
+) -> int | None:
+    """Samples rounds up to the first dry one, and returns it; None if no round is dry."""
+    participation = controller.participation
+    for t in _iter_rounds(controller):
+        if progress is not None and t % _PROGRESS_ROUNDS == 0:
+            progress(f"{participation.min_sep}, round {t} of {participation.rounds}")
+        if len(controller.ledger.selected(t)) < controller.cohort_size:
+            return t
+    return None
 
 
 def compare_schemas(
     budget: Budget,
-    apart: Participation,
+    min_sep_schema: Participation,
     size: Size,
     *,
     seeds: Sequence[int],
@@ -300,46 +337,48 @@ def compare_schemas(
     behavior: DeviceBehavior | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Mean participations of a client under `apart`, under the budget, and how many more these are,
-    over several seeds.
+    """Compares the mean participations of a client under a budget and under a min_sep schema.
 
     Args:
-      budget: made of `apart`.
-      apart: of schema min_sep.
-      size: of the population.
-      seeds: at least two different ones, of the draws and of when devices check in; both schemas
-        have the same.
+      budget: the budget, made of `min_sep_schema`.
+      min_sep_schema: the participation of schema min_sep.
+      size: sizes of the run and of the simulation.
+      seeds: at least two distinct seeds of sampling and availability, the same for both schemas.
       availability: a model of `fedmf.cohorts.availability`.
-      behavior, progress: as of `forecast`.
+      behavior, progress: as in `forecast`.
 
     Returns:
       "participations_min_sep", "participations_budget" and "participations_gained": [mean, low,
-      high], a 95% interval of Student's t over the seeds; "dry_rounds_min_sep" and
-      "dry_rounds_budget": mean over the seeds.
+      high], with a 95% interval of Student's t over the seeds; "dry_rounds_min_sep" and
+      "dry_rounds_budget": means over the seeds.
     """
-    runs = []
+    min_sep_runs = []
+    budget_runs = []
     for seed in seeds:
         changes = {"seed": seed} if hasattr(availability, "seed") else {}
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "seed": seed,
             "availability": dataclasses.replace(availability, **changes),
             "behavior": behavior,
             "progress": progress,
         }
-        runs.append([forecast(what, size, **given) for what in (apart, budget)])
-    taken = np.array([[run["mean_participations"] for run in pair] for pair in runs])
-    dry = np.array([[run["dry_rounds"] for run in pair] for pair in runs]).mean(axis=0)
-    names = ("apart", "budget", "gained")
-    columns = (taken[:, 0], taken[:, 1], taken[:, 1] - taken[:, 0])
-    values: dict[str, Any] = {
-        f"participations_{name}": _interval(c) for name, c in zip(names, columns, strict=True)
+        min_sep_runs.append(forecast(min_sep_schema, size, **options))
+        budget_runs.append(forecast(budget, size, **options))
+    min_sep_means = np.array([run["mean_participations"] for run in min_sep_runs])
+    budget_means = np.array([run["mean_participations"] for run in budget_runs])
+    return {
+        "participations_min_sep": _confidence_interval(min_sep_means),
+        "participations_budget": _confidence_interval(budget_means),
+        "participations_gained": _confidence_interval(budget_means - min_sep_means),
+        "dry_rounds_min_sep": float(np.mean([run["dry_rounds"] for run in min_sep_runs])),
+        "dry_rounds_budget": float(np.mean([run["dry_rounds"] for run in budget_runs])),
     }
-    return values | {f"dry_rounds_{name}": float(d) for name, d in zip(names, dry, strict=False)}
 
 
-def _interval(values: np.ndarray) -> list[float]:
-    """[mean, low, high]."""
+def _confidence_interval(values: np.ndarray) -> list[float]:
+    """Returns [mean, low, high] of the mean's confidence interval, by Student's t."""
     n = len(values)
     mean = float(values.mean())
-    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
-    return [mean, mean - half, mean + half]
+    quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)
+    half_width = float(quantile * values.std(ddof=1) / math.sqrt(n))
+    return [mean, mean - half_width, mean + half_width]

@@ -234,7 +234,10 @@ MISMATCHES = [
     (lambda: fedmf.audit_ledger(ledger_of([[1]] * 5), plan()), "has 5 rounds .* covers 4"),
     (lambda: controller().cohort(1), "round t=1 cannot be drawn: the next round is 0 of 20"),
     *(
-        (lambda answer=answer: first_cohort(Answers(answer)), "availability gave .* for 30 clients")
+        (
+            lambda answer=answer: first_cohort(Answers(answer)),
+            "availability returned .* for 30 clients",
+        )
         for answer in (np.ones(31, bool), np.ones(30), True)
     ),
     (lambda: controller(**device(timer_jitter=5)), "timer_jitter=5 leaves nothing of min_sep=5"),

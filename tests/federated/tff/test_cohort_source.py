@@ -133,7 +133,7 @@ def test_invalid_arguments_and_states_are_refused():
         source.iterator().select(2)
     one = source.iterator()
     other.controller.ledger.append(np.array([0, 1, 2]))  # from outside
-    for words in ("belongs to another run", "go on from a new one"):
+    for words in ("belongs to another run", "resume with a new controller"):
         one.select()
         with refusal(words):
             restored(other, one)
