@@ -171,7 +171,7 @@ INSIDE = {
     "fedmf.memory": 3,
     "fedmf.tables": 1,
     "fedmf.audits.guarantee": 1,
-    "fedmf.noise.strategies": 1,
+    "fedmf.noise.storage": 1,
     "fedmf.cli.paper": 2,
     "fedmf.federated.tff.noise_source": 1,
     "fedmf.federated.keras_file": 1,  # in a temporary folder of its own

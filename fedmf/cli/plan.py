@@ -239,13 +239,15 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
       fedmf plan noise banded.npz --parameters 4050748
     """
     from fedmf import load_mechanism
-    from fedmf.noise import strategies
+    from fedmf.noise.graph_strategies import graph_strategy
+    from fedmf.noise.host_strategies import host_strategies
+    from fedmf.noise.strategy import explain
 
     with arguments_checked():
         stream = load_mechanism(mechanism_file).stream().causal()
         here = pathlib.Path.cwd()
-        host = strategies.host_strategies(stream, parameters, memory_bytes=memory, folder=here)
-        graph = [strategies.graph_strategy(stream, parameters)]
+        host = host_strategies(stream, parameters, memory_bytes=memory, folder=here)
+        graph = [graph_strategy(stream, parameters)]
     if as_json:
         values = {"noise_strategies": [strategy.summary() for strategy in host]}
         show(values | {"graph_noise_strategies": [one.summary() for one in graph]}, as_json)
@@ -253,11 +255,11 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     click.echo(
         f"Noise for {parameters:,} parameters, the choice first. Cost: of a round on average over "
         "the run, in draws of one\nvector of independent Gaussians of that size. Block: rounds "
-        "made at a time. Kept: rows of model size between blocks.\n\n"
+        "made at a time. State: rows of model size between blocks.\n\n"
         "Made ahead by the host (fedmf train, federated.HostNoise):\n"
-        f"{strategies.explain(host)}\n\n"
+        f"{explain(host)}\n\n"
         "In the graph (the default of federated.dp_aggregator in other pipelines):\n"
-        f"{strategies.explain(graph)}"
+        f"{explain(graph)}"
     )
 
 

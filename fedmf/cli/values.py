@@ -114,7 +114,7 @@ class OneOf(click.Choice[str]):
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names."""
         from fedmf.mechanisms.family import fitted_families
-        from fedmf.noise.strategies import HOST_STRATEGIES
+        from fedmf.noise.host_strategies import HOST_STRATEGIES
 
         return tuple({"family": fitted_families(), "strategy": HOST_STRATEGIES}[self._kind])
 

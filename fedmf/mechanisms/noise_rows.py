@@ -92,7 +92,7 @@ class NoisingRows:
         form = block_form(self._stream, bounds=equal_blocks(self._stream.rounds, _BLOCK_SOURCES))
         assert form is not None
         sum_weights = np.zeros((len(starts), form.width))
-        for number in reversed(range(form.blocks)):
+        for number in reversed(range(form.num_blocks)):
             rounds = np.arange(form.bounds[number], form.bounds[number + 1])
             row_weights = (rounds >= starts[:, None]) & (rounds < ends[:, None])
             product = np.hstack([row_weights, sum_weights]) @ form.matrix(number)

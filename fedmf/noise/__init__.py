@@ -1,1 +1,4 @@
-"""How rows of correlated noise N Z are made. Nothing here knows a mechanism."""
+"""Correlated noise N Z of any mechanism: streams, blocks, and strategies to compute it.
+
+Row t of N Z is the noise vector of round t.
+"""

@@ -1,4 +1,4 @@
-"""Noise in blocks of rounds, with a state of few rows between the blocks."""
+"""Block form of a noise stream: blocks of rounds, with a state of few rows between them."""
 
 import dataclasses
 import itertools
@@ -9,32 +9,33 @@ import scipy.linalg
 
 from fedmf.noise.stream import NoiseStream
 
-# A compressed noising matrix N + E stands for the encoder (I + C E)^-1 C, whose sensitivity is that
-# of C within a factor 1 / (1 - ||C E||). It is used only where the norm is below this, which is
-# less than float32 rounds.
+# A compressed noising matrix N + E is the inverse of the encoder (I + C E)^-1 C, whose sensitivity
+# is that of C within a factor 1 / (1 - ||C E||). The norm must not exceed this, which is less than
+# a rounding error of float32.
 MAX_DEVIATION = 1e-7
-# Singular values that are cut off, relative to the largest entry of N: tried from the left.
+# Thresholds below which singular values are cut off, relative to the largest entry of N. They are
+# tried in this order.
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
-# Singular values closer than this, relative to the larger, count as equal.
+# Relative difference below which two singular values count as equal.
 _EQUAL = 1e-6
-# A projection this long, relative to the longest, is long enough. No simple fraction, at which
-# rounding would decide.
-_LONG = 0.6137
+# Length of a projection, relative to the longest one, from which it is accepted. Since it is no
+# simple fraction, rounding does not decide.
+_ACCEPTED_LENGTH = 0.6137
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BlockForm:
-    """The rows X of N Z block by block, with a state S of `width` rows between the blocks:
+    """Computation of the rows X of N Z in blocks, with a state S of `width` rows between them.
 
         [ X_b     ]             [ Z_b ]    X_b, Z_b   rows bounds[b] .. bounds[b + 1] - 1 of N Z, Z
         [ S_(b+1) ] = matrix(b) [ S_b ]    S_0 = 0
 
     Attributes:
-      bounds: the first round of each block, and behind them the number of rounds, n.
-      width: rows of the largest state, r.
-      matrix: block number -> float64 (rounds of the block + rows of S_(b+1), rounds of the block +
+      bounds: the first round of each block, followed by the number of rounds, n.
+      width: number of rows of the largest state, r.
+      matrix: block index -> float64 (rounds of the block + rows of S_(b+1), rounds of the block +
         rows of S_b).
-      rolling: whether S_b holds the last r rows of N Z themselves, the newest first.
+      is_rolling: whether S_b consists of the last r rows of N Z, the newest first.
 
     >>> from fedmf.mechanisms import BandedMechanism
     >>> half = BandedMechanism(
@@ -49,34 +50,36 @@ class BlockForm:
     bounds: tuple[int, ...]
     width: int
     matrix: Callable[[int], np.ndarray]
-    rolling: bool = False
+    is_rolling: bool = False
 
     @property
     def rounds(self) -> int:
-        """The number of rounds, n."""
+        """Number of rounds, n."""
         return self.bounds[-1]
 
     @property
-    def blocks(self) -> int:
-        """The number of blocks."""
+    def num_blocks(self) -> int:
+        """Number of blocks."""
         return len(self.bounds) - 1
 
     @property
     def length(self) -> int:
-        """Rounds of the longest block, L."""
+        """Number of rounds of the longest block, L."""
         return int(np.diff(self.bounds).max())
 
     @property
     def first_width(self) -> int:
-        """Rows of S_0."""
+        """Number of rows of S_0."""
         return self.matrix(0).shape[1] - self.bounds[1]
 
     def noising(self) -> np.ndarray:
-        """The N that these blocks write, float64 (rounds, rounds)."""
+        """Returns the noising matrix N of these blocks, float64 (rounds, rounds)."""
         n = self.rounds
-        N, S = np.zeros((n, n)), np.zeros((self.first_width, 0))
+        N = np.zeros((n, n))
+        S = np.zeros((self.first_width, 0))
         for b, (start, stop) in enumerate(itertools.pairwise(self.bounds)):
-            M, count = self.matrix(b), stop - start
+            M = self.matrix(b)
+            count = stop - start
             N[start:stop, :start] = M[:count, count:] @ S
             N[start:stop, start:stop] = M[:count, :count]
             S = np.hstack([M[count:, count:] @ S, M[count:, :count]])
@@ -84,7 +87,7 @@ class BlockForm:
 
 
 def equal_blocks(rounds: int, length: int) -> tuple[int, ...]:
-    """Returns the bounds of blocks of one length; the last block may be shorter.
+    """Returns the bounds of blocks of equal length; the last block may be shorter.
 
     >>> equal_blocks(5, 2)
     (0, 2, 4, 5)
@@ -95,8 +98,9 @@ def equal_blocks(rounds: int, length: int) -> tuple[int, ...]:
 def growing_blocks(rounds: int, longest: int) -> tuple[int, ...]:
     """Returns the bounds of blocks that double up to `longest` rounds.
 
-    A block is as long as all before it. Made while the block before it is used, it never takes more
-    than two rows a round, and nothing but one row is made before round 0.
+    While they double, a block is as long as all blocks before it together. If a block is computed
+    while the previous one is used, that takes at most two rows a round, and a single row before
+    round 0.
 
     >>> growing_blocks(20, 4)
     (0, 1, 2, 4, 8, 12, 16, 20)
@@ -112,86 +116,94 @@ def growing_blocks(rounds: int, longest: int) -> tuple[int, ...]:
 def block_form(
     stream: NoiseStream, *, bounds: tuple[int, ...], max_width: int | None = None
 ) -> BlockForm | None:
-    """The stream in blocks, or None where that takes a state of more than `max_width` rows.
+    """Returns the block form of a stream, or None if its state has more than `max_width` rows.
 
     The state of a recurrence is its last bands - 1 rows, that of buffers their sums and last draws.
-    A contraction is compressed. Rounds s, s + 1, ... need N[s:, :s] Z[:s] of the draws before s,
-    and that matrix has low rank for trees, smooth Toeplitz matrices and sums of few exponentials.
-    S_b holds it in orthonormal coordinates, which singular value decompositions give block after
-    block (the sequentially semiseparable form of Chandrasekaran et al. 2005). Singular values are
-    cut off only where the encoder stays the same to 7 digits; see MAX_DEVIATION.
+    A contraction is compressed: rounds s, s + 1, ... need N[s:, :s] Z[:s] of the draws before s,
+    and this matrix has low rank for trees, smooth Toeplitz matrices and sums of few exponentials.
+    S_b holds the product in orthonormal coordinates, which follow from a singular value
+    decomposition for each block (the sequentially semiseparable form of Chandrasekaran et al.
+    2005). Singular values are cut off only if the encoder stays the same to 7 digits; see
+    MAX_DEVIATION.
 
     Args:
-      stream: anything `NoiseStream.causal` accepts.
-      bounds: of the blocks; see `BlockForm`.
-      max_width: rows that the state may have; None for any number.
+      stream: a stream that `NoiseStream.causal` accepts.
+      bounds: bounds of the blocks; see `BlockForm`.
+      max_width: largest number of rows of the state; None for any number.
     """
     stream = stream.causal()
     if stream.contraction is not None:
-        return _compressed(
-            stream.contraction, bounds, stream.rounds if max_width is None else max_width
-        )
+        if max_width is None:
+            max_width = stream.rounds
+        return _compress(stream.contraction, bounds, max_width)
     if max_width is not None and stream.width > max_width:
         return None
     return BlockForm(
         bounds=bounds,
         width=stream.width,
         matrix=_StreamMatrices(stream, bounds),
-        rolling=stream.recurrence is not None,
+        is_rolling=stream.recurrence is not None,
     )
 
 
 class _StreamMatrices:
-    """The block matrices of a recurrence or of buffers. Blocks of equal coefficients one after the
-    other, as Toeplitz encoders have, share one matrix.
+    """Block matrices of a recurrence or of buffers, by block index.
+
+    Successive blocks of equal coefficients, as Toeplitz encoders have, share one matrix.
     """
 
     def __init__(self, stream: NoiseStream, bounds: tuple[int, ...]) -> None:
-        self._stream, self._bounds = stream, bounds
-        self._newest: tuple[tuple[bytes, ...], np.ndarray] = ((), np.zeros((0, 0)))
+        self._stream = stream
+        self._bounds = bounds
+        self._cached_coefficients: tuple[bytes, ...] = ()
+        self._cached_matrix = np.zeros((0, 0))
 
     def __call__(self, b: int) -> np.ndarray:
-        start, stop = self._bounds[b], self._bounds[b + 1]
+        start = self._bounds[b]
+        stop = self._bounds[b + 1]
         coefficients = self._stream.coefficients(start, stop)
-        key, matrix = self._newest
-        if key != coefficients:
-            with np.errstate(all="ignore"):  # what overflows is refused by the check of float32
+        if coefficients != self._cached_coefficients:
+            with np.errstate(all="ignore"):  # `check_float32` refuses a matrix that overflows.
                 matrix = self._stream.block(start, stop)
             matrix.setflags(write=False)
-            self._newest = coefficients, matrix
-        return matrix
+            self._cached_coefficients = coefficients
+            self._cached_matrix = matrix
+        return self._cached_matrix
 
 
 def with_small_first_states(form: BlockForm) -> BlockForm:
-    """Returns the same blocks with smaller states in the beginning: while there are fewer draws
-    than rows of a state, the draws themselves are the state, those of the newest block first.
+    """Returns the same blocks with smaller states at the beginning.
 
-    The first blocks have few rounds, and would else read and write a whole state for each of them.
+    While there are fewer draws than rows of a state, the draws themselves are the state, those of
+    the newest block first. The first blocks have few rounds, and each of them would otherwise read
+    and write a whole state.
     """
-    if form.rolling:
+    if form.is_rolling:
         return form
-    matrices = []
-    of_draws = np.zeros((form.first_width, 0))  # S_b = of_draws @ draws
+    first_matrices = []
+    state_of_draws = np.zeros((form.first_width, 0))  # S_b = state_of_draws @ draws
     for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
-        M, count = form.matrix(b), stop - start
-        M = np.hstack([M[:, :count], M[:, count:] @ of_draws])
-        of_draws = M[count:]
-        if len(of_draws) <= stop:
-            matrices.append(M)
+        M = form.matrix(b)
+        count = stop - start
+        M = np.hstack([M[:, :count], M[:, count:] @ state_of_draws])
+        state_of_draws = M[count:]
+        if len(state_of_draws) <= stop:
+            first_matrices.append(M)
             break
-        matrices.append(np.concatenate([M[:count], np.eye(stop)]))
+        first_matrices.append(np.concatenate([M[:count], np.eye(stop)]))
 
     def matrix(b: int) -> np.ndarray:
-        return matrices[b] if b < len(matrices) else form.matrix(b)
+        return first_matrices[b] if b < len(first_matrices) else form.matrix(b)
 
     return dataclasses.replace(form, matrix=matrix)
 
 
-def _compressed(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockForm | None:
+def _compress(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockForm | None:
+    """Returns the block form of a compressed N, or None if there is none of `max_width` rows."""
     counts = np.diff(bounds).tolist()
     for cut in _CUTS:
-        matrices = _cut_off(N, bounds, max_width, cut * float(np.abs(N).max()))
-        if matrices is None:  # a smaller cut is wider still
+        matrices = _truncated_matrices(N, bounds, max_width, cut * float(np.abs(N).max()))
+        if matrices is None:  # A smaller threshold would give a wider state.
             return None
         width = max(len(M) - count for M, count in zip(matrices, counts, strict=True))
         form = BlockForm(bounds=bounds, width=width, matrix=matrices.__getitem__)
@@ -201,57 +213,61 @@ def _compressed(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> Block
 
 
 def deviation(written: np.ndarray, N: np.ndarray) -> float:
-    """||C E||, an upper bound (Frobenius) for E = written - N and C = N^-1."""
-    return float(
-        np.linalg.norm(
-            scipy.linalg.solve_triangular(N, written - N, lower=True, check_finite=False)
-        )
-    )
+    """Returns the Frobenius norm of C E, for E = written - N and C = N^-1."""
+    CE = scipy.linalg.solve_triangular(N, written - N, lower=True, check_finite=False)
+    return float(np.linalg.norm(CE))
 
 
-def _cut_off(
+def _truncated_matrices(
     N: np.ndarray, bounds: tuple[int, ...], max_width: int, cut: float
 ) -> list[np.ndarray] | None:
-    """The blocks' matrices, each (rounds of the block + r_(b+1), rounds of the block + r_b)."""
+    """Returns the block matrices of N without singular values up to `cut`.
+
+    Each is (rounds of the block + r_(b+1), rounds of the block + r_b). None means that a state has
+    more than `max_width` rows.
+    """
     n = len(N)
-    needed = np.zeros((n, 0))  # N[s:, :s] on the coordinates of S_b
+    needed = np.zeros((n, 0))  # N[s:, :s] in the coordinates of S_b
     matrices = []
     for s, e in itertools.pairwise(bounds):
         block = np.hstack([N[s:e, s:e], needed[: e - s]])
         if e == n:
             matrices.append(block)
             break
-        ahead = np.hstack([N[e:, s:e], needed[e - s :]])
-        left, values, right = scipy.linalg.svd(ahead, full_matrices=False, check_finite=False)
+        next_rows = np.hstack([N[e:, s:e], needed[e - s :]])
+        left, values, right = scipy.linalg.svd(next_rows, full_matrices=False, check_finite=False)
         r = int((values > cut).sum())
         if r > max_width:
             return None
-        turn = _settled(values[:r], right[:r])
-        needed = (left[:, :r] * values[:r]) @ turn.T
-        matrices.append(np.vstack([block, turn @ right[:r]]))
+        rotation = _canonical_rotation(values[:r], right[:r])
+        needed = (left[:, :r] * values[:r]) @ rotation.T
+        matrices.append(np.vstack([block, rotation @ right[:r]]))
     return matrices
 
 
-def _settled(values: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Orthogonal (r, r) that rotates `right`, orthonormal rows (r, m), to a canonical basis: a
-    saved state means the same under any LAPACK.
+def _canonical_rotation(values: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Returns the orthogonal matrix (r, r) that rotates singular vectors to a canonical basis.
 
-    Singular values determine their vectors up to the sign, and equal ones only the space that they
-    span. A state of one basis continued in another would not be noise of this mechanism. The
-    canonical basis of a space consists of projections of unit vectors onto it: each time of the
-    first one whose projection is not much shorter than the longest.
+    With it a saved state means the same under every LAPACK. A singular value determines its vector
+    up to the sign, and equal values determine only the space of their vectors. A state in one basis
+    that is continued in another would not be noise of this mechanism. The canonical basis of a
+    space is built from projections of unit vectors onto it. Each step takes the first unit vector
+    whose projection is not much shorter than the longest.
+
+    Args:
+      values: decreasing singular values, (r,).
+      right: their right singular vectors, orthonormal rows (r, m).
     """
     r = len(values)
-    turn = np.zeros((r, r))
-    apart = np.flatnonzero(values[1:] < (1 - _EQUAL) * values[:-1]) + 1
-    for start, end in zip([0, *apart], [*apart, r], strict=True):
-        rest = right[
-            start:end
-        ].copy()  # what is not in the basis yet, in coordinates start .. end - 1
+    rotation = np.zeros((r, r))
+    group_starts = np.flatnonzero(values[1:] < (1 - _EQUAL) * values[:-1]) + 1
+    for start, end in zip([0, *group_starts], [*group_starts, r], strict=True):
+        # Projections of the unit vectors onto the part of the space without a basis vector yet.
+        projections = right[start:end].copy()
         for i in range(start, end):
-            lengths = np.linalg.norm(rest, axis=0)
-            chosen = int(np.argmax(lengths >= _LONG * lengths.max()))
-            axis = rest[:, chosen] / lengths[chosen]
-            turn[i, start:end] = axis
-            rest -= np.outer(axis, axis @ rest)
-    return turn
+            lengths = np.linalg.norm(projections, axis=0)
+            column = int(np.argmax(lengths >= _ACCEPTED_LENGTH * lengths.max()))
+            axis = projections[:, column] / lengths[column]
+            rotation[i, start:end] = axis
+            projections -= np.outer(axis, axis @ projections)
+    return rotation

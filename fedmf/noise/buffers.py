@@ -1,4 +1,4 @@
-"""Noise with a memory of a few running sums."""
+"""Noise streams with a state of a few running sums."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from fedmf import checks, fields
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Buffers:
-    """Rows x_t of N Z from the last w draws and q running sums (buffers) of all draws before them.
+    """Recipe for rows of N Z from the last w draws and q running sums (buffers) of older draws.
 
         S(t) = decay * S(t-1) + write[t-w] z_(t-w)                  S(t) = 0 for t < w
         x_t  = sum_(j<w) window[t, j] z_(t-j) + read[t] . S(t)
@@ -19,24 +19,24 @@ class Buffers:
         N[t, s] = window[t, t-s]                           near the diagonal (t - s < w)
         N[t, s] = read[t] . (decay^(t-w-s) * write[s])     below it
 
-    so that a round costs (w + q) rows of model size, whatever t is: a buffered linear Toeplitz
-    mechanism has w = 1 and constant `read` and `write` (Dvijotham et al. 2024); banded plus
-    low-rank has decay 1 (Denisov et al. 2022, App. H, Alg. 3).
+    so that a round costs (w + q) rows of model size, independent of t. A buffered linear Toeplitz
+    mechanism has w = 1 and constant `read` and `write` (Dvijotham et al. 2024); a banded plus
+    low-rank matrix has decay 1 (Denisov et al. 2022, App. H, Alg. 3).
 
-    With `feedback`, w = 1 and the sums are of the rows x in place of the draws z. Then C = N^-1 has
-    the simple entries: C[t, t] = 1 / window[t, 0], and below the diagonal
+    With `feedback`, w = 1 and the sums are over the rows x instead of the draws z. Then the entries
+    of C = N^-1 are simple: C[t, t] = 1 / window[t, 0], and below the diagonal
     C[t, s] = -read[t] . (decay^(t-1-s) * write[s]) / window[t, 0].
 
     Attributes:
-      window: float64 (rounds, w), w >= 1; [t, j] with t < j is 0.
+      window: float64 (rounds, w), w >= 1; entry [t, j] with t < j is 0.
       read: float64 (rounds, q), q >= 0.
       write: float64 (rounds, q).
       decay: float64 (q,).
-      feedback: whether the sums are of rows; then w is 1.
+      feedback: whether the sums are over rows; then w is 1.
 
     Raises:
-      TypeError, ValueError: shapes that do not fit, numbers that are not finite, window entries
-        before round 0, or feedback with a wider window.
+      TypeError, ValueError: shapes do not fit, numbers are not finite, the window has entries
+        before round 0, or there is feedback with a wider window.
 
     >>> one = np.ones((3, 1))
     >>> Buffers(window=one, read=-0.5 * one, write=one, decay=[0.5]).matrix()
@@ -80,30 +80,37 @@ class Buffers:
 
     @property
     def rounds(self) -> int:
-        """n, the number of rows."""
+        """Number of rows, n."""
         return int(self.window.shape[0])
 
     @property
     def width(self) -> int:
-        """Rows that are kept from round to round, q + w - 1: S(t), then z_(t-1), ..., z_(t-w+1)."""
+        """Number of rows of the state, q + w - 1: S(t), then z_(t-1), ..., z_(t-w+1)."""
         return len(self.decay) + self.window.shape[1] - 1
 
     def step(self, t: int, z: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row t and the state after it, from draw t and the state (width, ...) before it, which is
-        at first 0.
+        """Returns row t and the state after it.
+
+        Args:
+          t: round.
+          z: draw of source t.
+          state: state before the round, (width, ...); zeros in round 0.
         """
-        q, w = len(self.decay), self.window.shape[1]
-        sums, recent = state[:q], np.concatenate([z[None], state[q:]])  # z_t, z_(t-1), ...
-        x = _combined(self.window[t], recent) + _combined(self.read[t], sums)
-        if t + 1 >= w:  # z_(t+1-w) leaves the window and enters the sums
-            entering = x if self.feedback else recent[-1]
+        q = len(self.decay)
+        w = self.window.shape[1]
+        sums = state[:q]
+        recent_draws = np.concatenate([z[None], state[q:]])  # z_t, z_(t-1), ...
+        x = _weighted_sum(self.window[t], recent_draws) + _weighted_sum(self.read[t], sums)
+        if t + 1 >= w:
+            # The draw z_(t+1-w) leaves the window and enters the sums; with feedback row t does.
+            entering = x if self.feedback else recent_draws[-1]
             sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], entering)
-        return x, np.concatenate([sums, recent[:-1]])
+        return x, np.concatenate([sums, recent_draws[:-1]])
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        """Returns M of rounds start .. stop - 1 together, float64 (rounds + width, rounds + width):
-        [rows; state after them] = M [draws; state before them].
+        """Returns the matrix of a block, float64 (rounds + width, rounds + width).
 
+        For rounds start .. stop - 1, [rows; state after them] = M [draws; state before them].
         Without feedback the draw of round start + k + 1 - w enters the sums in round start + k:
 
             x_i = sum_j window[i, j] z_(i-j) + sum_(k<i) (read[i] . decay^(i-1-k) * write[k]) y_k
@@ -111,7 +118,9 @@ class Buffers:
 
         With feedback the row of round start + k enters, so that x is on both sides.
         """
-        q, w, count = len(self.decay), self.window.shape[1], stop - start
+        q = len(self.decay)
+        w = self.window.shape[1]
+        count = stop - start
         window, read, write = self.coefficients(start, stop)
         powers = self.decay ** np.arange(count + 1)[:, None]
         rows, columns = np.tril_indices(count, -1)
@@ -119,65 +128,70 @@ class Buffers:
         through_sums[rows, columns] = np.einsum(
             "eq,eq,eq->e", read[rows], powers[rows - 1 - columns], write[columns]
         )
-        of_sums = read * powers[:-1]
+        from_sums = read * powers[:-1]
         into_sums = (powers[:-1][::-1] * write).T
         M = np.zeros((count + self.width, count + self.width))
         if self.feedback:
-            right = np.hstack([np.diag(window[:, 0]), of_sums])
+            right = np.hstack([np.diag(window[:, 0]), from_sums])
             M[:count] = scipy.linalg.solve_triangular(
                 np.eye(count) - through_sums, right, lower=True, check_finite=False
             )
             M[count:] = into_sums @ M[:count]
             M[count:, count:] += np.diag(powers[-1])
             return M
-        of_draws = np.zeros((count, w - 1 + count))  # of y
-        of_draws[:, :count] = through_sums
+        rows_from_y = np.zeros((count, w - 1 + count))
+        rows_from_y[:, :count] = through_sums
         for j in range(w):
-            of_draws[np.arange(count), np.arange(count) + w - 1 - j] += window[:, j]
-        # The state has the newest draw first, y the oldest.
-        M[:count] = np.hstack([of_draws[:, w - 1 :], of_sums, of_draws[:, : w - 1][:, ::-1]])
-        of_draws = np.zeros((self.width, w - 1 + count))
-        of_draws[:q, :count] = into_sums
-        of_draws[q + np.arange(w - 1), w - 2 + count - np.arange(w - 1)] = 1.0
+            rows_from_y[np.arange(count), np.arange(count) + w - 1 - j] += window[:, j]
+        # The newest draw is the first one of the state, but the last one of y.
+        M[:count] = np.hstack(
+            [rows_from_y[:, w - 1 :], from_sums, rows_from_y[:, : w - 1][:, ::-1]]
+        )
+        state_from_y = np.zeros((self.width, w - 1 + count))
+        state_from_y[:q, :count] = into_sums
+        state_from_y[q + np.arange(w - 1), w - 2 + count - np.arange(w - 1)] = 1.0
         M[count:] = np.hstack(
-            [of_draws[:, w - 1 :], np.zeros((self.width, q)), of_draws[:, : w - 1][:, ::-1]]
+            [state_from_y[:, w - 1 :], np.zeros((self.width, q)), state_from_y[:, : w - 1][:, ::-1]]
         )
         M[count : count + q, count : count + q] = np.diag(powers[-1])
         return M
 
     def coefficients(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns window and read of rounds start .. stop - 1, and the write of what enters the
-        sums in each of them: 0 before there is anything.
+        """Returns the rows of window, read and write for rounds start .. stop - 1.
+
+        The row of write is that of the draw that enters the sums in the round; 0 if there is none.
         """
         entering = np.arange(start, stop) + 1 - self.window.shape[1]
         write = np.where(entering[:, None] >= 0, self.write[entering], 0.0)
         return self.window[start:stop], self.read[start:stop], write
 
     def first_column(self) -> np.ndarray:
-        """Column 0 of N, float64 (rounds,): the rows where draw 0 is 1 and all others are 0."""
+        """Returns column 0 of N, float64 (rounds,)."""
         n, w = self.window.shape
         column = np.empty(n)
         sums = np.zeros(len(self.decay))
         for t in range(n):
-            direct = self.window[t, t] if t < w else 0.0
-            column[t] = direct + self.read[t] @ sums
+            from_window = self.window[t, t] if t < w else 0.0
+            column[t] = from_window + self.read[t] @ sums
             sums = self.decay * sums
-            if t + 1 >= w:  # the draw of round t + 1 - w enters the sums, or this row does
+            if t + 1 >= w:
+                # Draw t + 1 - w enters the sums. Here draw 0 is 1, and every other draw is 0.
                 entering = column[t] if self.feedback else float(t + 1 == w)
                 sums += self.write[t + 1 - w] * entering
         return column
 
     def matrix(self) -> np.ndarray:
-        """N, float64 (rounds, rounds), lower-triangular."""
+        """Returns N, float64 (rounds, rounds), lower-triangular."""
         n = self.rounds
         checks.fits_in_memory("the noising matrix of these buffers", (n, n))
-        N, state = np.zeros((n, n)), np.zeros((self.width, n))
+        N = np.zeros((n, n))
+        state = np.zeros((self.width, n))
         for t, z in enumerate(np.eye(n)):
             N[t], state = self.step(t, z, state)
         return N
 
 
-def _combined(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns the sum of the rows by these weights: np.tensordot, without its overhead."""
-    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-    return np.dot(weights[None], flat).reshape(rows.shape[1:])
+def _weighted_sum(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the weighted sum of the rows, as np.tensordot does, but without its overhead."""
+    flat_rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    return np.dot(weights[None], flat_rows).reshape(rows.shape[1:])

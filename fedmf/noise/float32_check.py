@@ -1,9 +1,9 @@
-"""Whether float32, in which noise of model size is made, makes the noise that a stream describes.
+"""Check that float32 arithmetic, in which noise is computed, represents the noise of a stream.
 
-What runs is x + N z. Where rounding gives x + N z + e, an adversary who undoes N sees z + N^-1 e in
-place of z, and the guarantee counts on z. So Gaussian draws are sent through the stream in float32,
-as in a run, and back in float64. (Not signs: with whole coefficients float32 makes no
-error on them.)
+A run releases x + N z. If rounding makes it x + N z + e, an adversary who inverts N sees z + N^-1 e
+in place of z, but the guarantee is for z. So the check passes Gaussian draws through the stream in
+float32, as a run does, and recovers them in float64. Random signs would not do, since float32 has
+no rounding errors on them if the coefficients are whole numbers.
 """
 
 import itertools
@@ -14,59 +14,66 @@ import scipy.linalg
 from fedmf.noise.blocks import BlockForm, block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 
-# The largest error of a recovered draw, whose deviation is 1. Most of the library's mechanisms are
-# near 1e-6, low_rank at 3e-5; that of fft grows with the rounds, to 3e-4 at 100,000.
-_TOLERANCE, _PROBES = 1e-3, 4
-# Rounds whose draws are recovered together.
-_BLOCK = 64
+# Largest allowed error of a recovered draw of standard deviation 1. Most mechanisms of the library
+# are near 1e-6 and low_rank at 3e-5; the error of fft grows with the rounds, to 3e-4 at 100,000.
+_TOLERANCE = 1e-3
+_NUM_PROBES = 4
+# Number of rounds whose draws are recovered together.
+_BLOCK_ROUNDS = 64
 
 
 def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
-    """Refuses a causal stream that float32 does not hold, in the form in which it is run.
+    """Raises ValueError if the noise of a causal stream has another distribution in float32.
 
     Args:
-      stream: with a recurrence, buffers or a contraction.
-      form: the stream's blocks as they are run; None for one round at a time, and for the rows of a
-        contraction themselves.
-
-    Raises:
-      ValueError: the noise would have another distribution.
+      stream: a causal stream of any form.
+      form: the blocks in which a run computes the stream; None for one round at a time, and for the
+        rows of a contraction themselves.
 
     >>> inverse_grows = np.array([[1.0, 0.0]] + [[1.0, 2.0]] * 39)  # N has entries up to 2^39
     >>> check_float32(NoiseStream(rounds=40, sources=40, recurrence=inverse_grows))
     Traceback (most recent call last):
     ValueError: the noising matrix is too ill-conditioned for float32, ...
     """
-    z = np.random.default_rng(0).standard_normal((stream.rounds, _PROBES), np.float32)
-    with np.errstate(all="ignore"):  # an overflow fails the comparison
-        if stream.contraction is not None:
-            N = stream.contraction
-            rows = N.astype(np.float32) @ z if form is None else _rows(form, z)
-            back = _solved(N, rows)
-        else:
-            form = form or block_form(stream, bounds=equal_blocks(stream.rounds, 1))
-            assert form is not None
-            rows = _rows(form, z)
-            back = _draws(stream, rows) if stream.recurrence is None else _decoded(stream, rows)
-        largest = float(np.abs(back - z).max())
-    if not largest <= _TOLERANCE:
+    z = np.random.default_rng(0).standard_normal((stream.rounds, _NUM_PROBES), np.float32)
+    with np.errstate(all="ignore"):  # An overflow fails the comparison below.
+        recovered = _recovered_draws(stream, form, z)
+        error = float(np.abs(recovered - z).max())
+    if not error <= _TOLERANCE:
         raise ValueError(
             "the noising matrix is too ill-conditioned for float32, in which its noise is made: it "
-            f"is wrong by {largest:.2g}; use a mechanism whose noise has rows of more similar size"
+            f"is wrong by {error:.2g}; use a mechanism whose noise has rows of more similar size"
         )
 
 
-def _rows(form: BlockForm, z: np.ndarray) -> np.ndarray:
-    """The rows of N z as a run makes them, float32."""
-    x, S = z.copy(), np.zeros((form.first_width, z.shape[1]), np.float32)
+def _recovered_draws(stream: NoiseStream, form: BlockForm | None, z: np.ndarray) -> np.ndarray:
+    """Returns the draws, float64, that follow from the float32 rows of N z."""
+    if stream.contraction is not None:
+        N = stream.contraction
+        rows = N.astype(np.float32) @ z if form is None else _rows_of_run(form, z)
+        return _solve(N, rows)
+    if form is None:
+        form = block_form(stream, bounds=equal_blocks(stream.rounds, 1))
+        assert form is not None
+    rows = _rows_of_run(form, z)
+    if stream.recurrence is None:
+        return _invert_buffers(stream, rows)
+    return _invert_recurrence(stream, rows)
+
+
+def _rows_of_run(form: BlockForm, z: np.ndarray) -> np.ndarray:
+    """Returns the rows of N z as a run computes them, float32."""
+    x = z.copy()
+    S = np.zeros((form.first_width, z.shape[1]), np.float32)
     for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
-        out = form.matrix(b).astype(np.float32) @ np.concatenate([z[start:stop], S])
-        x[start:stop], S = out[: stop - start], out[stop - start :]
+        output = form.matrix(b).astype(np.float32) @ np.concatenate([z[start:stop], S])
+        x[start:stop] = output[: stop - start]
+        S = output[stop - start :]
     return x
 
 
-def _decoded(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
-    """z = C x from the rows x of N z and C's diagonals, float64."""
+def _invert_recurrence(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
+    """Returns z = C x from the rows x of N z and the diagonals of C, float64."""
     assert stream.recurrence is not None
     z = np.zeros(x.shape)
     for j, diagonal in enumerate(stream.recurrence.T):
@@ -74,21 +81,23 @@ def _decoded(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
     return z
 
 
-def _draws(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
-    """z from the rows x of N z of buffers, float64: each block's by solving for them."""
-    bounds = equal_blocks(stream.rounds, _BLOCK)
+def _invert_buffers(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
+    """Returns z from the rows x of N z of buffers, float64, solving block by block."""
+    bounds = equal_blocks(stream.rounds, _BLOCK_ROUNDS)
     form = block_form(stream, bounds=bounds)
     assert form is not None
-    z, S = np.zeros(x.shape), np.zeros((form.width, x.shape[1]))
+    z = np.zeros(x.shape)
+    S = np.zeros((form.width, x.shape[1]))
     for b, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        M, count = form.matrix(b), stop - start
-        z[start:stop] = _solved(M[:count, :count], x[start:stop] - M[:count, count:] @ S)
+        M = form.matrix(b)
+        count = stop - start
+        z[start:stop] = _solve(M[:count, :count], x[start:stop] - M[:count, count:] @ S)
         S = M[count:] @ np.concatenate([z[start:stop], S])
     return z
 
 
-def _solved(N: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """N^-1 x, float64; infinite where there is none."""
+def _solve(N: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Returns N^-1 x for a lower-triangular N, float64; infinities if N is singular."""
     try:
         return np.asarray(
             scipy.linalg.solve_triangular(N, x.astype(np.float64), lower=True, check_finite=False)

@@ -1,6 +1,4 @@
-"""Noise streams: how a mechanism turns independent Gaussian draws into the correlated
-noise of each round.
-"""
+"""Noise streams: recipes that turn independent Gaussian draws into correlated noise vectors."""
 
 import dataclasses
 import functools
@@ -12,13 +10,15 @@ import scipy.linalg
 from fedmf import checks, fields
 from fedmf.noise.buffers import Buffers
 
-# How far N C may be from I, seen through so many vectors of signs.
-_INVERSE_TOLERANCE, _PROBES = 1e-6, 4
+# Largest allowed difference of N C and I, on random vectors of signs.
+_INVERSE_TOLERANCE = 1e-6
+_NUM_PROBES = 4
 
 
 def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
-    """Returns `value` as (rounds, bands) coefficients of a banded C: finite, positive main
-    diagonal, zero outside C.
+    """Returns `value` as the coefficients (rounds, bands) of a banded C.
+
+    They must be finite, positive on the main diagonal, and zero outside C.
     """
     coefficients = checks.banded_rows(name, value)
     if coefficients[:, 0].min() <= 0.0:
@@ -31,11 +31,9 @@ def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NoiseStream(fields.Checked):
-    """A recipe for the rows of N Z, where row i of Z is the draw of source i.
+    """Recipe for the rows of N Z, where row i of Z is the draw of source i.
 
-    It names no array library.
-
-    Exactly one form is set::
+    It does not depend on an array library. Exactly one form is set::
 
         recurrence   x_t = (z_t - sum_{j=1}^{bands-1} recurrence[t, j] * x_{t-j}) / recurrence[t, 0]
 
@@ -44,19 +42,19 @@ class NoiseStream(fields.Checked):
                                                       t=2 | c22  c21  c20
             solves C x = z forwards; source t is drawn in round t (banded paper, App. J, Alg. 9)
 
-        contraction  x_t = sum_j contraction[t, j] * z_j, the rows of N themselves
+        contraction  x_t = sum_j contraction[t, j] * z_j, with the rows of N
 
         buffers      x_t from the last few z and a few running sums; see `Buffers`
 
     Attributes:
-      rounds: n, the number of rows.
-      sources: m, the number of independent draws.
+      rounds: number of rows, n.
+      sources: number of independent draws, m.
       recurrence: float64 (rounds, bands) or None; then sources equals rounds.
       contraction: float64 (rounds, sources) or None.
       buffers: Buffers or None; then sources equals rounds.
 
     Raises:
-      TypeError, ValueError: several forms or none are given, or shapes and numbers do not fit.
+      TypeError, ValueError: several forms are set, or none; or shapes and numbers do not fit.
 
     >>> stream = NoiseStream(
     ...     rounds=3, sources=3, recurrence=np.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]])
@@ -87,7 +85,8 @@ class NoiseStream(fields.Checked):
                 "recurrence, contraction, buffers"
             )
         form = getattr(self, forms[0]) if self.buffers is None else self.buffers.window
-        shape, sources = form.shape, self.rounds if self.contraction is None else form.shape[1]
+        shape = form.shape
+        sources = self.rounds if self.contraction is None else shape[1]
         if (shape[0], sources) != (self.rounds, self.sources):
             raise ValueError(
                 f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape "
@@ -96,7 +95,7 @@ class NoiseStream(fields.Checked):
             )
 
     def as_contraction(self) -> "NoiseStream":
-        """The stream that gives the same noise from N itself."""
+        """Returns the stream of the same noise with the contraction N."""
         if self.contraction is not None:
             return self
         if self.recurrence is not None:
@@ -107,12 +106,11 @@ class NoiseStream(fields.Checked):
         return NoiseStream(rounds=self.rounds, sources=self.sources, contraction=N)
 
     def causal(self) -> "NoiseStream":
-        """A stream of the same distribution whose row t needs sources 0..t only; this one, if it is
-        so already.
+        """Returns a stream of the same distribution whose row t depends on sources 0..t only.
 
-        The rows of N Z are N z coordinate by coordinate, so their distribution is that of N N^T.
-        With N = L Q, L lower-triangular and Q of orthonormal rows, L Z has it too, and draws one
-        new source a round (Denisov et al. 2022, Prop. 2.2).
+        It is this stream itself if it is causal. The distribution of the rows of N Z depends on
+        N N^T only. With N = L Q, L lower-triangular and Q of orthonormal rows, L Z has the same
+        distribution and needs one new source a round (Denisov et al. 2022, Prop. 2.2).
 
         Raises:
           ValueError: N is too ill-conditioned for float64.
@@ -120,45 +118,48 @@ class NoiseStream(fields.Checked):
         N = self.contraction
         if N is None or (self.sources == self.rounds and not np.triu(N, 1).any()):
             return self
-        R = scipy.linalg.qr(N.T, mode="r", check_finite=False)[0]  # of Q nothing is needed
+        R = scipy.linalg.qr(N.T, mode="r", check_finite=False)[0]
         L = np.tril(R[: self.rounds].T)
         L = L * np.where(np.diag(L) < 0, -1.0, 1.0)
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _PROBES))
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _NUM_PROBES))
         solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
-        back = solve(N @ (N.T @ solve(signs, trans="T")))  # Q Q^T signs
-        largest = float(np.abs(back - signs).max())
-        if not largest <= _INVERSE_TOLERANCE:
+        # This is Q Q^T signs, which equals the signs if L is accurate.
+        recovered = solve(N @ (N.T @ solve(signs, trans="T")))
+        error = float(np.abs(recovered - signs).max())
+        if not error <= _INVERSE_TOLERANCE:
             raise ValueError(
                 "the noising matrix is too ill-conditioned for float64: its causal square root is "
-                f"wrong by {largest:.2g}; use a mechanism whose noise has rows of more similar size"
+                f"wrong by {error:.2g}; use a mechanism whose noise has rows of more similar size"
             )
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
 
     def rows(self, draw: Callable[[int], np.ndarray]) -> Iterator[np.ndarray]:
         """Yields the rows of N Z, float64, each of the shape of a draw.
 
-        With draw(i) the basis vector e_i the rows are those of N: that one law checks every
-        mechanism and every executor. This is the plain numpy reference. A recurrence or buffers
-        hold a few rows, a contraction all draws.
+        This numpy implementation is the reference. If draw(i) is the basis vector e_i, the rows are
+        those of N, which tests every mechanism and every implementation. A recurrence or buffers
+        hold a few rows in memory, a contraction all draws.
 
         Args:
           draw: source index -> array (d,).
         """
         if self.contraction is not None:
-            yield from np.tensordot(
-                self.contraction, np.stack([draw(j) for j in range(self.sources)]), axes=1
-            )
+            Z = np.stack([draw(j) for j in range(self.sources)])
+            yield from np.tensordot(self.contraction, Z, axes=1)
             return
         S: np.ndarray | None = None
         for t in range(self.rounds):
             z = np.asarray(draw(t), dtype=np.float64)
-            x, S = self.step(t, z, np.zeros((self.width, *z.shape)) if S is None else S)
+            if S is None:
+                S = np.zeros((self.width, *z.shape))
+            x, S = self.step(t, z, S)
             yield x
 
     @property
     def width(self) -> int:
-        """Rows that a recurrence or buffers keep from round to round: the last x, or the sums and
-        the last z.
+        """Number of rows in the state of a recurrence or of buffers.
+
+        The state consists of the last x, or of the sums and the last z.
         """
         if self.recurrence is not None:
             return self.recurrence.shape[1] - 1
@@ -166,19 +167,25 @@ class NoiseStream(fields.Checked):
         return self.buffers.width
 
     def step(self, t: int, z: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row t of N Z and the state after it, from draw t and the state (width, ...) before it, at
-        first 0; not of a contraction.
+        """Returns row t of N Z and the state after it, of a recurrence or of buffers.
+
+        Args:
+          t: round.
+          z: draw of source t.
+          S: state before the round, (width, ...); zeros in round 0.
         """
         if self.recurrence is None:
             assert self.buffers is not None
             return self.buffers.step(t, z, S)
         weights = self.recurrence[t]
         x = (z - np.tensordot(weights[1:], S, axes=1)) / weights[0]
-        return x, np.concatenate([x[None], S])[: len(S)]  # newest first
+        return x, np.concatenate([x[None], S])[: len(S)]
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        """Returns M of rounds start .. stop - 1 together, float64 (rounds + width, rounds + width):
-        [rows; state after them] = M [draws; state before them]; not of a contraction.
+        """Returns the matrix of a block, float64 (rounds + width, rounds + width).
+
+        For rounds start .. stop - 1 of a recurrence or of buffers, [rows; state after them] =
+        M [draws; state before them].
         """
         if self.recurrence is not None:
             return _recurrence_block(self.recurrence[start:stop])
@@ -186,7 +193,7 @@ class NoiseStream(fields.Checked):
         return self.buffers.block(start, stop)
 
     def coefficients(self, start: int, stop: int) -> tuple[bytes, ...]:
-        """Returns all that `block` computes its matrix from: equal ones have one matrix."""
+        """Returns the coefficients of a block as bytes; equal ones have equal block matrices."""
         if self.recurrence is not None:
             return (self.recurrence[start:stop].tobytes(),)
         assert self.buffers is not None
@@ -195,15 +202,15 @@ class NoiseStream(fields.Checked):
 
 
 def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
-    """Returns the block matrix of a recurrence whose state is the last rows, the newest first.
+    """Returns the block matrix of a recurrence, whose state is its last rows, the newest first.
 
-    With C's rows of the block in two parts, A X + P S = Z: C is A on the block's own rounds and P
-    on the rounds before it.
+    The rows of C in the block consist of A for the rounds of the block and P for the rounds before
+    it, so that A X + P S = Z.
     """
     count, bands = coefficients.shape
     width = bands - 1
     M = np.zeros((count + width, count + width))
-    if count == 1:  # as below, at a tenth of the time
+    if count == 1:  # The general case below takes ten times as long.
         M[0] = np.append(1.0, -coefficients[0, 1:]) / coefficients[0, 0]
         M[1:2] = M[0]
         M[2:, 1:width] = np.eye(max(0, width - 1))
@@ -222,7 +229,7 @@ def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
 
 
 def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
-    """C, (n, n), from its rows of coefficients: C[t, t - j] = coefficients[t, j]."""
+    """Returns C, (n, n), with C[t, t - j] = coefficients[t, j]."""
     n, bands = coefficients.shape
     checks.fits_in_memory("the matrix of these diagonals", (n, n))
     C = np.zeros((n, n))
@@ -232,40 +239,38 @@ def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
 
 
 def inverse_of_banded(coefficients: np.ndarray) -> np.ndarray:
-    """N = C^-1, (n, n) lower-triangular, from C's rows of coefficients; checked by
-    `check_left_inverse`.
-    """
+    """Returns N = C^-1, (n, n), from the coefficients of C, checked by `check_left_inverse`."""
     C = banded_matrix(coefficients)
     return check_left_inverse(lower_inverse(C), C)
 
 
 def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
-    """Returns N, of which float64 may have left too few digits to be an inverse of C.
+    """Returns N, or raises ValueError if it is not an accurate left inverse of C.
 
-    What runs is x + N z. With N C = I + E that is N (C' x + z) for C' = C (I + E)^-1, and it is the
-    sensitivity of C' that counts: near that of C where the entries |c_i| E_ij / |c_j| are small,
-    c_j being the columns of C; but of a C so ill-conditioned that E is not small, it can be any
-    number of times as large.
+    A run releases x + N z. With N C = I + E this is N (C' x + z) for C' = C (I + E)^-1, so that the
+    sensitivity of C' determines the guarantee. It is near that of C if the entries |c_i| E_ij /
+    |c_j| are small, where c_j are the columns of C. If C is so ill-conditioned that they are not,
+    it can be any number of times as large.
 
     Raises:
       ValueError: N C is not I to 6 digits.
     """
-    scales = np.abs(C).max(axis=0)  # in place of norms, which may underflow
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _PROBES))
-    with np.errstate(all="ignore"):  # an overflow fails the comparison
-        back = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
-        largest = float(np.abs(back - signs).max())
-    if not largest <= _INVERSE_TOLERANCE:
+    scales = np.abs(C).max(axis=0)  # Norms may underflow.
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _NUM_PROBES))
+    with np.errstate(all="ignore"):  # An overflow fails the comparison below.
+        recovered = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
+        error = float(np.abs(recovered - signs).max())
+    if not error <= _INVERSE_TOLERANCE:
         raise ValueError(
             "the encoder is too ill-conditioned for float64: N C differs from the identity by "
-            f"{largest:.2g}, so that the noise N Z would not have the encoder's privacy: use an "
+            f"{error:.2g}, so that the noise N Z would not have the encoder's privacy: use an "
             "encoder whose inverse has smaller entries"
         )
     return N
 
 
 def lower_inverse(C: np.ndarray) -> np.ndarray:
-    """C^-1 of a lower-triangular C, with exact zeros above the diagonal."""
+    """Returns C^-1 of a lower-triangular C, with exact zeros above the diagonal."""
     checks.fits_in_memory("the inverse of this encoder", C.shape, copies=3)
     return np.tril(
         scipy.linalg.solve_triangular(C, np.eye(C.shape[0]), lower=True, check_finite=False)

@@ -12,7 +12,7 @@ from fedmf.mechanisms.banded.fit import check_memory_of_fit
 from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import rmse
 from fedmf.mechanisms.family import FAMILIES
-from fedmf.noise.strategies import host_strategies
+from fedmf.noise.host_strategies import host_strategies
 from fedmf.participation.schema import SCHEMAS
 from fedmf.participation.separation import check_separation
 from fedmf.privacy.attack_risk import attack_risk

@@ -201,15 +201,15 @@ class RecurrentWork:
     def __init__(self, form: BlockForm) -> None:
         self.bounds = form.bounds
         self.num_inputs = form.length + form.width
-        self.num_outputs = form.length if form.rolling else form.length + form.width
-        self.num_past_rows = form.width if form.rolling else 0
+        self.num_outputs = form.length if form.is_rolling else form.length + form.width
+        self.num_past_rows = form.width if form.is_rolling else 0
         self._form = form
 
     def matrix(self, b: int) -> np.ndarray:
         """See `TileWork`: M_b, without a rolling state, which is copied."""
         num_rounds = self.bounds[b + 1] - self.bounds[b]
         M = self._form.matrix(b)
-        return (M[:num_rounds] if self._form.rolling else M).astype(np.float32)
+        return (M[:num_rounds] if self._form.is_rolling else M).astype(np.float32)
 
     def make(
         self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
@@ -217,7 +217,7 @@ class RecurrentWork:
         """See `TileWork`."""
         start, stop = self.bounds[b], self.bounds[b + 1]
         num_rounds = stop - start
-        if self._form.rolling:
+        if self._form.is_rolling:
             past = range(start - 1, max(start - self._form.width, 0) - 1, -1)
             state_slots = [tile.row_slots[t] for t in past]
         else:
@@ -233,7 +233,7 @@ class RecurrentWork:
         first = max(start, min(first, stop - self.num_past_rows))
         slots = store.write(outputs[first - start : num_rounds])
         tile.row_slots.update(zip(range(first, stop), slots, strict=True))
-        if not self._form.rolling:
+        if not self._form.is_rolling:
             store.free(tile.state_slots)
             tile.state_slots = store.write(outputs[num_rounds:])
 

@@ -5,7 +5,7 @@ A block is made in tiles of coordinates, each by a few matrix products on arrays
 Its rows are in memory, or in a memory map of a file without a name, as secret as the seed. The file
 goes with the process however that ends, and nothing reads it later. A resumed run regenerates its
 rows from the counter-based source, bit for bit: a round that was released has the same noise again,
-whatever a killed process had half written. Strategies: `fedmf.noise.strategies`.
+whatever a killed process had half written. Strategies: `fedmf.noise.host_strategies`.
 """
 
 import math
@@ -20,7 +20,8 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.files import checked_path, expanded
-from fedmf.noise.strategies import HOST_STRATEGIES, NoiseStrategy, choose_host_strategy
+from fedmf.noise.host_strategies import HOST_STRATEGIES, choose_host_strategy
+from fedmf.noise.strategy import NoiseStrategy
 from fedmf.noise.stream import NoiseStream
 from fedmf.privacy.plan import Plan, noise_size
 from fedmf.privacy.source_tail import HOST_END, check_tail
@@ -49,7 +50,7 @@ class HostNoise:
       noise_seed: as of `dp_aggregator`; or `key`.
       key: uint64 (4,), the source's, in place of noise_seed.
       strategy: "recurrent", "regenerated", or None for the cheaper one; see
-        `fedmf.noise.strategies`.
+        `fedmf.noise.host_strategies`.
       memory_bytes: what the arrays may take; None for a quarter of the machine's memory. Rows that
         need more are in a memory map.
       folder: private folder for the memory map; None for the system's folder of temporary files.
@@ -122,7 +123,7 @@ class HostNoise:
             matrix = stream.as_contraction().contraction
             assert matrix is not None
             work = RegeneratedWork(
-                matrix, strategy.bounds, strategy.together, strategy.layout.stored_draws
+                matrix, strategy.bounds, strategy.product_rows, strategy.layout.stored_draws
             )
 
         def make_array(shape: tuple[int, ...]) -> np.ndarray:

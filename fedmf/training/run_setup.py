@@ -16,7 +16,7 @@ from fedmf.files import write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.error import rmse
-from fedmf.noise.strategies import choose_host_strategy
+from fedmf.noise.host_strategies import choose_host_strategy
 from fedmf.participation.schema import Participation
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement_values

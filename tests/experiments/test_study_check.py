@@ -20,7 +20,7 @@ from fedmf.experiments.papers import (
     study,
     study_check,
 )
-from fedmf.noise import strategies
+from fedmf.noise import host_strategies
 from fedmf.privacy import config as plan_config
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.cifar10 import synthetic
@@ -66,7 +66,7 @@ def quick(monkeypatch):
     What is left out is that these fits converge and that an accountant finds the amplified noise.
     `fedmf paper run --dry-run` has both.
     """
-    monkeypatch.setattr(strategies, "check_float32", lambda *_: None)
+    monkeypatch.setattr(host_strategies, "check_float32", lambda *_: None)
     fit, calibrate = plan_config.fit, plan_config.calibrate
 
     def fitted(workload, participation, *, family, **options):

@@ -39,7 +39,7 @@ def test_blocks_write_the_noising_matrix(build, rounds, length):
     N = stream.causal().as_contraction().contraction
     assert deviation(form.noising(), N) <= MAX_DEVIATION
     assert form.width < max(rounds, 4)  # buffers are kept even where one round needs none
-    assert form.blocks == -(-rounds // min(length, rounds))
+    assert form.num_blocks == -(-rounds // min(length, rounds))
 
 
 @every_mechanism
@@ -51,7 +51,7 @@ def test_growing_blocks_with_small_first_states_write_the_noising_matrix(build):
     small = with_small_first_states(form)
     N = stream.causal().as_contraction().contraction
     assert deviation(small.noising(), N) <= MAX_DEVIATION
-    if not form.rolling:
+    if not form.is_rolling:
         assert small.matrix(1).shape[1] <= 2  # one draw, and one in the state
 
 

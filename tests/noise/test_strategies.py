@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism, TreeMechanism
-from fedmf.noise.strategies import (
+from fedmf.noise.graph_strategies import (
     MAX_STATE_BYTES,
     choose_graph_strategy,
-    choose_host_strategy,
-    default_disk,
-    default_memory,
     graph_strategy,
-    host_strategies,
 )
+from fedmf.noise.host_strategies import choose_host_strategy, host_strategies
+from fedmf.noise.storage import default_disk, default_memory
 from tests.privacy import plans
 from tests.refusals import refusal
 

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedmf
 from fedmf.mechanisms import DenseMechanism
-from fedmf.noise import blocks, layout, strategies
+from fedmf.noise import blocks, host_strategies, layout, storage
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import CHUNK, GaussianSource
 from tests.mechanisms.registry import every_form
@@ -116,7 +116,7 @@ def work_of_rows(noise, monkeypatch):
 def test_no_row_takes_more_than_four_times_the_mean(build, name, most_rows, monkeypatch):
     rounds, size = 64, 32 * CHUNK
     memory = most_rows * 4 * size + 8 * 2 * (rounds + 128) * CHUNK
-    monkeypatch.setattr(strategies, "default_disk", lambda folder: 0)
+    monkeypatch.setattr(storage, "default_disk", lambda folder: 0)
     options = {"noise_seed": SEED, "strategy": name, "memory_bytes": memory}
     work = work_of_rows(HostNoise(plan_of(build(rounds)), size, **options), monkeypatch)
     assert work[:, 0].sum() >= rounds * size
@@ -125,7 +125,7 @@ def test_no_row_takes_more_than_four_times_the_mean(build, name, most_rows, monk
 
 def test_whole_blocks_at_a_time_would_take_more(monkeypatch):
     """Negative control of the test above."""
-    monkeypatch.setattr(strategies, "growing_blocks", blocks.equal_blocks)
+    monkeypatch.setattr(host_strategies, "growing_blocks", blocks.equal_blocks)
     noise = HostNoise(plan_of(banded(64)), 32 * CHUNK, noise_seed=SEED, strategy="recurrent")
     work = work_of_rows(noise, monkeypatch)
     assert (work.max(axis=0) > 4 * work.mean(axis=0)).all()
@@ -187,11 +187,11 @@ def test_no_bit_of_a_dense_mechanism_depends_on_the_room():
     whole = noise_of(dense(), "regenerated")
     assert whole.strategy.layout.stored_draws == whole.strategy.bounds[-2]
     rows = [whole.row(t) for t in range(300)]
-    scratch = 8 * (300 + whole.strategy.together) * CHUNK
+    scratch = 8 * (300 + whole.strategy.product_rows) * CHUNK
     partitions = set()
     for room in (290, 150, 40):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(strategies, "default_disk", lambda folder: 0)
+            patch.setattr(storage, "default_disk", lambda folder: 0)
             noise = noise_of(dense(), "regenerated", memory_bytes=room * 4 * SIZE + scratch)
         partitions.add((noise.strategy.length, noise.strategy.layout.stored_draws))
         for t in (0, 100, 127, 128, 299, 5, 257, 256):

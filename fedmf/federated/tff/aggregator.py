@@ -18,7 +18,7 @@ from fedmf.federated.tff import tff
 from fedmf.federated.tff.graph_tags import call_scope, tagged_sample
 from fedmf.federated.tff.noise_source import RunSeeds
 from fedmf.federated.tff.query import MatrixFactorizationQuery, QuerySample
-from fedmf.noise.strategies import check_graph_strategy
+from fedmf.noise.graph_strategies import check_graph_strategy
 from fedmf.privacy.plan import Plan
 from fedmf.server.following import Scaling, check_scaling
 from fedmf.server.means import check_clients_per_round, check_zeroing_norm

@@ -17,7 +17,7 @@ import tensorflow as tf
 from fedmf import fields
 from fedmf.federated.tff.noise_source import Draw, source_of_key
 from fedmf.noise.blocks import BlockForm
-from fedmf.noise.strategies import choose_graph_strategy
+from fedmf.noise.graph_strategies import choose_graph_strategy
 from fedmf.noise.stream import NoiseStream
 from fedmf.server.state import NoiseState, state_mark
 
@@ -166,7 +166,7 @@ class GraphNoise:
         table = self._table(form)
         M = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)]
         z = self.source(state.key, self.size)(t)
-        if not form.rolling:
+        if not form.is_rolling:
             out = tf.matmul(M, tf.concat([z[None], state.rows], axis=0))
             return out[0], out[1:]
         row = M[0, 0] * z
@@ -194,4 +194,4 @@ class GraphNoise:
         M = form.matrix(t)
         padded = np.zeros((1 + form.width, 1 + form.width))
         padded[: M.shape[0], : M.shape[1]] = M
-        return padded[:1] if form.rolling else padded
+        return padded[:1] if form.is_rolling else padded

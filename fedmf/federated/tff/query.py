@@ -14,7 +14,7 @@ from fedmf.federated.tff import tfp
 from fedmf.federated.tff.graph_tags import tags_clipping, tags_noise, tags_params
 from fedmf.federated.tff.noise import GraphNoise
 from fedmf.federated.tff.noise_source import RunSeeds
-from fedmf.noise.strategies import check_graph_strategy
+from fedmf.noise.graph_strategies import check_graph_strategy
 from fedmf.privacy.plan import Plan, noise_size
 from fedmf.privacy.source_tail import GRAPH_END, check_tail
 from fedmf.server.aggregation import (

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from fedmf import checks, fields, nest
-from fedmf.noise.strategies import HOST_STRATEGIES
+from fedmf.noise.host_strategies import HOST_STRATEGIES
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.round_metrics import RoundMetric, checked_metrics

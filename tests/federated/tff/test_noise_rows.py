@@ -15,7 +15,7 @@ import tensorflow as tf
 from fedmf.federated.tff.noise import GraphNoise
 from fedmf.federated.tff.noise_source import RunSeeds, source_of_key
 from fedmf.mechanisms import IdentityMechanism
-from fedmf.noise.strategies import GRAPH_STRATEGIES
+from fedmf.noise.graph_strategies import GRAPH_STRATEGIES
 from fedmf.server.source import noise_key
 from tests.mechanisms.registry import every_form
 from tests.power import distributed, unrelated

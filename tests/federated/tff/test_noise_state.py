@@ -10,7 +10,7 @@ import tensorflow as tf
 from fedmf import Participation, QuantileClipping, federated, fit, prefix_sum
 from fedmf.mechanisms import IdentityMechanism, NoiseStream, TreeMechanism
 from fedmf.noise.blocks import block_form, equal_blocks
-from fedmf.noise.strategies import GRAPH_STRATEGIES
+from fedmf.noise.graph_strategies import GRAPH_STRATEGIES
 from fedmf.server.following import Scaling
 from tests.federated.plans import plan_of
 
@@ -179,7 +179,7 @@ def moved_by_another_decomposition(stream, length, monkeypatch, seed):
         patch.setattr(scipy.linalg, "svd", turned(scipy.linalg.svd, seed))
         again = block_form(stream, bounds=equal_blocks(stream.rounds, length))
     assert again.width == form.width
-    return max(np.abs(again.matrix(b) - form.matrix(b)).max() for b in range(form.blocks))
+    return max(np.abs(again.matrix(b) - form.matrix(b)).max() for b in range(form.num_blocks))
 
 
 @pytest.mark.parametrize(
@@ -193,5 +193,7 @@ def test_the_fingerprint_does_not_depend_on_the_matrix_decomposition(stream, len
 
 def test_without_rounding_the_fingerprint_depends_on_the_decomposition(monkeypatch):
     """Negative control of the test above."""
-    monkeypatch.setattr("fedmf.noise.blocks._settled", lambda values, right: np.eye(len(values)))
+    monkeypatch.setattr(
+        "fedmf.noise.blocks._canonical_rotation", lambda values, right: np.eye(len(values))
+    )
     assert moved_by_another_decomposition(echo(64), 1, monkeypatch, 0) > 0.1

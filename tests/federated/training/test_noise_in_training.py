@@ -5,7 +5,7 @@ and what the metrics say of it.
 import numpy as np
 import pytest
 
-from fedmf.noise.strategies import HOST_STRATEGIES
+from fedmf.noise.host_strategies import HOST_STRATEGIES
 from tests.federated.small_runs import assert_close, broken_off, config, train
 from tests.refusals import refusal
 

@@ -1,0 +1,84 @@
+"""Strategies that compute noise vectors in a TensorFlow graph, and their costs."""
+
+import math
+
+from fedmf import checks
+from fedmf.noise.blocks import block_form, equal_blocks
+from fedmf.noise.float32_check import check_float32
+from fedmf.noise.strategy import PRODUCTS_PER_DRAW, NoiseStrategy, row_bytes
+from fedmf.noise.stream import NoiseStream
+
+GRAPH_STRATEGIES = ("recurrent", "precomputed")
+# Largest state of a graph. TFF copies its server state many times a round, between processes: 0.1
+# to 0.9 s for 16 MB, depending on the allocator.
+MAX_STATE_BYTES = 128 * 2**20
+# Largest table of constants for the recurrence of a graph.
+_MAX_TABLE_BYTES = 64 * 2**20
+# Estimated cost of passing a vector of model size through TFF's state; see `strategy.DRAW_SECONDS`.
+_PASSING_COST = 5.0
+
+
+def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -> NoiseStrategy:
+    """Returns the strategy "recurrent" in a graph whose state passes through TFF.
+
+    Args:
+      stream: noise stream of the mechanism.
+      size: number of model parameters.
+      any_state: whether the state may be larger than MAX_STATE_BYTES.
+    """
+    max_width = stream.rounds
+    if not any_state:
+        max_width = min(max_width, MAX_STATE_BYTES // row_bytes(size))
+    has_feedback = stream.buffers is not None and stream.buffers.feedback
+    if stream.contraction is not None or has_feedback:
+        # The coefficients differ from round to round: a table of (1 + width)^2 entries each.
+        max_width = min(max_width, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
+    form = block_form(stream, bounds=equal_blocks(stream.rounds, 1), max_width=max_width)
+    if form is None:
+        return NoiseStrategy(
+            name="recurrent",
+            reason=f"it has no recurrence of at most {max_width} rows, which a state may have",
+        )
+    product_cost = (1 + form.width) ** 2 / PRODUCTS_PER_DRAW
+    return NoiseStrategy(
+        name="recurrent",
+        length=1,
+        width=form.width,
+        cost=1 + product_cost + _PASSING_COST * form.width,
+        memory=row_bytes(size) * form.width,
+        reason=f"{form.width} rows in the state carry what the future needs of the past",
+        form=form,
+    )
+
+
+def check_graph_strategy(name: str | None) -> None:
+    """Raises TypeError or ValueError unless `name` is a strategy of a graph, or None."""
+    if name is not None:
+        checks.one_of("noise_strategy", name, GRAPH_STRATEGIES)
+
+
+def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = None) -> NoiseStrategy:
+    """Returns the strategy of a graph, "recurrent" unless `name` is "precomputed".
+
+    Args:
+      stream: noise stream of the mechanism.
+      size: number of model parameters.
+      name: one of GRAPH_STRATEGIES, whose state may then be of any size; or None.
+
+    Raises:
+      ValueError: the name is unknown, the state is too large, or float32 cannot represent the
+        noise.
+    """
+    check_graph_strategy(name)
+    if name == "precomputed":
+        return NoiseStrategy(
+            name="precomputed", length=1, width=1, cost=_PASSING_COST, memory=row_bytes(size)
+        )
+    strategy = graph_strategy(stream, size, any_state=name is not None)
+    if strategy.form is None:
+        raise ValueError(
+            f"noise_strategy={name!r} cannot make this noise in the graph: {strategy.reason}; use "
+            "noise_strategy='precomputed' with federated.HostNoise"
+        )
+    check_float32(stream.causal(), strategy.form)
+    return strategy

@@ -1,0 +1,125 @@
+"""Description and cost of one way to compute the noise vectors of a run."""
+
+import dataclasses
+import math
+from typing import Any
+
+from fedmf.noise.blocks import BlockForm
+from fedmf.noise.layout import TileLayout
+
+# The unit of cost is drawing one vector of Gaussians of model size, which takes 19 ms for 4,050,000
+# float32 coordinates on one thread of a busy machine. This is the time per coordinate.
+DRAW_SECONDS = 4e-9
+# Number of multiply-adds of such vectors that take one unit of cost.
+PRODUCTS_PER_DRAW = 200.0
+# Estimated cost of copying a vector, and of reading or writing it in a file.
+COPY_COST = 0.1
+FILE_COST = 1.0
+# Memory is preferred to a memory map unless it costs more than this factor.
+_DISK_PENALTY = 1.25
+# Bytes of noise vectors beyond which a strategy with fewer of them is chosen at about equal cost.
+LARGE_MEMORY = 2**28
+# Largest ratio of costs that count as about equal in that choice.
+_EQUAL_COST_RATIO = 1.03
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class NoiseStrategy:
+    """One way to compute the noise vectors of a run.
+
+    Attributes:
+      name: one of HOST_STRATEGIES or GRAPH_STRATEGIES.
+      length: number of rounds that are computed at a time, L.
+      width: number of vectors of model size in the state between blocks.
+      rows: number of rows of the array that holds a block and the state after it.
+      cost: average cost of a round, in draws of one vector of independent Gaussians; infinite if
+        the strategy is not possible.
+      memory: bytes of arrays.
+      disk: bytes of a private memory map that holds the rows; 0 if memory holds them.
+      reason: description of what is done, or of why it is not possible.
+      bounds: bounds of the blocks; see `BlockForm`.
+      product_rows: number of rows that "regenerated" computes in one matrix product.
+      layout: layout of the memory; None in a graph, and if every vector is its own draw.
+      form: the block form of "recurrent".
+    """
+
+    name: str
+    length: int = 0
+    width: int = 0
+    rows: int = 0
+    cost: float = math.inf
+    memory: int = 0
+    disk: int = 0
+    reason: str = ""
+    bounds: tuple[int, ...] = ()
+    product_rows: int = 0
+    layout: TileLayout | None = None
+    form: BlockForm | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether the strategy can be used."""
+        return math.isfinite(self.cost)
+
+    @property
+    def price(self) -> float:
+        """Cost with the penalty of a memory map, by which strategies are compared."""
+        return self.cost * _DISK_PENALTY if self.disk else self.cost
+
+    def seconds(self, size: int) -> float:
+        """Returns the estimated average time of a round of `size` parameters, on one thread."""
+        return self.cost * size * DRAW_SECONDS
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the figures of the strategy as plain JSON types."""
+        return {
+            "name": self.name,
+            "length": self.length,
+            "width": self.width,
+            "rows": self.rows,
+            "cost": self.cost if self.possible else None,
+            "memory": self.memory,
+            "disk": self.disk,
+            "reason": self.reason,
+            "possible": self.possible,
+        }
+
+
+def row_bytes(size: int) -> int:
+    """Returns the bytes of one float32 vector of `size` parameters."""
+    return 4 * max(1, size)
+
+
+def cheapest(strategies: list[NoiseStrategy]) -> NoiseStrategy:
+    """Returns the strategy of the lowest price.
+
+    If it takes much memory, it returns the one with the fewest rows among those of about the lowest
+    price.
+    """
+    best = min(strategies, key=lambda strategy: strategy.price)
+    if best.memory + best.disk <= LARGE_MEMORY:
+        return best
+    max_price = _EQUAL_COST_RATIO * best.price
+    candidates = [strategy for strategy in strategies if strategy.price <= max_price]
+    return min(candidates, key=lambda strategy: strategy.rows)
+
+
+def explain(strategies: list[NoiseStrategy]) -> str:
+    """Returns a table of the strategies in the order of choice."""
+    format_line = "{:<11} {:>6} {:>6} {:>5} {:>9} {:>9}  {}".format
+    lines = [format_line("strategy", "cost", "block", "state", "memory", "file", "why")]
+    for strategy in strategies:
+        if strategy.possible:
+            line = format_line(
+                strategy.name,
+                f"{strategy.cost:.1f}",
+                strategy.length,
+                strategy.width,
+                f"{strategy.memory / 1e6:.0f} MB",
+                f"{strategy.disk / 1e6:.0f} MB",
+                strategy.reason,
+            )
+        else:
+            line = format_line(strategy.name, *"-----", f"not possible: {strategy.reason}")
+        lines.append(line)
+    return "\n".join(lines)
