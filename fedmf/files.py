@@ -1,6 +1,4 @@
-"""Paths as people write them, files that are written whole or not at all, folders of their owner
-alone, locks, and the cache folder.
-"""
+"""Paths, atomically written files, private folders, folder locks, and the cache folder."""
 
 import contextlib
 import errno
@@ -16,34 +14,36 @@ from typing import Any, BinaryIO, TextIO
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path, with the home folder in place of a leading "~".
+    """Returns the path with the home folder in place of a leading "~".
 
-    Every path that a caller gives goes through this function: by its text "~/server" looks like
-    one place, and Python would make a folder of the name "~" wherever the program stands.
+    Every path of a caller passes through this function, since Python itself would create a folder
+    called "~" in the current folder.
 
     Raises:
-      ValueError: a leading "~name" of which there is no user.
+      ValueError: the path begins with "~name", and there is no user of that name.
 
     >>> expanded("~/server") == pathlib.Path.home() / "server"
     True
     """
     text = os.fspath(path)
-    full = os.path.expanduser(text)
-    if text.startswith("~") and full == text:
+    expanded_text = os.path.expanduser(text)
+    if text.startswith("~") and expanded_text == text:
         raise ValueError(
             f"path {text!r} begins with the home folder of a user that this machine does not have: "
             f"write the whole path, or './{text}' for a name that begins with ~"
         )
-    whole = pathlib.Path(full)
-    # pathlib drops "./", and a second expansion would take the name for a user's.
-    return whole.absolute() if str(whole).startswith("~") else whole
+    expanded_path = pathlib.Path(expanded_text)
+    # pathlib removes a leading "./", so that another call would expand a name that begins with "~".
+    if str(expanded_path).startswith("~"):
+        return expanded_path.absolute()
+    return expanded_path
 
 
 def shell_word(text: str) -> str:
-    """Returns a text as one word of a command line, in quotes where a shell needs them.
+    """Returns a text as one word of a command line, quoted if a shell needs it.
 
-    A text with a line end or another character that does not show is written in bash's $'...', so
-    that the command stays one line.
+    If the text has an unprintable character such as a line end, bash's form $'...' keeps the
+    command on one line.
 
     >>> shell_word("first"), shell_word("my run"), shell_word("two\\nlines")
     ('first', "'my run'", "$'two\\\\nlines'")
@@ -53,28 +53,30 @@ def shell_word(text: str) -> str:
     escapes = {ord("\n"): "\\n", ord("'"): "\\'", ord("\\"): "\\\\"}
     characters = []
     for byte in os.fsencode(text):
-        plain = chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}"
-        characters.append(escapes.get(byte, plain))
+        default = chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}"
+        characters.append(escapes.get(byte, default))
     return f"$'{''.join(characters)}'"
 
 
 def shell_path(path: str | os.PathLike[str]) -> str:
-    """Returns a path as a command line takes it: in quotes where a shell needs them, and with ./ in
-    front of what would be an option or a home folder.
+    """Returns a path as one word of a command line, quoted if a shell needs it.
+
+    A path that looks like an option or a home folder begins with ./ in the result.
 
     >>> shell_path("runs/first"), shell_path("my run"), shell_path("-x")
     ('runs/first', "'my run'", './-x')
     """
     text = os.fspath(path)
-    is_special = text.startswith(("-", "~"))
-    return shell_word(f"./{text}" if is_special else text)
+    if text.startswith(("-", "~")):
+        text = f"./{text}"
+    return shell_word(text)
 
 
 def checked_path(name: str, value: Any, *, hint: str = "name a file") -> pathlib.Path:
-    """Returns the expanded path that an argument names; `hint` ends the error's sentence.
+    """Returns the expanded path of an argument; `hint` ends the error's sentence.
 
     Raises:
-      TypeError: no text and no path, or an empty one.
+      TypeError: the value is not a str or a path, or is empty.
     """
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise TypeError(f"{name}={reprlib.repr(value)} is no path: {hint}")
@@ -84,40 +86,39 @@ def checked_path(name: str, value: Any, *, hint: str = "name a file") -> pathlib
 def write_atomically(
     path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
 ) -> None:
-    """Replaces `path` by `content` in one step: a reader or a crash sees the old file or the new
-    one, never half of one.
+    """Replaces a file in one step, so that readers and crashes see the old or the new content.
 
     Args:
-      path: the file; a crash can leave a temporary .NAME.*.part beside it.
+      path: the file. A crash can leave a temporary file .NAME.*.part beside it.
       content: bytes, text to be written as UTF-8, or a function that writes to an open file.
-      mode: permissions, of which the process's umask takes away as usual.
+      mode: permissions, from which the process's umask is subtracted as usual.
     """
-    with _whole_temporary(path, content, mode) as temporary:
+    with _temporary_file(path, content, mode) as temporary:
         os.replace(temporary, path)
 
 
 def write_exclusively(
     path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
 ) -> None:
-    """Makes a file that was not there, whole or not at all: of two processes one makes it.
+    """Creates a new file in one step; of several processes only one succeeds.
 
     Args:
-      path, content, mode: as of `write_atomically`.
+      path, content, mode: see `write_atomically`.
 
     Raises:
-      FileExistsError: the file is there.
-      OSError: it cannot be written, or the file system has no hard links.
+      FileExistsError: the file exists.
+      OSError: the file cannot be written, or the file system has no hard links.
     """
-    with _whole_temporary(path, content, mode) as temporary:
+    with _temporary_file(path, content, mode) as temporary:
         os.link(temporary, path)
         os.unlink(temporary)
 
 
 @contextlib.contextmanager
-def _whole_temporary(
+def _temporary_file(
     path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], mode: int
 ) -> Iterator[pathlib.Path]:
-    """Gives the content in a temporary file beside `path`, which is removed after an error."""
+    """Yields a temporary file beside `path` with the content; removes it after an error."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -132,15 +133,16 @@ def _whole_temporary(
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError):  # names the file, not the temporary one
+        if isinstance(error, OSError):
+            # The error names the temporary file, which the caller does not know.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Makes the folder, and those above it that are missing, for their owner alone.
+    """Creates a folder and its missing parents, accessible by their owner only.
 
-    One that is there stays as it is.
+    Existing folders stay as they are.
     """
     path = pathlib.Path(path)
     if not path.parent.exists():
@@ -149,15 +151,15 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def append_privately(path: pathlib.Path) -> TextIO:
-    """The file, opened to append text; a new one is its owner's alone."""
+    """Opens a file to append text; a new file is accessible by its owner only."""
     return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Makes the names in a folder ones that no power failure takes back.
+    """Writes the names in a folder to the disk, so that they survive a power failure.
 
     Raises:
-      OSError: they cannot be; where the file system syncs no folders it says so.
+      OSError: the file system failed, or cannot sync folders; the message says which.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -176,8 +178,9 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def sync_names(folder: pathlib.Path) -> None:
-    """Makes a folder of the process's own, its private/, and their names ones that no power failure
-    takes back.
+    """Writes the names of a folder, its private/ and their content to the disk; see `sync_folder`.
+
+    Parents that the process may not read are skipped.
     """
     for path in (folder / "private", folder, *folder.absolute().parents):
         with contextlib.suppress(PermissionError):
@@ -188,13 +191,13 @@ _LOCKS: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
 
 
 class FolderLock:
-    """A lock on an open folder, of this process alone, until `release` or the process' end.
+    """Lock of this process on an open folder, until `release` or the end of the process.
 
-    A forked process shares the descriptor, and with it the lock: it closes its copy, and `release`
-    ends the lock whoever still has one.
+    A forked process shares the descriptor and with it the lock. It closes its copy, and `release`
+    ends the lock even if a copy is open.
 
     Attributes:
-      descriptor: of the folder; None once it was released, and in a forked process.
+      descriptor: file descriptor of the folder; None after `release`, and in a forked process.
       is_exclusive: whether the file system has locks, so that no other process holds the folder.
     """
 
@@ -204,7 +207,7 @@ class FolderLock:
         _LOCKS.add(self)
 
     def release(self) -> None:
-        """Ends the lock and closes the folder; does nothing the second time."""
+        """Ends the lock and closes the folder; later calls do nothing."""
         descriptor = self.descriptor
         self.descriptor = None
         if descriptor is None:
@@ -216,7 +219,7 @@ class FolderLock:
         os.close(descriptor)
 
     def _leave_in_child(self) -> None:
-        """Closes a forked process' copy: unlocking it would unlock the parent's folder."""
+        """Closes the copy of a forked process, since unlocking it would unlock the parent's."""
         descriptor = self.descriptor
         self.descriptor = None
         if descriptor is not None:
@@ -225,6 +228,7 @@ class FolderLock:
 
 
 def _leave_locks_in_child() -> None:
+    """Closes all copies of locks in a forked process."""
     for folder_lock in list(_LOCKS):
         folder_lock._leave_in_child()
 
@@ -233,16 +237,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_locks_in_child)
 
 
-def lock(path: str | os.PathLike[str], *, without: bool = True) -> FolderLock | None:
-    """Opens a folder and locks it; None if another holder has the lock.
+def lock(path: str | os.PathLike[str], *, requires_lock: bool = False) -> FolderLock | None:
+    """Opens and locks a folder; returns None if it is locked already.
 
     Args:
-      path: of the folder.
-      without: whether a file system without locks does as well; False raises
-        NotImplementedError there.
+      path: the folder.
+      requires_lock: whether to raise on a file system without locks. Otherwise the result there is
+        a `FolderLock` that is not exclusive.
 
     Raises:
-      OSError: it cannot be opened as a folder.
+      NotImplementedError: `requires_lock`, and the file system has no locks.
+      OSError: the path cannot be opened as a folder.
     """
     folder_lock = FolderLock(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     try:
@@ -254,8 +259,8 @@ def lock(path: str | os.PathLike[str], *, without: bool = True) -> FolderLock | 
     except BlockingIOError:
         folder_lock.release()
         return None
-    except (ImportError, OSError) as error:  # some network file systems have none
-        if not without:
+    except (ImportError, OSError) as error:  # Some network file systems have no locks.
+        if requires_lock:
             folder_lock.release()
             raise NotImplementedError("no locks") from error
     except BaseException:
@@ -265,25 +270,28 @@ def lock(path: str | os.PathLike[str], *, without: bool = True) -> FolderLock | 
 
 
 def cache_folder() -> pathlib.Path | None:
-    """$FEDMF_CACHE, or else fedmf in the user's cache folder.
+    """Returns $FEDMF_CACHE or, by default, fedmf in the user's cache folder.
 
-    None where $FEDMF_CACHE is set to nothing: keep no cache.
+    None means that nothing is cached, as $FEDMF_CACHE is empty.
     """
-    if "FEDMF_CACHE" in os.environ:
-        return expanded(os.environ["FEDMF_CACHE"]) if os.environ["FEDMF_CACHE"] else None
-    return expanded(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmf"
+    fedmf_cache = os.environ.get("FEDMF_CACHE")
+    if fedmf_cache is not None:
+        return expanded(fedmf_cache) if fedmf_cache else None
+    user_cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return expanded(user_cache) / "fedmf"
 
 
 def check_archive(path: str | os.PathLike[str]) -> None:
-    """Reads every entry of an .npz archive to its end.
+    """Checks the checksums of an .npz archive by reading every entry to its end.
 
-    numpy reads as many bytes as an entry's own header asks for: of an entry damaged there, too few
-    to reach its checksum.
+    numpy reads the number of bytes that an entry's header states. If the header is damaged, these
+    may be too few to reach the checksum.
 
     Raises:
-      ValueError: an entry has another checksum.
-      zipfile.BadZipFile, OSError: it is no archive, or cannot be read.
+      ValueError: the checksum of an entry is wrong.
+      zipfile.BadZipFile, OSError: the file is not an archive, or cannot be read.
     """
     with zipfile.ZipFile(path) as archive:
-        if (damaged := archive.testzip()) is not None:
-            raise ValueError(f"{damaged} has another checksum")
+        damaged_entry = archive.testzip()
+    if damaged_entry is not None:
+        raise ValueError(f"{damaged_entry} has another checksum")

@@ -1,6 +1,4 @@
-"""Learning-rate schedules that do not look at data; the workload and the server
-optimiser share them.
-"""
+"""Learning-rate schedules that are independent of data, for workloads and server optimizers."""
 
 import dataclasses
 import math
@@ -19,23 +17,24 @@ _HINT = (
     "give a positive share of the peak for each round, or ROUND:SHARE for the rounds from one on, "
     "in order, such as 1536:0.15, or a file of these"
 )
-# As much of a schedule as an error shows.
-_SHOWN = 60
+# Number of characters of a schedule that an error quotes.
+_MAX_QUOTED = 60
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmupCooldown:
-    """Linear warm-up, plateau, linear cool-down (banded paper, App. I, "Learning rate warmup and
-    cooldown").
+    """Schedule of a linear warm-up, a plateau and a linear learning-rate decay.
+
+    It is the one of the banded paper, App. I, "Learning rate warmup and cooldown", and has its
+    default values.
 
     Attributes:
       rounds: length of the run.
       peak: learning rate on the plateau.
-      warmup: share of rounds over which the rate rises from floor * peak; 0 for none.
-        The paper: 0.15.
-      cooldown: share of rounds over which it falls back to floor * peak, reached in the last round;
-        0 for none. The paper: 0.25.
-      floor: the paper: 0.05.
+      warmup: share of the rounds in which the rate rises from floor * peak; 0 for none.
+      cooldown: share of the rounds in which the rate falls back to floor * peak, its value in the
+        last round; 0 for none.
+      floor: smallest rate, as a share of the peak.
 
     >>> schedule = WarmupCooldown(rounds=8, peak=1.0, warmup=0.25, cooldown=0.5)
     >>> [round(float(rate), 3) for rate in schedule.learning_rates()]
@@ -67,28 +66,31 @@ class WarmupCooldown:
             )
 
     def learning_rates(self) -> np.ndarray:
-        """The rate of every round, float64 (rounds,)."""
-        rises, falls = round(self.warmup * self.rounds), round(self.cooldown * self.rounds)
-        rates = np.ones(self.rounds)
-        if rises:
-            rates[:rises] = self.floor + (1 - self.floor) * np.arange(rises) / rises
-        if falls:
-            rates[-falls:] = 1 - (1 - self.floor) * np.arange(1, falls + 1) / falls
-        return self.peak * rates
+        """Returns the rate of every round, float64 (rounds,)."""
+        num_rising = round(self.warmup * self.rounds)
+        num_falling = round(self.cooldown * self.rounds)
+        shares = np.ones(self.rounds)
+        if num_rising:
+            shares[:num_rising] = self.floor + (1 - self.floor) * np.arange(num_rising) / num_rising
+        if num_falling:
+            progress = np.arange(1, num_falling + 1)
+            shares[-num_falling:] = 1 - (1 - self.floor) * progress / num_falling
+        return self.peak * shares
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GivenSchedule:
-    """Rates in steps, or one by one: Denisov et al. 2022, Sec. 5, has 0.15 of the peak in the last
-    512 of 2048 rounds.
+    """Schedule of steps, or of one rate for each round.
+
+    For example, Denisov et al. 2022, Sec. 5, use 0.15 of the peak in the last 512 of 2048 rounds.
 
     Attributes:
       rounds: length of the run.
       peak: learning rate of share 1.
-      shares: as `schedule_text` makes them. Before the first step the share is 1.
+      shares: text of `schedule_text`. Before the first step the share is 1.
 
     Raises:
-      TypeError, ValueError: shares for another number of rounds, or that are no schedule.
+      TypeError, ValueError: the shares are for another number of rounds, or not a schedule.
 
     >>> GivenSchedule(rounds=4, peak=2.0, shares="3:0.15").learning_rates()
     array([2. , 2. , 2. , 0.3])
@@ -104,26 +106,28 @@ class GivenSchedule:
         checks.rounds("rounds", self.rounds)
         checks.positive("peak", self.peak, "pass a learning rate such as 1.0")
         if not isinstance(self.shares, str):
-            raise TypeError(f"shares={reprlib.repr(self.shares)} is no text: {_HINT}")
-        said = f"learning_rate_schedule={_short(self.shares)}"
-        starts, shares = _parsed(self.shares)
+            raise TypeError(f"shares={reprlib.repr(self.shares)} is not a str: {_HINT}")
+        argument = f"learning_rate_schedule={_truncated(self.shares)}"
+        starts, shares = _parse(self.shares)
         if not starts and len(shares) != self.rounds:
-            raise ValueError(f"{said} has {len(shares)} shares for {self.rounds} rounds: {_HINT}")
+            raise ValueError(
+                f"{argument} has {len(shares)} shares for {self.rounds} rounds: {_HINT}"
+            )
         if starts and starts[-1] >= self.rounds:
             raise ValueError(
-                f"{said} begins a step in round {starts[-1]}, and the last of {self.rounds} rounds "
-                f"is {self.rounds - 1}: leave it out, or train for longer"
+                f"{argument} begins a step in round {starts[-1]}, and the last of {self.rounds} "
+                f"rounds is {self.rounds - 1}: leave it out, or train for longer"
             )
         with np.errstate(over="ignore"):
             rates = (self.peak * np.array(shares)).astype(np.float32)
         if not (np.isfinite(rates) & (rates > 0)).all():
             raise ValueError(
-                f"{said} times the rate {self.peak} is beyond float32: use shares near 1"
+                f"{argument} times the rate {self.peak} is beyond float32: use shares near 1"
             )
 
     def learning_rates(self) -> np.ndarray:
-        """The rate of every round, float64 (rounds,)."""
-        starts, shares = _parsed(self.shares)
+        """Returns the rate of every round, float64 (rounds,)."""
+        starts, shares = _parse(self.shares)
         if starts:
             lengths = np.diff([0, *starts, self.rounds])
             shares = list(np.repeat([1.0, *shares], lengths))
@@ -131,18 +135,18 @@ class GivenSchedule:
 
 
 def schedule_text(name: str, value: Any) -> str:
-    """A schedule as one line of text, from such a text, a list of shares, or a file of either.
+    """Returns a schedule as one line of text, from such text, a list of shares, or a file.
 
-    What a file held is in the text, so that a run is the same whatever becomes of the file.
+    The text contains the content of the file, so that a resumed run does not depend on the file.
 
     Args:
-      name: of the argument, for errors.
-      value: shares of the peak, "1 1 0.5" or [1, 1, 0.5]; steps, "1024:0.5 1536:0.15", each of them
-        the share from that round on; or the path of a file of them. Commas and ends of lines
-        separate them as well.
+      name: the argument, for errors.
+      value: shares of the peak, "1 1 0.5" or [1, 1, 0.5]; steps, "1024:0.5 1536:0.15", each with
+        the share from that round on; or the path of a file of these. Commas and line ends separate
+        entries as well.
 
     Raises:
-      TypeError, ValueError: neither.
+      TypeError, ValueError: the value is not a schedule.
 
     >>> schedule_text("schedule", [1, 0.50])
     '1.0 0.5'
@@ -157,32 +161,44 @@ def schedule_text(name: str, value: Any) -> str:
     else:
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: {_HINT}")
     try:
-        starts, shares = _parsed(text)
+        starts, shares = _parse(text)
     except ValueError:
         try:
-            starts, shares = _parsed(expanded(text).read_text(encoding="utf-8-sig"))
+            starts, shares = _parse(expanded(text).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
+            quoted = repr(_truncated(str(value)))
             raise ValueError(
-                f"{name}={_short(str(value))!r} is neither a schedule nor a file of one: {_HINT}"
+                f"{name}={quoted} is neither a schedule nor a file of one: {_HINT}"
             ) from error
-    steps = [f"{start}:" for start in starts] or [""] * len(shares)
-    return " ".join(f"{step}{share}" for step, share in zip(steps, shares, strict=True))
+    if not starts:
+        return " ".join(str(share) for share in shares)
+    return " ".join(f"{start}:{share}" for start, share in zip(starts, shares, strict=True))
 
 
-def _parsed(text: str) -> tuple[list[int], list[float]]:
-    """The rounds in which steps begin, none for one share a round, and the shares.
+def _parse(text: str) -> tuple[list[int], list[float]]:
+    """Returns the rounds in which steps begin, [] with one share for each round, and the shares.
 
     Raises:
-      ValueError: neither steps nor shares.
+      ValueError: the text has neither increasing steps nor positive shares.
     """
-    words = [word.rpartition(":") for word in re.split(r"[\s,]+", text.strip().strip("[]"))]
-    starts = [int(start) for start, colon, _ in words if colon]
-    shares = [float(share) for _, _, share in words]
-    follow = len(starts) in (0, len(words)) and starts == sorted({*starts})
-    if not follow or min(starts, default=0) < 0 or not all(0 < s < math.inf for s in shares):
-        raise ValueError(f"{_short(text)} has steps that do not follow, or shares that no rate has")
+    words = re.split(r"[\s,]+", text.strip().strip("[]"))
+    starts: list[int] = []
+    shares: list[float] = []
+    for word in words:
+        start, colon, share = word.rpartition(":")
+        if colon:
+            starts.append(int(start))
+        shares.append(float(share))
+    is_uniform = len(starts) in (0, len(words))
+    is_increasing = starts == sorted({*starts}) and min(starts, default=0) >= 0
+    are_shares_valid = all(0 < share < math.inf for share in shares)
+    if not (is_uniform and is_increasing and are_shares_valid):
+        raise ValueError(
+            f"{_truncated(text)} has steps that do not follow, or shares that no rate has"
+        )
     return starts, shares
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def _truncated(text: str) -> str:
+    """Returns the beginning of a text, for an error."""
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}..."

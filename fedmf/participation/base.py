@@ -17,7 +17,7 @@ from fedmf.participation.limits import (
     chosen_limits,
     sorted_client_rounds,
 )
-from fedmf.participation.registry import SCHEMAS, check_schema_name, register_schema
+from fedmf.participation.registry import SchemaRegistry
 from fedmf.participation.round_sets import RoundSets
 from fedmf.participation.sensitivity import sensitivity_to_sets
 from fedmf.participation.sharpening import Sensitivity
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 else:
     from abc import abstractmethod as abstract
 
+# Schema classes by their name in configs and on the command line.
+SCHEMAS: "SchemaRegistry[Participation]" = SchemaRegistry()
 _LIMITS_HINT = "let `implied_limits` return numbers in 1..rounds"
 
 
@@ -103,7 +105,7 @@ class Participation(fields.Checked, abc.ABC):
     separation_kind: ClassVar[str] = "at least"
 
     rounds: int = fields.validated(checks.rounds)
-    schema: str = fields.validated(check_schema_name)
+    schema: str = fields.validated(SCHEMAS.check_name)
     # None is replaced by an int in __post_init__. So the fields have the type int, although
     # __init__ also takes None.
     min_sep: int = None  # type: ignore[assignment]
@@ -127,7 +129,7 @@ class Participation(fields.Checked, abc.ABC):
         if "__repr__" not in vars(cls):  # Otherwise @dataclass generates one.
             cls.__repr__ = Participation.__repr__  # type: ignore[method-assign]
         if "schema" in vars(cls):
-            register_schema(cls)
+            SCHEMAS.register(cls)
 
     def __new__(
         cls,
@@ -146,7 +148,7 @@ class Participation(fields.Checked, abc.ABC):
             schema = vars(cls).get("schema")
         if schema is None:
             raise TypeError(f"`schema` is missing: choose one of {', '.join(SCHEMAS)}")
-        schema_class = SCHEMAS[check_schema_name("schema", schema)]
+        schema_class = SCHEMAS[SCHEMAS.check_name("schema", schema)]
         if issubclass(schema_class, cls):
             return object.__new__(schema_class)
         # `dataclasses.replace` was called with another schema.
@@ -164,7 +166,7 @@ class Participation(fields.Checked, abc.ABC):
 
     def _set_class(self) -> None:
         """Sets the class of an object to its schema's, as a copy or pickle has another one."""
-        schema_class = SCHEMAS[check_schema_name("schema", self.schema)]
+        schema_class = SCHEMAS[SCHEMAS.check_name("schema", self.schema)]
         if type(self) is not schema_class:
             object.__setattr__(self, "__class__", schema_class)
 

@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedmf import checks, fields
-from fedmf.participation.base import Participation
+from fedmf.participation.base import SCHEMAS, Participation
 from fedmf.participation.clients import ClientRounds
 from fedmf.participation.history import EpochHistory, History, TimerHistory
 from fedmf.participation.limits import ROUNDS_HINT
-from fedmf.participation.registry import SCHEMAS
 from fedmf.participation.round_sets import RoundSets
 from fedmf.participation.sensitivity import sensitivity_to_sets
 from fedmf.participation.sharpening import Sensitivity

@@ -161,7 +161,7 @@ class ServerFolder:
             self.path = expanded(path).absolute()  # the working folder may change later
             if make:
                 make_private_folder(self.path)
-            folder_lock = lock(self.path, without=False)
+            folder_lock = lock(self.path, requires_lock=True)
         except NotImplementedError:
             raise ValueError(
                 f"{argument} is on a file system without locks, where two servers could use it at "
