@@ -1,6 +1,4 @@
-"""Ids of clients, and rounds, as records and arrays have them: which are missing, which look alike,
-and what is wrong with one.
-"""
+"""Checks of client ids and rounds in records and arrays, which may be missing or look alike."""
 
 import functools
 import itertools
@@ -11,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-# Characters that leave no mark beside controls, formats and joiners (Cc, Cf): Unicode's other
-# default ignorables, the blank Braille pattern and the null notehead. First and last code point of
-# each range.
+# Ranges of invisible characters other than controls, formats and joiners (Cc, Cf), as (first, last
+# code point): Unicode's other default ignorables, the blank Braille pattern and the null notehead.
 UNMARKED = (
     *(
         (0x34F, 0x34F),
@@ -32,13 +29,14 @@ UNMARKED = (
         (0xE0000, 0xE0FFF),
     ),
 )
-# Controls that leave a blank as people see it: tabs, line ends and separators.
+# Control characters that look like a blank: tabs, line ends and separators.
 BLANK_CONTROLS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
-# Letters of other scripts that look like an ASCII character (Unicode's confusables, UTS 39), and
-# marks that a text editor puts in its place. No two ASCII characters are taken for one another.
-# Behind them are digits and letters that Arabic and Persian keyboards write with other code points.
+# Characters that look like an ASCII character: letters of other scripts (Unicode's confusables,
+# UTS 39), and marks that a text editor inserts for it. No ASCII character stands for another one.
+# The last entries are digits and letters for which Arabic and Persian keyboards have different code
+# points.
 _LOOK_ALIKES = {
-    # Greek, Cyrillic, and then Armenian, Coptic, Cherokee, Lisu and rare Latin letters
+    # Greek and Cyrillic letters, then Armenian, Coptic, Cherokee, Lisu and rare Latin ones.
     "A": "\u0391\u0410\u13aa\ua4ee",
     "B": "\u0392\u0412\u13f4\ua4d0",
     "C": "\u03f9\u0421\u2ca4\u13df\ua4da",
@@ -100,10 +98,10 @@ _LOOK_ALIKES = {
     "\u0643": "\u06a9",
     "\u0649": "\u06cc",
 }
-# Where letters stand that are one of these with an accent: Greek, Cyrillic.
+# Code points of Greek and Cyrillic letters, of which some are letters above with an accent.
 _ACCENTED = (range(0x370, 0x530), range(0x1F00, 0x2000))
-# Where other forms of a text stand (letter-like symbols, Roman numerals, radicals, ligatures,
-# mathematical and full-width forms), and which of Unicode's compatibility forms look like it.
+# Code points of styled forms: letter-like symbols, Roman numerals, radicals, ligatures,
+# mathematical and full-width forms.
 _STYLED = (
     range(0x80, 0x3100),
     range(0x3200, 0x3400),
@@ -111,15 +109,19 @@ _STYLED = (
     range(0xFE50, 0xFFA0),
     range(0x1D400, 0x1D800),
 )
+# Unicode's compatibility decompositions of styled forms that look like the result.
 _STYLES = ("<compat>", "<font>", "<narrow>", "<noBreak>", "<small>", "<wide>")
-_LONG_S = "\u017f\ufb05"  # which looks like an f, and not like its compatibility form
-_DIGITS = 9  # of the largest round that is read
-_SHOWN_CHARACTERS, _SHOWN_ROUNDS = 80, 20
+# A long s looks like an f, and not like its compatibility form.
+_LONG_S = "\u017f\ufb05"
+# Number of digits of the largest round that is parsed.
+_MAX_ROUND_DIGITS = 9
+# Number of characters of a client id, and of rounds, that a message shows.
+_MAX_CHARACTERS = 80
+_MAX_ROUNDS = 20
 
 
 def visible_text(text: str) -> str:
-    """A text as people see it: one kind of blank, nothing invisible,
-    letters composed in one way (NFC).
+    """Returns a text as people see it: single blanks, no invisible characters, and NFC letters.
 
     `fedmf.tables.visible_text_sql` is the same in SQL.
 
@@ -128,33 +130,38 @@ def visible_text(text: str) -> str:
     """
     if text.isascii() and text.isprintable() and "  " not in text:
         return text
-    # What is invisible goes first: blanks on both sides of it are one.
-    blanks = itertools.groupby((c for c in text if not _is_invisible(c)), key=_is_blank)
-    text = "".join(" " if blank else "".join(characters) for blank, characters in blanks)
-    return unicodedata.normalize("NFC", text)
+    # Invisible characters are removed first, since blanks on both sides of one form a single blank.
+    visible = [character for character in text if not _is_invisible(character)]
+    words = []
+    for is_blank, characters in itertools.groupby(visible, key=_is_blank):
+        words.append(" " if is_blank else "".join(characters))
+    return unicodedata.normalize("NFC", "".join(words))
 
 
 @functools.cache
 def _ascii_by_look_alike() -> dict[int, str]:
-    """Code point -> what stands for it in a skeleton."""
-    table = {ord(c): plain for plain, alike in _LOOK_ALIKES.items() for c in alike}
+    """Returns the characters of a skeleton by the code points that they replace."""
+    table: dict[int, str] = {}
+    for plain, look_alikes in _LOOK_ALIKES.items():
+        table.update((ord(character), plain) for character in look_alikes)
     for code in itertools.chain(*_ACCENTED):
         accented = unicodedata.normalize("NFD", chr(code))
         if len(accented) > 1 and ord(accented[0]) in table:
             table[code] = accented.translate(table)
     for code in itertools.chain(*_STYLED):
         plain = unicodedata.normalize("NFKC", chr(code))
-        # With a blank are accents that stand alone, and no accent looks like a blank.
+        # Accents without a letter decompose to a blank and an accent, but do not look like that.
         if unicodedata.decomposition(chr(code)).startswith(_STYLES) and " " not in plain:
             table[code] = plain.translate(table)
     return {code: plain for code, plain in table.items() if chr(code) not in _LONG_S}
 
 
 def skeleton(text: str) -> str:
-    """Returns what a text shares with all that look like it: `seen`, with letters of other scripts
-    as the ASCII letters that they look like, and full-width forms and ligatures as their letters.
+    """Returns the skeleton of a text (UTS 39), which texts that look alike share.
 
-    Two ids of one skeleton count as one client. Different ASCII ids have different skeletons.
+    It is the `visible_text` with ASCII letters for letters of other scripts that look like them,
+    and with simple letters for full-width forms and ligatures. Two ids with the same skeleton count
+    as one client. Different ASCII ids have different skeletons.
 
     >>> skeleton("\u0410nn\u0430"), skeleton("\uff21nna"), skeleton("\u0430\u0301") == "\u00e1"
     ('Anna', 'Anna', True)
@@ -166,79 +173,85 @@ def skeleton(text: str) -> str:
 
 
 def _is_blank(character: str) -> bool:
+    """Returns whether a character looks like a blank."""
     return unicodedata.category(character)[0] == "Z" or character in BLANK_CONTROLS
 
 
 def _is_invisible(character: str) -> bool:
-    code = ord(character)
-    return not _is_blank(character) and (
-        unicodedata.category(character) in ("Cc", "Cf")
-        or any(first <= code <= last for first, last in UNMARKED)
-    )
+    """Returns whether a character is not a blank and leaves no mark."""
+    if _is_blank(character):
+        return False
+    if unicodedata.category(character) in ("Cc", "Cf"):
+        return True
+    return any(first <= ord(character) <= last for first, last in UNMARKED)
 
 
 def client_array(name: str, ids: Any) -> np.ndarray:
-    """Ids of clients, one for each example, as an array of what they are.
+    """Returns the client ids of examples, one for each, as an array of their own type.
+
+    Args:
+      name: the argument, for errors.
+      ids: the client ids.
 
     Raises:
-      TypeError: ids of kinds that have no order among each other.
-      ValueError: those of `check_clients`.
+      TypeError: the ids have types without a common order.
+      ValueError: see `check_clients`.
     """
     if not (hasattr(ids, "__array__") or isinstance(ids, str | bytes)):
-        ids = np.asarray(ids, object)  # as texts, NaN among texts would be the text "nan"
+        # Without dtype object, NaN among texts would become the text "nan".
+        ids = np.asarray(ids, object)
         check_clients(name, ids.ravel())
         ids = np.asarray(ids.tolist())
     elif np.ma.isMaskedArray(ids) or np.asarray(ids).dtype == object:
         check_clients(name, ids.ravel() if np.ma.isMaskedArray(ids) else np.ravel(ids))
     array = np.asarray(ids)
     try:
-        different, places = np.unique(array, return_index=True)
+        unique_ids, positions = np.unique(array, return_index=True)
     except TypeError as error:
         raise TypeError(
             f"{name} mixes kinds of ids ({error}): write all of them as texts, or all as numbers"
         ) from error
-    check_clients(name, different, places.tolist())
+    check_clients(name, unique_ids, positions.tolist())
     return array
 
 
-def check_clients(name: str, ids: Iterable[Any], places: Sequence[int] | None = None) -> None:
-    """Refuses ids of clients of which one is missing, or two look alike: each stands for one client
-    of the guarantee.
+def check_clients(name: str, ids: Iterable[Any], positions: Sequence[int] | None = None) -> None:
+    """Raises ValueError if a client id is missing, or if two ids look alike.
+
+    The guarantee is for each client, so that every id must stand for one client. An id is missing
+    if it is None, NaN, NaT, or a text without a visible character. Two ids look alike if they
+    differ only in blanks at the ends, in the kind of blank, in invisible characters, in how letters
+    are composed, in the script of letters that look alike (`skeleton`), or in their type such as 1
+    and "1".
 
     Args:
-      name: of the argument, for errors.
-      ids: in order; the same id may be there more than once.
-      places: of the ids in the argument; None for 0, 1, ...
-
-    Raises:
-      ValueError: None, NaN, NaT, or a text without a visible character; or two that differ only in
-        blanks at the ends, in the kind of blank, in characters that leave no mark, in how letters
-        are composed, in the script of letters that look alike (`skeleton`), or in their kinds such
-        as 1 and "1".
+      name: the argument, for errors.
+      ids: ids in order; the same id may occur more than once.
+      positions: positions of the ids in the argument; None for 0, 1, ...
     """
-    looks: dict[str, Any] = {}
-    for place, client in zip(itertools.count() if places is None else places, ids, strict=False):
+    id_by_skeleton: dict[str, Any] = {}
+    for position, client in zip(positions or itertools.count(), ids, strict=False):
         if is_missing(client):
             raise ValueError(
-                f"{name}[{place}]={client!r} is missing: whose examples these are is not known, "
+                f"{name}[{position}]={client!r} is missing: whose examples these are is not known, "
                 "and the guarantee is for each client; leave them out, or give every client an id"
             )
-        look = skeleton(str(client)).strip()
-        if not look:
+        client_skeleton = skeleton(str(client)).strip()
+        if not client_skeleton:
             raise ValueError(
-                f"{name}[{place}]={client!r} has no visible character: give every client an id"
+                f"{name}[{position}]={client!r} has no visible character: give every client an id"
             )
-        other = looks.setdefault(look, client)
-        if other is not client and (str(other) != str(client) or other != client):
+        first_id = id_by_skeleton.setdefault(client_skeleton, client)
+        if first_id is not client and (str(first_id) != str(client) or first_id != client):
             raise ValueError(
-                f"{name} has {other!a} and, at {place}, {client!a}, which look alike: one person "
-                "in two clients has half the "
+                f"{name} has {first_id!a} and, at {position}, {client!a}, which look alike: one "
+                "person in two clients has half the "
                 "protection; write them in one way, or give them other ids if they are two"
             )
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for none: None, NaN, NaT, pandas' NA or a masked entry.
+    """Returns whether a value is None, NaN, NaT, pandas' NA or a masked entry.
 
     >>> is_missing(np.datetime64("NaT")), is_missing(float("nan")), is_missing("nan")
     (True, True, False)
@@ -252,26 +265,32 @@ def is_missing(value: Any) -> bool:
 
 
 def client_fault(client: str | None) -> str | None:
-    """What is wrong with a client's id in a record, as an end of a sentence with "the client"; None
-    where nothing is.
+    """Returns what is wrong with a client id of a record, or None.
+
+    The result completes a sentence that begins with "the client".
     """
     if client is None or not client:
         return "is missing"
     if not visible_text(client).strip():
         return f"has no visible character ({_codes(client)})"
-    for ends, what in ((_is_blank, "blanks"), (_is_invisible, "invisible characters")):
-        around = [c for c in (client[0], client[-1]) if ends(c)]
-        if around:
+    for is_wrong, what in ((_is_blank, "blanks"), (_is_invisible, "invisible characters")):
+        wrong_ends = [character for character in (client[0], client[-1]) if is_wrong(character)]
+        if wrong_ends:
             return (
-                f"has {what} around it ({_codes(around)}): write every client "
+                f"has {what} around it ({_codes(wrong_ends)}): write every client "
                 f"without {what} around it"
             )
     return None
 
 
 def round_fault(t: str | None, first: int, last: int) -> str | None:
-    """What is wrong with a round in a record, as an end of a sentence with "the round"; None where
-    nothing is.
+    """Returns what is wrong with a round of a record, or None.
+
+    The result completes a sentence that begins with "the round".
+
+    Args:
+      t: the text of the round.
+      first, last: the first and the last round of the run.
     """
     if t is None or not t or t.strip().lower() in ("nan", "nat", "null", "none"):
         return "is missing"
@@ -283,11 +302,10 @@ def round_fault(t: str | None, first: int, last: int) -> str | None:
     if not re.fullmatch("[0-9]+", t):
         if re.fullmatch("-[0-9]+", t):
             return f"is negative: rounds are {first} to {last}"
-        is_number = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", t)
-        return (
-            "is not written as a whole number, in digits alone" if is_number else "is not a number"
-        )
-    number = int(t) if len(t) <= _DIGITS else 10**_DIGITS
+        if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", t):
+            return "is not written as a whole number, in digits alone"
+        return "is not a number"
+    number = int(t) if len(t) <= _MAX_ROUND_DIGITS else 10**_MAX_ROUND_DIGITS
     if number < first:
         return f"is before the first round: rounds are {first} to {last}"
     if number > last:
@@ -296,28 +314,30 @@ def round_fault(t: str | None, first: int, last: int) -> str | None:
 
 
 def _codes(characters: Sequence[str]) -> str:
-    """The first code points in Unicode's notation."""
-    shown = [f"U+{ord(c):04X}" for c in characters[:3]]
-    return ", ".join(shown)
+    """Returns the first three code points in Unicode's notation."""
+    return ", ".join(f"U+{ord(character):04X}" for character in characters[:3])
 
 
 def format_client(client: Any) -> str:
-    r"""An id for people: in ASCII, with quotes around a text, and cut where it is long.
+    r"""Returns a client id for a message: in ASCII, truncated, and in quotes if it is a text.
 
     >>> format_client("zo\u00eb"), format_client(7)
     ("'zo\\xeb'", '7')
     """
-    return ascii(client[:_SHOWN_CHARACTERS] if isinstance(client, str) else client)
+    if isinstance(client, str):
+        client = client[:_MAX_CHARACTERS]
+    return ascii(client)
 
 
 def format_rounds(rounds: Sequence[int]) -> str:
-    """Rounds of a client for people.
+    """Returns rounds of a client for a message.
 
     >>> format_rounds([3]), format_rounds([1, 11, 80]), format_rounds(range(400))[-25:]
     ('round 3', 'rounds 1, 11, 80', '18, 19 and 380 other ones')
     """
-    shown = ", ".join(map(str, rounds[:_SHOWN_ROUNDS]))
-    more = len(rounds) - _SHOWN_ROUNDS
-    return f"round{'s' if len(rounds) > 1 else ''} {shown}" + (
-        f" and {more} other ones" if more > 0 else ""
-    )
+    noun = "rounds" if len(rounds) > 1 else "round"
+    text = f"{noun} {', '.join(map(str, rounds[:_MAX_ROUNDS]))}"
+    num_hidden = len(rounds) - _MAX_ROUNDS
+    if num_hidden > 0:
+        text += f" and {num_hidden} other ones"
+    return text

@@ -1,17 +1,17 @@
-"""Makes clients of pooled examples as the literature does, and draws who has what.
+"""Synthetic partitions of pooled examples into clients, as in the literature, and a plot of them.
 
-Data with clients of their own need none of it: their ids are the `client_ids` of
-`federated.Task.from_arrays`, as they are. A made client is nobody: a guarantee for it is no
-guarantee for a person.
+Data with real clients need no partition: pass their ids as the `client_ids` of
+`federated.Task.from_arrays`. A synthetic client is not a person, and its guarantee protects nobody.
 
-`dirichlet`, `shards` and `quantity_skew` give each example one client in 0..clients-1 and each
-client at least one example. They are pure: the same arguments give the same clients.
+`dirichlet`, `shards` and `quantity_skew` assign each example to one client in 0..clients-1, and at
+least one example to each client. They are pure functions of their arguments.
 """
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,68 +22,75 @@ from fedmf.numpy_errors import with_numpy_defaults
 
 __all__ = ["assign_clients", "dirichlet", "plot_label_counts", "quantity_skew", "shards"]
 
-_MOST_LABELS = 10_000
-_BARS = 100  # of a picture; of more clients it shows 1 in 2, in 3 and so on
-_NAMED_LABELS = 64  # with colours of their own in a picture; the others are grey
+_MAX_LABELS = 10_000
+# Largest numbers of bars and of colours in a plot.
+_MAX_BARS = 100
+_MAX_COLORS = 64
 
 
 @with_numpy_defaults
 def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
-    """Clients with label distributions from a Dirichlet distribution, and equal shares.
+    """Assigns clients with Dirichlet-distributed label shares, and equally many examples.
 
     Hsu et al. 2019, "Measuring the effects of non-identical data distribution for federated visual
     classification", Sec. 3: each client draws q ~ Dir(alpha p), where p are the shares of the
-    labels among all examples, and then examples by q, without replacement, until it has its share.
-    Clients draw one after the other, in the order of their ids. A label that has run out is left
-    out of q: the first clients are exactly of this distribution, the last ones take what is left.
+    labels among all examples, and then examples by q, without replacement. Clients draw one after
+    the other, in the order of their ids. A label without remaining examples is removed from q. So
+    the first clients have exactly this distribution, and the last ones get the remaining examples.
 
     alpha is the sum of the concentrations. Dir(a, ..., a), as in other papers and in Flower
-    Datasets, is alpha = a times the number of labels, where these are equally frequent.
+    Datasets, is alpha = a times the number of labels if these are equally frequent.
 
     Args:
-      labels: one for each example, (n,), numbers or texts, none missing; at most 10,000 different.
-      clients: their number, at most n.
-      alpha: positive; near 0 a client has one label, and with a large one it is like all.
+      labels: one for each example, (n,), numbers or texts, none missing; at most 10,000 distinct.
+      clients: number of clients, at most n.
+      alpha: positive. Near 0 a client has one label; if large, its label shares are those of all.
       seed: non-negative whole number.
 
     Returns:
-      The clients of the examples, int64 (n,). Shares differ by one example at most.
+      The client of each example, int64 (n,). The numbers of examples differ by at most one.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and the way out.
+      TypeError, ValueError: an argument is wrong; the message names it and a way out.
 
     >>> dirichlet(["cat", "cat", "dog", "dog"], clients=2, alpha=0.001, seed=0)
     array([0, 0, 1, 1])
     """
-    names, codes = _coded("labels", labels)
-    shares, alpha = _even(codes.size, "clients", clients), _alpha("alpha", alpha)
-    if names.size > _MOST_LABELS:
+    unique_labels, codes = _encode("labels", labels)
+    sizes = _equal_sizes(codes.size, "clients", clients)
+    alpha = _check_alpha("alpha", alpha)
+    if unique_labels.size > _MAX_LABELS:
         raise ValueError(
-            f"labels has {names.size} different values, more than {_MOST_LABELS}: pass classes"
+            f"labels has {unique_labels.size} different values, more than {_MAX_LABELS}: pass "
+            "classes"
         )
-    rng, left = _generator(seed), np.bincount(codes)
-    prior, scale = left / codes.size, min(alpha, 1.0)
-    dealt = []
-    for client, share in enumerate(shares.tolist()):
+    rng = _generator(seed)
+    remaining_counts = np.bincount(codes)
+    prior = remaining_counts / codes.size
+    scale = min(alpha, 1.0)
+    assignments = []
+    for client, num_missing in enumerate(sizes.tolist()):
         # Gamma(a) is Gamma(a + 1) U^(1 / a). Its logarithm times `scale` is finite for every alpha.
         log_q = scale * np.log(rng.standard_gamma(alpha * prior + 1))
-        log_q -= scale / alpha * rng.standard_exponential(names.size) / prior
-        # As a stream of draws from q of which those of labels that have run out are skipped. Each
-        # pass ends the share or a label.
-        while share:
-            there = np.flatnonzero(left)
+        log_q -= scale / alpha * rng.standard_exponential(unique_labels.size) / prior
+        # This is a sequence of draws from q in which labels without examples are skipped. Each pass
+        # ends with a complete client, or with a label that has no examples any more.
+        while num_missing:
+            remaining = np.flatnonzero(remaining_counts)
             with np.errstate(over="ignore", under="ignore"):
-                q = np.exp((log_q[there] - log_q[there].max()) / scale)
-            drawn = np.minimum(rng.multinomial(share, q / q.sum()), left[there])
-            dealt.append(np.repeat(there * shares.size + client, drawn))
-            left[there] -= drawn
-            share -= int(drawn.sum())
-    return _given(_by_label(codes, rng), np.sort(np.concatenate(dealt)) % shares.size)
+                q = np.exp((log_q[remaining] - log_q[remaining].max()) / scale)
+            drawn_counts = rng.multinomial(num_missing, q / q.sum())
+            drawn_counts = np.minimum(drawn_counts, remaining_counts[remaining])
+            assignments.append(np.repeat(remaining * sizes.size + client, drawn_counts))
+            remaining_counts[remaining] -= drawn_counts
+            num_missing -= int(drawn_counts.sum())
+    clients_by_label = np.sort(np.concatenate(assignments)) % sizes.size
+    return _scatter(_order_by_label(codes, rng), clients_by_label)
 
 
 @with_numpy_defaults
 def shards(labels: Any, clients: int, per_client: int, seed: int) -> np.ndarray:
-    """Clients of few labels each.
+    """Assigns clients with few labels each.
 
     McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized
     data", Sec. 3: the examples, sorted by label, are cut into clients * per_client shards, and each
@@ -91,52 +98,53 @@ def shards(labels: Any, clients: int, per_client: int, seed: int) -> np.ndarray:
 
     Args:
       labels: one for each example, (n,), numbers or texts, none missing.
-      clients: their number.
+      clients: number of clients.
       per_client: shards of a client; clients * per_client is at most n.
       seed: non-negative whole number.
 
     Returns:
-      The clients of the examples, int64 (n,). Shards differ by one example at most.
+      The client of each example, int64 (n,). The sizes of shards differ by at most one example.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and the way out.
+      TypeError, ValueError: an argument is wrong; the message names it and a way out.
 
     >>> shards(["cat", "dog", "cat", "dog"], clients=2, per_client=1, seed=0)
     array([0, 1, 0, 1])
     """
-    codes = _coded("labels", labels)[1]
-    _even(codes.size, "clients", clients)
-    pieces = clients * _per_client("per_client", per_client)
-    if pieces > codes.size:
+    _, codes = _encode("labels", labels)
+    _equal_sizes(codes.size, "clients", clients)
+    num_shards = clients * _check_per_client("per_client", per_client)
+    if num_shards > codes.size:
         raise ValueError(
             f"clients={clients} times per_client={per_client} are more shards than the "
             f"{codes.size} examples: ask for fewer"
         )
-    sizes, rng = _even(codes.size, "shards", pieces), _generator(seed)
-    holders = rng.permutation(pieces) % clients
-    return _given(_by_label(codes, rng), np.repeat(holders, sizes))
+    shard_sizes = _equal_sizes(codes.size, "shards", num_shards)
+    rng = _generator(seed)
+    shard_clients = rng.permutation(num_shards) % clients
+    return _scatter(_order_by_label(codes, rng), np.repeat(shard_clients, shard_sizes))
 
 
 @with_numpy_defaults
 def quantity_skew(examples: int, clients: int, sigma: float, seed: int) -> np.ndarray:
-    """Clients of log-normal sizes, whose examples are drawn from all.
+    """Assigns clients with log-normal numbers of examples, which are drawn from all.
 
-    As in Acar et al. 2021, "Federated learning based on dynamic regularization" (FedDyn),
-    unbalanced data. Each client has one example, and the others are shared out in proportion to
-    exp(sigma z), z standard normal, rounded; the synthetic data of Li et al. 2020 (FedProx) have
-    log-normal sizes above a least one as well.
+    The sizes are those of the unbalanced data of Acar et al. 2021, "Federated learning based on
+    dynamic regularization" (FedDyn). Each client has one example, and the remaining ones are
+    assigned in proportion to exp(sigma z), z standard normal, rounded. The synthetic data of Li et
+    al. 2020 (FedProx) have log-normal sizes above a minimum as well.
 
     Args:
-      examples: n, their number.
-      clients: their number, at most n.
-      sigma: the standard deviation of the logarithm of a size; 0 for equal shares (IID).
+      examples: number of examples, n.
+      clients: number of clients, at most n.
+      sigma: standard deviation of the logarithm of a size; 0 for equal sizes (IID).
       seed: non-negative whole number.
 
     Returns:
-      The clients of the examples, int64 (n,).
+      The client of each example, int64 (n,).
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and the way out.
+      TypeError, ValueError: an argument is wrong; the message names it and a way out.
 
     >>> np.bincount(quantity_skew(1000, clients=4, sigma=1.0, seed=0))
     array([226, 175, 378, 221])
@@ -144,52 +152,55 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int) -> np.nd
     hint = "pass the number of examples"
     examples = checks.integer("examples", examples, low=1, hint=hint)
     checks.fits_in_memory(f"examples={examples}", (examples,), copies=4, hint=hint)
-    clients, sigma = _even(examples, "clients", clients).size, _sigma("sigma", sigma)
+    clients = _equal_sizes(examples, "clients", clients).size
+    sigma = _check_sigma("sigma", sigma)
     rng = _generator(seed)
     z = rng.standard_normal(clients)
     with np.errstate(over="ignore"):
-        weights = np.cumsum(np.exp(sigma * (z - z.max())))
-    ends = np.rint(weights / weights[-1] * (examples - clients)).astype(np.int64)
+        cumulative_weights = np.cumsum(np.exp(sigma * (z - z.max())))
+    cumulative_shares = cumulative_weights / cumulative_weights[-1]
+    ends = np.rint(cumulative_shares * (examples - clients)).astype(np.int64)
     sizes = 1 + np.diff(ends, prepend=0)
-    return _given(rng.permutation(examples), np.repeat(np.arange(clients), sizes))
+    return _scatter(rng.permutation(examples), np.repeat(np.arange(clients), sizes))
 
 
 def assign_clients(partition: str, labels: Any, clients: int, seed: int) -> np.ndarray:
-    """The clients that a text says: dirichlet:ALPHA, shards:PER_CLIENT or quantity:SIGMA.
+    """Assigns clients by the partition that a text names.
 
     Args:
-      partition: such as "dirichlet:0.3".
+      partition: dirichlet:ALPHA, shards:PER_CLIENT or quantity:SIGMA, such as "dirichlet:0.3".
       labels: one for each example, (n,).
-      clients: their number.
+      clients: number of clients.
       seed: non-negative whole number.
 
     Returns:
-      The clients of the examples, int64 (n,).
+      The client of each example, int64 (n,).
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and the way out.
+      TypeError, ValueError: an argument is wrong; the message names it and a way out.
 
     >>> (assign_clients("shards:2", [0, 1] * 8, 4, 0) == shards([0, 1] * 8, 4, 2, 0)).all()
     True
     """
-    name, number = _parsed("partition", partition)
-    if name == "quantity":
-        return quantity_skew(_coded("labels", labels)[1].size, clients, number, seed)
-    return {"dirichlet": dirichlet, "shards": shards}[name](labels, clients, number, seed)
+    kind, number = _parse_partition("partition", partition)
+    if kind == "quantity":
+        _, codes = _encode("labels", labels)
+        return quantity_skew(codes.size, clients, number, seed)
+    return {"dirichlet": dirichlet, "shards": shards}[kind](labels, clients, number, seed)
 
 
 def check_text(name: str, value: Any) -> str:
-    """The check of a field that holds a text for `deal`."""
-    _parsed(name, value)
+    """Returns `value`, the text of a partition for `assign_clients`."""
+    _parse_partition(name, value)
     return str(value)
 
 
 @with_numpy_defaults
 def plot_label_counts(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Draws who has what: a bar for each client, stacked of its examples of each label.
+    """Plots the number of examples of each label that each client has, as stacked bars.
 
-    Of more than 100 clients it shows 1 in 2, in 3 and so on, and says so. The 64 most
-    frequent labels have a colour each, the others are grey together.
+    With more than 100 clients it shows every second, every third and so on, and says so. The 64
+    most frequent labels have distinct colours, the others are grey.
 
     Args:
       labels: one for each example, (n,).
@@ -200,82 +211,146 @@ def plot_label_counts(labels: Any, client_ids: Any, path: str | os.PathLike[str]
       The path.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and the way out.
+      TypeError, ValueError: an argument is wrong; the message names it and a way out.
       OSError: the file cannot be written.
     """
     path = checked_path("path", path, hint="name a PNG file")
     if path.suffix != ".png":
         raise ValueError(f"path={str(path)!r} does not end in .png: name a PNG file")
-    names, codes = _coded("labels", labels)
-    ids, owners = _coded("client_ids", client_ids)
-    if codes.shape != owners.shape:
+    unique_labels, label_codes = _encode("labels", labels)
+    unique_ids, client_codes = _encode("client_ids", client_ids)
+    if label_codes.shape != client_codes.shape:
         raise ValueError(
-            f"client_ids has {owners.size} entries and labels {codes.size}: give one for each "
-            "example"
+            f"client_ids has {client_codes.size} entries and labels {label_codes.size}: give one "
+            "for each example"
         )
-    write_atomically(path, _picture_of(names, codes, ids, owners))
+    bars = _count_labels(unique_labels, label_codes, unique_ids, client_codes)
+    write_atomically(path, _draw_bars(bars))
     return path
 
 
-def _picture_of(names: np.ndarray, codes: np.ndarray, ids: np.ndarray, owners: np.ndarray) -> bytes:
-    """Returns the PNG file of `plot_label_counts`, for labels and client ids that are coded."""
-    from fedmf.reports import canvas  # isort: skip  (before matplotlib, whose import it fixes)
-    from matplotlib.collections import PolyCollection
-    from matplotlib.patches import Patch
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Bars:
+    """Label counts of the plotted clients.
 
-    step = -(-ids.size // _BARS)
-    bars = -(-ids.size // step)
-    frequent = np.sort(np.argsort(-np.bincount(codes), kind="stable")[:_NAMED_LABELS])
-    place = np.full(names.size, frequent.size)  # of a label in a bar; the others come last
-    place[frequent] = np.arange(frequent.size)
-    counts = np.zeros((bars, frequent.size + 1), np.int64)
-    shown = owners % step == 0
-    np.add.at(counts, (owners[shown] // step, place[codes[shown]]), 1)
-    legend = [_shown(name) for name in names[frequent]]
-    columns = 10 if max(map(len, legend)) < 5 else 3
-    colors = [*_colors(len(legend)), "#c8c8c8"]
-    legend += ["others"] * (names.size > len(legend))
-    with canvas.canvas(1.1 + 0.1 * max(bars, 8) + 0.2 * -(-len(legend) // columns), "") as (
-        figure,
-        png,
-    ):
+    Attributes:
+      counts: examples of each client and label, int64 (clients, labels + 1); the last column is
+        that of the labels without a colour.
+      label_names: texts of the labels with a colour.
+      has_other_labels: whether there are labels without a colour.
+      client_names: texts of the plotted clients.
+      step: every `step`-th client is plotted.
+      num_clients, num_examples: numbers of all clients and examples.
+    """
+
+    counts: np.ndarray
+    label_names: list[str]
+    has_other_labels: bool
+    client_names: list[str]
+    step: int
+    num_clients: int
+    num_examples: int
+
+
+def _count_labels(
+    unique_labels: np.ndarray,
+    label_codes: np.ndarray,
+    unique_ids: np.ndarray,
+    client_codes: np.ndarray,
+) -> _Bars:
+    """Returns the label counts for a plot, from encoded labels and client ids of examples."""
+    num_clients = unique_ids.size
+    step = -(-num_clients // _MAX_BARS)
+    label_counts = np.bincount(label_codes)
+    frequent = np.sort(np.argsort(-label_counts, kind="stable")[:_MAX_COLORS])
+    column_by_label = np.full(unique_labels.size, frequent.size)
+    column_by_label[frequent] = np.arange(frequent.size)
+    is_plotted = client_codes % step == 0
+    rows = client_codes[is_plotted] // step
+    columns = column_by_label[label_codes[is_plotted]]
+    counts = np.zeros((-(-num_clients // step), frequent.size + 1), np.int64)
+    np.add.at(counts, (rows, columns), 1)
+    return _Bars(
+        counts=counts,
+        label_names=[_truncate(label) for label in unique_labels[frequent]],
+        has_other_labels=unique_labels.size > frequent.size,
+        client_names=[_truncate(client) for client in unique_ids[::step]],
+        step=step,
+        num_clients=num_clients,
+        num_examples=label_codes.size,
+    )
+
+
+def _draw_bars(bars: _Bars) -> bytes:
+    """Returns the PNG file of a plot."""
+    from fedmf.reports import canvas  # isort: skip  (It prepares the import of matplotlib.)
+
+    num_bars = len(bars.counts)
+    legend_names = list(bars.label_names)
+    num_columns = 10 if max(map(len, legend_names)) < 5 else 3
+    colors = [*_label_colors(len(legend_names)), "#c8c8c8"]
+    if bars.has_other_labels:
+        legend_names.append("others")
+    num_legend_rows = -(-len(legend_names) // num_columns)
+    height = 1.1 + 0.1 * max(num_bars, 8) + 0.2 * num_legend_rows
+    with canvas.canvas(height, "") as (figure, png):
         ax = figure.subplots()
-        bar, label = np.nonzero(counts)
-        right, low = np.cumsum(counts, axis=1)[bar, label], bar - 0.43
-        left, high = right - counts[bar, label], bar + 0.43
-        corners = [(left, low), (right, low), (right, high), (left, high)]
-        boxes = np.moveaxis(np.array(corners), -1, 0)
-        ax.add_collection(PolyCollection(list(boxes), facecolors=[colors[k] for k in label]))
-        of = f"1 in {step} of " if step > 1 else ""
+        _add_bars(ax, bars.counts, colors)
+        share = f"1 in {bars.step} of " if bars.step > 1 else ""
         ax.set(
-            title=f"Who has what: {of}{ids.size:,} clients, {codes.size:,} examples",
+            title=(
+                f"Examples of clients: {share}{bars.num_clients:,} clients, "
+                f"{bars.num_examples:,} examples"
+            ),
             xlabel="examples",
             ylabel="client",
-            xlim=(0, right.max()),
-            ylim=(bars - 0.4, -0.6),
+            xlim=(0, bars.counts.sum(axis=1).max()),
+            ylim=(num_bars - 0.4, -0.6),
         )
         ax.xaxis.set_major_locator(canvas.whole_steps(8))
-        ticks = np.arange(0, bars, max(1, -(-bars // 12)))
-        ax.set_yticks(ticks, [_shown(ids[step * tick]) for tick in ticks], parse_math=False)
+        ticks = np.arange(0, num_bars, max(1, -(-num_bars // 12)))
+        ax.set_yticks(ticks, [bars.client_names[tick] for tick in ticks], parse_math=False)
         ax.grid(visible=False, axis="y")
-        explained = figure.legend(
-            [Patch(color=color) for color in colors[: len(legend)]],
-            legend,
-            loc="outside upper center",
-            ncols=columns,
-            handlelength=1.0,
-        )
-        for text in explained.get_texts():
-            text.set_parse_math(False)  # a label may hold $
+        _add_legend(figure, legend_names, colors, num_columns)
     return png.getvalue()
 
 
-def _shown(value: Any) -> str:
+def _add_bars(ax: Any, counts: np.ndarray, colors: list[Any]) -> None:
+    """Adds a rectangle for each positive count, stacked in the row of its client."""
+    from matplotlib.collections import PolyCollection
+
+    row, column = np.nonzero(counts)
+    right = np.cumsum(counts, axis=1)[row, column]
+    left = right - counts[row, column]
+    low = row - 0.43
+    high = row + 0.43
+    corners = np.array([(left, low), (right, low), (right, high), (left, high)])
+    rectangles = list(np.moveaxis(corners, -1, 0))
+    ax.add_collection(PolyCollection(rectangles, facecolors=[colors[k] for k in column]))
+
+
+def _add_legend(figure: Any, names: list[str], colors: list[Any], num_columns: int) -> None:
+    """Adds the legend of the labels above a plot."""
+    from matplotlib.patches import Patch
+
+    legend = figure.legend(
+        [Patch(color=color) for color in colors[: len(names)]],
+        names,
+        loc="outside upper center",
+        ncols=num_columns,
+        handlelength=1.0,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # A label may contain $.
+
+
+def _truncate(value: Any) -> str:
+    """Returns the first 24 characters of a label or client id."""
     return f"{value!s:.24}"
 
 
-def _colors(count: int) -> list[Any]:
-    """As many colours, one for each label."""
+def _label_colors(count: int) -> list[Any]:
+    """Returns a distinct colour for each label."""
     from matplotlib import colormaps
 
     if count <= 10:
@@ -283,86 +358,111 @@ def _colors(count: int) -> list[Any]:
     return [*colormaps["turbo"](np.linspace(0.04, 0.96, count))]
 
 
-def _alpha(name: str, value: Any) -> float:
+def _check_alpha(name: str, value: Any) -> float:
+    """Returns the concentration of a Dirichlet distribution."""
     return checks.positive(name, value, "use a concentration such as 0.3")
 
 
-def _sigma(name: str, value: Any) -> float:
+def _check_sigma(name: str, value: Any) -> float:
+    """Returns the standard deviation of a logarithm."""
     return checks.positive(name, value, "use a standard deviation such as 1, or 0", allow_zero=True)
 
 
-def _per_client(name: str, value: Any) -> int:
+def _check_per_client(name: str, value: Any) -> int:
+    """Returns the number of shards of a client."""
     return checks.integer(name, value, low=1, hint="use a number of shards such as 2")
 
 
-_PARTITIONS: dict[str, tuple[str, type, Callable[[str, Any], Any]]] = {
-    "dirichlet": ("alpha", float, _alpha),
-    "shards": ("per_client", int, _per_client),
-    "quantity": ("sigma", float, _sigma),
+class _Parameter(NamedTuple):
+    """Parameter of a kind of partition.
+
+    Attributes:
+      name: the argument of its function.
+      kind: its type.
+      check: (name, value) -> the checked value.
+    """
+
+    name: str
+    kind: type
+    check: Callable[[str, Any], Any]
+
+
+_PARAMETERS = {
+    "dirichlet": _Parameter("alpha", float, _check_alpha),
+    "shards": _Parameter("per_client", int, _check_per_client),
+    "quantity": _Parameter("sigma", float, _check_sigma),
 }
 
 
-def _parsed(name: str, text: Any) -> tuple[str, Any]:
-    """The partition that a text names, and its number, checked."""
+def _parse_partition(name: str, text: Any) -> tuple[str, Any]:
+    """Returns the kind of the partition that a text names, and its checked parameter."""
     if not isinstance(text, str):
         raise TypeError(f"{name}={text!r} is a {type(text).__name__}: write dirichlet:0.3")
     kind, _, number = text.partition(":")
     try:
-        argument, of, check = _PARTITIONS[kind]
-        value = of(number)
+        parameter = _PARAMETERS[kind]
+        value = parameter.kind(number)
     except (KeyError, ValueError):
         raise ValueError(
             f"{name}={text!r} names no partition and its number: write dirichlet:ALPHA, "
             "shards:PER_CLIENT or quantity:SIGMA, such as dirichlet:0.3 or shards:2"
         ) from None
     try:
-        return kind, check(argument, value)
+        return kind, parameter.check(parameter.name, value)
     except ValueError as error:
         raise ValueError(f"{name}={text!r}: {error}") from None
 
 
 def _generator(seed: Any) -> np.random.Generator:
+    """Returns a random generator with a checked seed."""
     hint = "use a non-negative whole number"
     return np.random.default_rng(checks.integer("seed", seed, low=0, hint=hint))
 
 
-def _even(examples: int, name: str, parts: Any) -> np.ndarray:
-    """The sizes of `parts` equal parts of the examples, the larger ones first."""
+def _equal_sizes(examples: int, name: str, num_groups: Any) -> np.ndarray:
+    """Returns the sizes of equal groups of the examples, the larger ones first.
+
+    Args:
+      examples: number of examples.
+      name: the argument `num_groups`, for errors.
+      num_groups: number of groups, at most the number of examples.
+    """
     hint = f"there are {examples} examples, and each needs one at least"
-    parts = checks.integer(name, parts, low=1, high=examples, hint=hint)
-    return examples // parts + (np.arange(parts) < examples % parts)
+    num_groups = checks.integer(name, num_groups, low=1, high=examples, hint=hint)
+    return examples // num_groups + (np.arange(num_groups) < examples % num_groups)
 
 
-def _by_label(codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The places of the examples, sorted by label, in random order within each."""
+def _order_by_label(codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns the indices of the examples, ordered by label, in random order within each label."""
     shuffled = rng.permutation(codes.size)
     return shuffled[np.argsort(codes[shuffled], kind="stable")]
 
 
-def _given(order: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """owners[i] as the owner of example order[i]."""
-    given = np.empty(order.size, np.int64)
-    given[order] = owners
-    return given
+def _scatter(order: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """Returns the client of each example, where clients[i] has example order[i]."""
+    client_of_example = np.empty(order.size, np.int64)
+    client_of_example[order] = clients
+    return client_of_example
 
 
-def _coded(name: str, values: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The different values, sorted, and the place of each value among them."""
-    # As an array of texts, NaN among texts would be the text "nan".
+def _encode(name: str, values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sorted distinct values, and the index of each value among them."""
+    # Without dtype object, NaN among texts would become the text "nan".
     array = values if hasattr(values, "__array__") else np.asarray(values, object)
-    array = np.ma.asarray(array) if np.ma.isMaskedArray(array) else np.asarray(array)
+    is_masked = np.ma.isMaskedArray(array)
+    array = np.ma.asarray(array) if is_masked else np.asarray(array)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"{name} has the shape {array.shape}: pass one for each example, (n,)")
-    if np.ma.isMaskedArray(array) or array.dtype.kind in "fcmMO":
-        for place, value in enumerate(array.tolist()):
+    if is_masked or array.dtype.kind in "fcmMO":
+        for index, value in enumerate(array.tolist()):
             if is_missing(value):
                 raise ValueError(
-                    f"{name}[{place}]={value!r} is missing: leave the example out, or label it"
+                    f"{name}[{index}]={value!r} is missing: leave the example out, or label it"
                 )
     try:
-        different, codes = np.unique(np.asarray(array), return_inverse=True)
+        unique_values, codes = np.unique(np.asarray(array), return_inverse=True)
     except TypeError as error:
         raise TypeError(
             f"{name} mixes kinds that have no order ({error}): write all of them as texts"
         ) from error
-    return different, codes
+    return unique_values, codes
