@@ -125,8 +125,10 @@ def _temporary_file(
         with os.fdopen(handle, "wb") as out:
             if callable(content):
                 content(out)
+            elif isinstance(content, str):
+                out.write(content.encode())
             else:
-                out.write(content.encode() if isinstance(content, str) else content)
+                out.write(content)
             out.flush()
             os.fsync(out.fileno())
         yield temporary

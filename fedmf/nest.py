@@ -62,7 +62,7 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
     >>> map_leaves(max, {"a": 1, "b": 5}, {"a": 2, "b": 3})
     {'a': 2, 'b': 5}
     """
-    if not all(has_same_structure(other, structure) for other in others):
+    if not all(has_same_structure(nested, structure) for nested in others):
         raise ValueError("the structures differ: give all the same dicts, lists and tuples")
     flat_structures = [flatten(nested) for nested in (structure, *others)]
     results = [function(*leaves) for leaves in zip(*flat_structures, strict=True)]

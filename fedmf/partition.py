@@ -320,11 +320,11 @@ def _add_bars(ax: Any, counts: np.ndarray, colors: list[Any]) -> None:
     from matplotlib.collections import PolyCollection
 
     row, column = np.nonzero(counts)
-    right = np.cumsum(counts, axis=1)[row, column]
-    left = right - counts[row, column]
-    low = row - 0.43
-    high = row + 0.43
-    corners = np.array([(left, low), (right, low), (right, high), (left, high)])
+    x_end = np.cumsum(counts, axis=1)[row, column]
+    x_start = x_end - counts[row, column]
+    y_low = row - 0.43
+    y_high = row + 0.43
+    corners = np.array([(x_start, y_low), (x_end, y_low), (x_end, y_high), (x_start, y_high)])
     rectangles = list(np.moveaxis(corners, -1, 0))
     ax.add_collection(PolyCollection(rectangles, facecolors=[colors[k] for k in column]))
 

@@ -239,7 +239,8 @@ def availability_from_text(text: str) -> Availability:
     if name == "independent" and "=" not in options.partition(",")[0]:
         options = f"probability={options}"
     values: dict[str, Any] = {}
-    for assignment in options.split(",") if options else ():
+    assignments = options.split(",") if options else []
+    for assignment in assignments:
         option, _, value = assignment.partition("=")
         try:
             values[option] = type_by_option[option](value)

@@ -235,13 +235,13 @@ def _truncated_matrices(
             matrices.append(block)
             break
         next_rows = np.hstack([N[e:, s:e], needed[e - s :]])
-        left, values, right = scipy.linalg.svd(next_rows, full_matrices=False, check_finite=False)
+        U, values, V = scipy.linalg.svd(next_rows, full_matrices=False, check_finite=False)
         r = int((values > cut).sum())
         if r > max_width:
             return None
-        rotation = _canonical_rotation(values[:r], right[:r])
-        needed = (left[:, :r] * values[:r]) @ rotation.T
-        matrices.append(np.vstack([block, rotation @ right[:r]]))
+        rotation = _canonical_rotation(values[:r], V[:r])
+        needed = (U[:, :r] * values[:r]) @ rotation.T
+        matrices.append(np.vstack([block, rotation @ V[:r]]))
     return matrices
 
 

@@ -27,7 +27,9 @@ def default_disk(folder: str | pathlib.Path | None) -> int:
     Args:
       folder: need not exist; None is the folder of temporary files.
     """
-    path = expanded(tempfile.gettempdir() if folder is None else folder).absolute()
+    if folder is None:
+        folder = tempfile.gettempdir()
+    path = expanded(folder).absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     return shutil.disk_usage(existing).free * 2 // 3
 

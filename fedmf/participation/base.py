@@ -143,7 +143,8 @@ class Participation(fields.Checked, abc.ABC):
         """Returns an object of the schema's class, whose fields `__init__` sets."""
         if rounds is None and schema is None:
             # Copies, pickles and msgspec set the fields later, and `_set_class` the class.
-            return object.__new__(SCHEMAS["single"] if cls is Participation else cls)  # type: ignore[return-value]
+            instance_class = SCHEMAS["single"] if cls is Participation else cls
+            return object.__new__(instance_class)  # type: ignore[return-value]
         if schema is None:
             schema = vars(cls).get("schema")
         if schema is None:
