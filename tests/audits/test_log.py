@@ -160,7 +160,7 @@ def test_what_ends_a_sort(tmp_path, monkeypatch, raised, error, words):
     def end(*_, **__):
         raise raised
 
-    monkeypatch.setattr(tables, "read", end)
+    monkeypatch.setattr(tables, "scan_file", end)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with pytest.raises(error, match=words):

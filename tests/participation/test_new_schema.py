@@ -185,7 +185,7 @@ def test_it_has_no_timer_that_fires_early():
 
 
 def test_the_first_rounds_alone_have_no_guarantee(plan, participation):
-    with refusal("schema=once_an_epoch has no form for the first 6 rounds alone: state the"):
+    with refusal("schema=once_an_epoch does not say which of the first 6 rounds .* state that"):
         stopped_after(plan, 6)
     with refusal("schema=once_an_epoch has no form for"):
         participation.shortened(6)
