@@ -1,4 +1,4 @@
-"""What tests of training share."""
+"""Marks of the tests that import TensorFlow."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ PACKAGE = HERE.parents[1] / "fedmf" / "federated"  # its doctests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that is here, and the doctests of the package, import TensorFlow."""
+    """Marks the tests of this folder and the doctests of the package, which import TensorFlow."""
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in (HERE, PACKAGE)):
             item.add_marker(pytest.mark.tensorflow)

@@ -1,4 +1,4 @@
-"""Small plans, and the noise of the graph's source that they promise, from the definitions."""
+"""Small plans, and their noise from the source of TensorFlow graphs, computed by definition."""
 
 import numpy as np
 
@@ -10,10 +10,8 @@ __all__ = ["noise_of_sums", "plan_of"]
 
 
 def noise_of_sums(plan, size, seed):
-    """What is added to the sum in each round of the plan, float64 (rounds, size)."""
-    L, draw = (
-        plan.mechanism.stream().causal().as_contraction().contraction,
-        source_of_key(noise_key(seed), size),
-    )
+    """Returns the noise that is added to the sum in each round, float64 (rounds, size)."""
+    L = plan.mechanism.stream().causal().as_contraction().contraction
+    draw = source_of_key(noise_key(seed), size)
     Z = np.stack([draw(i).numpy() for i in range(plan.mechanism.rounds)]).astype(np.float64)
     return L @ Z * plan.stddev

@@ -1,7 +1,7 @@
-"""One training process for the crash tests: python -m tests.federated.run_small
-FOLDER EXECUTION KILL_AFTER.
+"""A training process of the crash tests: `python -m tests.federated.run_small FOLDER EXECUTION N`.
 
-EXECUTION "cluster" is "fast" on a cluster of this process, in groups of two clients.
+It kills itself after N rounds. EXECUTION "cluster" is "fast" on a cluster of this process, in
+groups of two clients.
 """
 
 import os
@@ -15,13 +15,14 @@ from fedmf.federated.execution import vectorised
 from fedmf.training.execution import groups
 from tests.federated.small_task import small_task
 
-SEED = 0xFEED5EED5EED5EED  # of the runs on clusters, to be looked for in what is sent
-# Of `execution.groups`, for a cohort of six.
+# The noise seed of the runs on clusters, which no message may contain.
+SEED = 0xFEED5EED5EED5EED
+# Constants of `execution.groups`, for a cohort of six.
 GROUPS_OF_TWO = {"LEAST_PRODUCTS": 0, "LEAST_CLIENTS": 1, "MOST_GROUPS": 3}
 
 
 def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
-    """Six rounds of banded noise that matters."""
+    """Returns the config of six rounds with banded noise of visible size."""
     values: dict[str, object] = {
         "rounds": 6, "cohort_size": 4, "min_sep": 2, "family": "banded", "noise_multiplier": 0.3,
         "client_learning_rate": 0.5, "server_learning_rate": 0.5,
@@ -32,41 +33,40 @@ def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:
 
 
 def worker_processes() -> list[int]:
-    """TFF's; none where TFF was not imported, as where it is not installed."""
+    """Returns TFF's worker processes; none where TFF was not imported."""
     worker = sys.modules.get("fedmf.federated.tff.worker")
     return worker.worker_processes() if worker else []
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that this one has started, and those that they have, without the agents of Ray that
-    wait a minute before they end.
+    """Returns the processes that a process has started, and those that they have started.
+
+    Ray's agents are left out, because they wait a minute before they end.
     """
-    found = []
+    process_ids = []
     for children in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, children.read_text().split()):
             if "agent" not in pathlib.Path(f"/proc/{child}/cmdline").read_text():
-                found += [child, *descendants(child)]
-    return found
+                process_ids += [child, *descendants(child)]
+    return process_ids
 
 
 def main(folder: str, execution: str, kill_after: int) -> None:
-    """Kills itself with SIGKILL after that many rounds."""
-
-    settings, cluster = None, None
+    """Trains, and kills this process with SIGKILL after that many rounds."""
+    settings = None
+    cluster = None
     if execution == "cluster":
-        settings, cluster = config(cohort_size=6), "local"
+        settings = config(cohort_size=6)
+        cluster = "local"
         vars(groups).update(GROUPS_OF_TWO)
     else:
-        vectorised.SMALL_MODEL = 0  # as the fixture `clients_in_turn`
+        vectorised.SMALL_MODEL = 0  # As in the fixture `clients_in_turn`.
 
     class Kill(federated.Callback):
         def on_round(self, training: object, row: dict[str, object]) -> None:
             if row["round"] + 1 == kill_after:
-                print(
-                    "workers",
-                    *(worker_processes() if cluster is None else descendants(os.getpid())),
-                    flush=True,
-                )
+                workers = worker_processes() if cluster is None else descendants(os.getpid())
+                print("workers", *workers, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     federated.train(

@@ -1,6 +1,4 @@
-"""A task of a few hundred parameters for tests of the loop: sequences whose next symbol depends on
-the last.
-"""
+"""A task of a few hundred parameters for tests: the next symbol of arithmetic progressions."""
 
 import dataclasses
 import functools
@@ -15,7 +13,10 @@ CLASSES, LENGTH = 7, 5
 
 
 def small_task(**changes: Any) -> federated.Task:
-    """With these attributes changed. Clients have between 0 and 9 sequences; one has none."""
+    """Returns the task, with these attributes changed.
+
+    Clients have between 0 and 9 sequences; one has none.
+    """
     return dataclasses.replace(_task(), **changes) if changes else _task()
 
 
@@ -56,7 +57,7 @@ def _task() -> federated.Task:
 
 
 def task_of_arrays(x, y, model, **changes):  # type: ignore[no-untyped-def]
-    """A task of classes, in batches of 4; every split is all examples."""
+    """Returns a classification task in batches of 4, both splits of which are all examples."""
     attributes = {
         "name": "arrays", "x": x, "y": y, "validation": (x, y), "test": (x, y), "model": model,
         "loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),

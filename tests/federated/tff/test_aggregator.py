@@ -48,12 +48,15 @@ def test_zero_updates_come_out_as_the_plans_noise_also_after_a_restore():
     """Row for row, in a plan that simulates; test_noise_rows.py has every kind of mechanism."""
     rounds, clients = 35, 4
     plan = plan_of(MECHANISMS["tree full"](rounds)).simulating(simulated=clients, claimed=40)
-    one, again = (process_of(plan, clients_per_round=clients) for _ in range(2))
-    first, state = run(one, 33)
-    rest, _ = run(again, 2, state=tf.nest.map_structure(np.array, state))
+    process, resumed_process = (process_of(plan, clients_per_round=clients) for _ in range(2))
+    first_rows, state = run(process, 33)
+    resumed_rows, _ = run(resumed_process, 2, state=tf.nest.map_structure(np.array, state))
     expected = noise_of_sums(plan, SIZE, seed=2) / clients
     np.testing.assert_allclose(
-        np.concatenate([first, rest]), expected, rtol=0, atol=1e-6 * np.abs(expected).max()
+        np.concatenate([first_rows, resumed_rows]),
+        expected,
+        rtol=0,
+        atol=1e-6 * np.abs(expected).max(),
     )
 
 
@@ -73,16 +76,21 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
 
     factory = federated.dp_aggregator(PLAN, clients_per_round=1, noise_seed=2)
     copies = factory, factory.with_scaling(None), copy.deepcopy(factory)
-    one, *others = (each.create(TYPE) for each in (factory, *copies))
-    first, state = run(one, 1)
+    process, *other_processes = (each_factory.create(TYPE) for each_factory in (factory, *copies))
+    first_noise, state = run(process, 1)
     # The process itself, initialised again, has noise of its own, each time.
-    noises = [first, *(run(process, 1)[0] for process in (*others, one, one))]
+    noises = [
+        first_noise,
+        *(run(process, 1)[0] for process in (*other_processes, process, process)),
+    ]
     assert all(not np.isclose(a, b).any() for a, b in itertools.combinations(noises, 2))
     # Negative control: the first process of another factory has the noise of the seed.
-    np.testing.assert_array_equal(run(process_of(PLAN), 1)[0], first)
+    np.testing.assert_array_equal(run(process_of(PLAN), 1)[0], first_noise)
     # A restored state goes on with its own key, in whatever process.
-    later, again = (run(process, 1, state=state)[0] for process in (others[0], one))
-    np.testing.assert_array_equal(later, again)
+    resumed_noise, same_noise = (
+        run(process, 1, state=state)[0] for process in (other_processes[0], process)
+    )
+    np.testing.assert_array_equal(resumed_noise, same_noise)
 
 
 @pytest.fixture(scope="module")

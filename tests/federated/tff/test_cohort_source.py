@@ -46,7 +46,7 @@ def process_of_one_run():
 
 def weights_after(process, source, rounds, folder, discard=None):
     """The weights that `train_model` ends with."""
-    released = tff.program.MemoryReleaseManager()
+    release_manager = tff.program.MemoryReleaseManager()
     program = tff.learning.programs.train_model(
         train_process=process,
         train_data_source=source,
@@ -54,7 +54,7 @@ def weights_after(process, source, rounds, folder, discard=None):
         train_total_rounds=rounds,
         should_discard_round=discard,
         program_state_manager=tff.program.FileProgramStateManager(str(folder)),
-        model_output_manager=released,
+        model_output_manager=release_manager,
         evaluation_manager=None,
         evaluation_periodicity=1,
     )
@@ -65,23 +65,23 @@ def weights_after(process, source, rounds, folder, discard=None):
         asyncio.new_event_loop().run_until_complete(
             program
         )  # asyncio.run takes away the loop that TFF asks for in other tests
-    state = released.values()[f"training_checkpoint_round_{rounds}"]
+    state = release_manager.values()[f"training_checkpoint_round_{rounds}"]
     return process.get_model_weights(state).trainable
 
 
 @pytest.mark.slow
 def test_a_resumed_program_has_the_same_cohorts_and_weights(tmp_path):
-    process, whole = process_of_one_run(), source_of()
-    expected = weights_after(process, whole, ROUNDS, tmp_path / "whole")
-    process, first, seen = process_of_one_run(), source_of(), []
-    discard = lambda output: seen.append(output) or len(seen) == 2  # noqa: E731
-    weights_after(process, first, 3, tmp_path / "parts", discard=discard)
-    assert len(seen) == 4
-    later = source_of()
-    found = weights_after(process, later, ROUNDS, tmp_path / "parts")
-    assert cohorts(later) == cohorts(whole)
-    assert cohorts(first) == cohorts(whole)[:3]
-    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+    process, uninterrupted = process_of_one_run(), source_of()
+    expected_weights = weights_after(process, uninterrupted, ROUNDS, tmp_path / "whole")
+    process, interrupted, outputs = process_of_one_run(), source_of(), []
+    discard = lambda output: outputs.append(output) or len(outputs) == 2  # noqa: E731
+    weights_after(process, interrupted, 3, tmp_path / "parts", discard=discard)
+    assert len(outputs) == 4
+    resumed = source_of()
+    weights = weights_after(process, resumed, ROUNDS, tmp_path / "parts")
+    assert cohorts(resumed) == cohorts(uninterrupted)
+    assert cohorts(interrupted) == cohorts(uninterrupted)[:3]
+    tf.nest.map_structure(np.testing.assert_array_equal, weights, expected_weights)
 
 
 def restored(source, saved):
@@ -90,63 +90,67 @@ def restored(source, saved):
 
 
 def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
-    away = {"behavior": DeviceBehavior(dropout=0.4, seed=5)}
-    whole, first, later = source_of(**away), source_of(**away), source_of(**away)
-    passes = whole.iterator(), first.iterator()
-    for _ in range(4):
-        for one in passes:
-            one.select(COHORT)
-    again = copy.deepcopy(passes[0])  # of a round that is discarded
-    for one in (passes[0], restored(later, passes[1]), again):
-        one.select()
-    assert cohorts(later) == cohorts(whole)
-    assert {len(cohort) for cohort in cohorts(whole)} != {COHORT}
-    selected, found = (
-        [source.controller.ledger.selected(t).tolist() for t in range(5)]
-        for source in (whole, later)
+    options = {"behavior": DeviceBehavior(dropout=0.4, seed=5)}
+    uninterrupted, interrupted, resumed = (
+        source_of(**options),
+        source_of(**options),
+        source_of(**options),
     )
-    assert found == selected
+    iterators = uninterrupted.iterator(), interrupted.iterator()
+    for _ in range(4):
+        for iterator in iterators:
+            iterator.select(COHORT)
+    copied_iterator = copy.deepcopy(iterators[0])  # of a round that is discarded
+    for iterator in (iterators[0], restored(resumed, iterators[1]), copied_iterator):
+        iterator.select()
+    assert cohorts(resumed) == cohorts(uninterrupted)
+    assert {len(cohort) for cohort in cohorts(uninterrupted)} != {COHORT}
+    selected, resumed_selected = (
+        [source.controller.ledger.selected(t).tolist() for t in range(5)]
+        for source in (uninterrupted, resumed)
+    )
+    assert resumed_selected == selected
 
 
 def test_a_training_process_resumes_from_the_ledger():
-    whole, later = source_of(), source_of()
+    uninterrupted, resumed = source_of(), source_of()
 
-    def examples(source, number):
-        return [list(data.as_numpy_iterator()) for data in source.training_selection_fn(number)]
+    def examples(source, round_num):
+        return [list(data.as_numpy_iterator()) for data in source.training_selection_fn(round_num)]
 
-    expected = [examples(whole, number) for number in (1, 2, 3, 4)]
+    expected = [examples(uninterrupted, round_num) for round_num in (1, 2, 3, 4)]
     with refusal(r"round_num=4 .*the next is round_num=1 of .*controller\.resume_from\(ledger"):
-        later.training_selection_fn(4)
+        resumed.training_selection_fn(4)
     with refusal("round_num=0 must be at least 1: TFF's first round is 1"):
-        later.training_selection_fn(0)
-    rounds = later.controller.participation.rounds
+        resumed.training_selection_fn(0)
+    rounds = resumed.controller.participation.rounds
     beyond = f"round_num={rounds + 1} is beyond the last round of a plan of rounds={rounds}"
     with refusal(beyond):
-        later.training_selection_fn(rounds + 1)
-    later.controller.resume_from(whole.controller.ledger.first(3))
-    np.testing.assert_equal(examples(later, 4), expected[3])
+        resumed.training_selection_fn(rounds + 1)
+    resumed.controller.resume_from(uninterrupted.controller.ledger.first(3))
+    np.testing.assert_equal(examples(resumed, 4), expected[3])
 
 
 def test_invalid_arguments_and_states_are_refused():
-    source, other = source_of(), source_of()
+    source, other_source = source_of(), source_of()
     with refusal(f"k=2 .*cohort_size={COHORT}"):
         source.iterator().select(2)
-    one = source.iterator()
-    other.controller.ledger.append(np.array([0, 1, 2]))  # from outside
-    for words in ("belongs to another run", "resume with a new controller"):
-        one.select()
-        with refusal(words):
-            restored(other, one)
-    for changed, later in {
+    iterator = source.iterator()
+    other_source.controller.ledger.append(np.array([0, 1, 2]))  # from outside
+    for match in ("belongs to another run", "resume with a new controller"):
+        iterator.select()
+        with refusal(match):
+            restored(other_source, iterator)
+    for argument, changed_source in {
         "seed": source_of(seed=2),
         "population": source_of(population=13),
         "participation": source_of(min_sep=4),
         "behavior": source_of(behavior=DeviceBehavior(dropout=0.1)),
         "availability": source_of(availability=Independent(probability=0.9, seed=1)),
     }.items():
-        for saved in (source.iterator(), one):  # before the first round, too
-            with refusal(f"a controller of another {changed}"):
-                restored(later, saved)
-        assert len(later.controller.ledger) == 0
+        for saved_iterator in (source.iterator(), iterator):  # before the first round, too
+            with refusal(f"a controller of another {argument}"):
+                restored(changed_source, saved_iterator)
+        assert len(changed_source.controller.ledger) == 0
     with refusal("client_data gave 0 for client 0", TypeError):
         federated.CohortDataSource(source.controller, lambda index: index)

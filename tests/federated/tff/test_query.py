@@ -36,8 +36,8 @@ def add_up(query, records, sample=None):
     return sample
 
 
-def leaves(record, of=lambda leaf: leaf.dtype):
-    return [of(leaf) for leaf in tf.nest.flatten(record)]
+def leaves(record, function=lambda leaf: leaf.dtype):
+    return [function(leaf) for leaf in tf.nest.flatten(record)]
 
 
 def flat(record):
@@ -85,16 +85,16 @@ def test_sum_and_noise_are_those_of_tensorflow_privacy(kind, in_graph):
 
     one_round = tf.function(one_round) if in_graph else one_round
     state = query.initial_global_state()
-    longest = 1 / np.sqrt(size)
-    total = min(0.25, longest) - min(0.125, longest) + longest
-    half = 2.0**-8 if tf.bfloat16 in leaves(specs) else 0
+    largest_entry = 1 / np.sqrt(size)
+    total = min(0.25, largest_entry) - min(0.125, largest_entry) + largest_entry
+    half_precision_step = 2.0**-8 if tf.bfloat16 in leaves(specs) else 0
     for t in range(ROUNDS):
         result, state = one_round(state)
         tf.nest.assert_same_structure(result, specs)
         assert leaves(result) == leaves(specs)
         assert leaves(result, np.shape) == leaves(specs, lambda spec: tuple(spec.shape))
         expected = total + rows(query, size)[t]
-        np.testing.assert_allclose(flat(result), expected, rtol=half, atol=1e-5)
+        np.testing.assert_allclose(flat(result), expected, rtol=half_precision_step, atol=1e-5)
     with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=5"):
         one_round(state)
 
@@ -103,37 +103,42 @@ def test_sum_and_noise_are_those_of_tensorflow_privacy(kind, in_graph):
 def test_sample_states_merge_and_take_templates(specs):
     query = make_query(specs)
     records = [filled(specs, v) for v in (0.2, 3.0, np.nan)]
-    whole = add_up(query, records)
+    expected = add_up(query, records)
     merged = query.merge_sample_states(add_up(query, records[:1]), add_up(query, records[1:]))
-    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), merged, whole)
-    assert (int(whole.clients), int(whole.zeroed)) == (3, 1)
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), merged, expected
+    )
+    assert (int(expected.clients), int(expected.zeroed)) == (3, 1)
     zero = query.initial_sample_state()
     for template in (specs, filled(specs, 1.0)):
-        made = query.initial_sample_state(template)
-        tf.nest.map_structure(np.testing.assert_array_equal, made, zero)
-        assert leaves(made) == leaves(zero)
+        sample = query.initial_sample_state(template)
+        tf.nest.map_structure(np.testing.assert_array_equal, sample, zero)
+        assert leaves(sample) == leaves(zero)
 
 
 def test_the_global_state_is_a_structure_of_tensors_and_params_do_not_contain_it():
     query = make_query()
     state = query.initial_global_state()
-    again = tf.nest.map_structure(tf.identity, state)
-    _, after, event = query.get_noised_result(query.initial_sample_state(), again)
-    assert type(after) is type(again) is type(state)
-    assert leaves(after) == leaves(state)
-    assert leaves(after, np.shape) == leaves(state, np.shape)
-    assert query.derive_sample_params(after) == (1.0, 100.0, ())
+    copied_state = tf.nest.map_structure(tf.identity, state)
+    _, next_state, event = query.get_noised_result(query.initial_sample_state(), copied_state)
+    assert type(next_state) is type(copied_state) is type(state)
+    assert leaves(next_state) == leaves(state)
+    assert leaves(next_state, np.shape) == leaves(state, np.shape)
+    assert query.derive_sample_params(next_state) == (1.0, 100.0, ())
     # One event for the whole run; those of rounds do not compose.
     assert type(event).__name__ == "UnsupportedDpEvent"
 
 
 def test_the_query_works_inside_queries_of_tensorflow_privacy():
-    query, pair = make_query(tf.TensorSpec([2])), make_query([tf.TensorSpec([])] * 2, noise_seed=2)
-    queries = {"a": tfp.NormalizedQuery(query, denominator=4.0), "b": pair}
+    query, pair_query = (
+        make_query(tf.TensorSpec([2])),
+        make_query([tf.TensorSpec([])] * 2, noise_seed=2),
+    )
+    queries = {"a": tfp.NormalizedQuery(query, denominator=4.0), "b": pair_query}
     nested = nested_query.NestedSumQuery(queries)
     record = {"a": tf.constant([3.0, 4.0]), "b": [tf.constant(0.1), tf.constant(0.2)]}
     result, state = test_utils.run_query(nested, [record])
-    expected = ([0.6, 0.8] + rows(query, 2)[0]) / 4, [0.1, 0.2] + rows(pair, 2, seed=2)[0]
+    expected = ([0.6, 0.8] + rows(query, 2)[0]) / 4, [0.1, 0.2] + rows(pair_query, 2, seed=2)[0]
     np.testing.assert_allclose([*result.values()], expected, atol=1e-5)
     assert int(nested.derive_metrics(state)["b/rounds_released"]) == 1
 
@@ -158,8 +163,8 @@ def test_metrics_are_those_of_the_last_round():
             "clip_fraction": (0.5, 0.0, 0.0)[t],
             "zeroed": (1, 0, 1)[t],
         }
-    fewer = make_query(count_metrics=False).derive_metrics(state)
-    assert set(fewer) == {"rounds_released", "noise_stddev"}
+    public_metrics = make_query(count_metrics=False).derive_metrics(state)
+    assert set(public_metrics) == {"rounds_released", "noise_stddev"}
 
 
 def test_an_update_beside_many_moves_the_sum_by_its_own_value():
@@ -167,17 +172,21 @@ def test_an_update_beside_many_moves_the_sum_by_its_own_value():
     by several times as much.
     """
     query = make_query(tf.TensorSpec([1]), noise_multiplier=0.0)
-    many = add_up(query, [tf.constant([1.0])])
+    large_sum = add_up(query, [tf.constant([1.0])])
     for _ in range(14):
-        many = query.merge_sample_states(many, many)
-    one, rest = 1e-3, [2.0**-10] * 64  # half a step of float32 at 2^14
+        large_sum = query.merge_sample_states(large_sum, large_sum)
+    update, other_updates = 1e-3, [2.0**-10] * 64  # half a step of float32 at 2^14
 
-    def total(sent):
-        return add_up(query, [tf.constant([value]) for value in sent], many).record.numpy()[0]
+    def total(updates):
+        return add_up(query, [tf.constant([value]) for value in updates], large_sum).record.numpy()[
+            0
+        ]
 
-    assert total([one, *rest]) - total(rest) == pytest.approx(one, rel=1e-6)
-    single = np.cumsum([2**14, one, *rest], dtype=np.float32)
-    assert single[-1] - np.cumsum([2**14, *rest], dtype=np.float32)[-1] > 1.5 * one
+    assert total([update, *other_updates]) - total(other_updates) == pytest.approx(update, rel=1e-6)
+    float32_sums = np.cumsum([2**14, update, *other_updates], dtype=np.float32)
+    assert (
+        float32_sums[-1] - np.cumsum([2**14, *other_updates], dtype=np.float32)[-1] > 1.5 * update
+    )
 
 
 def test_an_update_rounded_by_entry_rounding_is_no_longer_than_the_clip_norm():
@@ -185,11 +194,11 @@ def test_an_update_rounded_by_entry_rounding_is_no_longer_than_the_clip_norm():
     values = tf.constant(np.random.default_rng(0).uniform(0.5, 0.51, size), tf.float32)
     # Rounding away from 0, by a whole step at most.
     query = make_query(tf.TensorSpec([size]))
-    lower, upper = (
-        np.linalg.norm(np.ceil(preprocess(one, values).record / grid) * grid)
-        for one in (query.with_entry_rounding(grid), query)
+    norm_with_rounding, norm_without_rounding = (
+        np.linalg.norm(np.ceil(preprocess(some_query, values).record / grid) * grid)
+        for some_query in (query.with_entry_rounding(grid), query)
     )
-    assert lower <= 1 < upper
+    assert norm_with_rounding <= 1 < norm_without_rounding
     with refusal("entry_rounding=0.9 .*clip_norm=1.0"):
         query.with_entry_rounding(0.9)
 
@@ -213,16 +222,16 @@ def test_a_state_that_is_a_constant_of_a_graph_is_refused():
 
     @tf.function
     def step():
-        result, after, _ = query.get_noised_result(zero, variables)
-        tf.nest.map_structure(lambda variable, value: variable.assign(value), variables, after)
+        result, next_state, _ = query.get_noised_result(zero, variables)
+        tf.nest.map_structure(lambda variable, value: variable.assign(value), variables, next_state)
         return result
 
-    out = np.stack([flat(step()) for _ in range(ROUNDS)])
-    np.testing.assert_allclose(out, rows(query, 7), atol=1e-5)
+    results = np.stack([flat(step()) for _ in range(ROUNDS)])
+    np.testing.assert_allclose(results, rows(query, 7), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "match"),
     [
         ({"a": tf.zeros([2, 3])}, "not those that the query was made for"),
         ({"a": tf.zeros([3, 2]), "b": tf.constant(0.0)}, "not those that the query was made for"),
@@ -237,18 +246,20 @@ def test_a_state_that_is_a_constant_of_a_graph_is_refused():
         ({"a": tf.zeros([2, 3]), "b": tf.constant(0.0, tf.float64)}, "float64 .* float32"),
     ],
 )
-def test_records_of_other_shapes_or_dtypes_are_refused(record, said):
+def test_records_of_other_shapes_or_dtypes_are_refused(record, match):
     query = make_query()
-    for use in (lambda: preprocess(query, record), lambda: add_up(query, [record])):
-        with refusal(said, (TypeError, ValueError)):
-            use()
+    for use_record in (lambda: preprocess(query, record), lambda: add_up(query, [record])):
+        with refusal(match, (TypeError, ValueError)):
+            use_record()
 
 
-@pytest.mark.parametrize(("dtype", "wider"), [(tf.bfloat16, tf.float32), (tf.float32, tf.float64)])
-def test_records_of_narrower_dtypes_are_widened(dtype, wider):
+@pytest.mark.parametrize(
+    ("dtype", "spec_dtype"), [(tf.bfloat16, tf.float32), (tf.float32, tf.float64)]
+)
+def test_records_of_narrower_dtypes_are_widened(dtype, spec_dtype):
     record = tf.constant([0.5, 0.25], dtype)
     for value in (record, tf.Variable(record), record.numpy(), np.array([0.5, 0.25])):
-        clipped = preprocess(make_query(tf.TensorSpec([2], wider)), value).record
+        clipped = preprocess(make_query(tf.TensorSpec([2], spec_dtype)), value).record
         np.testing.assert_array_equal(clipped, [0.5, 0.25])
 
 
@@ -258,7 +269,7 @@ ADAPTIVE = plan_of(BANDED.mechanism, quantile_clipping=QuantileClipping())
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "error", "match"),
     [
         ({"record_specs": tf.TensorSpec([2], tf.int32)}, TypeError, "float32 or float64"),
         ({"record_specs": tf.TensorSpec([None])}, TypeError, "fully defined shape"),
@@ -271,9 +282,9 @@ ADAPTIVE = plan_of(BANDED.mechanism, quantile_clipping=QuantileClipping())
         ({"plan": ADAPTIVE}, ValueError, "fixed number of records"),
     ],
 )
-def test_refusals_name_the_argument(change, error, words):
+def test_refusals_name_the_argument(change, error, match):
     arguments = {"plan": BANDED, "record_specs": tf.TensorSpec([2]), "noise_seed": 1} | change
-    with refusal(words, error):
+    with refusal(match, error):
         federated.MatrixFactorizationQuery(
             arguments.pop("plan"), arguments.pop("record_specs"), **arguments
         )
@@ -290,8 +301,8 @@ def test_no_digit_of_a_float64_sum_is_finer_than_the_noise():
         sample = add_up(query, np.array([[0.1, 0.2, 0.3, 0.4], victim]))
         return query.get_noised_result(sample, state)[0].numpy()
 
-    out = released([1e-9, 3e-10, -2e-10, 1e-10])
-    assert out.dtype == np.float64
+    result = released([1e-9, 3e-10, -2e-10, 1e-10])
+    assert result.dtype == np.float64
     # Division by 1: what comes out is a float32 number, whoever took part.
-    np.testing.assert_array_equal(out, out.astype(np.float32))
-    np.testing.assert_array_equal(out, released([0.0, 0.0, 0.0, 0.0]))
+    np.testing.assert_array_equal(result, result.astype(np.float32))
+    np.testing.assert_array_equal(result, released([0.0, 0.0, 0.0, 0.0]))

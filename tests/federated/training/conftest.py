@@ -1,4 +1,4 @@
-"""What tests of runs share."""
+"""Fixtures of the tests of runs."""
 
 import warnings
 
@@ -9,12 +9,12 @@ from tests.federated.small_runs import train
 
 @pytest.fixture(autouse=True, scope="module")
 def _traced_once(clients_in_turn: None) -> None:
-    """How clients train is the subject of tests/federated/execution alone."""
+    """Clients that train one by one: tests/federated/execution has the tests of client work."""
 
 
 @pytest.fixture(scope="module")
 def whole(_traced_once, tmp_path_factory):
-    """A run of the small task in one go. Read only."""
+    """An uninterrupted run of the small task, which tests only read."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*zeroed")
         return train(tmp_path_factory.mktemp("whole") / "first")

@@ -59,7 +59,7 @@ def run(tmp_path_factory):
 def divided(run, config):
     """(epochs, other half) of the clients with two examples at least."""
     pairs = [halves(run.task, config, client_id) for client_id in run.task.client_ids]
-    return [(epochs, other) for epochs, other in pairs if count(other)]
+    return [(epochs, other_half) for epochs, other_half in pairs if count(other_half)]
 
 
 def tuned(run, **changes):
@@ -75,31 +75,35 @@ def losses_by_hand(run, config, split=None):
     work = work_of(run.task, config, max_step_norm=config.clip_norm)
     scales = [np.ones_like(weight) for weight in run.weights]
     sent = Broadcast(run.weights, ClientParams(math.inf, math.inf, scales))
-    model, found = run.model(), []
-    for client, other in divided(run, config):
-        [part] = work.sums(sent, [[client]])
-        x, y = split or other
-        for update in ([0.0, 0.0], part.values):
+    model, losses = run.model(), []
+    for client, other_half in divided(run, config):
+        [client_sum] = work.sums(sent, [[client]])
+        x, y = split or other_half
+        for update in ([0.0, 0.0], client_sum.values):
             model.set_weights([w - u for w, u in zip(run.weights, update, strict=True)])
-            found.append(float(run.task.loss(y[:, None], model(x))))
-    return np.reshape(found, (-1, 2))
+            losses.append(float(run.task.loss(y[:, None], model(x))))
+    return np.reshape(losses, (-1, 2))
 
 
 @pytest.mark.slow
 def test_losses_before_and_after_training(run):
     """With Ditto's objective, and two epochs; clipped, nothing would change."""
-    found = run.evaluate_fine_tuned(2, proximal_strength=2.0)["metrics"]["loss"]
+    metric = run.evaluate_fine_tuned(2, proximal_strength=2.0)["metrics"]["loss"]
     expected = losses_by_hand(run, tuned(run, client_epochs=2, proximal_strength=2.0))
-    before, after = expected.T
-    assert np.abs(after - before).mean() > 0.01
-    for name, values in {"before": before, "after": after, "change": after - before}.items():
-        assert found[name]["mean"] == pytest.approx(values.mean(), rel=1e-4)
+    losses_before, losses_after = expected.T
+    assert np.abs(losses_after - losses_before).mean() > 0.01
+    for name, values in {
+        "before": losses_before,
+        "after": losses_after,
+        "change": losses_after - losses_before,
+    }.items():
+        assert metric[name]["mean"] == pytest.approx(values.mean(), rel=1e-4)
         deciles = np.quantile(values, np.arange(1, 10) / 10)
-        np.testing.assert_allclose(found[name]["deciles"], deciles, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(metric[name]["deciles"], deciles, rtol=1e-4, atol=1e-6)
     # Controls: without the term, and without the last epoch.
     for changes in ({"client_epochs": 2}, {"proximal_strength": 2.0}):
-        other = losses_by_hand(run, tuned(run, **changes))
-        assert found["after"]["mean"] != pytest.approx(other[:, 1].mean(), rel=1e-3)
+        other_losses = losses_by_hand(run, tuned(run, **changes))
+        assert metric["after"]["mean"] != pytest.approx(other_losses[:, 1].mean(), rel=1e-3)
 
 
 def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(run):
@@ -109,36 +113,41 @@ def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(run):
         return sorted(map(tuple, array))
 
     for client_id in task.client_ids:
-        client, (other, _) = halves(task, settings, client_id)
-        first, again = client.epochs
-        assert rows(first[0]) == rows(again[0])
-        assert len(first[0]) - len(other) in (0, 1)
-        assert rows([*first[0], *other]) == rows(task.examples_of(client_id)[0])
-    last = task.client_ids[-1]
+        client, (other_half, _) = halves(task, settings, client_id)
+        first_epoch, second_epoch = client.epochs
+        assert rows(first_epoch[0]) == rows(second_epoch[0])
+        assert len(first_epoch[0]) - len(other_half) in (0, 1)
+        assert rows([*first_epoch[0], *other_half]) == rows(task.examples_of(client_id)[0])
+    last_id = task.client_ids[-1]
     shuffled = dataclasses.replace(task, client_ids=task.client_ids[::-1])
-    (client, other), (again, same) = (halves(each, settings, last) for each in (shuffled, task))
-    np.testing.assert_equal((client.epochs, other), (again.epochs, same))
-    assert client.seed == again.seed
+    (client, other_half), (second_epoch, same_half) = (
+        halves(each_item, settings, last_id) for each_item in (shuffled, task)
+    )
+    np.testing.assert_equal((client.epochs, other_half), (second_epoch.epochs, same_half))
+    assert client.seed == second_epoch.seed
     # 11 examples have 462 pairs of halves: 5 seeds have the same with probability 462^-4.
     seeds = [dataclasses.replace(settings, seed=seed) for seed in range(5)]
-    assert len({str(rows(halves(task, each, last)[1][0])) for each in seeds}) > 1
+    assert len({str(rows(halves(task, each_item, last_id)[1][0])) for each_item in seeds}) > 1
 
 
 def test_metrics_that_are_undefined_are_left_out_and_counted(run):
-    found = run.evaluate_fine_tuned(1)
+    result = run.evaluate_fine_tuned(1)
     labels = [set(y) for _, (_, y) in divided(run, tuned(run))]
-    both = labels.count({0, 1})
-    assert 0 < both <= len(labels) - 2
-    auc, accuracy = found["metrics"]["auc"], found["metrics"]["accuracy"]
-    assert (auc["clients"], auc["clients_undefined"]) == (both, len(labels) - both)
+    num_with_both_classes = labels.count({0, 1})
+    assert 0 < num_with_both_classes <= len(labels) - 2
+    auc, accuracy = result["metrics"]["auc"], result["metrics"]["accuracy"]
+    assert (auc["clients"], auc["clients_undefined"]) == (
+        num_with_both_classes,
+        len(labels) - num_with_both_classes,
+    )
     assert (accuracy["clients"], accuracy["clients_undefined"]) == (CLIENTS - 1, 0)
-    assert (found["clients"], found["population"]) == (CLIENTS - 1, CLIENTS)
-    assert found["left_out"]["too_few_examples"] == 1
+    assert (result["clients"], result["population"]) == (CLIENTS - 1, CLIENTS)
+    assert result["left_out"]["too_few_examples"] == 1
     # A metric that is defined nowhere has no mean.
     ids = run.task.client_ids[:2]
-    alone = dataclasses.replace(run, task=dataclasses.replace(run.task, client_ids=ids))
-    found = alone.evaluate_fine_tuned(1)["metrics"]["auc"]
-    assert found == {"clients": 0, "clients_undefined": 2, "clients_not_finite": 0}
+    two_clients = dataclasses.replace(run, task=dataclasses.replace(run.task, client_ids=ids))
+    result = two_clients.evaluate_fine_tuned(1)["metrics"]["auc"]
+    assert result == {"clients": 0, "clients_undefined": 2, "clients_not_finite": 0}
 
 
 def test_clients_that_are_not_finite_are_left_out_and_counted(run):
@@ -155,15 +164,15 @@ def test_clients_that_are_not_finite_are_left_out_and_counted(run):
         return tf.where(tf.reduce_any(labels == 2), math.nan, 1.0) * tf.reduce_mean(outputs)
 
     task = dataclasses.replace(run.task, client_examples=examples, loss=loss)
-    found = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)
-    assert found["left_out"] == {
+    result = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)
+    assert result["left_out"] == {
         "too_few_examples": 1, "examples_not_finite": 1, "training_not_finite": 1
     }  # fmt: skip
-    assert found["clients"] == CLIENTS - 3
-    assert math.isfinite(found["metrics"]["loss"]["after"]["mean"])
+    assert result["clients"] == CLIENTS - 3
+    assert math.isfinite(result["metrics"]["loss"]["after"]["mean"])
     with refusal("clients=1"):
-        alone = dataclasses.replace(task, client_ids=ids[:1])
-        dataclasses.replace(run, task=alone).evaluate_fine_tuned(1)
+        one_client_task = dataclasses.replace(task, client_ids=ids[:1])
+        dataclasses.replace(run, task=one_client_task).evaluate_fine_tuned(1)
 
 
 def test_infinite_losses_are_distinguished_from_undefined_ones(run):
@@ -187,34 +196,39 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(run):
             yield [w * 0 - (1e6 * (w.ndim == 1)) if number % 2 else w for w in run.weights]
 
     task = dataclasses.replace(run.task, client_examples=examples, loss=loss, metrics=lambda: [])
-    clients = len(divided(run, tuned(run)))
+    num_clients = len(divided(run, tuned(run)))
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         patch.setattr(fine_tuning._Tuning, "_trained", diverged_after)
-        found = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
-    assert found["clients"] + found["clients_undefined"] + found["clients_not_finite"] == clients
-    assert found["clients_undefined"] == 1
-    assert found["clients_not_finite"] in (clients // 2, clients // 2 - 1)
-    assert math.isfinite(found["after"]["mean"])
-    words = " ".join(str(warning.message) for warning in caught)
-    assert f"loss of {found['clients_not_finite']} clients" in words
-    assert "its mean went from 1 to inf" in words
+        metric = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
+    assert (
+        metric["clients"] + metric["clients_undefined"] + metric["clients_not_finite"]
+        == num_clients
+    )
+    assert metric["clients_undefined"] == 1
+    assert metric["clients_not_finite"] in (num_clients // 2, num_clients // 2 - 1)
+    assert math.isfinite(metric["after"]["mean"])
+    messages = " ".join(str(warning.message) for warning in caught)
+    assert f"loss of {metric['clients_not_finite']} clients" in messages
+    assert "its mean went from 1 to inf" in messages
 
 
 def test_every_client_of_a_split_begins_with_the_metric_of_the_run(run):
-    found = run.evaluate_fine_tuned(1, split="validation")
-    before, after = losses_by_hand(run, tuned(run), run.task.split("validation")).T
-    everywhere = pytest.approx(before[0])
-    assert found["metrics"]["loss"]["before"] == {"mean": everywhere, "deciles": [everywhere] * 9}
-    assert found["metrics"]["loss"]["after"]["mean"] == pytest.approx(after.mean(), rel=1e-4)
-    assert found["measured_on"] == "validation"
+    result = run.evaluate_fine_tuned(1, split="validation")
+    losses_before, losses_after = losses_by_hand(run, tuned(run), run.task.split("validation")).T
+    same_loss = pytest.approx(losses_before[0])
+    assert result["metrics"]["loss"]["before"] == {"mean": same_loss, "deciles": [same_loss] * 9}
+    assert result["metrics"]["loss"]["after"]["mean"] == pytest.approx(
+        losses_after.mean(), rel=1e-4
+    )
+    assert result["measured_on"] == "validation"
 
 
 def test_a_sample_of_clients_is_fine_tuned(run):
-    found = run.evaluate_fine_tuned(1, clients=4)
-    assert found["clients"] + sum(found["left_out"].values()) == 4
-    drawn = sample(run.task, 4, seed=0)
-    assert drawn == sorted(set(drawn)) == sample(run.task, 4, seed=0)
+    result = run.evaluate_fine_tuned(1, clients=4)
+    assert result["clients"] + sum(result["left_out"].values()) == 4
+    sampled_ids = sample(run.task, 4, seed=0)
+    assert sampled_ids == sorted(set(sampled_ids)) == sample(run.task, 4, seed=0)
     # Of the 126 samples 20 seeds draw the same with probability 126^-19.
     assert len({tuple(sample(run.task, 4, seed)) for seed in range(20)}) > 1
     assert sample(run.task, 1000, seed=0) == list(run.task.client_ids)
@@ -227,13 +241,13 @@ def test_a_rate_is_chosen_on_examples_outside_of_all_results(run):
         return sorted(map(tuple, np.concatenate(arrays)))
 
     for client_id in task.client_ids:
-        client, (other, _) = halves(task, settings, client_id)
-        first = client.epochs[0][0]
+        client, (other_half, _) = halves(task, settings, client_id)
+        first_half = client.epochs[0][0]
         client, (validated_on, _) = quarters(task, settings, client_id)
-        (trained_on, _), (again, _) = client.epochs
-        assert rows(trained_on) == rows(again)
-        assert rows(trained_on, validated_on) == rows(first)
-        assert rows(first, other) == rows(task.examples_of(client_id)[0])
+        (trained_on, _), (second_epoch, _) = client.epochs
+        assert rows(trained_on) == rows(second_epoch)
+        assert rows(trained_on, validated_on) == rows(first_half)
+        assert rows(first_half, other_half) == rows(task.examples_of(client_id)[0])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +270,7 @@ def test_invalid_learning_rates_are_refused(value):
 
 
 @pytest.mark.parametrize(
-    ("losses", "chosen"),
+    ("losses", "expected_rate"),
     [
         ({0.1: 3.0, 1.0: 2.0, 10.0: 4.0}, 1.0),
         ({0.1: 3.0, 1.0: math.nan, 10.0: 4.0}, 0.1),
@@ -264,14 +278,14 @@ def test_invalid_learning_rates_are_refused(value):
         ({0.1: math.inf, 1.0: 9.0}, 1.0),
     ],
 )
-def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, chosen):
+def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, expected_rate):
     """Of clients that have enough examples, before training with a finite loss: here 7 of 9."""
-    measured = []
+    measurements = []
 
     def loss(self, weights, examples):
         if isinstance(weights, list):  # those of the run
-            return math.nan if len(measured) == 0 and not measured.append(None) else 1.0
-        measured.append(weights)
+            return math.nan if len(measurements) == 0 and not measurements.append(None) else 1.0
+        measurements.append(weights)
         return losses[weights] * len(examples[1])
 
     monkeypatch.setattr(fine_tuning._Tuning, "_work", lambda self, rate: rate)
@@ -282,16 +296,18 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, ch
     bar = types.SimpleNamespace(update=lambda clients: None)
     tuning = fine_tuning._Tuning(run.task, tuned(run), run.weights, None, bar)
     rate, searched = tuning.choose_rate(list(losses), run.task.client_ids)
-    assert rate == chosen
-    sizes = [count(quarters(run.task, tuned(run), each)[1]) for each in run.task.client_ids]
-    mean = np.mean([size for size in sizes if size][1:])
-    expected = {f"{rate:g}": loss * mean for rate, loss in losses.items()}
+    assert rate == expected_rate
+    sizes = [
+        count(quarters(run.task, tuned(run), client_id)[1]) for client_id in run.task.client_ids
+    ]
+    mean_size = np.mean([size for size in sizes if size][1:])
+    expected = {f"{rate:g}": loss * mean_size for rate, loss in losses.items()}
     assert searched == pytest.approx(expected, nan_ok=True)
-    assert measured[1:] == [rate for rate in losses for _ in range(CLIENTS - 2)]
+    assert measurements[1:] == [rate for rate in losses for _ in range(CLIENTS - 2)]
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "not_finite", "worse"),
+    ("losses_before", "losses_after", "not_finite", "worse_clients"),
     [
         ([1, 1, 1], [0.5, 0.5, 3.0], 0, "1 of 3"),  # the mean
         ([1, 1, 1], [1.1, 1.1, 0.1], 0, "2 of 3"),  # most
@@ -301,20 +317,25 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, ch
         ([1, 1, 1], [1, 1, 1], 0, None),
     ],
 )
-def test_losses_that_become_worse_are_reported(before, after, not_finite, worse):
-    pairs = [({"loss": a}, {"loss": b}) for a, b in zip(before, after, strict=True)]
+def test_losses_that_become_worse_are_reported(
+    losses_before, losses_after, not_finite, worse_clients
+):
+    pairs = [
+        ({"loss": loss_before}, {"loss": loss_after})
+        for loss_before, loss_after in zip(losses_before, losses_after, strict=True)
+    ]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fine_tuning._warn_of_worse_losses(pairs, not_finite, 0.4, "test")
-    assert [f"{worse} clients worse on test" in str(w.message) for w in caught] == [True] * (
-        worse is not None
-    )
+    assert [
+        f"{worse_clients} clients worse on test" in str(warning.message) for warning in caught
+    ] == [True] * (worse_clients is not None)
     for warning in caught:
         assert "a smaller `learning_rate` than 0.4" in str(warning.message)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "match"),
     [
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": 1, "learning_rate": 0}, "learning_rate=0"),
@@ -323,8 +344,8 @@ def test_losses_that_become_worse_are_reported(before, after, not_finite, worse)
         ({"epochs": 1, "proximal_strength": -1.0}, "proximal_strength=-1"),
     ],
 )
-def test_invalid_arguments_are_refused(run, arguments, words):
-    with refusal(words):
+def test_invalid_arguments_are_refused(run, arguments, match):
+    with refusal(match):
         run.evaluate_fine_tuned(**arguments)
 
 

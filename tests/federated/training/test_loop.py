@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole_run(tmp_path_factory):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*zeroed")
         return train(tmp_path_factory.mktemp("whole") / "run")
@@ -41,42 +41,42 @@ def three_rounds(tmp_path_factory):
 
 
 @pytest.fixture
-def parts(three_rounds, tmp_path):
+def interrupted_folder(three_rounds, tmp_path):
     """A folder of one's own, of a run that broke off after three of six rounds."""
     return shutil.copytree(three_rounds, tmp_path / "parts")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", ["fast", "tff"])
-def test_three_rounds_kill_9_and_three_rounds_equal_six_rounds(whole, tmp_path, execution):
+def test_three_rounds_kill_9_and_three_rounds_equal_six_rounds(whole_run, tmp_path, execution):
     """The rounds before kill -9 in another process than those after it."""
-    whole = whole if execution == "fast" else train(tmp_path / "whole", config(execution))
-    small = [tmp_path / "parts", execution, "3"]
-    command = [sys.executable, "-m", "tests.federated.run_small", *small]
+    whole_run = whole_run if execution == "fast" else train(tmp_path / "whole", config(execution))
+    arguments = [tmp_path / "parts", execution, "3"]
+    command = [sys.executable, "-m", "tests.federated.run_small", *arguments]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    parts = fedmf.Run.load(tmp_path / "parts")
-    assert parts.result is None
-    assert len(parts.metrics) == 3
-    assert_same_run(whole, train(tmp_path / "parts", config(execution), resume=True))
+    interrupted = fedmf.Run.load(tmp_path / "parts")
+    assert interrupted.result is None
+    assert len(interrupted.metrics) == 3
+    assert_same_run(whole_run, train(tmp_path / "parts", config(execution), resume=True))
 
     workers = [
         pathlib.Path(f"/proc/{pid}/exe") for pid in killed.stdout.split("workers")[1].split()
     ]
     assert bool(workers) == (execution == "tff")
     deadline = time.monotonic() + 30
-    while (left := [exe for exe in workers if exe.exists()]) and time.monotonic() < deadline:
+    while (living := [exe for exe in workers if exe.exists()]) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not left, "a TFF worker outlived its parent"
+    assert not living, "a TFF worker outlived its parent"
 
 
 def test_the_run_folder_records_the_run_and_hides_the_seed(tmp_path):
-    def validation_alone(split):
+    def validation_only(split):
         assert split == "validation"
         return small_task().evaluation_examples(split)
 
     # As runs of a search: the test split is not read.
-    task = small_task(evaluation_examples=validation_alone)
+    task = small_task(evaluation_examples=validation_only)
     settings = config(noise_multiplier=None, epsilon=8.0, claimed_cohort=40)
     run = train(tmp_path / "run", settings, task, noise_seed=918273645, test=False)
     assert run.config == settings
@@ -104,60 +104,60 @@ def test_noise_seeds_change_the_noise_and_seeds_the_cohorts(tmp_path):
     def participation(run):
         return (run.path / "participation.csv").read_bytes()
 
-    one, other = (
+    first_run, second_run = (
         train(tmp_path / name, noise_seed="os", stop_after=1) for name in ("one", "other")
     )
-    assert not np.array_equal(one.weights[0], other.weights[0])
-    seed = train(tmp_path / "seed", config(seed=4), stop_after=1)
-    assert participation(one) == participation(other) != participation(seed)
+    assert not np.array_equal(first_run.weights[0], second_run.weights[0])
+    other_seed_run = train(tmp_path / "seed", config(seed=4), stop_after=1)
+    assert participation(first_run) == participation(second_run) != participation(other_seed_run)
 
 
-def test_ctrl_c_leaves_all_complete_rounds(whole, tmp_path):
+def test_ctrl_c_leaves_all_complete_rounds(whole_run, tmp_path):
     settings = config()
     broken_off(tmp_path / "parts", 3, settings, error=KeyboardInterrupt)
     assert RunFolder(tmp_path / "parts").committed_rounds() == 3
-    assert_same_run(whole, train(tmp_path / "parts", settings, resume=True))
+    assert_same_run(whole_run, train(tmp_path / "parts", settings, resume=True))
 
 
-def test_a_crash_loses_no_round(whole, tmp_path):
+def test_a_crash_loses_no_round(whole_run, tmp_path):
     """Whatever it kept from the files for readers is written again from the journal."""
-    parts = broken_off(tmp_path / "parts", 5)
+    interrupted = broken_off(tmp_path / "parts", 5)
     for name in ("metrics.jsonl", "participation.csv", "timings.jsonl"):
-        with open(parts / name, "a") as rows:
+        with open(interrupted / name, "a") as rows:
             rows.write('{"round": 5, "cli')  # a row half written
-    none = shutil.copytree(parts, tmp_path / "none")
+    without_files = shutil.copytree(interrupted, tmp_path / "none")
     for name in ("metrics.jsonl", "participation.csv", "timings.jsonl"):
-        (none / name).unlink()
-    for folder in (parts, none):
-        executed = []
-        assert_same_run(whole, train(folder, resume=True, on_round=executed.append))
-        assert executed == [5]
+        (without_files / name).unlink()
+    for folder in (interrupted, without_files):
+        executed_rounds = []
+        assert_same_run(whole_run, train(folder, resume=True, on_round=executed_rounds.append))
+        assert executed_rounds == [5]
 
 
-def test_a_resume_accepts_a_plan_that_differs_by_rounding(whole, tmp_path):
+def test_a_resume_accepts_a_plan_that_differs_by_rounding(whole_run, tmp_path):
     """Begun where epsilon has another 16th digit, and gone on with a plan that was calibrated anew:
     the noise is that of the run.
     """
-    software = {"python": "3.9.0", "scipy": "1.9.3"}
+    versions = {"python": "3.9.0", "scipy": "1.9.3"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_setup, "installed_versions", lambda: software)
+        patch.setattr(run_setup, "installed_versions", lambda: versions)
         patch.setattr(Plan, "epsilon", property(lambda plan: 7.9999994480834))
         broken_off(tmp_path, 3)
-    rounded = dataclasses.replace(config().plan(), noise_multiplier=0.3 * (1 + 1e-13))
-    resumed = train(tmp_path, resume=True, plan=rounded)
-    assert_same_run(whole, resumed)
+    rounded_plan = dataclasses.replace(config().plan(), noise_multiplier=0.3 * (1 + 1e-13))
+    resumed = train(tmp_path, resume=True, plan=rounded_plan)
+    assert_same_run(whole_run, resumed)
     assert resumed.plan["epsilon"] == 7.9999994480834
-    assert resumed.plan["versions"] == software
+    assert resumed.plan["versions"] == versions
 
 
 def test_a_plan_that_another_version_computes_differently_is_refused_with_both_versions(tmp_path):
-    software = installed_versions() | {"scipy": "0.9"}
+    versions = installed_versions() | {"scipy": "0.9"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_setup, "installed_versions", lambda: software)
+        patch.setattr(run_setup, "installed_versions", lambda: versions)
         broken_off(tmp_path, 1)
-    other = dataclasses.replace(config().plan(), noise_multiplier=0.3001)
+    other_plan = dataclasses.replace(config().plan(), noise_multiplier=0.3001)
     with refusal("noise_multiplier=0.3001 .was 0.3. .it was begun with scipy 0.9 .here is"):
-        train(tmp_path, resume=True, plan=other)
+        train(tmp_path, resume=True, plan=other_plan)
     with refusal("another program: loss from_logits.* begun with scipy 0.9 .here is"):
         train(
             tmp_path,
@@ -171,7 +171,7 @@ def snapshot(folder):
 
 
 @pytest.mark.parametrize(
-    ("settings", "task", "options", "said"),
+    ("settings", "task", "options", "match"),
     [
         ({"server_learning_rate": 0.1}, None, {}, "server_learning_rate=0.1 .*0.5"),
         ({}, None, {"plan": config(noise_multiplier=0.1).plan()}, "another plan"),
@@ -181,27 +181,27 @@ def snapshot(folder):
     ids=["config", "plan", "data", "a new run"],
 )
 def test_another_run_in_the_folder_is_refused_and_changes_no_file(
-    parts, settings, task, options, said
+    interrupted_folder, settings, task, options, match
 ):
-    before = snapshot(parts)
-    with refusal(said):
-        train(parts, config(**settings), task, **{"resume": True} | options)
-    assert snapshot(parts) == before
+    files_before = snapshot(interrupted_folder)
+    with refusal(match):
+        train(interrupted_folder, config(**settings), task, **{"resume": True} | options)
+    assert snapshot(interrupted_folder) == files_before
 
 
-def test_resume_refuses_a_damaged_or_foreign_journal(parts, tmp_path):
-    newest = parts / "private" / "journal" / "000003.npz"
-    good = newest.read_bytes()
-    newest.write_bytes(good[: len(good) // 2])
-    before = snapshot(parts)
+def test_resume_refuses_a_damaged_or_foreign_journal(interrupted_folder, tmp_path):
+    newest_file = interrupted_folder / "private" / "journal" / "000003.npz"
+    content = newest_file.read_bytes()
+    newest_file.write_bytes(content[: len(content) // 2])
+    files_before = snapshot(interrupted_folder)
     with refusal("private/journal is missing or damaged"):
-        train(parts, resume=True)
-    assert snapshot(parts) == before
+        train(interrupted_folder, resume=True)
+    assert snapshot(interrupted_folder) == files_before
 
-    other = broken_off(tmp_path / "other", 3, noise_seed=10)
-    (other / "private" / "journal" / "000003.npz").write_bytes(good)
+    other_folder = broken_off(tmp_path / "other", 3, noise_seed=10)
+    (other_folder / "private" / "journal" / "000003.npz").write_bytes(content)
     with refusal("private/noise_seed changed since the run was begun"):
-        train(other, resume=True)
+        train(other_folder, resume=True)
 
 
 GROWS = BandedMechanism(diagonals=np.array([[1.0, 0.0]] + [[1.0, 2.0]] * 39))
@@ -209,7 +209,7 @@ CLAIMED, LONG = config(claimed_cohort=40, cohort_size=5), config(rounds=40, min_
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "said"),
+    ("settings", "options", "match"),
     [
         (config(cohort_size=7), {}, "cohorts of 7"),
         (config(schema="single", min_sep=None), {}, "population"),
@@ -228,8 +228,8 @@ CLAIMED, LONG = config(claimed_cohort=40, cohort_size=5), config(rounds=40, min_
         (config(stop_at_epsilon=1e-3), {}, "is passed in round 0"),
     ],
 )
-def test_a_run_that_cannot_start_makes_no_folder(tmp_path, settings, options, said):
-    with refusal(said, (TypeError, ValueError)):
+def test_a_run_that_cannot_start_makes_no_folder(tmp_path, settings, options, match):
+    with refusal(match, (TypeError, ValueError)):
         train(tmp_path / "run", settings, **options)
     assert not (tmp_path / "run").exists()
 
@@ -241,12 +241,12 @@ def test_an_unwritable_folder_is_refused_in_one_sentence(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_its_own_plan_resumes_without_it(whole, tmp_path):
+def test_a_run_with_its_own_plan_resumes_without_it(whole_run, tmp_path):
     plan = dataclasses.replace(config().plan(), noise_multiplier=0.7)
     resumed = train(broken_off(tmp_path / "parts", 3, plan=plan), resume=True)
     assert resumed.plan["noise_multiplier"] == 0.7
     stddevs = {row["noise_stddev"] for row in resumed.metrics}
-    assert stddevs.isdisjoint(row["noise_stddev"] for row in whole.metrics)
+    assert stddevs.isdisjoint(row["noise_stddev"] for row in whole_run.metrics)
     assert len(stddevs) == 1
 
     statement = json.loads((resumed.path / "final_statement.json").read_text())
@@ -255,31 +255,31 @@ def test_a_run_with_its_own_plan_resumes_without_it(whole, tmp_path):
     assert "--noise-multiplier 0.7" in command
 
 
-def test_two_processes_do_not_train_in_one_folder(parts):
-    before = snapshot(parts)
+def test_two_processes_do_not_train_in_one_folder(interrupted_folder):
+    files_before = snapshot(interrupted_folder)
     program = (
         "import sys; from fedmf.runs.folder import RunFolder\n"
         "with RunFolder(sys.argv[1]).locked(): print('locked', flush=True), input()"
     )
-    command = [sys.executable, "-c", program, str(parts)]
+    command = [sys.executable, "-c", program, str(interrupted_folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout.readline() == "locked\n"
+    ) as other_process:
+        assert other_process.stdout.readline() == "locked\n"
         for resume in (True, False):
             with refusal("another process trains in"):
-                train(parts, resume=resume)
-        assert snapshot(parts) == before
-        other.kill()
-    with RunFolder(parts).locked():
+                train(interrupted_folder, resume=resume)
+        assert snapshot(interrupted_folder) == files_before
+        other_process.kill()
+    with RunFolder(interrupted_folder).locked():
         pass
 
 
-def test_timings_are_in_a_file_of_their_own(whole):
-    assert [row["round"] for row in whole.timings] == list(range(6))
-    assert all("seconds" not in row for row in whole.metrics)
-    assert json.loads((whole.path / "result.json").read_text())["seconds"] > 0
-    assert os.listdir(whole.path / "private" / "journal") == ["000006.npz"]
+def test_timings_are_in_a_file_of_their_own(whole_run):
+    assert [row["round"] for row in whole_run.timings] == list(range(6))
+    assert all("seconds" not in row for row in whole_run.metrics)
+    assert json.loads((whole_run.path / "result.json").read_text())["seconds"] > 0
+    assert os.listdir(whole_run.path / "private" / "journal") == ["000006.npz"]
 
 
 DIVERGING = config(
@@ -329,15 +329,19 @@ def test_a_learning_rate_too_large_for_the_noise_warns_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_without_noise_needs_no_noise_seed(tmp_path):
-    silent = [config(family="none", noise_multiplier=None), config(noise_multiplier=0.0)]
-    for number, settings in enumerate(silent):
+    silent_settings = [config(family="none", noise_multiplier=None), config(noise_multiplier=0.0)]
+    for number, settings in enumerate(silent_settings):
         run = train(tmp_path / str(number), settings, noise_seed=None, stop_after=1)
         # Drawn: cohorts of a sampling follow from it.
         assert int((run.path / "private" / "noise_seed").read_text()) > 2**64
-    given = config().plan()
-    for settings, plan in ((config(), None), (silent[0], given), (config(), given)):
+    noisy_plan = config().plan()
+    for settings, plan in (
+        (config(), None),
+        (silent_settings[0], noisy_plan),
+        (config(), noisy_plan),
+    ):
         with refusal("noise_seed=None"):
             train(tmp_path / "noisy", settings, noise_seed=None, plan=plan)
-    without = dataclasses.replace(given, noise_multiplier=0.0)
-    run = train(tmp_path / "given", noise_seed=None, plan=without, stop_after=1)
+    silent_plan = dataclasses.replace(noisy_plan, noise_multiplier=0.0)
+    run = train(tmp_path / "given", noise_seed=None, plan=silent_plan, stop_after=1)
     assert run.plan["epsilon"] is None
