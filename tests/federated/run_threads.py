@@ -28,23 +28,23 @@ def build_model(seed: int) -> tf.keras.Model:
 
 def trained(folder: str, execution: str, threads: int) -> dict[str, object]:
     """What there is in round 0."""
-    found: dict[str, object] = {}
+    report: dict[str, object] = {}
 
     def look(t: int) -> None:
         if t == 0:
-            found["tensorflow"] = [
+            report["tensorflow"] = [
                 tf.config.threading.get_intra_op_parallelism_threads(),
                 tf.config.threading.get_inter_op_parallelism_threads(),
             ]
             for pid in worker_processes():
                 process = pathlib.Path(f"/proc/{pid}")
-                found["worker command"] = (process / "cmdline").read_text().split("\0")
-                found["worker environment"] = (process / "environ").read_text().split("\0")
+                report["worker command"] = (process / "cmdline").read_text().split("\0")
+                report["worker environment"] = (process / "environ").read_text().split("\0")
 
     task = small_task(build_model=build_model)
     settings = config(execution, rounds=1 if execution == "tff" else 2, min_sep=1)
     train(f"{folder}/{execution}", settings, task, threads=threads, on_round=look)
-    return found
+    return report
 
 
 if __name__ == "__main__":

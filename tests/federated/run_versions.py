@@ -30,10 +30,10 @@ TASKS = {
 
 def main(folder: str, shared: str) -> None:
     mechanism = f"{shared}/mechanism.npz"
-    for name, words in TASKS.items():
+    for name, description in TASKS.items():
         program(
             f"train --out {folder}/{name} {SMALL} --family file --mechanism {mechanism}",
-            words.format(shared=shared),
+            description.format(shared=shared),
         )
     plan = fedmf.Run.load(f"{folder}/text").config.plan()
     noise = HostNoise(plan, SIZE, noise_seed=9)

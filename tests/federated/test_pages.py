@@ -49,8 +49,8 @@ def test_the_page_own_task_runs(run_page, capfd):
     run_page("own_task", "python|sh")
     # Of ten, two, three and ten classes. The noise is drawn anew each time: at these epsilons
     # accuracies are 0.7, 0.9, 0.95 and 0.9.
-    least = {"digits": 0.4, "visits": 0.75, "topics": 0.7, "single": 0.5}
-    for name, accuracy in least.items():
+    min_accuracy = {"digits": 0.4, "visits": 0.75, "topics": 0.7, "single": 0.5}
+    for name, accuracy in min_accuracy.items():
         assert fedmf.Run.load(f"runs/{name}").result["test"]["accuracy"] > accuracy
     assert pathlib.Path("report/report.html").exists()
     assert "Channels of the convolution." in capfd.readouterr().out
@@ -133,14 +133,14 @@ def loggers(monkeypatch):
 def check_logged(loggers, names):
     """Every round of a run once, named by whether it is covered, in both; and after a resume."""
     run, config = names["followed"], names["looked_at"]
-    there = [(t, row["train_loss"], row["private"]["loss"]) for t, row in enumerate(run.metrics)]
-    assert len(there) == 6
+    rows = [(t, row["train_loss"], row["private"]["loss"]) for t, row in enumerate(run.metrics)]
+    assert len(rows) == 6
     for client in loggers:
         (logged,) = loggers[client]
         assert not logged.open
         assert logged.settings["name"] == "followed"
         assert logged.settings["config"]["private_metrics"] == 0.1
-        for t, exact, private in there:
+        for t, exact, private in rows:
             point = logged.points[t]
             assert point["covered/private/loss"] == private
             assert point.get("not_covered/train_loss") == (exact if client == "mlflow" else None)
@@ -163,17 +163,19 @@ def check_logged(loggers, names):
         )  # fmt: skip
     federated.train(names["task"], config, resume=True, callbacks=[k() for k in kinds], **options)
     for runs in loggers.values():
-        _, before, after = runs
-        assert not before.open
-        assert not after.open
-        assert list(before.points) == [0, 1, 2]
-        assert list(after.points) == [0, 1, 2, 3, 4, 5]
-        assert {t: after.points[t] for t in before.points} == before.points
+        _, first_log, resumed_log = runs
+        assert not first_log.open
+        assert not resumed_log.open
+        assert list(first_log.points) == [0, 1, 2]
+        assert list(resumed_log.points) == [0, 1, 2, 3, 4, 5]
+        assert {t: resumed_log.points[t] for t in first_log.points} == first_log.points
 
 
 def test_the_page_run_folder_runs(run_page, loggers):
     names = run_page("run_folder")
     check_logged(loggers, names)
     statement = pathlib.Path("runs/tuned/final_statement.md").read_text()
-    said = "table.keras, which was trained before this run; for clients whose data it was trained"
-    assert said in " ".join(statement.split())
+    sentence = (
+        "table.keras, which was trained before this run; for clients whose data it was trained"
+    )
+    assert sentence in " ".join(statement.split())

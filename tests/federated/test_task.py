@@ -67,7 +67,7 @@ def test_clients_are_in_the_order_of_their_ids_and_examples_in_that_of_the_array
 
 
 def test_the_digest_of_the_contents_is_the_version_of_the_data():
-    same, *others = (
+    version, *other_versions = (
         task.data_version
         for task in (
             task_of(PIXELS.copy()),
@@ -77,8 +77,8 @@ def test_the_digest_of_the_contents_is_the_version_of_the_data():
             task_of(PIXELS.astype(np.float32)),
         )
     )
-    assert len({same, *others}) == 5
-    assert same == task_of().data_version
+    assert len({version, *other_versions}) == 5
+    assert version == task_of().data_version
 
 
 def of_client_data(data, preprocess, **changes):
@@ -98,11 +98,11 @@ def test_a_client_data_and_a_preprocessing_function(tff):
     x = PIXELS.astype(np.float32)
     clients = {str(i): {"pixels": x[i == OWNERS], "label": LABELS[i == OWNERS]} for i in range(9)}
     data = tff.simulation.datasets.TestClientData(clients)
-    found, expected = (
+    actual, expected = (
         sorted(zip(map(bytes, x), y, strict=True))
         for x, y in (of_client_data(data, mapped).split("test"), (x, LABELS))
     )
-    assert found == expected
+    assert actual == expected
     with refusal("client '0' of task 'arrays' are a NoneType", TypeError):
         of_client_data(data, lambda d: None, validation=(x, LABELS)).examples_of("0")
     with refusal("single examples .* not batched", TypeError):
@@ -110,20 +110,20 @@ def test_a_client_data_and_a_preprocessing_function(tff):
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"),
+    ("ids", "match"),
     [
         (("a", None), r"client_ids of task 'arrays'\[1\]=None"),
         (("a", "a"), "'a' more than once"),
     ],
 )
-def test_missing_and_equal_client_ids_are_refused(ids, said):
+def test_missing_and_equal_client_ids_are_refused(ids, match):
     """tests/test_identifiers.py has what looks alike."""
-    with refusal(said):
+    with refusal(match):
         dataclasses.replace(task_of(), client_ids=ids)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "match"),
     [
         ({"client_ids": OWNERS[1:]}, r"client_ids .*\(44,\) and x and y hold 45"),
         ({"client_ids": [*OWNERS[:-1], None]}, r"client_ids\[44\]=None"),
@@ -156,8 +156,8 @@ def test_missing_and_equal_client_ids_are_refused(ids, said):
         ({"loss": "mse"}, "loss='mse' is a str, not a function"),
     ],
 )
-def test_attributes_that_do_not_fit_are_refused_in_one_sentence(tmp_path, changes, said):
-    with refusal(said, (TypeError, ValueError)):
+def test_attributes_that_do_not_fit_are_refused_in_one_sentence(tmp_path, changes, match):
+    with refusal(match, (TypeError, ValueError)):
         train(tmp_path / "run", task=task_of(**changes))
     assert not (tmp_path / "run").exists()
 
@@ -209,7 +209,7 @@ def test_examples_of_several_lengths_are_refused_with_the_way_out(x):
 
 
 @pytest.mark.parametrize(
-    ("preprocess", "said"),
+    ("preprocess", "match"),
     [
         (lambda d: d.repeat(), "a dataset without an end"),
         (
@@ -218,11 +218,11 @@ def test_examples_of_several_lengths_are_refused_with_the_way_out(x):
         ),
     ],
 )
-def test_datasets_without_an_end_are_refused(preprocess, said, monkeypatch):
+def test_datasets_without_an_end_are_refused(preprocess, match, monkeypatch):
     monkeypatch.setattr(datasets, "MAX_EXAMPLES", 1024)
     examples = np.ones((5, 4), np.float32), np.zeros(5, np.int32)
     endless = preprocess(tf.data.Dataset.from_tensor_slices(examples))
-    with refusal(f"preprocess gives .*{said}"):
+    with refusal(f"preprocess gives .*{match}"):
         datasets.read_examples(endless, "a")
 
 
@@ -238,8 +238,8 @@ def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, exec
     task = task_of(
         y=np.where(OWNERS == 7, 5, LABELS), validation=(PIXELS, LABELS), test=(PIXELS, LABELS)
     )
-    said = "cannot train client '7' of task 'arrays': Received a label value of 5 .* rounds are"
-    with refusal(f"round [1-5] {said} saved in"):
+    match = "cannot train client '7' of task 'arrays': Received a label value of 5 .* rounds are"
+    with refusal(f"round [1-5] {match} saved in"):
         train(tmp_path / "run", config(execution), task)
     rounds = len(fedmf.Run.load(tmp_path / "run").metrics)
     assert RunFolder(tmp_path / "run").committed_rounds() == rounds > 0
@@ -255,22 +255,22 @@ def test_texts_as_objects_become_texts_of_numpy(texts):
 @pytest.mark.slow
 def test_texts_of_any_length_reach_the_model_unchanged(tmp_path):
     """The longest of each client is as long as it is."""
-    words = np.array(["a", "much longer", "word"])
+    texts = np.array(["a", "much longer", "word"])
 
     def lookup():
-        table = layers.StringLookup(vocabulary=words.tolist(), num_oov_indices=1)
+        table = layers.StringLookup(vocabulary=texts.tolist(), num_oov_indices=1)
         return tf.keras.Sequential(
             [tf.keras.Input((), dtype=tf.string), table, layers.Embedding(4, 3)]
         )
 
     def examples(name):
         label = np.full(4, int(name) % 3)
-        return np.array([str(words[i]) for i in label]), label
+        return np.array([str(texts[i]) for i in label]), label
 
     task = dataclasses.replace(
         task_of(model=lookup),
         client_examples=examples,
-        evaluation_examples=lambda split: (words, np.arange(3)),
+        evaluation_examples=lambda split: (texts, np.arange(3)),
     )
     silent = config(rounds=2, family="none", noise_multiplier=None)
     [table] = train(tmp_path / "run", silent, task).weights

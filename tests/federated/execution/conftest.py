@@ -41,16 +41,16 @@ def sums_of(monkeypatch):
     up to `small` parameters are vectorised, others in threads.
     """
 
-    def made(task, settings, small, threads=1, learner=None):
+    def make_sum(task, settings, small, threads=1, learner=None):
         monkeypatch.setattr(vectorised, "SMALL_MODEL", small)
         work = work_of(task, settings, threads, learner)
         sent = Broadcast(task.initial_weights(3), ClientParams(settings.clip_norm, math.inf, ()))
 
-        def summed(cohort):
+        def sum_of_cohort(cohort):
             clients = [c if isinstance(c, ClientData) else ClientData(c) for c in cohort]
-            [part] = work.sums(sent, [clients])
-            return part
+            [cohort_sum] = work.sums(sent, [clients])
+            return cohort_sum
 
-        return summed
+        return sum_of_cohort
 
-    return made
+    return make_sum

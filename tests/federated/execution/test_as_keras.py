@@ -74,11 +74,11 @@ def pooled():
 
 def sequences():
     """Inputs in a dict, a mask, and a regulariser of activities."""
-    words, features = tf.keras.Input((6,), name="z"), tf.keras.Input((5,), name="a")
-    regularised = layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l2")(features)
-    hidden = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(words))
+    word_input, feature_input = tf.keras.Input((6,), name="z"), tf.keras.Input((5,), name="a")
+    regularised = layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l2")(feature_input)
+    hidden = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(word_input))
     hidden = layers.Add()([hidden, layers.RepeatVector(6)(regularised)])
-    return tf.keras.Model({"z": words, "a": features}, layers.Dense(3)(hidden))
+    return tf.keras.Model({"z": word_input, "a": feature_input}, layers.Dense(3)(hidden))
 
 
 def masked():
@@ -144,9 +144,9 @@ def trained_by_keras(x, y, build, loss, weights):
     total, sample = [np.zeros_like(w) for w in start], weights.get("sample_weight")
     for client in order:
         model.set_weights(start)
-        for places, _ in client.epochs:
-            for first in range(0, len(places), BATCH):
-                rows = places[first : first + BATCH]
+        for indices, _ in client.epochs:
+            for start in range(0, len(indices), BATCH):
+                rows = indices[start : start + BATCH]
                 value = model.train_on_batch(
                     *tf.nest.map_structure(lambda array, rows=rows: array[rows], (x, y)),
                     sample_weight=None if sample is None else sample[rows],
@@ -171,13 +171,13 @@ def test_clients_train_as_in_keras_one_by_one_and_vectorised(kind, sums_of, vect
     # As workers of a cluster get it, which are sent the examples.
     elsewhere = pickle.loads(cloudpickle.dumps(task.learner.on_workers()))
     for learner, small in ((task.learner, 0), (elsewhere, 10_000)):
-        part = sums_of(task, settings(), small, learner=learner)(cohort_of(task))
+        cohort_sum = sums_of(task, settings(), small, learner=learner)(cohort_of(task))
         # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
         assert bool(vectorized_map_calls) is (small > 0 and "ignored" not in kind)
-        assert int(part.zeroed) == 0
-        assert_close(part.values, expected, atol=2e-6)
+        assert int(cohort_sum.zeroed) == 0
+        assert_close(cohort_sum.values, expected, atol=2e-6)
         if not task.build_model(3).losses:  # which Keras adds to what it reports
-            assert part.loss_sum / part.examples == pytest.approx(mean, rel=1e-5)
+            assert cohort_sum.loss_sum / cohort_sum.examples == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -210,15 +210,17 @@ def test_evaluation_is_that_of_keras(kind):
     """The loss of a class of one's own depends on the batches: they are those of training."""
     x, y, _, loss, _ = KINDS[kind]
     metrics = tf.keras.metrics
-    made = metrics.MeanAbsoluteError if kind == "own class" else metrics.SparseCategoricalAccuracy
-    task = task_of(*KINDS[kind], metrics=lambda: [made("accuracy")])
+    metric_class = (
+        metrics.MeanAbsoluteError if kind == "own class" else metrics.SparseCategoricalAccuracy
+    )
+    task = task_of(*KINDS[kind], metrics=lambda: [metric_class("accuracy")])
     model = task.build_model(3)
-    model.compile(loss=loss(), metrics=[made("accuracy")])
+    model.compile(loss=loss(), metrics=[metric_class("accuracy")])
     expected = model.evaluate(x, y, batch_size=BATCH if kind == "own class" else 256, verbose=0)
-    found = Evaluator(task, settings())([v.numpy() for v in model.trainable_variables], "test")
-    assert found["accuracy"] == pytest.approx(expected[1])
+    actual = Evaluator(task, settings())([v.numpy() for v in model.trainable_variables], "test")
+    assert actual["accuracy"] == pytest.approx(expected[1])
     if not model.losses:  # which Keras adds to what it reports
-        assert found["loss"] == pytest.approx(expected[0], rel=1e-5)
+        assert actual["loss"] == pytest.approx(expected[0], rel=1e-5)
 
 
 class OnIndices(losses.Loss):
@@ -235,7 +237,7 @@ def test_labels_of_tff_s_rank_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "said"),
+    ("model", "loss", "match"),
     [
         (dense, lambda: crossentropy(reduction="none"), "reduction is 'none'"),
         (dense, lambda: losses.sparse_categorical_crossentropy, "^loss="),
@@ -243,8 +245,8 @@ def test_labels_of_tff_s_rank_are_accepted():
         (two_outputs, crossentropy, "different structures"),
     ],
 )
-def test_weights_and_structures_that_keras_cannot_use_are_refused(model, loss, said):
-    with refusal(said, (TypeError, ValueError)):
+def test_weights_and_structures_that_keras_cannot_use_are_refused(model, loss, match):
+    with refusal(match, (TypeError, ValueError)):
         task_of(FEATURES, LABELS, model, loss, {}).learner.check(
             task_of(FEATURES, LABELS, model, loss, {}), settings()
         )

@@ -71,6 +71,6 @@ def test_no_step_is_longer_than_the_bound(monkeypatch, kind, momentum, bound):
     shortened = sum(steps for _, steps in by_hand)
     assert (0 < shortened < 5) == (bound == 0.15)  # of five steps some are short of it
     sent = Broadcast([START], ClientParams(math.inf, math.inf, ()))
-    parts = work.sums(sent, [[ClientData([client])] for client in CLIENTS])
-    for part, (expected, _) in zip(parts, by_hand, strict=True):
-        np.testing.assert_allclose(part.values[0], expected, rtol=1e-5)
+    client_sums = work.sums(sent, [[ClientData([client])] for client in CLIENTS])
+    for client_sum, (expected, _) in zip(client_sums, by_hand, strict=True):
+        np.testing.assert_allclose(client_sum.values[0], expected, rtol=1e-5)

@@ -85,25 +85,28 @@ def alone(tmp_path_factory):
         return train(tmp_path_factory.mktemp("alone") / "run", cluster=None)
 
 
-def assert_same_files(one, other):
+def assert_same_files(run, other_run):
     for name in ("metrics.jsonl", "participation.csv"):
-        assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
+        assert (run.path / name).read_bytes() == (other_run.path / name).read_bytes()
 
 
 def busy_workers():
     """Process ids of Ray's workers that are in a task of ours."""
-    found = []
+    process_ids = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if b"fedmf_call" in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                process_ids.append(int(path.parent.name))
+    return process_ids
 
 
 def test_scales_and_a_clip_norm_that_adapts_travel_to_the_workers(machines, tmp_path):
     scaled = {"server_optimizer": "scaled-adam", "server_learning_rate": 0.1}
     settings = config(cohort_size=6, clip_quantile=0.5, clip_every=2, **scaled)
-    runs = [train(tmp_path / str(place), settings, cluster=place) for place in ("auto", None)]
+    runs = [
+        train(tmp_path / str(cluster_address), settings, cluster=cluster_address)
+        for cluster_address in ("auto", None)
+    ]
     assert_same_run(*runs)
     assert len(set(runs[0].table()["clip_norm"])) == 3
     assert max(runs[0].table()["scale_drift"]) > 0
@@ -179,7 +182,7 @@ def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
     key, sent = noise_key(SEED), []
     secrets = [
         key.tobytes(),
-        *(pickle.dumps(int(part), 5)[-9:-1] for part in key),
+        *(pickle.dumps(int(word), 5)[-9:-1] for word in key),
         pickle.dumps(SEED, 5)[-10:-1],
     ]
     secrets += [str(SEED).encode(), hex(SEED)[2:].encode()]
@@ -216,34 +219,37 @@ def test_other_versions_are_refused_by_name(machines, tmp_path, monkeypatch):
 
 def test_a_call_that_is_over_is_not_cancelled(machines, monkeypatch):
     """Ray aborted this process in one of some thirty that did: it was just taking the result."""
-    there, cancelled, cancel = cluster.Cluster(ray, "auto"), [], ray.cancel
+    connection, cancelled, cancel = cluster.Cluster(ray, "auto"), [], ray.cancel
     monkeypatch.setattr(
         ray, "cancel", lambda call, force: cancelled.append(call) or cancel(call, force=force)
     )
     started = []
 
     def begin(*arguments):
-        started.append(there.function("math:sqrt" if not started else "time:sleep")(*arguments))
+        started.append(
+            connection.function("math:sqrt" if not started else "time:sleep")(*arguments)
+        )
         return started[-1]
 
     with pytest.raises(ValueError, match="math domain error"):
-        [*there.in_order(begin, [(-1.0,), (1.0,)])]
+        [*connection.in_order(begin, [(-1.0,), (1.0,)])]
     assert started[0] not in cancelled
 
 
 def test_workers_read_the_data_themselves(machines, alone, tmp_path, monkeypatch):
-    asked = []
+    read_clients = []
     task = small_task()
     seen = dataclasses.replace(
-        task, client_examples=lambda name: asked.append(name) or task.client_examples(name)
+        task, client_examples=lambda name: read_clients.append(name) or task.client_examples(name)
     )
     assert_same_run(
-        train(tmp_path / "run", task=seen, worker_task=small_task, on_start=asked.clear), alone
+        train(tmp_path / "run", task=seen, worker_task=small_task, on_start=read_clients.clear),
+        alone,
     )
-    assert not asked
-    other = functools.partial(dataclasses.replace, task, data_version="another")
+    assert not read_clients
+    other_data_task = functools.partial(dataclasses.replace, task, data_version="another")
     with refusal("has other data than the run"):
-        train(tmp_path / "other", worker_task=other)
+        train(tmp_path / "other", worker_task=other_data_task)
 
 
 def test_a_group_larger_than_memory_is_refused(machines, tmp_path, monkeypatch):
@@ -269,10 +275,10 @@ def test_a_killed_driver_leaves_no_process_and_its_run_resumes(alone, tmp_path):
     assert len(pids) >= 3
     deadline = time.monotonic() + 30
     while (
-        left := [pid for pid in pids if pathlib.Path(f"/proc/{pid}/exe").exists()]
+        living := [pid for pid in pids if pathlib.Path(f"/proc/{pid}/exe").exists()]
     ) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not left
+    assert not living
     assert_same_run(gone_on_with(tmp_path / "run"), alone)
 
 
@@ -294,9 +300,9 @@ def test_setups_hold_no_examples():
 
 def test_connecting_to_ray_keeps_the_interrupt_handler(machines):
     with interrupts.handled(signal.SIGTERM):
-        before = signal.getsignal(signal.SIGTERM)
+        handler = signal.getsignal(signal.SIGTERM)
         with cluster.connected("auto", None):
-            assert signal.getsignal(signal.SIGTERM) is before
+            assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_without_workers_it_waits_stops_and_resumes_elsewhere(
@@ -332,11 +338,11 @@ def test_files_of_ray_are_readable_by_their_owner_alone(monkeypatch):
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    before = os.umask(0o022)
+    old_umask = os.umask(0o022)
     try:
         with pytest.raises(federated.WorkersLost), cluster.connected("local", 1):
             pass
         assert os.umask(0o022) == 0o022
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert masks == [0o077]

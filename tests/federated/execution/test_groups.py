@@ -41,16 +41,16 @@ def sum_of(updates):
     )
 
 
-def check(part):
+def check(second_sum):
     """The group 1 of two, of five clients; group 0 is right."""
-    first = sum_of(updates(2))._replace(group=0)
-    return list(checked([first, part], [2, 5], shapes=SHAPES, clip_norm=CLIP_NORM))[1]
+    first_sum = sum_of(updates(2))._replace(group=0)
+    return list(checked([first_sum, second_sum], [2, 5], shapes=SHAPES, clip_norm=CLIP_NORM))[1]
 
 
 def updates(clients, scale=10.0):
     rng = np.random.default_rng(0)
-    one = [rng.normal(size=spec.shape).astype(np.float32) for spec in SPECS]
-    return [[np.float32(scale) * part for part in one]] * clients
+    update = [rng.normal(size=spec.shape).astype(np.float32) for spec in SPECS]
+    return [[np.float32(scale) * leaf for leaf in update]] * clients
 
 
 @pytest.mark.parametrize("scale", [1e-3, 10.0, 1e30])
@@ -58,8 +58,8 @@ def test_a_sum_of_equal_updates_passes(scale):
     """Clipped, their sum is as long as one can be, up to the margin of the clipping
     (tests/server/test_clipping.py); at 1e30 they are zeroed.
     """
-    part = sum_of(updates(5, scale))
-    assert check(part) is part
+    group_sum = sum_of(updates(5, scale))
+    assert check(group_sum) is group_sum
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def record(change):
 
 
 @pytest.mark.parametrize(
-    ("made", "fault"),
+    ("make_result", "fault"),
     [
         (lambda: forged(clients=np.int32(6)), "counts 6 clients"),
         (lambda: forged(clipped=np.int32(4), zeroed=np.int32(2)), "4 of them clipped and 2 zeroed"),
@@ -91,20 +91,20 @@ def record(change):
         (lambda: {"total": 3}, "<class 'dict'>"),
     ],
 )
-def test_results_that_cannot_be_clipped_sums_are_refused(made, fault):
-    part = made()
-    named = ", of worker 'node-7'," if isinstance(part, ClippedSum) else ""
-    with refusal(f"group 1 of 2{named} .*: .*{fault}"):
-        check(part)
+def test_results_that_cannot_be_clipped_sums_are_refused(make_result, fault):
+    result = make_result()
+    worker_clause = ", of worker 'node-7'," if isinstance(result, ClippedSum) else ""
+    with refusal(f"group 1 of 2{worker_clause} .*: .*{fault}"):
+        check(result)
 
 
 @pytest.mark.parametrize(
     ("results", "fault"), [(1, "group 1 of 2 .* missing"), (3, "group 2 of 2, .* one result more")]
 )
 def test_missing_and_repeated_groups_are_refused(results, fault):
-    parts = [sum_of(updates(2))._replace(group=n) for n in range(results)]
+    sums = [sum_of(updates(2))._replace(group=n) for n in range(results)]
     with refusal(fault):
-        list(checked(parts, [2, 2], shapes=SHAPES, clip_norm=CLIP_NORM))
+        list(checked(sums, [2, 2], shapes=SHAPES, clip_norm=CLIP_NORM))
 
 
 @pytest.mark.usefixtures("clients_in_turn")
@@ -116,10 +116,10 @@ def test_a_round_rejects_a_sum_longer_than_its_clients_can_add(monkeypatch):
     execution = build_execution(task, settings.plan(), settings, 9)
     make = execution._clients.sums
 
-    def forged_sums(sent, parts):
-        for part in make(sent, parts):
-            values = [1e6 * leaf for leaf in part.values]
-            yield part._replace(values=values, worker="node-7")
+    def forged_sums(sent, client_groups):
+        for group_sum in make(sent, client_groups):
+            values = [1e6 * leaf for leaf in group_sum.values]
+            yield group_sum._replace(values=values, worker="node-7")
 
     monkeypatch.setattr(execution._clients, "sums", forged_sums)
     clients = [ClientData([task.examples_of(name)]) for name in task.client_ids[:4]]

@@ -46,23 +46,23 @@ def test_clipped_updates_are_summed_in_the_cohort_s_order(sums_of):
         assert rate == settings.client_learning_rate
         if wait and len(x) == 1:
             another_is_done.wait(60)
-        for part in update:
-            part[...] = shift[len(x)]
+        for leaf in update:
+            leaf[...] = shift[len(x)]
         if len(x) > 1:
             another_is_done.set()
         return 0.5 * len(x)
 
     cohort = [*map(examples, shift), []]  # one that is not finite
-    parts = []
+    sums = []
     for wait, threads in ((False, 1), (True, 4)):
         task = trained_by(functools.partial(epoch, wait=wait))
         another_is_done.clear()
-        parts.append(sums_of(task, settings, 0, threads)(cohort))
-    np.testing.assert_equal(*parts)
-    assert (parts[0].loss_sum, parts[0].examples, parts[0].not_finite) == (18.0, 36, 1)
-    assert (parts[0].clients, parts[0].clipped, parts[0].zeroed) == (9, 1, 1)
+        sums.append(sums_of(task, settings, 0, threads)(cohort))
+    np.testing.assert_equal(*sums)
+    assert (sums[0].loss_sum, sums[0].examples, sums[0].not_finite) == (18.0, 36, 1)
+    assert (sums[0].clients, sums[0].clipped, sums[0].zeroed) == (9, 1, 1)
     longest = sum(map(np.size, start_of(small_task()))) ** -0.5
-    for leaf in parts[0].values:
+    for leaf in sums[0].values:
         np.testing.assert_allclose(leaf, longest, rtol=1e-5)
 
 
@@ -141,9 +141,9 @@ def test_memory_does_not_grow(tmp_path):
     task = stackoverflow_nwp(options, progress=False)
     train(tmp_path / "run", settings, task, on_round=look)
     assert in_use[1] - in_use[0] <= 4 << 20
-    grown, kept = [], []
+    grown, small_blocks = [], []
     for _ in range(3):  # others may free as much meanwhile
-        before = memory_in_use()
-        kept.append([bytes(4096) for _ in range(4 * 400)])
-        grown.append(memory_in_use() - before)
+        bytes_before = memory_in_use()
+        small_blocks.append([bytes(4096) for _ in range(4 * 400)])
+        grown.append(memory_in_use() - bytes_before)
     assert max(grown) > 4 << 20

@@ -44,9 +44,9 @@ def test_a_registered_execution_trains_by_name_and_resumes(tmp_path):
         train(folder, config(), resume=True)
     run = train(folder, config("counting"), resume=True)
     assert (Counting.rounds, run.config.execution) == (6, "counting")
-    beside = train(tmp_path / "fast", config())
-    for ours, weight in zip(run.weights, beside.weights, strict=True):
-        np.testing.assert_array_equal(ours, weight)
+    fast_run = train(tmp_path / "fast", config())
+    for run_weight, fast_weight in zip(run.weights, fast_run.weights, strict=True):
+        np.testing.assert_array_equal(run_weight, fast_weight)
 
 
 def test_objects_that_are_no_execution_are_refused():

@@ -71,17 +71,17 @@ def test_vectorised_gradients_in_groups_of_two_equal_those_one_by_one(
     products = 2 * sum(map(np.size, start_of(small_task())))  # examples times parameters
     monkeypatch.setattr(vectorised, "MAX_PRODUCTS", products)
     settings = config(proximal_strength=0.1, clip_norm=0.05)
-    parts = []
+    sums = []
     for batch_size in (1, 4):  # of a model that is not small; a batch of 4 has no single example
         task = one_each(batch_size)
         cohort = [client_data(task, settings, 0, client) for client in range(5)]
-        parts.append(sums_of(task, settings, 0)(cohort))
+        sums.append(sums_of(task, settings, 0)(cohort))
         assert len(vectorized_map_calls) == 1
-    single, in_turn = parts
-    assert_close(single.values, in_turn.values, rtol=1e-5, atol=1e-7)
-    assert int(single.clipped) == int(in_turn.clipped) > 0
-    assert single.loss_sum == pytest.approx(in_turn.loss_sum, rel=1e-6)
-    assert single.examples == in_turn.examples == 5
+    vectorised_sum, one_by_one = sums
+    assert_close(vectorised_sum.values, one_by_one.values, rtol=1e-5, atol=1e-7)
+    assert int(vectorised_sum.clipped) == int(one_by_one.clipped) > 0
+    assert vectorised_sum.loss_sum == pytest.approx(one_by_one.loss_sum, rel=1e-6)
+    assert vectorised_sum.examples == one_by_one.examples == 5
 
 
 @pytest.mark.slow
@@ -96,8 +96,8 @@ def test_a_model_that_cannot_be_built_in_a_graph_trains_one_by_one(sums_of, vect
     task = small_task()
     cohort = [client_data(task, config(), 0, client) for client in range(4)]
     records = []
-    for made in (dataclasses.replace(task, build_model=build_model), task):
+    for some_task in (dataclasses.replace(task, build_model=build_model), task):
         assert not vectorized_map_calls
-        records.append(sums_of(made, config(), 10_000)(cohort).values)
+        records.append(sums_of(some_task, config(), 10_000)(cohort).values)
     assert vectorized_map_calls  # the control
     assert_close(*records, rtol=1e-5, atol=1e-7)

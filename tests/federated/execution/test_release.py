@@ -24,11 +24,11 @@ def committed(release):
     return type(release)(**fields)
 
 
-def assert_same_state(execution, one, other):
+def assert_same_state(execution, state, other_state):
     for read in (execution.before, execution.weights):
-        for ours, theirs in zip(read(one), read(other), strict=True):
-            assert ours.dtype == theirs.dtype
-            np.testing.assert_array_equal(ours, theirs)
+        for array, other_array in zip(read(state), read(other_state), strict=True):
+            assert array.dtype == other_array.dtype
+            np.testing.assert_array_equal(array, other_array)
 
 
 @pytest.mark.parametrize(
@@ -48,22 +48,22 @@ def test_a_repeated_step_and_the_rounds_after_it_are_identical(changes):
         start = execution.weights(state)
         for t in range(ROUNDS):
             cohort = [execution.client(t, client) for client in range(4)]
-            before = [np.array(array) for array in execution.before(state)]
-            weights_before = execution.weights(execution.from_before(before))
+            arrays_before = [np.array(array) for array in execution.before(state)]
+            weights_before = execution.weights(execution.from_before(arrays_before))
             np.testing.assert_equal(weights_before, execution.weights(state))
             release = execution.collect_release(state, cohort, range(settings.canaries))
-            again = execution.collect_release(state, cohort, range(settings.canaries))
-            for ours, theirs in zip(release.arrays, again.arrays, strict=True):
-                np.testing.assert_array_equal(ours, theirs)
+            repeated_release = execution.collect_release(state, cohort, range(settings.canaries))
+            for array, repeated_array in zip(release.arrays, repeated_release.arrays, strict=True):
+                np.testing.assert_array_equal(array, repeated_array)
             assert release.canaries.shape == (settings.canaries,)
             stepped = execution.step(state, release)
-            assert_same_state(execution, execution.step(state, again), stepped)
-            resumed = execution.step(execution.from_before(before), committed(release))
+            assert_same_state(execution, execution.step(state, repeated_release), stepped)
+            resumed = execution.step(execution.from_before(arrays_before), committed(release))
             assert_same_state(execution, resumed, stepped)
             np.testing.assert_equal(execution.weights(resumed), execution.weights(stepped))
             state = resumed
-        for before, after in zip(start, execution.weights(state), strict=True):
-            assert not np.array_equal(before, after)
+        for arrays_before, final_weight in zip(start, execution.weights(state), strict=True):
+            assert not np.array_equal(arrays_before, final_weight)
 
 
 def test_arrays_of_another_model_or_optimizer_are_refused():

@@ -43,33 +43,33 @@ def test_a_loss_function_receives_the_weights(sums_of):
     """Weights of one client that have the mean 1 make Keras's loss the weighted mean."""
 
     def weighted_mean(labels, outputs, weights):
-        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
-        return tf.reduce_sum(weights * each) / tf.reduce_sum(weights)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+        return tf.reduce_sum(weights * losses) / tf.reduce_sum(weights)
 
-    found = []
+    sums = []
     for loss, scale in ((weighted_mean, 7.0), (crossentropy(), 1.0)):
         weights = np.arange(1.0, 5.0) * 0.4 * scale
         task = task_of(
             FEATURES[:4], LABELS[:4], dense, loss, {"sample_weight": weights},
             client_ids=np.zeros(4, int),
         )  # fmt: skip
-        found.append(sums_of(task, settings(), 0)(cohort_of(task)))
-    assert_close(found[0].values, found[1].values, atol=2e-6)
-    assert found[0].loss_sum == pytest.approx(found[1].loss_sum)
+        sums.append(sums_of(task, settings(), 0)(cohort_of(task)))
+    assert_close(sums[0].values, sums[1].values, atol=2e-6)
+    assert sums[0].loss_sum == pytest.approx(sums[1].loss_sum)
 
 
 @pytest.mark.parametrize("small", [0, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_an_update_is_clipped_whatever_the_weights(small, sums_of):
     """The last client's weights are large, and then so large that its update overflows."""
     summed = sums_of(task_of(), settings(clip_norm=0.5), small)
-    *others, last = cohort_of(task_of())
+    *other_clients, last = cohort_of(task_of())
     epoch = last.epochs[0]
     for weight, zeroed in ((1e2, 0), (1e30, 1)):
         huge = (epoch[0], epoch[1]._replace(weights=np.full(SIZES[-1], weight, np.float32)))
-        with_it, without = (summed(cohort) for cohort in ([*others, [huge]], others))
+        with_it, without = (summed(cohort) for cohort in ([*other_clients, [huge]], other_clients))
         assert int(with_it.zeroed) == zeroed
         influence = [a - b for a, b in zip(with_it.values, without.values, strict=True)]
-        norm = np.sqrt(sum(np.sum(np.square(each)) for each in influence))
+        norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in influence))
         assert norm <= 0.5
         assert (norm > 0.49) is not zeroed
 
@@ -79,10 +79,11 @@ def test_evaluation_counts_each_example_once():
     weights = [v.numpy() for v in task.build_model(3).trainable_variables]
     expected = Evaluator(plain, settings())(weights, "test")
     assert Evaluator(task, settings())(weights, "test") == expected
-    ours, theirs = (
-        Evaluator(each, settings()).on(weights, each.examples_of("3")) for each in (task, plain)
+    weighted_metrics, plain_metrics = (
+        Evaluator(some_task, settings()).on(weights, some_task.examples_of("3"))
+        for some_task in (task, plain)
     )
-    assert ours == theirs
+    assert weighted_metrics == plain_metrics
     task.learner.check(task, settings(private_metrics=0.1))
 
 
@@ -123,9 +124,9 @@ def test_weights_are_equal_from_arrays_functions_and_client_data(tff):
         assert task.spec == arrays.spec
         assert tuple(task.client_ids) == arrays.client_ids
         for name in task.client_ids:
-            found, expected = task.examples_of(name), arrays.examples_of(name)
-            assert found[1].weights.dtype == np.float32
-            tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+            examples, expected = task.examples_of(name), arrays.examples_of(name)
+            assert examples[1].weights.dtype == np.float32
+            tf.nest.map_structure(np.testing.assert_array_equal, examples, expected)
         for split in ("validation", "test"):
             assert set(task.split(split)[1].weights) == {1}
     twice = of_client_data(elements, sample_weight=weights_of)
@@ -155,7 +156,7 @@ def test_class_weights_multiply_those_of_examples():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "match"),
     [
         ({"sample_weight": np.where(OWNERS == 2, -1, 1.0)}, "hold -1.0, .* 7, of client 2"),
         ({"sample_weight": np.where(OWNERS == 2, 1e39, 1.0)}, "hold inf, .* 7, of client 2"),
@@ -170,8 +171,8 @@ def test_class_weights_multiply_those_of_examples():
         ({"class_weight": CLASSES, "y": {"q": LABELS}}, "class_weight needs .* not one array"),
     ],
 )
-def test_invalid_weights_are_refused_by_from_arrays(changes, said):
-    with refusal(said, (TypeError, ValueError)):
+def test_invalid_weights_are_refused_by_from_arrays(changes, match):
+    with refusal(match, (TypeError, ValueError)):
         task_of(weights={}, **changes)
 
 
@@ -180,7 +181,7 @@ def spatial():
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "match"),
     [
         (lambda: functions(weights_of, compiled_epoch=lambda: None), "beside a compiled_epoch"),
         (lambda: functions(weights_of, loss=None, metrics=None), "beside a TFF model"),
@@ -193,8 +194,8 @@ def spatial():
         ),
     ],
 )  # fmt: skip
-def test_tasks_that_cannot_use_weights_are_refused(task, said):
-    with refusal(said, (TypeError, ValueError)):
-        made = task()
-        _ = made.spec
-        made.learner.check(made, settings())
+def test_tasks_that_cannot_use_weights_are_refused(task, match):
+    with refusal(match, (TypeError, ValueError)):
+        weighted_task = task()
+        _ = weighted_task.spec
+        weighted_task.learner.check(weighted_task, settings())

@@ -22,9 +22,9 @@ CONVOLUTIONS = [
 def test_gradients_of_convolutions_equal_those_of_tensorflow(arguments):
     def build_model(seed):
         tf.keras.utils.set_random_seed(seed)
-        first = layers.Conv2D(4, activation="tanh", **arguments)
+        convolution = layers.Conv2D(4, activation="tanh", **arguments)
         return tf.keras.Sequential(
-            [tf.keras.Input((11, 8, 2)), first, layers.Conv2D(2, 1), layers.Flatten()]
+            [tf.keras.Input((11, 8, 2)), convolution, layers.Conv2D(2, 1), layers.Flatten()]
         )
 
     model = build_model(3)
@@ -32,20 +32,20 @@ def test_gradients_of_convolutions_equal_those_of_tensorflow(arguments):
     apply = stateless_model(small_task(build_model=build_model), 3)
     x = tf.constant(np.random.default_rng(1).normal(size=(3, 1, 11, 8, 2)).astype(np.float32))
 
-    def ours(x):
+    def loss_and_gradients(x):
         weights = [tf.convert_to_tensor(variable) for variable in variables]
         with tf.GradientTape() as tape:
             tape.watch([weights, x])
             loss = tf.reduce_sum(tf.sin(apply(weights, x)[0]))
         return loss, tape.gradient(loss, [*weights, x])
 
-    losses, gradients = tf.function(lambda x: tf.vectorized_map(ours, x))(x)
-    for i, each in enumerate(x):
+    losses, gradients = tf.function(lambda x: tf.vectorized_map(loss_and_gradients, x))(x)
+    for i, client_x in enumerate(x):
         with tf.GradientTape() as tape:
-            tape.watch(each)
-            loss = tf.reduce_sum(tf.sin(model(each)))
+            tape.watch(client_x)
+            loss = tf.reduce_sum(tf.sin(model(client_x)))
         np.testing.assert_allclose(losses[i], loss, rtol=1e-5)
-        for a, b in zip(gradients, tape.gradient(loss, [*variables, each]), strict=True):
+        for a, b in zip(gradients, tape.gradient(loss, [*variables, client_x]), strict=True):
             np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5)
 
 

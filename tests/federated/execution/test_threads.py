@@ -23,14 +23,14 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 def test_a_limit_after_tensorflow_has_started_is_refused():
     tf.constant(1) + 1  # starts it
-    before = dict(os.environ)
-    other = tf.config.threading.get_intra_op_parallelism_threads() + 1
+    environment = dict(os.environ)
+    other_threads = tf.config.threading.get_intra_op_parallelism_threads() + 1
     with (
-        refusal(f"threads={other}: TensorFlow has already started"),
-        limited_threads(other),
+        refusal(f"threads={other_threads}: TensorFlow has already started"),
+        limited_threads(other_threads),
     ):
         pass
-    assert dict(os.environ) == before
+    assert dict(os.environ) == environment
 
 
 def test_linear_algebra_and_the_environment_are_restored(monkeypatch):
@@ -46,12 +46,12 @@ def test_linear_algebra_and_the_environment_are_restored(monkeypatch):
             if pool["user_api"] == "blas"
         ]
 
-    before, environment = pools(), dict(os.environ)
+    pools_before, environment = pools(), dict(os.environ)
     with limited_threads(1):
         assert pools()
         assert set(pools()) == {1}
         assert os.environ["TF_NUM_INTRAOP_THREADS"] == os.environ["TF_NUM_INTEROP_THREADS"] == "1"
-    assert pools() == before
+    assert pools() == pools_before
     assert dict(os.environ) == environment
 
 
@@ -66,8 +66,8 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stderr
         printed = json.loads(done.stdout.splitlines()[-1])
-        for found in printed.values():
-            assert found["tensorflow"] == [1, threads]
+        for report in printed.values():
+            assert report["tensorflow"] == [1, threads]
         runs.append(fedmf.Run.load(folder / "fast"))
     assert_same_run(*runs)
     assert "--max_concurrent_computation_calls=3" in printed["tff"]["worker command"]
@@ -86,12 +86,12 @@ def test_threads_trace_their_models_one_at_a_time(sums_of):
         at_once.append(len(under_way))
         time.sleep(0.2)  # for another thread to begin
         under_way.pop()
-        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
-        return tf.reduce_mean(each)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+        return tf.reduce_mean(losses)
 
     task = small_task(loss=loss)
     cohort = [client_data(task, config(), 0, client) for client in range(12)]
-    part = sums_of(task, config(), 0, 3)(cohort)
-    assert part.loss_sum > 0
+    cohort_sum = sums_of(task, config(), 0, 3)(cohort)
+    assert cohort_sum.loss_sum > 0
     assert 1 <= len(at_once) <= 3
     assert set(at_once) == {1}

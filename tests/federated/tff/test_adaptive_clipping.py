@@ -15,9 +15,9 @@ from tests.mechanisms.registry import MECHANISMS
 ROUNDS, SIZE, CLIENTS = 6, 5, 4
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_releases_equal_a_computation_by_brute_force(every):
-    clipping = QuantileClipping(quantile=0.7, share=0.2, every=every, learning_rate=0.8)
+@pytest.mark.parametrize("interval", [1, 2])
+def test_releases_equal_a_computation_by_brute_force(interval):
+    clipping = QuantileClipping(quantile=0.7, share=0.2, every=interval, learning_rate=0.8)
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping)
     query = MatrixFactorizationQuery(
         plan, [tf.TensorSpec([SIZE])], divisor=CLIENTS, noise_seed=3, zeroing_norm=None
@@ -41,7 +41,7 @@ def test_releases_equal_a_computation_by_brute_force(every):
         stddev = query.derive_metrics(state)["noise_stddev"]
         assert float(stddev) == pytest.approx(plan.stddev * zeta / plan.clip_norm, rel=1e-5)
         within.append(bits / CLIENTS + 0.5)
-        if (t + 1) % every == 0:
+        if (t + 1) % interval == 0:
             zeta *= np.exp(-0.8 * (np.clip(np.mean(within), 0, 1) - 0.7))
             within = []
     assert zeta != pytest.approx(plan.clip_norm, rel=0.1)

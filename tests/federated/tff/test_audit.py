@@ -45,8 +45,8 @@ def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
     honest = queries.MatrixFactorizationQuery.get_noised_result
 
     def shared(self, sample, state):
-        [*others, _, bias], state, event = honest(self, sample, state)
-        return [*others, bias[: LEAVES[2]], bias], state, event
+        [*other_leaves, _, bias], state, event = honest(self, sample, state)
+        return [*other_leaves, bias[: LEAVES[2]], bias], state, event
 
     monkeypatch.setattr(queries.MatrixFactorizationQuery, "get_noised_result", shared)
     assert not judged(claim, of_query(claim)).consistent
@@ -65,12 +65,12 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
 
     The first is a control of audits.controls, of known power.
     """
-    honest, made = audits.Query.release, []
+    honest, subjects = audits.Query.release, []
 
     def forgetful(self, state, *clients):
-        if self not in made:
-            made.append(self)
-            if len(made) == 2:
+        if self not in subjects:
+            subjects.append(self)
+            if len(subjects) == 2:
                 begun = self.initial_state.noise
                 losses = {
                     "all": begun,
@@ -86,7 +86,7 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
     assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed.threshold) <= MISS_RATE
     monkeypatch.setattr(audits.Query, "release", forgetful)
     assert not judged(claim, of_query(claim, resume_at=5)).consistent
-    assert len(made) == 2
+    assert len(subjects) == 2
 
 
 # The game.

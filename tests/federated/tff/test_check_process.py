@@ -16,7 +16,7 @@ BUILD = tff.learning.algorithms
 EXACT = "reaches its state or result without clipping and noise"
 
 
-def ours(clip=None, **options):
+def our_aggregator(clip=None, **options):
     plan = plan_of(IdentityMechanism(rounds=4), quantile_clipping=clip)
     return federated.dp_aggregator(plan, clients_per_round=2, noise_seed=1, **options)
 
@@ -24,19 +24,21 @@ def ours(clip=None, **options):
 @pytest.mark.parametrize(
     "process",
     [
-        lambda: fed_avg(ours(secure_sum=True)),
+        lambda: fed_avg(our_aggregator(secure_sum=True)),
         *(
             pytest.param(process, marks=pytest.mark.slow)
             for process in (
                 lambda: fed_avg(
-                    ours(clip=fedmf.QuantileClipping()).with_scaling(federated.Scaling(rule="adam"))
+                    our_aggregator(clip=fedmf.QuantileClipping()).with_scaling(
+                        federated.Scaling(rule="adam")
+                    )
                 ),
                 lambda: BUILD.build_fed_sgd(
                     model_fn,
                     SGD(0.1),
-                    model_aggregator=tff.aggregators.as_weighted_aggregator(ours()),
+                    model_aggregator=tff.aggregators.as_weighted_aggregator(our_aggregator()),
                 ),
-                lambda: fed_avg(tff.aggregators.clipping_factory(3.0, ours())),
+                lambda: fed_avg(tff.aggregators.clipping_factory(3.0, our_aggregator())),
             )
         ),
     ],
@@ -48,26 +50,30 @@ def test_processes_that_only_aggregate_by_dp_aggregator_pass(process):
 
 def test_weighted_processes_name_the_way_out():
     with refusal(r"as_weighted_aggregator\(dp_aggregator\(...\)\)", TypeError):
-        BUILD.build_weighted_fed_avg(model_fn, SGD(0.1), SGD(1.0), model_aggregator=ours())
+        BUILD.build_weighted_fed_avg(
+            model_fn, SGD(0.1), SGD(1.0), model_aggregator=our_aggregator()
+        )
 
 
 @pytest.mark.parametrize(
-    ("gradients", "said"),
+    ("gradients", "match"),
     [
         (None, r"a federated_sum of \{<float32\[2,1\],float32\[1\]>\}@CLIENTS"),
         # Each is clipped and noised, but both together have twice the rho that the plan states.
-        pytest.param(ours(), "releases 2 clipped and noised sums", marks=pytest.mark.slow),
+        pytest.param(
+            our_aggregator(), "releases 2 clipped and noised sums", marks=pytest.mark.slow
+        ),
     ],
 )
-def test_mime_is_refused(gradients, said):
+def test_mime_is_refused(gradients, match):
     process = BUILD.build_unweighted_mime_lite(
         model_fn,
         SGD(0.1, momentum=0.9),
         SGD(1.0),
-        model_aggregator=gradients or ours(),
+        model_aggregator=gradients or our_aggregator(),
         full_gradient_aggregator=gradients,
     )
-    with refusal(said):
+    with refusal(match):
         federated.check_process(process)
 
 
@@ -77,8 +83,8 @@ QUANTILE = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0
 @pytest.mark.parametrize(
     "factory",
     [
-        lambda: tff.aggregators.clipping_factory(QUANTILE, ours()),
-        lambda: tff.aggregators.UnweightedMeanFactory(value_sum_factory=ours()),
+        lambda: tff.aggregators.clipping_factory(QUANTILE, our_aggregator()),
+        lambda: tff.aggregators.UnweightedMeanFactory(value_sum_factory=our_aggregator()),
         lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 2.0, 1.0),
     ],
     ids=["clip norm of the clients", "mean over who came", "noise"],

@@ -346,8 +346,8 @@ def twice_the_clip_norm(query, state, updates):
 
 @refused(ANOTHER_STATE)
 def clipping_of_another_plan(query, state, updates):
-    other = QueryComputations(plan_of(IdentityMechanism(rounds=4), clip_norm=5.0))
-    samples = other.clipped(tff.federated_eval(other.initial, tff.SERVER), updates)
+    other_query = QueryComputations(plan_of(IdentityMechanism(rounds=4), clip_norm=5.0))
+    samples = other_query.clipped(tff.federated_eval(other_query.initial, tff.SERVER), updates)
     return output(*query.noised(tff.federated_sum(samples), state))
 
 

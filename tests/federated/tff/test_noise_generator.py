@@ -18,8 +18,13 @@ def philox(counter, key):
     """Philox4x32-10 of Salmon et al. 2011: counters of four words, keys of two."""
     x, k = list(counter), list(key)
     for _ in range(10):
-        first, second = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
-        x = [second >> 32 ^ x[1] ^ k[0], second & MASK, first >> 32 ^ x[3] ^ k[1], first & MASK]
+        product_0, product_2 = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        x = [
+            product_2 >> 32 ^ x[1] ^ k[0],
+            product_2 & MASK,
+            product_0 >> 32 ^ x[3] ^ k[1],
+            product_0 & MASK,
+        ]
         k = [k[0] + 0x9E3779B9 & MASK, k[1] + 0xBB67AE85 & MASK]
     return x
 
@@ -28,15 +33,15 @@ def words(number):
     return [number & MASK, number >> 32]
 
 
-def normals_of(first, second):
+def normals_of(radius_word, angle_word):
     """The pair of two words of 64 bits."""
-    signed = (second >> 40) - (2**24 if second >= 2**63 else 0)
+    signed = (angle_word >> 40) - (2**24 if angle_word >= 2**63 else 0)
     angle = (signed + 0.5) * np.pi / 2**23
     # Near 1 float64 holds the distance to 1, and not the number.
     logarithm = (
-        np.log((first + 0.5) / 2**64)
-        if first < 2**63
-        else np.log1p(-(2**64 - 1 - first + 0.5) / 2**64)
+        np.log((radius_word + 0.5) / 2**64)
+        if radius_word < 2**63
+        else np.log1p(-(2**64 - 1 - radius_word + 0.5) / 2**64)
     )
     return np.sqrt(-2 * logarithm) * np.array([np.cos(angle), np.sin(angle)])
 
@@ -71,13 +76,13 @@ def test_the_tail_is_complete_and_no_draw_is_zero():
     rng = np.random.default_rng(0)
     low = [2**i - 1 for i in range(64)]
     pairs = [
-        (first, int(rng.integers(0, 2**64, dtype=np.uint64)))
+        (radius_word, int(rng.integers(0, 2**64, dtype=np.uint64)))
         for i in low
-        for first in (i, 2**64 - 1 - i)
+        for radius_word in (i, 2**64 - 1 - i)
     ]
-    found = box_muller(tf.constant(pairs, tf.uint64)).numpy()
+    normals = box_muller(tf.constant(pairs, tf.uint64)).numpy()
     exact = np.array([normals_of(*pair) for pair in pairs])
-    np.testing.assert_allclose(np.hypot(*found.T), np.hypot(*exact.T), rtol=2e-6)
-    np.testing.assert_allclose(found, exact, rtol=2e-6, atol=3e-6)
-    assert np.hypot(*found[0]) == pytest.approx(np.sqrt(2 * 65 * np.log(2)))
-    assert (found != 0).all()
+    np.testing.assert_allclose(np.hypot(*normals.T), np.hypot(*exact.T), rtol=2e-6)
+    np.testing.assert_allclose(normals, exact, rtol=2e-6, atol=3e-6)
+    assert np.hypot(*normals[0]) == pytest.approx(np.sqrt(2 * 65 * np.log(2)))
+    assert (normals != 0).all()

@@ -32,9 +32,9 @@ def test_a_tff_process_adds_the_noise_that_is_handed_in():
     noise = federated.HostNoise.for_state(PLAN, state)
     for t in range(5):
         output = process.next(noise.hand_in(state), [ZERO, ZERO])
-        found = np.concatenate([np.ravel(leaf) for leaf in output.result])
+        result = np.concatenate([np.ravel(leaf) for leaf in output.result])
         expected = noise.row(t) * np.float32(PLAN.stddev) / 2
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6)
         if t == 3:
             with pytest.raises(Exception, match="no noise was handed in"):
                 process.next(output.state, [ZERO])
@@ -45,32 +45,39 @@ def test_no_error_shows_the_key():
     state = process_of().initialize()
     noise = federated.HostNoise.for_state(PLAN, state)
 
-    def late(part):
-        return part._replace(next_round=np.int32(5)) if isinstance(part, NoiseState) else None
+    def after_last_round(component):
+        return (
+            component._replace(next_round=np.int32(5))
+            if isinstance(component, NoiseState)
+            else None
+        )
 
     with refusal("planned for rounds=5") as raised:
-        noise.hand_in(tree.traverse(late, noise.hand_in(state)))
-    shown = "".join(traceback.format_exception(raised.value))
-    assert not any(str(word) in shown for word in noise_key(SEED).tolist())
+        noise.hand_in(tree.traverse(after_last_round, noise.hand_in(state)))
+    traceback_text = "".join(traceback.format_exception(raised.value))
+    assert not any(str(word) in traceback_text for word in noise_key(SEED).tolist())
 
 
 def test_states_of_another_plan_or_seed_are_refused():
     state, host = process_of().initialize(), federated.HostNoise
     noise = host.for_state(PLAN, state)
     # In the graph two rows are in the state of one plan, and one in that of the other.
-    in_graph = [
+    recurrent_states = [
         (plan, process_of(plan, strategy="recurrent").initialize()) for plan in (PLAN, NARROW)
     ]
-    for made, given, said in (
+    for host_noise, some_state, match in (
         (host(PLAN, SIZE, noise_seed=SEED + 1), state, "another noise seed"),
         (host.for_state(NARROW, state), state, "another plan"),
         (host(NARROW, SIZE, noise_seed=SEED), state, "another plan"),
         (noise, {"weights": [1.0]}, "holds 0 NoiseStates"),
         (noise, [state, state], "holds 2 NoiseStates"),
-        *((host.for_state(*each), each[1], "noise_strategy='precomputed'") for each in in_graph),
+        *(
+            (host.for_state(*plan_and_state), plan_and_state[1], "noise_strategy='precomputed'")
+            for plan_and_state in recurrent_states
+        ),
     ):
-        with refusal(said):
-            made.hand_in(given)
+        with refusal(match):
+            host_noise.hand_in(some_state)
 
 
 def test_host_noise_without_a_seed_is_refused():

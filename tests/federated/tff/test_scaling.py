@@ -42,22 +42,22 @@ def random_updates(t):
     return np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE)) * [10, 1, 1, 0.1, 0.01]
 
 
-def scales_of(rule, released, every):
+def scales_of(rule, released, interval):
     """The scales of all rounds and the one after, from the formulas, in float64."""
     v, scales = np.zeros(SIZE), [np.ones(SIZE)]
     for t, g in enumerate(released.astype(np.float64)):
         v = v + g**2 if rule == "adagrad" else 0.9 * v + 0.1 * g**2
         s = (np.sqrt(v.mean()) + EPSILON) / (np.sqrt(v) + EPSILON)
-        scales.append(s if (t + 1) % every == 0 else scales[-1])
+        scales.append(s if (t + 1) % interval == 0 else scales[-1])
     return np.array(scales)
 
 
-@pytest.mark.parametrize(("rule", "every"), itertools.product(["adam", "adagrad"], [1, 2]))
-def test_scales_follow_from_releases_and_sums_from_scales(rule, every):
-    scaling = Scaling(rule=rule, epsilon=EPSILON, decay=0.9, every=every)
+@pytest.mark.parametrize(("rule", "interval"), itertools.product(["adam", "adagrad"], [1, 2]))
+def test_scales_follow_from_releases_and_sums_from_scales(rule, interval):
+    scaling = Scaling(rule=rule, epsilon=EPSILON, decay=0.9, every=interval)
     query = query_of(scaling)
     released, scales, state = played(query)
-    expected = scales_of(rule, released, every)
+    expected = scales_of(rule, released, interval)
     np.testing.assert_allclose(scales, expected[:-1], rtol=1e-4)
     np.testing.assert_allclose(state.scaling.scales[0], expected[-1], rtol=1e-4)
     # By brute force: each update scaled and clipped, the sum with its noise, and back.

@@ -19,11 +19,11 @@ def _runtime_with_secure_sums():
     """
     # Both are kept: a runtime that is dropped waits for its worker process to end,
     # which may be never.
-    before = tff.framework.get_context_stack().current
+    default_context = tff.framework.get_context_stack().current
     tff.backends.test.set_sync_test_cpp_execution_context()
-    _KEPT.extend([before, tff.framework.get_context_stack().current])
+    _KEPT.extend([default_context, tff.framework.get_context_stack().current])
     yield
-    tff.framework.set_default_context(before)
+    tff.framework.set_default_context(default_context)
 
 
 def rounds_of(value_type, rounds, *, secure_sum=True, **changes):
@@ -53,8 +53,10 @@ def test_secure_sum_and_metrics_equal_those_of_the_open_sum():
     outputs = (rounds_of(kind, rounds, secure_sum=secure) for secure in (True, False))
     for secure, plain in zip(*outputs, strict=True):
         # A few steps of 2^-32 of the clip norm, and the rounding of the result itself.
-        for one, other, rtol in zip(secure.result, plain.result, (2.0**-10, 1e-6, 0), strict=True):
-            np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-8)
+        for secure_leaf, plain_leaf, rtol in zip(
+            secure.result, plain.result, (2.0**-10, 1e-6, 0), strict=True
+        ):
+            np.testing.assert_allclose(secure_leaf, plain_leaf, rtol=rtol, atol=1e-8)
         assert secure.measurements["dp_query_metrics"] == plain.measurements["dp_query_metrics"]
         assert secure.measurements["dp"]["records"]["secure_upper_clipped_count"] == 0
 

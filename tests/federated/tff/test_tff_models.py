@@ -110,8 +110,8 @@ def by_hand(model=ByHand):
 
 
 def functional_task():
-    made = {seed: functional(seed) for seed in (0, 3)}
-    return task_of(made.__getitem__)
+    models_by_seed = {seed: functional(seed) for seed in (0, 3)}
+    return task_of(models_by_seed.__getitem__)
 
 
 TASKS = {
@@ -181,13 +181,15 @@ def test_variables_carry_no_data_from_client_to_client(tmp_path):
             "clip_norm": 100.0,
         }
         settings = config(cohort_size=len(clients), client_learning_rate=0.1, **no_noise)
-        some = dataclasses.replace(by_hand(Remembers), client_ids=[f"client {i}" for i in clients])
-        run = train(tmp_path / repr(clients), settings, some)
+        some_task = dataclasses.replace(
+            by_hand(Remembers), client_ids=[f"client {i}" for i in clients]
+        )
+        run = train(tmp_path / repr(clients), settings, some_task)
         return [len(clients) * (w - s) for w, s in zip(run.weights, start, strict=True)]
 
-    both, first, second = sum_of([3, 4]), sum_of([3]), sum_of([4])
-    assert all(np.abs(total).max() > 1e-3 for total in both)
-    assert_close(both, map(np.add, first, second), rtol=1e-4, atol=1e-6)
+    sum_of_both, first_sum, second_sum = sum_of([3, 4]), sum_of([3]), sum_of([4])
+    assert all(np.abs(total).max() > 1e-3 for total in sum_of_both)
+    assert_close(sum_of_both, map(np.add, first_sum, second_sum), rtol=1e-4, atol=1e-6)
 
 
 class Hidden(Remembers):
@@ -208,7 +210,7 @@ def made_by_keras(seed):
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "match"),
     [
         (lambda: by_hand(Hidden), "VariableModel that uses the variables seen:0"),
         (lambda: task_of(with_dropout), "draws random numbers in training"),
@@ -219,6 +221,6 @@ def made_by_keras(seed):
         (lambda: task_of(made_by_keras), "functional_model_from_keras"),
     ],
 )
-def test_tasks_that_do_not_fit_a_tff_model_are_refused(task, said):
-    with refusal(f"(?s){said}", (TypeError, ValueError)):
+def test_tasks_that_do_not_fit_a_tff_model_are_refused(task, match):
+    with refusal(f"(?s){match}", (TypeError, ValueError)):
         checked(task(), config())

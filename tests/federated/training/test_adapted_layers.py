@@ -33,10 +33,10 @@ def task_of(kind, turned=False):
         lookup.adapt(inputs)
         if turned:
             lookup.set_vocabulary(lookup.get_vocabulary(include_special_tokens=False)[::-1])
-        first = tf.keras.Input(inputs.shape[1:], dtype=tf.as_dtype(inputs.dtype))
-        embedded = tf.keras.layers.Embedding(8, 2)(lookup(first))
+        input_layer = tf.keras.Input(inputs.shape[1:], dtype=tf.as_dtype(inputs.dtype))
+        embedded = tf.keras.layers.Embedding(8, 2)(lookup(input_layer))
         outputs = tf.keras.layers.Dense(3)(tf.keras.layers.Flatten()(embedded))
-        return tf.keras.Model(first, outputs)
+        return tf.keras.Model(input_layer, outputs)
 
     return task_of_arrays(inputs, LABELS, build_model)
 
@@ -67,10 +67,10 @@ def test_adapted_layers_are_trained_and_exported_with_their_words(kind, tmp_path
         model = turned.starting_from(folder.initial_weights()).build_model(0)
         np.testing.assert_array_equal(model(inputs), outputs)
     # Negative control: the task's own words give other outputs.
-    own = turned.build_model(0)
-    for variable, weight in zip(own.trainable_variables, run.weights, strict=True):
+    own_model = turned.build_model(0)
+    for variable, weight in zip(own_model.trainable_variables, run.weights, strict=True):
         variable.assign(weight)
-    assert (own(inputs) != outputs).numpy().any()
+    assert (own_model(inputs) != outputs).numpy().any()
 
 
 def test_a_keras_file_with_words_is_loaded(tmp_path):

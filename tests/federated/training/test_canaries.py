@@ -67,11 +67,11 @@ def run(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_crashed_run_resumes_with_identical_canaries(run, tmp_path):
-    parts = small_runs.broken_off(tmp_path / "parts", 5, config(), wide_task())
-    parts = train(parts, resume=True)
+    resumed_run = small_runs.broken_off(tmp_path / "parts", 5, config(), wide_task())
+    resumed_run = train(resumed_run, resume=True)
     assert evidence(run)["releases"].shape == (8, CANARIES)
-    np.testing.assert_equal(evidence(parts), evidence(run))
-    np.testing.assert_equal(parts.weights, run.weights)
+    np.testing.assert_equal(evidence(resumed_run), evidence(run))
+    np.testing.assert_equal(resumed_run.weights, run.weights)
 
 
 def test_every_command_of_the_final_statement_runs(run, monkeypatch):
@@ -120,11 +120,11 @@ def test_releases_contain_the_clipped_updates_of_participating_canaries(tmp_path
 
 
 def test_the_audit_command_reports_the_canaries(run):
-    shown = printed_by(f"audit canaries {run.path}")
-    assert shown["consistent"]
-    assert (shown["canaries"], shown["took_part"]) == (CANARIES, CANARIES)
-    assert {bound["epsilon_claimed"] for bound in shown["bounds"]} == {run.plan["epsilon"]}
-    assert max(bound["epsilon_lower"] for bound in shown["bounds"]) > 0.5
+    report = printed_by(f"audit canaries {run.path}")
+    assert report["consistent"]
+    assert (report["canaries"], report["took_part"]) == (CANARIES, CANARIES)
+    assert {bound["epsilon_claimed"] for bound in report["bounds"]} == {run.plan["epsilon"]}
+    assert max(bound["epsilon_lower"] for bound in report["bounds"]) > 0.5
     assert "ABOVE" not in program(f"audit canaries {run.path} --confidence 0.5").stdout
 
 
@@ -146,21 +146,21 @@ def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
     secret = tmp_path / "damaged" / "private" / "canaries.npz"
     secret.write_bytes(secret.read_bytes()[:100])
     (tmp_path / "published" / "private" / "canaries.npz").unlink()
-    words = {"half": "not finished", "none": "was trained without canaries"}
-    for name, said in (words | {"damaged": "damaged", "published": "published"}).items():
-        with refusal(said):
+    messages = {"half": "not finished", "none": "was trained without canaries"}
+    for name, match in (messages | {"damaged": "damaged", "published": "published"}).items():
+        with refusal(match):
             audit_run_canaries(tmp_path / name)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "match"),
     [
         ({"canaries": 7}, "canaries=7 .* 63 parameters: use at most 6"),
         ({"canaries": 6, "zeroing_norm": 1.0}, r"entries of 1\.26, and zeroing_norm=1\.0"),
     ],
 )
-def test_too_many_canaries_and_zeroed_ones_are_refused(tmp_path, changes, words):
-    with refusal(words):
+def test_too_many_canaries_and_zeroed_ones_are_refused(tmp_path, changes, match):
+    with refusal(match):
         small_runs.train(tmp_path / "run", run_small.config(**changes))
 
 

@@ -60,11 +60,11 @@ def test_a_run_killed_at_any_point_of_a_round_resumes_identically(tmp_path, monk
     with monkeypatch.context() as patch:
         for owner, name in POINTS:
             patch.setattr(owner, name, copied_around(getattr(owner, name)))
-        whole = train(tmp_path / "run", settings)
-    kept = sorted(copies)[:: 1 if execution == "fast" else 5]
+        uninterrupted = train(tmp_path / "run", settings)
+    points = sorted(copies)[:: 1 if execution == "fast" else 5]
     assert len(sorted(copies)) >= 10
-    for point in kept:
-        assert_same_run(whole, train(copies[point], settings, resume=True))
+    for point in points:
+        assert_same_run(uninterrupted, train(copies[point], settings, resume=True))
 
 
 class Broken(RoundMetric):
@@ -83,7 +83,7 @@ class Mended(Broken):
         return 0.0 if finished.round == 2 else super().compute(finished)
 
 
-def test_a_metric_that_fails_and_is_fixed_does_not_change_the_release(whole, tmp_path):
+def test_a_metric_that_fails_and_is_fixed_does_not_change_the_release(whole_run, tmp_path):
     with pytest.raises(RuntimeError, match="broken metric"):
         train(tmp_path / "run", round_metrics=[Broken()])
     release = newest_release(tmp_path / "run")
@@ -94,19 +94,21 @@ def test_a_metric_that_fails_and_is_fixed_does_not_change_the_release(whole, tmp
     assert seen == [3, 4, 5]  # round 2 is in `training.recorded`
     assert [row["round"] for row in run.metrics] == list(range(6))
     assert [row["largest"] for row in run.metrics].count(0.0) == 1
-    np.testing.assert_equal(run.weights, whole.weights)
+    np.testing.assert_equal(run.weights, whole_run.weights)
     assert len(release) == len(newest_release(tmp_path / "run"))
 
 
 def test_another_program_computes_later_rounds_and_repeats_none(tmp_path):
     """What is committed stays, whatever the resumed program would have computed."""
-    other = small_task(batch_size=4, build_model=lambda seed: small_task().build_model(seed + 1))
+    other_task = small_task(
+        batch_size=4, build_model=lambda seed: small_task().build_model(seed + 1)
+    )
     folder = broken_off(tmp_path / "run", 3)
     release = newest_release(folder)
-    train(folder, task=other, resume=True, accept_changed_task=True, stop_after=3)
-    for before, after in zip(release, newest_release(folder), strict=True):
-        np.testing.assert_array_equal(before, after)
-    run = train(folder, task=other, resume=True, accept_changed_task=True)
+    train(folder, task=other_task, resume=True, accept_changed_task=True, stop_after=3)
+    for old_array, new_array in zip(release, newest_release(folder), strict=True):
+        np.testing.assert_array_equal(old_array, new_array)
+    run = train(folder, task=other_task, resume=True, accept_changed_task=True)
     assert run.plan["programs"] == [0, 3]
 
 
@@ -121,8 +123,8 @@ def test_the_journal_of_a_run_in_tff_contains_neither_key_nor_noise(tmp_path):
             secrets.append(execution.noise.row(t)[:8].tobytes())
         state = execution.noise.hand_in(execution.init())
     secrets.append(np.asarray(the_noise(state).key).tobytes())
-    whole = tmp_path / "whole.npz"  # the control: a state with all its leaves has the key
-    np.savez(whole, *map(np.asarray, tf.nest.flatten(state)))
-    assert any(secret in whole.read_bytes() for secret in secrets)
+    whole_state = tmp_path / "whole.npz"  # the control: a state with all its leaves has the key
+    np.savez(whole_state, *map(np.asarray, tf.nest.flatten(state)))
+    assert any(secret in whole_state.read_bytes() for secret in secrets)
     for path in [*(run.path / "private" / "journal").iterdir(), run.path / "private/rounds.jsonl"]:
         assert not any(secret in path.read_bytes() for secret in secrets)

@@ -46,7 +46,7 @@ def defined(metric):
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("metrics", "expected"),
     [
         (
             [
@@ -63,7 +63,7 @@ def defined(metric):
         ([metrics.BinaryAccuracy(), metrics.FalsePositives()], {*CLIENTS}),
     ],
 )
-def test_a_metric_is_defined_on_examples_that_determine_it(made, expected):
-    assert {metric.name: {*defined(metric)} for metric in made} == {
-        metric.name: expected for metric in made
+def test_a_metric_is_defined_on_examples_that_determine_it(metrics, expected):
+    assert {metric.name: {*defined(metric)} for metric in metrics} == {
+        metric.name: expected for metric in metrics
     }

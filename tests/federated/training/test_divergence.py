@@ -42,8 +42,8 @@ def watch(plan, rate=1.0):
 
 def told(watch, losses, examples=100):
     """round -> sentence."""
-    said = {t: watch.observe(t, float(loss), examples) for t, loss in enumerate(losses)}
-    return {t: sentence for t, sentence in said.items() if sentence}
+    messages = {t: watch.observe(t, float(loss), examples) for t, loss in enumerate(losses)}
+    return {t: sentence for t, sentence in messages.items() if sentence}
 
 
 def noisy(losses, seed=0):
@@ -68,9 +68,9 @@ def test_runs_that_do_not_diverge(plan, losses):
 
 def test_a_diverging_run_warns_once(plan):
     losses = np.r_[[5.7, 5.5, 4, 3, 3, 4, 5], 6 + 2.0 ** np.arange(60)]
-    said = told(watch(plan), losses)
-    assert [*said] == [7 + ROUNDS_ABOVE_START - 1]
-    (sentence,) = said.values()
+    messages = told(watch(plan), losses)
+    assert [*messages] == [7 + ROUNDS_ABOVE_START - 1]
+    (sentence,) = messages.values()
     assert f"is {losses[26]:.3g}, and for {ROUNDS_ABOVE_START} rounds it was above 5.7" in sentence
     assert "smaller `server_learning_rate` than 1, such as" in sentence
 
@@ -79,9 +79,9 @@ def test_a_diverging_run_warns_once(plan):
 def test_a_loss_that_leaps_in_the_first_rounds_warns(plan, leap):
     """Losses of two runs: counts with a Poisson loss, and private losses at their largest value."""
     losses = np.r_[11.93, [9.0, 7.0, 6.0, 5.5][: leap - 1], np.tile([46.5, 43.8], 40)]
-    said = told(watch(plan), losses)
-    assert [*said] == [leap + ROUNDS_ABOVE_START - 1]
-    assert "was above 11.9, that of the model that it began with" in said[19 + leap]
+    messages = told(watch(plan), losses)
+    assert [*messages] == [leap + ROUNDS_ABOVE_START - 1]
+    assert "was above 11.9, that of the model that it began with" in messages[19 + leap]
     capped = np.r_[9.2, 9.2 + 0.2 * np.arange(leap - 1), [10.0] * ROUNDS_ABOVE_START]
     assert len(told(watch(plan), capped)) == 1
 
@@ -96,9 +96,9 @@ def test_a_private_loss_of_no_client_does_not_count():
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
 def test_a_loss_that_is_not_finite_warns_at_once(plan, loss):
-    said = told(watch(plan), [5.0, loss, loss])
-    assert [*said] == [1]
-    assert f"loss of round 1 is {loss}" in said[1]
+    messages = told(watch(plan), [5.0, loss, loss])
+    assert [*messages] == [1]
+    assert f"loss of round 1 is {loss}" in messages[1]
 
 
 def test_rounds_without_examples_do_not_count(plan):
@@ -139,5 +139,7 @@ def test_the_rule_is_for_a_server_of_sgd(plan):
 def test_a_learning_rate_far_too_large_for_the_noise_warns(plan):
     rate = rate_of(plan)
     assert rate_warning(rate, config(server_learning_rate=FACTOR * rate)) is None
-    said = rate_warning(rate, config(server_learning_rate=20 * rate))
-    assert said.startswith(f"server_learning_rate={20 * rate:g} is 20 times the {rate:.2g} that")
+    messages = rate_warning(rate, config(server_learning_rate=20 * rate))
+    assert messages.startswith(
+        f"server_learning_rate={20 * rate:g} is 20 times the {rate:.2g} that"
+    )

@@ -21,8 +21,8 @@ def stopped_after(losses, patience, largest_loss=None, resumed=0):
             rows += [{}, {"validation": {"loss": loss}}]
         else:  # the rounds' own losses go up and down, their means do not
             clients = 0.0 if math.isnan(loss) else 2.0
-            each = (loss + 1, loss - 1) if clients else (0.0, 0.0)
-            rows += [{"private": {"clients": clients, "loss": value}} for value in each]
+            client_losses = (loss + 1, loss - 1) if clients else (0.0, 0.0)
+            rows += [{"private": {"clients": clients, "loss": value}} for value in client_losses]
     metrics = largest_loss and types.SimpleNamespace(largest_loss=largest_loss)
     training = types.SimpleNamespace(
         plan=types.SimpleNamespace(private_metrics=metrics),
@@ -41,18 +41,18 @@ def stopped_after(losses, patience, largest_loss=None, resumed=0):
 
 @pytest.mark.parametrize("largest_loss", [None, 20.0])
 def test_a_run_stops_after_patience_evaluations_without_improvement(largest_loss):
-    def after(losses, patience, resumed=0):
+    def stops_after(losses, patience, resumed=0):
         return stopped_after(losses, patience, largest_loss, resumed)
 
-    assert after([5, 4, 3, 2, 1], 1) == []
-    assert after([5, 4, 4, 3], 1) == [6]  # equal is not better
-    assert after([5, 4, 6, 3, 3.5, 3.1, 2], 2) == [12]
-    assert after([5, 4, 6, 3, 3.5, 3.1, 2], 3) == []
-    assert after([5, math.nan, math.nan, 1], 2) == [6]  # no loss is none that is better
+    assert stops_after([5, 4, 3, 2, 1], 1) == []
+    assert stops_after([5, 4, 4, 3], 1) == [6]  # equal is not better
+    assert stops_after([5, 4, 6, 3, 3.5, 3.1, 2], 2) == [12]
+    assert stops_after([5, 4, 6, 3, 3.5, 3.1, 2], 3) == []
+    assert stops_after([5, math.nan, math.nan, 1], 2) == [6]  # no loss is none that is better
     if largest_loss is None:  # a private loss is finite
-        assert after([5, -math.inf, -math.inf, 1], 2) == [6]
-    assert after([5, 4, 6, 7, 8], 2, resumed=8) == [8]  # as before the resume
-    assert after([1], 1) == []
+        assert stops_after([5, -math.inf, -math.inf, 1], 2) == [6]
+    assert stops_after([5, 4, 6, 7, 8], 2, resumed=8) == [8]  # as before the resume
+    assert stops_after([1], 1) == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -62,8 +62,8 @@ def test_a_run_that_no_longer_improves_ends_and_states_all_rounds(tmp_path, shar
     settings = config(
         rounds=8, noise_multiplier=0.05, evaluate_every=1, server_learning_rate=50.0, **private
     )
-    said = pytest.warns(UserWarning, match="validation losses decide .* does not cover")
-    with contextlib.nullcontext() if share else said:
+    expected_warning = pytest.warns(UserWarning, match="validation losses decide .* does not cover")
+    with contextlib.nullcontext() if share else expected_warning:
         run = train(tmp_path, settings, callbacks=[federated.EarlyStopping(1)])
     assert run.result is None
     assert 1 < run.num_rounds() == len(run.metrics) < 8

@@ -17,28 +17,33 @@ layers, losses = tf.keras.layers, tf.keras.losses
 
 def evaluated(limit, monkeypatch):
     """Metrics of the small task's first weights, and the number of batches."""
-    taken = []
+    batches_taken = []
 
     def counted(examples, index):
-        taken.append(index)
+        batches_taken.append(index)
         return take(examples, index)
 
     monkeypatch.setattr(evaluation, "MAX_OUTPUT_BYTES", limit)
     monkeypatch.setattr(evaluation, "take", counted)
     task = small_task()
     evaluate = evaluation.KerasEvaluator(task.learner, task.client_settings(config()))
-    found = evaluate(start_of(task, 0), task.split("validation")).values
-    return found, len(taken) - 1  # one example more, to see how large outputs are
+    values = evaluate(start_of(task, 0), task.split("validation")).values
+    return values, len(batches_taken) - 1  # one example more, to see how large outputs are
 
 
 def test_outputs_of_a_batch_are_at_most_the_limit(monkeypatch):
-    each = 4 * CLASSES * LENGTH
-    whole, count = evaluated(2**25, monkeypatch)
+    example_bytes = 4 * CLASSES * LENGTH
+    expected, count = evaluated(2**25, monkeypatch)
     assert count == 1
-    for batches, limit in ((40, 1), (40, 2 * each - 1), (5, 9 * each), (3, 31 * each)):
-        part, count = evaluated(limit, monkeypatch)
+    for batches, limit in (
+        (40, 1),
+        (40, 2 * example_bytes - 1),
+        (5, 9 * example_bytes),
+        (3, 31 * example_bytes),
+    ):
+        values, count = evaluated(limit, monkeypatch)
         assert count == batches
-        assert part == pytest.approx(whole, rel=1e-6)
+        assert values == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_metric_named_loss_replaces_the_mean_loss():
@@ -72,6 +77,6 @@ def test_probabilities_rounded_to_0_have_the_loss_of_keras(ends, loss):
     model.set_weights([100 * np.ones_like(w) * np.arange(w.shape[-1]) - 50 for w in start_of(task)])
     model.compile(loss=loss)
     expected = model.evaluate(x, y, verbose=0)
-    found = Evaluator(task, config())(model.get_weights(), "test")["loss"]
-    assert found == pytest.approx(expected, rel=1e-5)
-    assert found > 20
+    loss_value = Evaluator(task, config())(model.get_weights(), "test")["loss"]
+    assert loss_value == pytest.approx(expected, rel=1e-5)
+    assert loss_value > 20

@@ -68,10 +68,10 @@ def test_two_rounds_and_a_resume_take_under_3_gb(toeplitz, tmp_path):
     """
     folder = tmp_path / "run"
     work = {} if compiler() is None else {"clients": 100, "sentences": 4}
-    first = run(folder, "fast", toeplitz, under_gb=3, rounds=1, **work)
+    weights_after_first = run(folder, "fast", toeplitz, under_gb=3, rounds=1, **work)
     # That a resumed run is the same is tested on a small model (test_loop.py).
-    second = run(folder, "fast", toeplitz, under_gb=3, **work)
-    assert not np.array_equal(second[0], first[0])
+    weights_after_second = run(folder, "fast", toeplitz, under_gb=3, **work)
+    assert not np.array_equal(weights_after_second[0], weights_after_first[0])
 
 
 @pytest.mark.skipif(compiler() is None, reason="the test above is without one")

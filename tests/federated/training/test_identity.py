@@ -49,8 +49,8 @@ def go_on(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
         return reopen_run(checked(task, settings), settings, folder, plan, options)
 
 
-def seeded_by(more):
-    return lambda seed: small_task().build_model(seed + more)
+def seeded_by(offset):
+    return lambda seed: small_task().build_model(seed + offset)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_resume_of_the_same_task_is_accepted(begun, recwarn):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "match"),
     [
         (
             {"loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=False)},
@@ -80,8 +80,8 @@ def test_a_resume_of_the_same_task_is_accepted(begun, recwarn):
     ],
     ids=["loss", "batch size", "initial weights", "order of clients", "data"],
 )
-def test_another_task_is_refused(begun, changes, said):
-    with refusal(rf"cannot resume .* {said}.*start a new folder"):
+def test_another_task_is_refused(begun, changes, match):
+    with refusal(rf"cannot resume .* {match}.*start a new folder"):
         go_on(begun, dataclasses.replace(VERSIONED, **changes))
 
 
@@ -102,12 +102,12 @@ def weighted(task_weights=(1.0, 2.0), last_class=1.0):
 def test_other_class_weights_are_refused(tmp_path):
     folder = begin(tmp_path / "run", weighted())
     go_on(folder, weighted())
-    for other, said in (
+    for other_task, match in (
         (weighted(last_class=3.0), r"class_weight=\[1.0, 0.5, 3.0\] .*1.0, 0.5, 1.0"),
         (weighted(last_class=None), "class_weight=None"),
     ):
-        with refusal(f"cannot resume .* {said}"):
-            go_on(folder, other)
+        with refusal(f"cannot resume .* {match}"):
+            go_on(folder, other_task)
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_another_mechanism_of_the_same_description_is_refused(tmp_path):
         diagonals[0, 1], diagonals[-1, 0] = 0, 1  # columns of norm 1
         return dataclasses.replace(SETTINGS.plan(), mechanism=BandedMechanism(diagonals=diagonals))
 
-    one, other = plan_of(0.8), plan_of(0.6)
-    assert summary(one) == summary(other)
-    folder = begin(tmp_path / "run", plan=one)
+    plan, other_plan = plan_of(0.8), plan_of(0.6)
+    assert summary(plan) == summary(other_plan)
+    folder = begin(tmp_path / "run", plan=plan)
     with refusal("with another plan: its mechanism has other matrices"):
-        go_on(folder, plan=other)
-    go_on(folder, plan=one)
-    other.mechanism.save(folder.path / "mechanism.npz")
+        go_on(folder, plan=other_plan)
+    go_on(folder, plan=plan)
+    other_plan.mechanism.save(folder.path / "mechanism.npz")
     with refusal("mechanism.npz (changed|differs)"):
-        go_on(folder, plan=other)
+        go_on(folder, plan=other_plan)
 
 
 def test_a_changed_identity_is_refused(tmp_path):
@@ -176,8 +176,8 @@ def test_a_damaged_noise_seed_is_refused_and_not_shown(tmp_path):
 
 def test_the_location_of_the_data_may_change(tmp_path):
     folder = begin(tmp_path / "run", settings=dataclasses.replace(SETTINGS, data="here.sqlite"))
-    there = dataclasses.replace(SETTINGS, data="there.sqlite")
-    assert go_on(folder, settings=there).config == there
+    other_settings = dataclasses.replace(SETTINGS, data="there.sqlite")
+    assert go_on(folder, settings=other_settings).config == other_settings
 
 
 def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
@@ -198,28 +198,28 @@ def test_the_end_is_declared_before_the_first_round(tmp_path):
     ended = dataclasses.replace(SETTINGS, stop_at_epsilon=target)
     folder = begin(tmp_path / "run", settings=ended)
     assert go_on(folder, settings=ended).rounds() < SETTINGS.rounds
-    for begun, asked in (
+    for begun, other_settings in (
         (folder, dataclasses.replace(SETTINGS, stop_at_epsilon=target / 2)),
         (folder, SETTINGS),
         (begin(tmp_path / "other"), ended),
     ):
         with refusal("with another config: stop_at_epsilon="):
-            go_on(begun, settings=asked)
+            go_on(begun, settings=other_settings)
 
 
 def test_an_accepted_other_program_resumes_and_plan_json_records_it(tmp_path):
     train(tmp_path, task=VERSIONED, stop_after=2)
-    other = dataclasses.replace(VERSIONED, build_model=seeded_by(1))
+    other_task = dataclasses.replace(VERSIONED, build_model=seeded_by(1))
     with refusal("accept_changed_task=True"):
-        train(tmp_path, task=other, resume=True)
+        train(tmp_path, task=other_task, resume=True)
     with pytest.warns(UserWarning, match="no copy of this folder may go on"):
-        train(tmp_path, task=other, resume=True, accept_changed_task=True, stop_after=2)
+        train(tmp_path, task=other_task, resume=True, accept_changed_task=True, stop_after=2)
     with refusal("accept_changed_task=True"):  # nothing was computed by it
-        train(tmp_path, task=other, resume=True)
+        train(tmp_path, task=other_task, resume=True)
     with pytest.warns(UserWarning, match="embeddings_initializer.config.seed is 4"):
-        train(tmp_path, task=other, resume=True, accept_changed_task=True, stop_after=4)
-    run = train(tmp_path, task=other, resume=True)
+        train(tmp_path, task=other_task, resume=True, accept_changed_task=True, stop_after=4)
+    run = train(tmp_path, task=other_task, resume=True)
     assert run.plan["programs"] == [0, 2]
-    words = " ".join((tmp_path / "final_statement.md").read_text().split())
-    assert "rounds 0-1 and 2-5 were computed by different programs" in words
+    statement = " ".join((tmp_path / "final_statement.md").read_text().split())
+    assert "rounds 0-1 and 2-5 were computed by different programs" in statement
     assert "rounds 0-1 and 2-5 were computed by different programs" in figures_note([run])

@@ -12,9 +12,9 @@ from tests.refusals import refusal
 
 
 @pytest.fixture(scope="module")
-def keras_file(whole, tmp_path_factory):
+def keras_file(whole_run, tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "pretrained.keras"
-    whole.export(path)
+    whole_run.export(path)
     return path
 
 
@@ -22,11 +22,11 @@ def keras_file(whole, tmp_path_factory):
     ("kind", "execution"),
     [("file", "fast"), ("run", "fast"), pytest.param("run", "tff", marks=pytest.mark.slow)],
 )
-def test_the_first_round_starts_from_the_weights(whole, keras_file, tmp_path, kind, execution):
+def test_the_first_round_starts_from_the_weights(whole_run, keras_file, tmp_path, kind, execution):
     """Without noise, zeroed updates leave the model as it was."""
-    path, words = {
+    path, sentence = {
         "file": (keras_file, "is pretrained.keras, which was trained before"),
-        "run": (whole.path, "that of the run first"),
+        "run": (whole_run.path, "that of the run first"),
     }[kind]
     settings = config(
         execution, rounds=2, min_sep=1, family="none", noise_multiplier=None, zeroing_norm=1e-9,
@@ -34,21 +34,21 @@ def test_the_first_round_starts_from_the_weights(whole, keras_file, tmp_path, ki
     )  # fmt: skip
     with pytest.warns(UserWarning, match="zeroed"):
         run = train(tmp_path / "run", settings)
-    np.testing.assert_equal(run.weights, whole.weights)
+    np.testing.assert_equal(run.weights, whole_run.weights)
     for name in ("statement.md", "final_statement.md"):
         text = " ".join((run.path / name).read_text().split())
-        assert words in text
+        assert sentence in text
         assert "The data used for it is not covered." in text
 
 
 @pytest.mark.slow
 def test_a_resume_does_not_need_the_file_of_weights(keras_file, tmp_path):
-    own = tmp_path / "own.keras"
-    own.write_bytes(keras_file.read_bytes())
-    settings = config(initial_model=str(own))
-    parts = [broken_off(tmp_path / f"{rounds}", rounds, settings) for rounds in (1, 4)]
-    own.unlink()
-    runs = [train(folder, settings, resume=True) for folder in parts]
+    model_file = tmp_path / "own.keras"
+    model_file.write_bytes(keras_file.read_bytes())
+    settings = config(initial_model=str(model_file))
+    folders = [broken_off(tmp_path / f"{rounds}", rounds, settings) for rounds in (1, 4)]
+    model_file.unlink()
+    runs = [train(folder, settings, resume=True) for folder in folders]
     np.testing.assert_equal(runs[0].weights, runs[1].weights)
 
 
@@ -71,30 +71,30 @@ def test_frozen_weights_are_taken_too(tmp_path):
             4, kernel_initializer=tf.keras.initializers.RandomNormal(seed=seed)
         )
         frozen_layer.trainable = not frozen
-        first, last = small_task().build_model(seed).layers
+        embedding, dense = small_task().build_model(seed).layers
         return tf.keras.Sequential(
-            [tf.keras.Input((5,), dtype=tf.int32), first, frozen_layer, last]
+            [tf.keras.Input((5,), dtype=tf.int32), embedding, frozen_layer, dense]
         )
 
     task = small_task(build_model=build_model)
     build_model(7, frozen=False).save(tmp_path / "all_trained.keras")
     run = train(tmp_path / "run", config(initial_model=str(tmp_path / "all_trained.keras")), task)
-    again = starting_task(task, config(initial_model=str(run.path)), None).build_model(11)
-    for model in (run.model(), again):
+    started_model = starting_task(task, config(initial_model=str(run.path)), None).build_model(11)
+    for model in (run.model(), started_model):
         np.testing.assert_array_equal(model.layers[1].kernel, build_model(7).layers[1].kernel)
     assert run.evaluate("test") == run.result["test"]
 
 
-def test_weights_and_files_that_do_not_fit_are_refused(whole, tmp_path):
-    other = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
-    other.save(tmp_path / "other.keras")
+def test_weights_and_files_that_do_not_fit_are_refused(whole_run, tmp_path):
+    other_model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+    other_model.save(tmp_path / "other.keras")
     (tmp_path / "text.keras").write_text("no model")
     with zipfile.ZipFile(tmp_path / "keras3.keras", "w") as archive:
         archive.writestr("metadata.json", '{"keras_version": "3.5.0"}')
-    infinite = whole.model()
+    infinite = whole_run.model()
     infinite.set_weights([weight * np.inf for weight in infinite.get_weights()])
     infinite.save(tmp_path / "infinite.keras")
-    for name, words in {
+    for name, match in {
         "other.keras": r"the shapes \[\(3, 2\), \(2,\)\]",
         "text.keras": "Keras cannot load it",
         "keras3.keras": "Keras 3.5.0 has written it.*Keras 2",
@@ -102,6 +102,6 @@ def test_weights_and_files_that_do_not_fit_are_refused(whole, tmp_path):
         ".": "holds no run",
         "missing.keras": "does not exist",
     }.items():
-        with pytest.raises((ValueError, FileNotFoundError), match=f"(?s)initial_model=.*{words}"):
+        with pytest.raises((ValueError, FileNotFoundError), match=f"(?s)initial_model=.*{match}"):
             train(tmp_path / "run", config(initial_model=str(tmp_path / name)))
     assert not (tmp_path / "run").exists()

@@ -40,8 +40,8 @@ def test_a_program_where_tf_keras_is_keras_3_is_refused_at_import(begin, variabl
     )
     assert done.returncode == 1
     last_line = done.stderr.splitlines()[-1]
-    words = f"ImportError: tf.keras is Keras {keras.__version__} here, and fedmf trains models of"
-    assert last_line.startswith(f"{words} Keras 2 (the package tf-keras): import fedmf.federated")
+    message = f"ImportError: tf.keras is Keras {keras.__version__} here, and fedmf trains models of"
+    assert last_line.startswith(f"{message} Keras 2 (the package tf-keras): import fedmf.federated")
     assert last_line.endswith("TF_USE_LEGACY_KERAS=1 before Python starts")
     assert "Thread-" not in done.stderr
 
@@ -91,14 +91,14 @@ def through_a_layer_of_keras3(seed=0):
 
 
 @pytest.mark.parametrize(
-    ("build_model", "words"),
+    ("build_model", "match"),
     [
         (with_a_layer_of_keras3, "takes a layer of"),
         (through_a_layer_of_keras3, "gives a model that computes with a variable of"),
     ],
 )
-def test_a_layer_of_keras_3_in_a_model_of_keras_2_is_refused(build_model, words, tmp_path):
-    with refusal(f"^build_model of task 'small' {words} {NAMED}", TypeError):
+def test_a_layer_of_keras_3_in_a_model_of_keras_2_is_refused(build_model, match, tmp_path):
+    with refusal(f"^build_model of task 'small' {match} {NAMED}", TypeError):
         train(tmp_path / "run", config(), small_task(build_model=build_model))
     assert not (tmp_path / "run").exists()
 
@@ -106,7 +106,7 @@ def test_a_layer_of_keras_3_in_a_model_of_keras_2_is_refused(build_model, words,
 def test_initial_weights_from_a_file_of_keras_3_are_refused(tmp_path):
     path = tmp_path / "keras3.keras"
     keras3_model().save(path)
-    words = rf"initial_model=.*Keras {keras.__version__} has written it.*Keras 2 \(the package"
-    with refusal(words):
+    match = rf"initial_model=.*Keras {keras.__version__} has written it.*Keras 2 \(the package"
+    with refusal(match):
         train(tmp_path / "run", config(initial_model=str(path)))
     assert not (tmp_path / "run").exists()

@@ -112,14 +112,16 @@ def task_with(*middle):
     """The small task with layers between its embedding, of width 4, and its dense layer."""
 
     def build_model(seed):
-        first = layers.Embedding(CLASSES, 4, batch_input_shape=[4, LENGTH])
-        return tf.keras.Sequential([first, *(layer() for layer in middle), layers.Dense(CLASSES)])
+        embedding_layer = layers.Embedding(CLASSES, 4, batch_input_shape=[4, LENGTH])
+        return tf.keras.Sequential(
+            [embedding_layer, *(layer() for layer in middle), layers.Dense(CLASSES)]
+        )
 
     return small_task(build_model=build_model)
 
 
-def refused(task, words, settings=None):
-    with refusal(f"(?s){words}"):
+def refused(task, match, settings=None):
+    with refusal(f"(?s){match}"):
         checked(task, settings or config())
 
 
@@ -133,7 +135,7 @@ def test_texts_as_labels_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
+    ("layer", "match"),
     [
         (layers.BatchNormalization, "writes a variable"),
         (lambda: layers.LSTM(4, return_sequences=True, stateful=True), "writes a variable"),
@@ -152,8 +154,8 @@ def test_texts_as_labels_are_refused():
         (lambda: layers.Lambda(called_back), "calls Python"),
     ],
 )
-def test_layers_that_keep_a_state_or_draw_numbers_are_refused(layer, said):
-    refused(task_with(layer), f"build_model of task 'small' .* {said}.* in training")
+def test_layers_that_keep_a_state_or_draw_numbers_are_refused(layer, match):
+    refused(task_with(layer), f"build_model of task 'small' .* {match}.* in training")
 
 
 def test_refusals_of_keras_layers_give_the_reason():
@@ -180,12 +182,12 @@ def test_pure_layers_are_accepted_in_both_executions(middle):
 
 def test_losses_that_draw_or_read_variables_are_refused():
     weight = tf.Variable(2.0)
-    for loss, words in (
+    for loss, match in (
         (lambda y, logits, real: tf.reduce_mean(logits) + tf.random.uniform([]), "draws random"),
         # It may change between rounds.
         (lambda y, logits, real: weight * tf.reduce_mean(logits), "no weight of the model"),
     ):
-        refused(small_task(loss=loss), words)
+        refused(small_task(loss=loss), match)
 
 
 class OwnStep(tf.keras.Sequential):
@@ -198,7 +200,7 @@ def embedding(**options):
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "match"),
     [
         (lambda: OwnStep([embedding()]), "a model with a train_step of its own"),
         (
@@ -212,8 +214,8 @@ def embedding(**options):
     ],
     ids=["train_step", "constraint", "no weights", "nothing to train"],
 )
-def test_models_that_need_keras_fit_are_refused(build, said):
-    refused(small_task(build_model=lambda seed: build()), f"gives .*{said}")
+def test_models_that_need_keras_fit_are_refused(build, match):
+    refused(small_task(build_model=lambda seed: build()), f"gives .*{match}")
 
 
 def test_frozen_weights_train_in_the_fast_execution_alone(tmp_path):
@@ -252,7 +254,7 @@ class Counted(layers.Layer):
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "match"),
     [
         (cast_to("float64"), "dense.*/kernel:0 is float64"),
         (cast_to("bfloat16"), "dense.*/kernel:0 is bfloat16"),
@@ -261,8 +263,8 @@ class Counted(layers.Layer):
         (task_with(Counted), "count:0 is int32"),
     ],
 )
-def test_weights_that_are_not_float32_are_refused(task, said):
-    refused(task, rf"build_model of task 'small' .* not all float32 \(.*{said}")
+def test_weights_that_are_not_float32_are_refused(task, match):
+    refused(task, rf"build_model of task 'small' .* not all float32 \(.*{match}")
 
 
 @pytest.mark.slow
@@ -272,6 +274,6 @@ def test_mixed_bfloat16_trains_the_same_model_in_both_executions(tmp_path):
     task = small_task(build_model=build_model)
     runs = [train(tmp_path / name, config(name), task) for name in ("fast", "tff")]
     initial = build_model(3).get_weights()
-    for one, other, start in zip(*(run.weights for run in runs), initial, strict=True):
-        assert abs(one - start).max() > 0.02
-        assert abs(one - other).max() < 0.02 * abs(one - start).max()
+    for weight, tff_weight, start in zip(*(run.weights for run in runs), initial, strict=True):
+        assert abs(weight - start).max() > 0.02
+        assert abs(weight - tff_weight).max() < 0.02 * abs(weight - start).max()

@@ -31,8 +31,8 @@ def heavy_ball():
             return [np.zeros_like(w) for w in weights]
 
         def step(self, state, weights, update, learning_rate):
-            kept = np.float32(1 - self.friction)
-            state = [kept * v + u for v, u in zip(state, update, strict=True)]
+            momentum = np.float32(1 - self.friction)
+            state = [momentum * v + u for v, u in zip(state, update, strict=True)]
             rate = np.float32(learning_rate)
             return state, [w - rate * v for w, v in zip(weights, state, strict=True)]
 
@@ -60,16 +60,16 @@ def test_a_registered_optimizer_trains_by_name_and_as_an_object(heavy_ball, tmp_
 
 def test_a_resume_with_another_optimizer_is_refused(heavy_ball, tmp_path):
     ball = heavy_ball(friction=0.05)
-    whole = train(tmp_path / "whole", config(), server_optimizer=ball)
+    whole_run = train(tmp_path / "whole", config(), server_optimizer=ball)
     folder = broken_off(tmp_path / "run", 2, config(), server_optimizer=ball)
-    for other in (None, heavy_ball(), heavy_ball(friction=0.06)):
+    for other_optimizer in (None, heavy_ball(), heavy_ball(friction=0.06)):
         settings = config(server_optimizer="heavy_ball")
         with refusal(
             r"cannot resume .* with server_optimizer=\{.*heavy_ball.*: the run has \{.* 0\.05\}"
         ):
-            train(folder, settings, resume=True, server_optimizer=other)
+            train(folder, settings, resume=True, server_optimizer=other_optimizer)
     resumed = train(folder, config(), resume=True, server_optimizer=heavy_ball(friction=0.05))
-    np.testing.assert_array_equal(weights_of(resumed), weights_of(whole))
+    np.testing.assert_array_equal(weights_of(resumed), weights_of(whole_run))
 
 
 def test_an_optimizer_object_of_fedmf_sets_the_config_fields(tmp_path):
@@ -99,12 +99,12 @@ def test_invalid_optimizers_are_refused_before_round_0(heavy_ball, tmp_path):
     with refusal("server_optimizer='lion' is unknown: .* heavy_ball"):
         config(server_optimizer="lion")
     undecorated = type("Undecorated", (heavy_ball,), {"name": "undecorated"})
-    for other in (object, heavy_ball(), undecorated):
+    for invalid in (object, heavy_ball(), undecorated):
         with refusal("register a frozen dataclass", TypeError):
-            optimizers.register_server_optimizer(other)
+            optimizers.register_server_optimizer(invalid)
     for name in ("heavy_ball", "sgd", "two words", None):
-        again = dataclasses.make_dataclass(
+        same_name = dataclasses.make_dataclass(
             "Again", [], bases=(heavy_ball,), frozen=True, kw_only=True, namespace={"name": name}
         )
         with refusal("name="):
-            optimizers.register_server_optimizer(again)
+            optimizers.register_server_optimizer(same_name)

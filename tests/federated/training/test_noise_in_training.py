@@ -13,34 +13,39 @@ SETTINGS, ROUNDING = config(min_sep=3), {"rtol": 0, "atol": 2e-6}  # float32, si
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole_weights(tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole") / "run", SETTINGS).weights
 
 
 @pytest.mark.slow
-def test_a_resume_may_change_the_strategy(tmp_path, whole):
-    one, other = HOST_STRATEGIES
-    broken_off(tmp_path, 3, SETTINGS, noise_strategy=one)
-    broken_off(tmp_path, 5, SETTINGS, resume=True, noise_strategy=other)
-    run = train(tmp_path, SETTINGS, resume=True, noise_strategy=one)
-    assert_close(run.weights, whole, **ROUNDING)
+def test_a_resume_may_change_the_strategy(tmp_path, whole_weights):
+    strategy, other_strategy = HOST_STRATEGIES
+    broken_off(tmp_path, 3, SETTINGS, noise_strategy=strategy)
+    broken_off(tmp_path, 5, SETTINGS, resume=True, noise_strategy=other_strategy)
+    run = train(tmp_path, SETTINGS, resume=True, noise_strategy=strategy)
+    assert_close(run.weights, whole_weights, **ROUNDING)
 
 
 @pytest.mark.slow
-def test_noise_on_disk_is_announced_and_removed(tmp_path, capsys, whole):
+def test_noise_on_disk_is_announced_and_removed(tmp_path, capsys, whole_weights):
     # The negative control: another seed is no rounding.
     quiet = train(tmp_path / "quiet", SETTINGS, progress=True, noise_seed=10)
-    assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(quiet.weights, whole, strict=True))
+    assert all(
+        np.abs(a - b).max() > 1e-3 for a, b in zip(quiet.weights, whole_weights, strict=True)
+    )
     printed = capsys.readouterr().err
     assert "noise:" not in printed
-    assert all(part in printed for part in ("6/6", "clients/s=", "loss="))
+    assert all(text in printed for text in ("6/6", "clients/s=", "loss="))
     # Two threads have 1 + 2 + 1 rows to work on, and 2 or more rows wait: one row is too little.
-    options = {"noise_strategy": "recurrent", "noise_memory": 4 * 9 * sum(map(np.size, whole))}
+    options = {
+        "noise_strategy": "recurrent",
+        "noise_memory": 4 * 9 * sum(map(np.size, whole_weights)),
+    }
     run = train(tmp_path / "run", SETTINGS, progress=True, **options)
     assert "in a private memory map" in capsys.readouterr().err
-    left = {path.name for path in (run.path / "private").iterdir()}
-    assert left == {"noise_seed", "identity.json", "rounds.jsonl", "journal"}
-    assert_close(run.weights, whole, **ROUNDING)
+    file_names = {path.name for path in (run.path / "private").iterdir()}
+    assert file_names == {"noise_seed", "identity.json", "rounds.jsonl", "journal"}
+    assert_close(run.weights, whole_weights, **ROUNDING)
 
 
 def test_impossible_strategies_are_refused_before_any_file_is_written(tmp_path):

@@ -39,24 +39,24 @@ class Weights(federated.Callback):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole_run(tmp_path_factory):
     """The run, and what a callback kept."""
     kept = Weights()
     return train(tmp_path_factory.mktemp("whole") / "run", SETTINGS, callbacks=[kept]), kept
 
 
-def test_private_metrics_are_sums_of_clients_with_noise_of_their_own_stream(whole):
-    (run, kept), task = whole, small_task()
+def test_private_metrics_are_sums_of_clients_with_noise_of_their_own_stream(whole_run):
+    (run, callback), task = whole_run, small_task()
     evaluator = Evaluator(task, SETTINGS)
     metrics = MetricsStream(SETTINGS.plan(), noise_seed=9)
     for t, row in enumerate(fedmf.Run.load(run.path).metrics):
         total = np.zeros(3)
-        for client in kept.cohorts[t]:
+        for client in callback.cohorts[t]:
             examples = task.examples_of(task.client_ids[client])
             if len(examples[0]):
-                found = evaluator.on(kept.before[t], examples)
-                loss = min(found["loss"], 4.0) / 2 - 1
-                total += np.array([1, 2 * found["accuracy"] - 1, loss]) / np.sqrt(3)
+                metrics = evaluator.on(callback.before[t], examples)
+                loss = min(metrics["loss"], 4.0) / 2 - 1
+                total += np.array([1, 2 * metrics["accuracy"] - 1, loss]) / np.sqrt(3)
         released = metrics.release(t, total)
         expected = metrics.values(range(t, t + 1), released)
         assert row["private"].pop("stddev") == pytest.approx(expected.pop("stddev"), rel=1e-4)
@@ -78,15 +78,15 @@ def test_metrics_of_a_client_whose_loss_is_not_finite_are_the_worst(headline, wo
     assert bounded_metrics({headline: 0.5, "loss": np.inf}, headline)["accuracy"] == 0.5
 
 
-def test_a_resume_releases_identical_private_metrics(whole, tmp_path):
-    whole, _ = whole
+def test_a_resume_releases_identical_private_metrics(whole_run, tmp_path):
+    whole_run, _ = whole_run
     broken_off(tmp_path / "parts", 3, SETTINGS)
-    assert_same_run(whole, train(tmp_path / "parts", SETTINGS, resume=True))
-    text = whole.statement
+    assert_same_run(whole_run, train(tmp_path / "parts", SETTINGS, resume=True))
+    text = whole_run.statement
     assert "Metrics of each round are released as well" in " ".join(text.split())
     assert "The private metrics are covered." in " ".join(text.split())
-    assert whole.plan["epsilon"] == pytest.approx(config().plan().epsilon)
-    assert whole.plan["private_metrics"]["share"] == 0.1
+    assert whole_run.plan["epsilon"] == pytest.approx(config().plan().epsilon)
+    assert whole_run.plan["private_metrics"]["share"] == 0.1
 
 
 @pytest.mark.parametrize(
@@ -170,22 +170,22 @@ def with_metric(metric):
 def test_a_private_metric_is_committed_with_its_round_and_never_computed_again(tmp_path):
     """Another metric has another sum: the same noise under both would give both away."""
     broken_off(tmp_path, 3, SETTINGS)
-    before = [row["private"] for row in fedmf.Run.load(tmp_path).metrics]
+    rows_before = [row["private"] for row in fedmf.Run.load(tmp_path).metrics]
     # As after a kill before the newest row was written.
     rows = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(rows[:2]))
     run = train(tmp_path, SETTINGS, with_metric(Other), resume=True)
-    assert [row["private"] for row in run.metrics[:3]] == before
+    assert [row["private"] for row in run.metrics[:3]] == rows_before
 
 
 @pytest.mark.parametrize(
-    ("metric", "words"),
+    ("metric", "match"),
     [
         (Keeps, "has a metric that is not in its first state after `reset_state`"),
         (Draws, "draws random numbers or calls Python .*RandomUniform"),
         (tf.keras.metrics.SparseCategoricalCrossentropy, "is not between 0 and"),
     ],
 )
-def test_an_evaluation_that_mixes_clients_is_refused(metric, words):
-    with refusal(words):
+def test_an_evaluation_that_mixes_clients_is_refused(metric, match):
+    with refusal(match):
         checked(with_metric(metric), SETTINGS)

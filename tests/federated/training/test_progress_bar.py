@@ -10,11 +10,11 @@ from fedmf.training import callbacks
 
 def shown_after(rows, headline, monkeypatch):
     """Returns what the bar shows beside its rounds after these rows."""
-    shown = []
+    postfixes = []
 
     class ShownBar:
         def set_postfix(self, values, refresh):
-            shown.append(dict(values))
+            postfixes.append(dict(values))
 
         def update(self):
             pass
@@ -30,7 +30,7 @@ def shown_after(rows, headline, monkeypatch):
     bar.on_start(training)
     for row in rows:
         bar.on_round(training, {"clients": 5, "train_loss": 6.54321} | row)
-    return shown
+    return postfixes
 
 
 def test_the_loss_shows_progress_while_the_accuracy_is_0(monkeypatch):
@@ -41,12 +41,17 @@ def test_the_loss_shows_progress_while_the_accuracy_is_0(monkeypatch):
         {},
         {"validation": {"accuracy": 0.0, "accuracy_no_pad": 0.1, "loss": 5.25}},
     ]
-    shown = shown_after(rows, "accuracy", monkeypatch)
-    assert shown[0] == {"loss": "6.543", "clients/s": "2.5"}
-    assert [values.get("validation loss") for values in shown] == [None, "6.900", "6.900", "5.250"]
+    postfixes = shown_after(rows, "accuracy", monkeypatch)
+    assert postfixes[0] == {"loss": "6.543", "clients/s": "2.5"}
+    assert [values.get("validation loss") for values in postfixes] == [
+        None,
+        "6.900",
+        "6.900",
+        "5.250",
+    ]
     # A narrow terminal cuts what comes last.
-    assert [*shown[-1]] == ["validation loss", "accuracy", "loss", "clients/s"]
-    assert shown[-1]["accuracy"] == "0.0000"
+    assert [*postfixes[-1]] == ["validation loss", "accuracy", "loss", "clients/s"]
+    assert postfixes[-1]["accuracy"] == "0.0000"
 
 
 @pytest.mark.parametrize(

@@ -22,36 +22,36 @@ def sampled(**changes):
 
 def whole_and_resumed(folder, settings):
     """Two runs, of the same clients; and the rounds of each client that was selected."""
-    whole = train(folder / "whole", settings)
-    parts = train(broken_off(folder / "parts", 4, settings), settings, resume=True)
-    assert parts.metrics == whole.metrics
+    whole_run = train(folder / "whole", settings)
+    resumed_run = train(broken_off(folder / "parts", 4, settings), settings, resume=True)
+    assert resumed_run.metrics == whole_run.metrics
     for name in ("participation.csv", "selected.csv"):
-        assert (whole.path / name).read_bytes() == (parts.path / name).read_bytes()
-    assert whole.plan["epsilon"] <= 20 < whole.plan["sampling"]["unamplified_epsilon"]
-    rows = np.loadtxt(whole.path / "selected.csv", delimiter=",", skiprows=1, dtype=int)
-    return whole, [np.sort(rows[rows[:, 1] == client, 0]) for client in np.unique(rows[:, 1])]
+        assert (whole_run.path / name).read_bytes() == (resumed_run.path / name).read_bytes()
+    assert whole_run.plan["epsilon"] <= 20 < whole_run.plan["sampling"]["unamplified_epsilon"]
+    rows = np.loadtxt(whole_run.path / "selected.csv", delimiter=",", skiprows=1, dtype=int)
+    return whole_run, [np.sort(rows[rows[:, 1] == client, 0]) for client in np.unique(rows[:, 1])]
 
 
 @pytest.mark.slow
 def test_a_poisson_run_respects_its_partition_and_resumes_identically(tmp_path):
     settings = sampled(availability="independent:0.8", dropout=0.2)
-    whole, rounds = whole_and_resumed(tmp_path, settings)
-    assert len({row["clients"] for row in whole.metrics}) > 1  # Poisson cohorts vary
-    assert all(len(set(each % 2)) == 1 for each in rounds)
-    assert whole.plan["sampling"]["partitions"] == 2
-    statement = (whole.path / "final_statement.md").read_text()
+    whole_run, rounds = whole_and_resumed(tmp_path, settings)
+    assert len({row["clients"] for row in whole_run.metrics}) > 1  # Poisson cohorts vary
+    assert all(len(set(cohort % 2)) == 1 for cohort in rounds)
+    assert whole_run.plan["sampling"]["partitions"] == 2
+    statement = (whole_run.path / "final_statement.md").read_text()
     assert "Poisson" in statement
-    achieved = whole.result["achieved"]
-    assert achieved["epsilon"] == whole.plan["epsilon"] < achieved["unamplified_epsilon"]
+    achieved = whole_run.result["achieved"]
+    assert achieved["epsilon"] == whole_run.plan["epsilon"] < achieved["unamplified_epsilon"]
 
 
 @pytest.mark.slow
 def test_a_min_sep_run_respects_its_separation_and_resumes_identically(tmp_path, quick):
     settings = sampled(sampling="min-sep-poisson", dropout=0.2)
-    whole, rounds = whole_and_resumed(tmp_path, settings)
-    assert min(np.diff(each).min(initial=2) for each in rounds) == 2
-    assert whole.plan["sampling"]["min_sep"] == 2
-    assert fedmf.audit_run(whole).contradictions == ()
+    whole_run, rounds = whole_and_resumed(tmp_path, settings)
+    assert min(np.diff(client_rounds).min(initial=2) for client_rounds in rounds) == 2
+    assert whole_run.plan["sampling"]["min_sep"] == 2
+    assert fedmf.audit_run(whole_run).contradictions == ()
 
 
 def test_a_run_continues_after_a_round_without_clients(tmp_path):
@@ -89,9 +89,9 @@ def test_wrong_populations_and_plans_are_refused(tmp_path):
     with refusal("plan has .*sampling=None"):
         train(tmp_path / "run", sampled(), plan=plan)
     assert not (tmp_path / "run").exists()
-    for changes, words in (
+    for changes, match in (
         ({"bands": None}, "needs bands"),
         ({"cohort_size": 13}, "cohort_size=13 exceeds"),
     ):
-        with refusal(words):
+        with refusal(match):
             sampled(**changes)

@@ -43,11 +43,11 @@ def test_a_run_and_a_server_have_equal_releases(adaptive, tmp_path, monkeypatch)
     )
     cohorts = [ledger.cohort(t).tolist() for t in range(len(means))]
     for t, mean in enumerate(means):
-        left = list(cohorts[t])
-        for _, leaves, clients, clipped in (each for each in sums if each[0] == t):
-            group, left = left[:clients], left[clients:]
+        remaining_clients = list(cohorts[t])
+        for _, leaves, clients, clipped in (group_sum for group_sum in sums if group_sum[0] == t):
+            group, remaining_clients = remaining_clients[:clients], remaining_clients[clients:]
             server.add_sum([np.asarray(leaf) for leaf in leaves], clients=group, clipped=clipped)
-        assert not left
+        assert not remaining_clients
         released = np.concatenate([np.ravel(array) for array in server.release()])
         np.testing.assert_array_equal(released, mean)
     assert server.round == len(means) == plan.participation.rounds
@@ -91,8 +91,8 @@ def test_the_query_and_a_server_have_equal_releases():
             server.add(update, client=4 * t + i)
         counts = dict(server.counts)
         result, state, _ = query.get_noised_result(sample, state)
-        for ours, theirs in zip(server.release(), result, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        for server_leaf, query_leaf in zip(server.release(), result, strict=True):
+            np.testing.assert_allclose(server_leaf, query_leaf, rtol=1e-5, atol=1e-6)
         names = ("clients", "clipped", "zeroed")
         assert counts == {name: int(getattr(state, name)) for name in names}
         assert server.client_params().clip_norm == pytest.approx(float(state.clip.norm), rel=1e-6)

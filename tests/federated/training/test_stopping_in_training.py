@@ -37,16 +37,16 @@ def test_a_run_stops_before_it_exceeds_an_epsilon_or_its_plan(tmp_path):
     page = write_report([run], tmp_path / "report", title="ended").read_text()
     assert f"ended after {rounds} of {settings.rounds} rounds" in page
     # In two parts it is the same run, and then it has ended.
-    parts = tmp_path / "parts"
-    train(parts, ending, stop_after=rounds - 1)
-    assert_same_run(run, train(parts, ending, resume=True))
+    resumed_folder = tmp_path / "parts"
+    train(resumed_folder, ending, stop_after=rounds - 1)
+    assert_same_run(run, train(resumed_folder, ending, resume=True))
     longer = dataclasses.replace(ending, rounds=settings.rounds + 2)
-    for made, words in (
+    for other_settings, match in (
         (ending, f"has ended after {rounds} rounds"),
         (longer, rf"the run has {settings.rounds}\).* for all rounds"),
     ):
-        with refusal(words):
-            train(parts, made, resume=True)
+        with refusal(match):
+            train(resumed_folder, other_settings, resume=True)
     with refusal("with canaries=2"):
         dataclasses.replace(ending, canaries=2)
     # What was released beyond a smaller number of rounds is not forgotten; and the record is that

@@ -8,14 +8,14 @@ from tests.refusals import refusal
 
 
 @pytest.mark.parametrize(
-    ("scope", "words"),
+    ("scope", "match"),
     [
         (lambda: tf.Graph().as_default(), "needs eager execution.* default graph"),
         (lambda: tf.distribute.OneDeviceStrategy("/CPU:0").scope(), "scope of a tf.distribute"),
     ],
 )
-def test_open_graphs_and_distribution_strategies_are_refused(scope, words):
-    with scope(), refusal(words, RuntimeError):
+def test_open_graphs_and_distribution_strategies_are_refused(scope, match):
+    with scope(), refusal(match, RuntimeError):
         check_eager()
     check_eager()
 

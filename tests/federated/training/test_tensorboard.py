@@ -13,15 +13,15 @@ from tests.federated.small_runs import broken_off, config, train
 
 def points(folder):
     """(round, name, value) of every event, sorted."""
-    found = []
+    all_points = []
     for path in (folder / "tensorboard").glob("*"):
         for record in tf.data.TFRecordDataset(str(path)):
             event = tf.compat.v1.Event.FromString(record.numpy())
-            found += [
-                (event.step, each.tag, float(tf.make_ndarray(each.tensor)))
-                for each in event.summary.value
+            all_points += [
+                (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+                for value in event.summary.value
             ]
-    return sorted(found)
+    return sorted(all_points)
 
 
 def expected(run):
@@ -39,9 +39,9 @@ def test_each_point_is_written_once_also_after_a_resume(tmp_path):
     broken_off(tmp_path, 5, settings, resume=True, **board)
     assert {t for t, _, _ in points(tmp_path)} == {*range(5)}
     run = train(tmp_path, settings, resume=True, **board)
-    *found, values = zip(*points(tmp_path), strict=True)
-    *wanted, exact = zip(*expected(run), strict=True)
-    assert found == wanted
+    *columns, values = zip(*points(tmp_path), strict=True)
+    *expected_columns, exact = zip(*expected(run), strict=True)
+    assert columns == expected_columns
     assert values == pytest.approx(exact, rel=1e-6)  # float32
-    assert "covered/noise_stddev" in found[1]
+    assert "covered/noise_stddev" in columns[1]
     assert (tmp_path / "tensorboard").stat().st_mode & 0o077 == 0

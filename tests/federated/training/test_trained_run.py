@@ -18,18 +18,18 @@ def read(folder, task=None):
     return federated.TrainedRun.of(fedmf.Run.load(folder), task or small_task())
 
 
-def test_the_model_has_the_run_s_weights_and_metrics(whole):
-    model = whole.model()
-    for weight, variable in zip(whole.weights, model.trainable_variables, strict=True):
+def test_the_model_has_the_run_s_weights_and_metrics(whole_run):
+    model = whole_run.model()
+    for weight, variable in zip(whole_run.weights, model.trainable_variables, strict=True):
         np.testing.assert_array_equal(weight, variable.numpy())
-    assert whole.evaluate("test") == whole.result["test"]
+    assert whole_run.evaluate("test") == whole_run.result["test"]
     x, y = small_task().split("test")
-    assert whole.evaluate("test")["accuracy"] == pytest.approx(
+    assert whole_run.evaluate("test")["accuracy"] == pytest.approx(
         (model(x).numpy().argmax(-1) == y).mean()
     )
 
 
-def test_clients_are_evaluated_one_by_one(whole):
+def test_clients_are_evaluated_one_by_one(whole_run):
     """Without the one that has no examples, and one whose examples are NaN."""
 
     def examples(client_id):
@@ -37,19 +37,21 @@ def test_clients_are_evaluated_one_by_one(whole):
             raise NotFinite("NaN")
         return small_task().client_examples(client_id)
 
-    task, model = small_task(client_examples=examples), whole.model()
-    those = [small_task().examples_of(client) for client in task.client_ids if client[-2:] != " 3"]
-    accuracies = [(model(x).numpy().argmax(-1) == y).mean() for x, y in those if len(y)]
-    found = read(whole.path, task).evaluate_clients()
-    counts = [found[f"clients{kind}"] for kind in ("", "_undefined", "_without_examples")]
+    task, model = small_task(client_examples=examples), whole_run.model()
+    client_examples = [
+        small_task().examples_of(client) for client in task.client_ids if client[-2:] != " 3"
+    ]
+    accuracies = [(model(x).numpy().argmax(-1) == y).mean() for x, y in client_examples if len(y)]
+    result = read(whole_run.path, task).evaluate_clients()
+    counts = [result[f"clients{kind}"] for kind in ("", "_undefined", "_without_examples")]
     assert counts == [len(accuracies), 1, 11 - len(accuracies)]
     assert len(accuracies) < 11
-    assert found["mean"] == pytest.approx(np.mean(accuracies))
-    assert found["deciles"][4] == pytest.approx(np.median(accuracies))
-    assert len(found["deciles"]) == 9
+    assert result["mean"] == pytest.approx(np.mean(accuracies))
+    assert result["deciles"][4] == pytest.approx(np.median(accuracies))
+    assert len(result["deciles"]) == 9
 
 
-def test_clients_with_infinite_metrics_are_counted_separately(whole, monkeypatch):
+def test_clients_with_infinite_metrics_are_counted_separately(whole_run, monkeypatch):
     """The loss is not defined on one client's examples. With large weights it is not finite on
     those of the others.
     """
@@ -65,10 +67,10 @@ def test_clients_with_infinite_metrics_are_counted_separately(whole, monkeypatch
         return tf.where(is_undefined, tf.constant(math.nan), large)
 
     task = small_task(client_examples=examples, loss=loss, headline_metric="loss")
-    run = read(whole.path, task)
+    run = read(whole_run.path, task)
 
     def evaluated(factor):
-        weights = [weight * factor for weight in whole.weights]
+        weights = [weight * factor for weight in whole_run.weights]
         monkeypatch.setattr(federated.TrainedRun, "weights", weights)
         return run.evaluate_clients()
 
@@ -80,13 +82,13 @@ def test_clients_with_infinite_metrics_are_counted_separately(whole, monkeypatch
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_an_unfinished_run_has_the_weights_of_its_newest_round(tmp_path, execution):
-    part = read(broken_off(tmp_path, 4, config(execution)))
-    assert part.num_rounds() == 4
+    unfinished_run = read(broken_off(tmp_path, 4, config(execution)))
+    assert unfinished_run.num_rounds() == 4
     # Validated after the same round.
-    assert part.evaluate("validation") == part.metrics[3]["validation"]
+    assert unfinished_run.evaluate("validation") == unfinished_run.metrics[3]["validation"]
 
 
-def test_a_run_without_a_round_or_of_another_model_is_refused(whole, tmp_path):
+def test_a_run_without_a_round_or_of_another_model_is_refused(whole_run, tmp_path):
 
     def crash():
         raise Crash
@@ -95,19 +97,19 @@ def test_a_run_without_a_round_or_of_another_model_is_refused(whole, tmp_path):
         train(tmp_path, on_start=crash)
     with refusal("no model yet"):
         _ = read(tmp_path).weights
-    other = dataclasses.replace(
+    other_task = dataclasses.replace(
         small_task(), build_model=lambda seed: tf.keras.Sequential([tf.keras.Input((5,))])
     )
     with refusal("use the task that the run was trained on"):
-        read(whole.path, other).model()
+        read(whole_run.path, other_task).model()
 
 
 @pytest.mark.slow
-def test_export_fills_an_empty_folder_and_leaves_nothing_beside_it(whole, tmp_path):
+def test_export_fills_an_empty_folder_and_leaves_nothing_beside_it(whole_run, tmp_path):
     """test_initial_model.py begins with an exported file, tests/cli has the refusals."""
     (tmp_path / "model").mkdir()
-    whole.export(tmp_path / "model")
+    whole_run.export(tmp_path / "model")
     x, _ = small_task().split("test")
     loaded = tf.keras.models.load_model(tmp_path / "model")
-    np.testing.assert_array_equal(loaded(x), whole.model()(x))
+    np.testing.assert_array_equal(loaded(x), whole_run.model()(x))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -61,21 +61,23 @@ def test_cohorts_and_initial_weights_are_bitwise_identical(runs):
     old, new = runs
     for name in ("participation.csv", "config.json"):
         assert (new.path / name).read_bytes() == (old.path / name).read_bytes()
-    first, second = (json.loads((run.path / "private/identity.json").read_text()) for run in runs)
-    assert second["client_ids"] == first["client_ids"]
-    before, after = first["program"], second["program"]
-    assert after["initial weights"] == before["initial weights"]
+    old_identity, new_identity = (
+        json.loads((run.path / "private/identity.json").read_text()) for run in runs
+    )
+    assert new_identity["client_ids"] == old_identity["client_ids"]
+    old_program, new_program = old_identity["program"], new_identity["program"]
+    assert new_program["initial weights"] == old_program["initial weights"]
     # Keras 3 describes layers otherwise: a resume needs accept_changed_task.
-    assert after != before
+    assert new_program != old_program
 
 
 def test_models_and_metrics_agree_to_float32_rounding(runs):
     old, new = runs
     for weight, expected in zip(new.weights, old.weights, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
-    first, *_, last = (row["train_loss"] for row in new.metrics)
-    assert abs(last / first - 1) > 0.05  # what is compared depends on the training
+    first_loss, *_, last_loss = (row["train_loss"] for row in new.metrics)
+    assert abs(last_loss / first_loss - 1) > 0.05  # what is compared depends on the training
     for row, expected in zip(new.metrics, old.metrics, strict=True):
-        validation, wanted = row.pop("validation", {}), expected.pop("validation", {})
-        assert validation == pytest.approx(wanted, rel=1e-4)
+        validation, expected_validation = row.pop("validation", {}), expected.pop("validation", {})
+        assert validation == pytest.approx(expected_validation, rel=1e-4)
         assert row == pytest.approx(expected, rel=1e-4)
