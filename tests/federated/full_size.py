@@ -24,8 +24,9 @@ ROUNDS, MIN_SEP = 2052, 342
 
 
 def make_task(cohort_size: int, sentences: int) -> federated.Task:
-    """The papers' model on random sentences; the client work is the compiled epoch's where there is
-    a compiler.
+    """Returns a task with the papers' model on random sentences.
+
+    Its client work is the compiled epoch where there is a compiler.
     """
 
     def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +55,7 @@ def make_task(cohort_size: int, sentences: int) -> federated.Task:
 
 
 def config(execution: str, cohort_size: int) -> fedmf.TrainConfig:
-    """The banded paper's StackOverflow run with a small cohort."""
+    """Returns the config of the banded paper's StackOverflow run, with a small cohort."""
     return fedmf.TrainConfig(
         rounds=ROUNDS, min_sep=MIN_SEP, family="banded", noise_multiplier=0.65,
         cohort_size=cohort_size, execution=execution, evaluate_every=2000,
@@ -62,7 +63,7 @@ def config(execution: str, cohort_size: int) -> fedmf.TrainConfig:
 
 
 def peak_gib(pid: int | str) -> float:
-    """High-water mark of a process's resident memory."""
+    """Returns the high-water mark of a process's resident memory."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 

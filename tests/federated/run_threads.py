@@ -27,7 +27,7 @@ def build_model(seed: int) -> tf.keras.Model:
 
 
 def trained(folder: str, execution: str, threads: int) -> dict[str, object]:
-    """What there is in round 0."""
+    """Trains, and returns a report on the threads of round 0."""
     report: dict[str, object] = {}
 
     def look(t: int) -> None:

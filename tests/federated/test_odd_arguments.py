@@ -1,4 +1,7 @@
-"""tests/test_odd_arguments.py for the calls that need TensorFlow: no model is trained or built."""
+"""Odd arguments of the calls that need TensorFlow; no model is trained or built.
+
+tests/test_odd_arguments.py has those of all other calls.
+"""
 
 import dataclasses
 
@@ -115,7 +118,7 @@ NOT_CALLED = {
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
-    """No run is begun, read or evaluated."""
+    """A working folder; no case begins, reads or evaluates a run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedmf.federated.learner.check_model", stop)
     monkeypatch.setattr(federated.TrainedRun, "weights", property(stop))

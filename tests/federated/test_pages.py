@@ -1,4 +1,4 @@
-"""Pages whose code trains run as printed, from top to bottom."""
+"""Documentation pages whose code trains run as printed, from top to bottom."""
 
 import asyncio
 import pathlib
@@ -80,9 +80,7 @@ def test_the_page_adaptive_runs(run_page, capfd):
 
 
 class Logged:
-    """Stands for a run in MLflow or Weights and Biases, and for their modules: takes what these
-    take.
-    """
+    """A substitute for a run of MLflow or Weights and Biases, and for their modules."""
 
     def __init__(self):
         self.settings, self.points, self.open = {}, {}, True
@@ -99,7 +97,7 @@ class Logged:
 
 @pytest.fixture
 def loggers(monkeypatch):
-    """Clients of MLflow and of Weights and Biases that keep what they are given: runs of each."""
+    """Clients of MLflow and of Weights and Biases that record their arguments: the runs of each."""
     runs = {"mlflow": [], "wandb": []}
 
     def begun(client, **facts):
@@ -131,7 +129,10 @@ def loggers(monkeypatch):
 
 
 def check_logged(loggers, names):
-    """Every round of a run once, named by whether it is covered, in both; and after a resume."""
+    """Asserts that both loggers have each round once, named by whether the guarantee covers it.
+
+    A resume must log each round once, too.
+    """
     run, config = names["followed"], names["looked_at"]
     rows = [(t, row["train_loss"], row["private"]["loss"]) for t, row in enumerate(run.metrics)]
     assert len(rows) == 6

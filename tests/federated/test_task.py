@@ -1,5 +1,6 @@
-"""Tasks of any examples: images, tables, dicts; what does not fit is one sentence before there is a
-run folder.
+"""Tasks accept examples of any kind, and refuse in one sentence what does not fit.
+
+The refusal comes before there is a run folder.
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ def task_of(x=PIXELS, y=LABELS, model=cnn, **changes):
 
 
 def examples_of(task, change, *clients):
-    """The task with other examples of some clients."""
+    """Returns the task with other examples for some clients."""
     read = task.client_examples
     return dataclasses.replace(
         task, client_examples=lambda name: change(*read(name)) if name in clients else read(name)
@@ -234,7 +235,7 @@ def test_an_error_of_a_users_function_names_the_client():
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])
 def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, execution):
-    """The rounds before are committed."""
+    """The rounds before the error are committed."""
     task = task_of(
         y=np.where(OWNERS == 7, 5, LABELS), validation=(PIXELS, LABELS), test=(PIXELS, LABELS)
     )
@@ -247,14 +248,14 @@ def test_labels_outside_of_the_outputs_in_a_round_name_the_client(tmp_path, exec
 
 @pytest.mark.parametrize("texts", [["a", "much longer"], [b"a", b"much longer"]])
 def test_texts_as_objects_become_texts_of_numpy(texts):
-    """As pandas and tf.data give them."""
+    """pandas and tf.data give such objects."""
     x, _ = check_examples((np.array(texts, object), np.zeros(2)), "client 'a'")
     assert x.dtype == np.array(texts).dtype
 
 
 @pytest.mark.slow
 def test_texts_of_any_length_reach_the_model_unchanged(tmp_path):
-    """The longest of each client is as long as it is."""
+    """The dtype of each client is as long as its longest text."""
     texts = np.array(["a", "much longer", "word"])
 
     def lookup():

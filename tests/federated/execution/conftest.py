@@ -14,7 +14,7 @@ from fedmf.training.learner import Machine
 
 
 def work_of(task, config, threads=1, learner=None, **bounds):
-    """The client work of a run, by the task's learner or another one."""
+    """Returns the client work of a run, by the task's learner or another one."""
     learner = learner or task.learner
     settings = task.client_settings(config, **bounds)
     settings = dataclasses.replace(settings, work_kind=learner.work_kind(settings))
@@ -37,8 +37,9 @@ def vectorized_map_calls(monkeypatch):
 
 @pytest.fixture
 def sums_of(monkeypatch):
-    """(task, settings, small) -> the function that sums the clipped updates of a cohort; models of
-    up to `small` parameters are vectorised, others in threads.
+    """Returns (task, settings, small) -> the function that sums the clipped updates of a cohort.
+
+    Models of up to `small` parameters are vectorised; clients of larger ones train in threads.
     """
 
     def make_sum(task, settings, small, threads=1, learner=None):

@@ -1,5 +1,6 @@
-"""A client's update is that of Keras's `train_on_batch` on its own examples, whatever model, loss
-and weights of examples and classes, in every kind of client work.
+"""A client's update equals that of Keras's `train_on_batch` on the client's examples.
+
+The tests cover models, losses, weights of examples and of classes, and every kind of client work.
 """
 
 import pickle
@@ -39,7 +40,7 @@ BOTH = SAMPLE | {"class_weight": CLASSES}
 
 
 class BatchMean(layers.Layer):
-    """Mixes the rows of a batch, and has a loss of its own."""
+    """A layer that mixes the rows of a batch, and has a loss of its own."""
 
     def call(self, x):
         self.add_loss(0.3 * tf.reduce_sum(tf.square(x)))
@@ -47,7 +48,9 @@ class BatchMean(layers.Layer):
 
 
 class Tripled(losses.Loss):
-    """With a `__call__` of its own, a number of its own, and one number for a batch."""
+    """A loss class with a `__call__` of its own, an attribute of its own, and one value for a
+    batch.
+    """
 
     def __init__(self):
         super().__init__()
@@ -67,13 +70,13 @@ def dense(outputs=3, *middle):
 
 
 def pooled():
-    """Where words are missing it divides by their number: rows of zeros have no finite gradient."""
+    """Returns a model that divides by the number of words; zeros alone have no gradient."""
     embedding = layers.Embedding(9, 4, mask_zero=True, input_length=6)
     return tf.keras.Sequential([embedding, layers.GlobalAveragePooling1D(), layers.Dense(3)])
 
 
 def sequences():
-    """Inputs in a dict, a mask, and a regulariser of activities."""
+    """Returns a model with inputs in a dict, a mask, and a regulariser of activities."""
     word_input, feature_input = tf.keras.Input((6,), name="z"), tf.keras.Input((5,), name="a")
     regularised = layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l2")(feature_input)
     hidden = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(word_input))
@@ -117,7 +120,10 @@ def task_of(x, y, model, loss, weights, **changes):
 
 
 def settings(execution="fast", **changes):
-    """One round without noise, zeroing and clipping; the server adds the mean."""
+    """Returns the config of one round without noise, zeroing and clipping.
+
+    The server adds the mean update.
+    """
     values = {
         "rounds": 1, "min_sep": 1, "family": "none", "noise_multiplier": None, "zeroing_norm": None,
         "clip_norm": 1e6, "cohort_size": len(SIZES), "client_learning_rate": RATE,
@@ -133,8 +139,9 @@ def cohort_of(task):
 
 
 def trained_by_keras(x, y, build, loss, weights):
-    """The sum of the updates, and the mean loss with the model's own losses. Keras gets the weights
-    as fedmf does.
+    """Returns the sum of the updates by Keras, and the mean loss with the model's own losses.
+
+    Keras receives the weights of examples and classes as fedmf does.
     """
     # Places instead of inputs: the order of fedmf's batches
     order = cohort_of(task_of(np.arange(len(OWNERS)), y, build, loss, {}))
@@ -160,7 +167,7 @@ def trained_by_keras(x, y, build, loss, weights):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_clients_train_as_in_keras_one_by_one_and_vectorised(kind, sums_of, vectorized_map_calls):
-    """To 2e-6, some roundings of float32; the updates have entries of 0.001 and more."""
+    """The tolerance 2e-6 is some roundings of float32; updates have entries of 0.001 and more."""
     *_, weights = KINDS[kind]
     task = task_of(*KINDS[kind])
     expected, mean = trained_by_keras(*KINDS[kind])
@@ -207,7 +214,7 @@ def test_fast_and_tff_train_the_same():
 
 @pytest.mark.parametrize("kind", ["masked, a class ignored", "own class"])
 def test_evaluation_is_that_of_keras(kind):
-    """The loss of a class of one's own depends on the batches: they are those of training."""
+    """The loss of a user's class depends on the batches, which are those of training."""
     x, y, _, loss, _ = KINDS[kind]
     metrics = tf.keras.metrics
     metric_class = (
@@ -224,7 +231,7 @@ def test_evaluation_is_that_of_keras(kind):
 
 
 class OnIndices(losses.Loss):
-    """`Model.fit` would give it labels of a second axis, which it does not take."""
+    """A loss that does not take the second axis that `Model.fit` would add to labels."""
 
     def call(self, y_true, y_pred):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
@@ -253,6 +260,6 @@ def test_weights_and_structures_that_keras_cannot_use_are_refused(model, loss, m
 
 
 def test_clients_of_equal_epochs_need_few_steps():
-    """Whole batches are trained together, and the last ones of equal rows."""
+    """Full batches are trained together, and so are last batches of equal size."""
     cohort = [[(np.zeros(n), np.zeros(n))] * 2 for n in (4, 5, 9, 13)]
     assert order_steps(list_batches(cohort, 4)).size.tolist() == [4, 4, 4, 1, 4, 4, 4, 1]

@@ -1,4 +1,4 @@
-"""Steps that are no longer than a bound, in every kind of client work, beside numpy."""
+"""Steps are no longer than their bound in every kind of client work, compared with numpy."""
 
 import math
 
@@ -28,7 +28,7 @@ def gradient(weights, x, y):
 
 
 def update_by_hand(x, y, bound, momentum):
-    """The update of a client, and how many of its steps were longer than the bound."""
+    """Returns the update of a client, and the number of its steps that exceed the bound."""
     weights, velocity, shortened = START, np.zeros_like(START), 0
     for start in range(0, len(y), BATCH):
         rows = slice(start, start + BATCH)
@@ -41,7 +41,7 @@ def update_by_hand(x, y, bound, momentum):
 
 
 def compiled(weights, x, y, rate, update):
-    """An epoch of SGD in batches, as a task may compile it."""
+    """Trains for an epoch of SGD in batches, as a task's compiled epoch may."""
     current = weights[0]
     for start in range(0, len(y), BATCH):
         rows = slice(start, start + BATCH)

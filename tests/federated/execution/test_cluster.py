@@ -1,5 +1,6 @@
-"""Training on a Ray cluster: the same bits whoever computes, whoever is lost; nothing secret
-leaves; one sentence where it cannot go on.
+"""Training on a Ray cluster is bitwise identical, survives lost workers and leaks no secret.
+
+Where a run cannot continue it fails with one sentence.
 """
 
 import contextlib
@@ -34,15 +35,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 @pytest.fixture(autouse=True)
 def _groups_of_two(monkeypatch):
-    """Three groups a round, where the small model would have one."""
+    """Three groups a round, where the small model would have a single one."""
     for name, value in GROUPS_OF_TWO.items():
         monkeypatch.setattr(groups, name, value)
 
 
 @pytest.fixture(scope="module")
 def machines():
-    """A cluster of a head that trains nobody and one other machine, and this process
-    connected to it.
+    """A cluster of a head without workers and one other machine, to which this process is
+    connected.
     """
     started = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
@@ -58,7 +59,7 @@ def machines():
 
 @pytest.fixture
 def nobody(machines):
-    """The cluster without its one machine; for the last tests of this file."""
+    """The cluster after its only machine has left; for the last tests of this file."""
     for node in list(machines.worker_nodes):
         machines.remove_node(node, allow_graceful=False)
     while ray.cluster_resources().get("CPU"):  # until the head knows of it
@@ -72,7 +73,7 @@ def train(folder, settings=None, task=None, **options):
 
 
 def gone_on_with(folder, settings=None):
-    """Elsewhere, without a cluster."""
+    """Resumes a run in another process, without a cluster."""
     return train(folder, settings, noise_seed=None, resume=True, cluster=None)
 
 
@@ -91,7 +92,7 @@ def assert_same_files(run, other_run):
 
 
 def busy_workers():
-    """Process ids of Ray's workers that are in a task of ours."""
+    """Returns the process ids of Ray's workers that execute a task of this run."""
     process_ids = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -113,7 +114,7 @@ def test_scales_and_a_clip_norm_that_adapts_travel_to_the_workers(machines, tmp_
 
 
 def test_a_round_has_three_groups():
-    """Else equal bits would say nothing about the order in which groups are added."""
+    """With a single group, equal bits would not show the order in which groups are added."""
     task = small_task()
     size = groups.group_size(6, task.batch_size, sum(map(np.size, start_of(task))))
     assert [*groups.in_groups("abcdef", size)] == ["ab", "cd", "ef"]
@@ -203,7 +204,7 @@ def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("seed", ["--noise-seed 71", "--noise-seed=71", "noise_seed=71"])
 def test_a_noise_seed_on_the_command_line_is_refused(seed, tmp_path, monkeypatch):
-    """Ray tells the cluster the driver's command line."""
+    """Ray sends the driver's command line to the cluster."""
     monkeypatch.setattr(sys, "orig_argv", ["fedmf", "train", *seed.split()])
     with refusal("the noise seed stands on the command line"):
         train(tmp_path / "run", cluster="local")
@@ -218,7 +219,7 @@ def test_other_versions_are_refused_by_name(machines, tmp_path, monkeypatch):
 
 
 def test_a_call_that_is_over_is_not_cancelled(machines, monkeypatch):
-    """Ray aborted this process in one of some thirty that did: it was just taking the result."""
+    """Ray aborted the process in one of thirty cancellations while a result was read."""
     connection, cancelled, cancel = cluster.Cluster(ray, "auto"), [], ray.cancel
     monkeypatch.setattr(
         ray, "cancel", lambda call, force: cancelled.append(call) or cancel(call, force=force)

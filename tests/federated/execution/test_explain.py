@@ -1,4 +1,4 @@
-"""An execution says how its clients train, and why."""
+"""`Execution.explain` says how clients train, and for which reason."""
 
 import dataclasses
 import logging
@@ -18,7 +18,7 @@ X, Y = np.zeros((2, 4), np.float32), np.zeros(2, np.int64)
 
 
 def task(layer=layers.Flatten, **changes):
-    """A model of ten parameters."""
+    """Returns a task with a model of ten parameters."""
 
     def model():
         return tf.keras.Sequential([tf.keras.Input((4,)), layer(), layers.Dense(2)])

@@ -1,6 +1,4 @@
-"""What a group returns is taken for its sum only if it can be that;
-a worker that is wrong is named.
-"""
+"""A group's result is accepted only if it can be a clipped sum; the error names the worker."""
 
 import functools
 
@@ -42,7 +40,7 @@ def sum_of(updates):
 
 
 def check(second_sum):
-    """The group 1 of two, of five clients; group 0 is right."""
+    """Checks a result as that of the second of two groups, which has five clients."""
     first_sum = sum_of(updates(2))._replace(group=0)
     return list(checked([first_sum, second_sum], [2, 5], shapes=SHAPES, clip_norm=CLIP_NORM))[1]
 
@@ -55,8 +53,9 @@ def updates(clients, scale=10.0):
 
 @pytest.mark.parametrize("scale", [1e-3, 10.0, 1e30])
 def test_a_sum_of_equal_updates_passes(scale):
-    """Clipped, their sum is as long as one can be, up to the margin of the clipping
-    (tests/server/test_clipping.py); at 1e30 they are zeroed.
+    """The sum is as long as clipping allows, up to the margin (tests/server/test_clipping.py).
+
+    At a scale of 1e30 the updates are zeroed.
     """
     group_sum = sum_of(updates(5, scale))
     assert check(group_sum) is group_sum
@@ -109,7 +108,7 @@ def test_missing_and_repeated_groups_are_refused(results, fault):
 
 @pytest.mark.usefixtures("clients_in_turn")
 def test_a_round_rejects_a_sum_longer_than_its_clients_can_add(monkeypatch):
-    """What workers of a cluster return is taken as what this process makes (test_cluster.py)."""
+    """Results of workers and of this process are checked alike (test_cluster.py)."""
     for name, value in (GROUPS_OF_TWO | {"MOST_GROUPS": 2}).items():
         monkeypatch.setattr(groups, name, value)
     task, settings = small_task(), config()

@@ -1,6 +1,4 @@
-"""The fast execution with compiled client work: in any number of threads the same sum, and quick to
-stop.
-"""
+"""Compiled client work has the same sum with any number of threads, and stops soon after Ctrl-C."""
 
 import ctypes
 import dataclasses
@@ -29,7 +27,7 @@ from tests.refusals import refusal
 
 
 def examples(count):
-    """One epoch of so many examples."""
+    """Returns one epoch of so many examples."""
     return [(np.ones((count, 5), np.int32),) * 2]
 
 
@@ -38,7 +36,7 @@ def trained_by(epoch):
 
 
 def test_clipped_updates_are_summed_in_the_cohort_s_order(sums_of):
-    """Also where the first is done after others: float64 loses theirs one by one beside it."""
+    """The order holds also if the first client ends last: float64 sums depend on it."""
     shift = {1: 1.0} | dict.fromkeys(range(2, 9), 8e-18)
     settings, another_is_done = config(clip_norm=1.0), threading.Event()
 
@@ -114,7 +112,7 @@ def test_without_a_compiler_the_keras_model_trains():
 
 
 def memory_in_use():
-    """In bytes, and not the peak; what was freed is given back first, whatever other tests took."""
+    """Returns the bytes in use, and not their peak, after freed memory has been returned."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
@@ -124,7 +122,7 @@ def memory_in_use():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells how much memory is in use")
 def test_memory_does_not_grow(tmp_path):
-    """Of `federated.train`. The control keeps 4 KB of each update: 6 MB in 400 rounds."""
+    """The negative control keeps 4 KB of each update: 6 MB in 400 rounds."""
     corpus = tmp_path / "corpus.sqlite"
     write_synthetic_corpus(corpus, clients=12, seed=0, sentences_per_client=9, vocabulary_size=259)
     options = StackOverflowOptions(

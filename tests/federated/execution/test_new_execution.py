@@ -1,4 +1,4 @@
-"""An execution is one class: registered from outside, a configuration names it."""
+"""An execution is one class: once registered, configurations use it by name."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ PATH = f"{__name__}:Counting"
 
 
 class Counting(FastExecution):
-    """Counts the rounds that it computes."""
+    """An execution that counts the rounds that it computes."""
 
     rounds = 0
 
@@ -30,7 +30,7 @@ class Counting(FastExecution):
 
 @pytest.fixture(autouse=True)
 def counting():
-    """Registers the execution for one test."""
+    """The execution, registered for one test."""
     register_execution(ExecutionKind(name="counting", path=PATH))
     Counting.rounds = 0
     yield

@@ -1,4 +1,4 @@
-"""Client work and server optimizers train the same model in our loop and in TFF's process."""
+"""Optimizers of clients and server train the same model in fedmf's loop and in TFF's process."""
 
 import dataclasses
 
@@ -20,9 +20,11 @@ from tests.federated.small_runs import (
 
 @pytest.mark.slow
 def test_fast_and_tff_train_the_same_model(tmp_path):
-    """FedProx, several epochs, a limit on batches, and optimizers whose state begins anew with each
-    client and goes on with the server. tests/federated/tff/test_optimizers.py has the steps of all,
-    test_vectorised.py clients in turn.
+    """The runs have FedProx, several epochs, a limit on batches, and stateful optimizers.
+
+    Each client begins with a new optimizer state, and the server keeps its own. The steps of all
+    optimizers are in tests/federated/tff/test_optimizers.py, clients one by one in
+    test_vectorised.py.
     """
     settings = {
         "rounds": 4, "client_optimizer": "adam", "client_learning_rate": 0.05, "client_epochs": 3,
@@ -53,7 +55,7 @@ def test_epochs_are_orders_of_all_examples_up_to_the_limit():
 
 
 def one_each(batch_size):
-    """Example-level privacy: clients of one example, which has a weight."""
+    """Returns a task of example-level privacy: clients of one example, which has a weight."""
     x, y = small_task().split("validation")
     return dataclasses.replace(
         small_task(),
@@ -86,7 +88,7 @@ def test_vectorised_gradients_in_groups_of_two_equal_those_one_by_one(
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_built_in_a_graph_trains_one_by_one(sums_of, vectorized_map_calls):
-    """Tensors take the place of its variables, and have no set_weights."""
+    """In a graph tensors replace the variables, and tensors have no set_weights."""
 
     def build_model(seed):
         model = small_task().build_model(seed)

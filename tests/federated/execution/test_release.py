@@ -1,4 +1,6 @@
-"""The step of a round follows from its release: after a crash it is taken again, bitwise."""
+"""The step of a round follows from its release alone: a step that is repeated after a crash is
+identical.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ def execution_of(settings):
 
 
 def committed(release):
-    """What a journal gives back of a release: its arrays, in memory of their own."""
+    """Returns a release as a journal restores it: its arrays, in memory of their own."""
     fields = {"arrays": [np.array(array) for array in release.arrays], "row": {}, "canaries": None}
     return type(release)(**fields)
 

@@ -1,5 +1,6 @@
-"""Weights of examples and of classes: where they come from, that an update is clipped whatever they
-are, and that evaluation counts each example once. test_as_keras.py has the updates.
+"""Weights of examples and of classes: their sources, their effect on clipping and on evaluation.
+
+test_as_keras.py has the tests of the updates.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ def task_of(x=FEATURES, y=LABELS, model=dense, loss=None, weights=BOTH, **change
 
 
 def test_a_loss_function_receives_the_weights(sums_of):
-    """Weights of one client that have the mean 1 make Keras's loss the weighted mean."""
+    """With weights of mean 1, the loss of Keras is the weighted mean."""
 
     def weighted_mean(labels, outputs, weights):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
@@ -88,7 +89,7 @@ def test_evaluation_counts_each_example_once():
 
 
 def functions(sample_weight, **changes):
-    """The same task from functions."""
+    """Returns the same task, made from functions."""
     plain = task_of(weights={})
     return dataclasses.replace(plain, sample_weight=sample_weight, **changes)
 
@@ -135,8 +136,10 @@ def test_weights_are_equal_from_arrays_functions_and_client_data(tff):
 
 
 def test_a_class_of_the_splits_without_a_weight_is_refused():
-    """Also where the task was made before its weights. What a client has is seen in its round,
-    which zeroes it as one of NaN features (tests/federated/test_task.py).
+    """The refusal holds also for a task that was made before its weights.
+
+    A client with such a class is zeroed in its round, as one with NaN features
+    (tests/federated/test_task.py).
     """
     task = dataclasses.replace(task_of(weights={}), class_weight={0: 1.0, 1: 1.0})
     with refusal("validation split .* hold class 2, .*class_weight ends at 1"):

@@ -1,4 +1,4 @@
-"""The model as a function of weights: its outputs and gradients are the Keras model's."""
+"""The model as a function of weights has the outputs and gradients of the Keras model."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_gradients_of_convolutions_equal_those_of_tensorflow(arguments):
 
 
 def test_a_random_constant_of_a_layer_is_not_drawn_in_every_call():
-    """Random features, say: such a model trains client after client."""
+    """Random features are such a constant; clients of the model train one by one."""
 
     def check(matrix):
         product = tf.function(lambda x: x @ matrix(), input_signature=[tf.TensorSpec([1, 3])])

@@ -1,4 +1,4 @@
-"""--threads: what is limited, that nothing stays behind, and that it changes no result."""
+"""--threads limits the threads of a run, restores all settings, and changes no result."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_linear_algebra_and_the_environment_are_restored(monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
-    """With the noise of two rounds (docs/cluster.md). TFF's worker is limited too."""
+    """The runs have noise and two rounds (docs/cluster.md); TFF's worker is limited too."""
     runs = []
     for threads, executions in ((1, ["fast"]), (3, ["fast", "tff"])):
         folder = tmp_path / str(threads)
@@ -77,7 +77,7 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
 
 @pytest.mark.slow
 def test_threads_trace_their_models_one_at_a_time(sums_of):
-    """Each once: TensorFlow warns of many traces in calls."""
+    """Each thread traces its model once: TensorFlow warns of many traces."""
     under_way, at_once = [], []
 
     @tf.autograph.experimental.do_not_convert

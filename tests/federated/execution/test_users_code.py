@@ -1,6 +1,4 @@
-"""What a user wrote may have `if` and `for` on tensors, which AutoGraph rewrites in graphs;
-fedmf's own code it leaves alone.
-"""
+"""AutoGraph rewrites a user's `if` and `for` on tensors in graphs, and skips fedmf's own code."""
 
 import pytest
 import tensorflow as tf
@@ -13,7 +11,7 @@ CROSS_ENTROPY = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def branched(x, scale=1.0):
-    """x, by an `if` and a `for` on tensors."""
+    """Returns x, by an `if` and a `for` on tensors."""
     if tf.reduce_sum(x) > -1e9:
         scale = 2.0
     for _ in tf.range(tf.size(x) * 0 + 1):
@@ -59,7 +57,7 @@ def test_control_flow_on_tensors_is_the_same_in_a_graph(loss):
 
 
 def test_code_that_autograph_does_not_rewrite_is_refused_by_tensorflow():
-    """The control."""
+    """Negative control of the test above."""
     as_it_stands = tf.autograph.experimental.do_not_convert(branched)
     with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
         tf.function(lambda x: as_it_stands(x))(tf.constant(1.0))

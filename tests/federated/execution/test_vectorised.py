@@ -1,4 +1,4 @@
-"""Clients that train side by side do not reach into one another's updates, whatever their data."""
+"""Vectorised clients have no influence on one another's updates, whatever their data."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ COHORT = [
 
 
 class Segments(layers.Layer):
-    """Sums of the examples by segment, of which there are as many as examples."""
+    """A layer of sums by segment, with as many segments as examples."""
 
     def call(self, x):
         return tf.math.unsorted_segment_sum(x, tf.cast(x[:, 0], tf.int32), 2)
 
 
 class Embedded(layers.Layer):
-    """Embedded numbers, as rows of a table: a gradient of a few rows."""
+    """A layer that looks up rows of a table, whose gradient has only those rows."""
 
     def build(self, shape):
         self.table = self.add_weight("table", shape=(8, 3))
@@ -37,7 +37,11 @@ class Embedded(layers.Layer):
 
 
 class OwnGradient(layers.Layer):
-    """Of a weight the gradient's rank is known when it is there; of the other it is a weight."""
+    """A layer with a custom gradient.
+
+    The rank of one weight's gradient is known only when it runs; the other weight's gradient is a
+    weight.
+    """
 
     def build(self, shape):
         self.w, self.v = (self.add_weight(name, shape=(4, 3)) for name in "wv")
@@ -62,7 +66,7 @@ def rolled():
 
 @pytest.fixture
 def together_and_alone(sums_of):
-    """layer -> the sum of the cohort's updates, and the sum of those of each client by itself."""
+    """layer -> the sum of a cohort's updates, and the sum of the updates of each client alone."""
 
     def of(layer, **settings):
         def model():
@@ -107,7 +111,9 @@ def test_custom_gradients_are_vectorised(together_and_alone, vectorized_map_call
 def test_a_model_without_a_kernel_on_this_processor_trains_one_by_one(
     together_and_alone, monkeypatch
 ):
-    """As the gradient of a grouped convolution, which is traced and then fails."""
+    """The gradient of a grouped convolution is such a model: it can be traced, and fails when it
+    runs.
+    """
 
     def missing(*_):
         return tf.raw_ops.Conv2DBackpropFilter(
@@ -135,7 +141,7 @@ def test_a_model_without_a_kernel_on_this_processor_trains_one_by_one(
     ],
 )
 def test_without_the_check_clients_would_mix(layer, together_and_alone, monkeypatch):
-    """Negative control: TensorFlow's own vectorised forms."""
+    """Negative control: TensorFlow's own vectorised forms mix clients."""
     monkeypatch.setattr(vectorised, "check_clients_stay_separate", lambda function: None)
     together, alone = together_and_alone(layer)
     assert np.abs(together - alone).max() > 0.1

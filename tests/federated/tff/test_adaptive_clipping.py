@@ -1,6 +1,4 @@
-"""A clip norm that follows a quantile: what is released, and that both streams
-tell no more than is claimed.
-"""
+"""A clip norm that follows a quantile: both released streams equal their definition."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The aggregator inside TFF's own processes."""
+"""`dp_aggregator` inside TFF's own processes."""
 
 import collections
 import copy
@@ -45,7 +45,7 @@ def run(process, rounds, updates=(ZERO, ZERO), state=None):
 
 
 def test_zero_updates_come_out_as_the_plans_noise_also_after_a_restore():
-    """Row for row, in a plan that simulates; test_noise_rows.py has every kind of mechanism."""
+    """The plan simulates a larger cohort; test_noise_rows.py has every kind of mechanism."""
     rounds, clients = 35, 4
     plan = plan_of(MECHANISMS["tree full"](rounds)).simulating(simulated=clients, claimed=40)
     process, resumed_process = (process_of(plan, clients_per_round=clients) for _ in range(2))
@@ -72,7 +72,7 @@ def test_updates_are_zeroed_clipped_summed_and_divided_by_the_fixed_number():
 
 @pytest.mark.slow
 def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state():
-    """With the same noise, two parts of one model would give away their updates' difference."""
+    """The same noise for two parts of a model would give away the difference of their updates."""
 
     factory = federated.dp_aggregator(PLAN, clients_per_round=1, noise_seed=2)
     copies = factory, factory.with_scaling(None), copy.deepcopy(factory)
@@ -110,7 +110,7 @@ def processes_and_states():
     [("banded", "tree"), ("tree", "banded"), ("banded", "banded, other noise")],
 )
 def test_a_state_of_another_family_or_noise_is_refused(processes_and_states, plan_name, state_name):
-    """The plan is compared before TFF compares the shapes of the noise's rows."""
+    """The plans are compared before TFF compares the shapes of the noise's rows."""
     process, own_state = processes_and_states[plan_name]
     _, other_state = processes_and_states[state_name]
     shapes = [np.shape(state[0].noise.rows) for state in (own_state, other_state)]

@@ -1,6 +1,6 @@
 """The audit of the query: honest mechanisms pass, and mistakes in the code that runs are caught.
 
-The host's rows and TFF's process are held to the same rows exactly, in tests/server/test_rows.py
+The tests that the rows of the host and of TFF's process are exact are in tests/server/test_rows.py
 and test_aggregator.py.
 """
 
@@ -41,7 +41,7 @@ def claim():
 
 
 def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
-    """A correlation of 1 is seen with certainty."""
+    """A correlation of 1 is detected with certainty."""
     honest = queries.MatrixFactorizationQuery.get_noised_result
 
     def shared(self, sample, state):
@@ -61,7 +61,7 @@ def resumed(claim):
     "lost", [*(pytest.param(lost, marks=pytest.mark.slow) for lost in ("all", "round")), "rows"]
 )
 def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, lost):
-    """All of the state lost, or only its round number, or only its rows.
+    """The resume loses all of the state, or only its round number, or only its rows.
 
     The first is a control of audits.controls, of known power.
     """
@@ -112,8 +112,9 @@ AUDITED = {"clients": 6, "rounds": 8, "noise_multiplier": 0.2, "shapes": "30x20,
 
 
 def summed(query):
-    """(state, updates) -> what a query makes of them and the state after it, a graph for each
-    number of updates.
+    """Returns (state, updates) -> the release of a query and the next state.
+
+    There is a graph for each number of updates.
     """
 
     @tf.function
@@ -153,8 +154,8 @@ def test_the_auditor_passes_the_mean_of_dp_aggregator():
 
 
 def test_the_auditor_passes_tf_privacys_sum_except_for_nan():
-    """`tf.clip_by_global_norm` makes an update of NaN of one whose norm is not finite: TFF zeroes
-    such updates before.
+    """`tf.clip_by_global_norm` makes NaN of an update whose norm is not finite; TFF zeroes such
+    updates before.
     """
     import tensorflow_privacy as tfp
 

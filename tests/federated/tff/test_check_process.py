@@ -1,4 +1,4 @@
-"""What goes from clients to server in TFF's own processes with our aggregator."""
+"""`check_process` on TFF's own processes: aggregations beside `dp_aggregator` are refused."""
 
 import numpy as np
 import pytest

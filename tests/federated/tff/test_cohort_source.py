@@ -1,6 +1,4 @@
-"""TFF programs with our cohorts: stopped and started again they train the same model on
-the same clients.
-"""
+"""TFF programs with a controller's cohorts: a resumed program has the same clients and model."""
 
 import asyncio
 import copy
@@ -39,13 +37,13 @@ def cohorts(source):
 
 
 def process_of_one_run():
-    """A process of its own for each run: initialised again, it has other noise."""
+    """Returns a new process for a run: a process that is initialised again has other noise."""
     plan = plan_of(MECHANISMS["banded"](ROUNDS))
     return fed_avg(federated.dp_aggregator(plan, clients_per_round=COHORT, noise_seed=1))
 
 
 def weights_after(process, source, rounds, folder, discard=None):
-    """The weights that `train_model` ends with."""
+    """Returns the final weights of `train_model`."""
     release_manager = tff.program.MemoryReleaseManager()
     program = tff.learning.programs.train_model(
         train_process=process,
@@ -85,7 +83,7 @@ def test_a_resumed_program_has_the_same_cohorts_and_weights(tmp_path):
 
 
 def restored(source, saved):
-    """An iterator of a source, where another one was saved."""
+    """Returns the iterator of a source that was saved by another iterator."""
     return type(source.iterator()).from_bytes(saved.to_bytes())
 
 

@@ -402,7 +402,7 @@ def test_a_process_without_metrics_may_not_return_exact_values(body, match, quer
 
 
 def _with_zeros(query, dtype):
-    """The state of a process that keeps an array beside the query's state."""
+    """Returns the `initialize` of a process that has an array beside the query's state."""
 
     @tff.federated_computation
     def initialize():

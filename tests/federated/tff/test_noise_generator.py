@@ -1,5 +1,6 @@
-"""docs/randomness.md says what the graph's source computes: here it is written again from that
-description, in integers and float64.
+"""The source of TensorFlow graphs computes what docs/randomness.md says.
+
+The tests implement that description in integers and float64.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ MASK = 2**32 - 1
 
 
 def philox(counter, key):
-    """Philox4x32-10 of Salmon et al. 2011: counters of four words, keys of two."""
+    """Computes Philox4x32-10 of Salmon et al. 2011, with counters of four words and keys of two."""
     x, k = list(counter), list(key)
     for _ in range(10):
         product_0, product_2 = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
@@ -34,7 +35,7 @@ def words(number):
 
 
 def normals_of(radius_word, angle_word):
-    """The pair of two words of 64 bits."""
+    """Computes the pair of normals of two words of 64 bits."""
     signed = (angle_word >> 40) - (2**24 if angle_word >= 2**63 else 0)
     angle = (signed + 0.5) * np.pi / 2**23
     # Near 1 float64 holds the distance to 1, and not the number.
@@ -72,7 +73,7 @@ def test_the_source_is_that_of_the_documentation(seed):
 
 
 def test_the_tail_is_complete_and_no_draw_is_zero():
-    """Words from 0 to the last: radii from 9.5 down to that of the uniform nearest to 1."""
+    """Radii range from 9.5 down to that of the uniform nearest to 1."""
     rng = np.random.default_rng(0)
     low = [2**i - 1 for i in range(64)]
     pairs = [

@@ -1,4 +1,4 @@
-"""Rows of the host handed into TFF's state: in their own round and plan only."""
+"""A noise vector of the host enters TFF's state in its own round and plan only."""
 
 import traceback
 

@@ -1,4 +1,4 @@
-"""tests/test_odd_arguments.py for the calls that need TensorFlow Federated."""
+"""Odd arguments of the calls that need TensorFlow Federated (see tests/test_odd_arguments.py)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The DPQuery: what reaches the sum, what comes out, and what is refused."""
+"""The DPQuery: clipping, sum, noise, state, and refused arguments."""
 
 import collections
 
@@ -73,8 +73,9 @@ def filled(specs, value):
     ("kind", "in_graph"), [*((kind, False) for kind in STRUCTURES), ("nested", True)]
 )
 def test_sum_and_noise_are_those_of_tensorflow_privacy(kind, in_graph):
-    """Clipped, added up, and row t of N Z added to it (Denisov et al. 2022, Alg. 1; banded paper,
-    Alg. 1).
+    """The result is the clipped sum plus row t of N Z.
+
+    Denisov et al. 2022, Alg. 1; banded paper, Alg. 1.
     """
     specs = STRUCTURES[kind]
     query = make_query(specs)
@@ -168,8 +169,8 @@ def test_metrics_are_those_of_the_last_round():
 
 
 def test_an_update_beside_many_moves_the_sum_by_its_own_value():
-    """In float32 it decides how the sums after it are rounded, and moves them
-    by several times as much.
+    """In float32 the update changes the rounding of later sums, and moves them by several times as
+    much.
     """
     query = make_query(tf.TensorSpec([1]), noise_multiplier=0.0)
     large_sum = add_up(query, [tf.constant([1.0])])
@@ -291,9 +292,7 @@ def test_refusals_name_the_argument(change, error, match):
 
 
 def test_no_digit_of_a_float64_sum_is_finer_than_the_noise():
-    """Noise in float32 has no digits of its own below its rounding: those of the sum
-    would come out bare.
-    """
+    """Noise in float32 has no digits below its rounding, and would not hide those of the sum."""
 
     def released(victim):
         query = make_query(tf.TensorSpec([4], tf.float64), noise_seed=3)

@@ -1,6 +1,4 @@
-"""Scale then privatise: what is privatised never exceeds the clip norm, and the scales know nothing
-but what was released.
-"""
+"""Scaled updates never exceed the clip norm, and scales depend on releases alone."""
 
 import itertools
 
@@ -26,7 +24,7 @@ def query_of(scaling):
 
 
 def played(query):
-    """What is released in each round, the scales, and the last state."""
+    """Returns the releases of all rounds, the scales, and the last state."""
     state, released, scales = query.initial_global_state(), [], []
     for t in range(ROUNDS):
         params, sample = query.derive_sample_params(state), query.initial_sample_state()
@@ -43,7 +41,7 @@ def random_updates(t):
 
 
 def scales_of(rule, released, interval):
-    """The scales of all rounds and the one after, from the formulas, in float64."""
+    """Computes the scales of all rounds and of the next one by the formulas, in float64."""
     v, scales = np.zeros(SIZE), [np.ones(SIZE)]
     for t, g in enumerate(released.astype(np.float64)):
         v = v + g**2 if rule == "adagrad" else 0.9 * v + 0.1 * g**2
@@ -80,7 +78,7 @@ def test_scales_follow_from_releases_and_sums_from_scales(rule, interval):
 
 
 def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positive():
-    """Outputs of any size, also those that no honest run has: the bound does not rest on them."""
+    """Releases have any size, also sizes of no honest run: the bound does not depend on them."""
     rule = Scaling(rule="adam", epsilon=1e-12, decay=0.0)
     rng, query = np.random.default_rng(5), query_of(rule)
     for exponent in (-45.0, -20.0, -3.0, 0.0, 12.0, 30.0, 38.0):

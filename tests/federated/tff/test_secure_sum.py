@@ -1,4 +1,4 @@
-"""Secure summation inside the aggregator: the same sum, and no update longer than the clip norm."""
+"""Secure summation in the aggregator has the same sum, and clips no update too long."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,9 @@ _KEPT: list[object] = []
 
 @pytest.fixture(autouse=True, scope="module")
 def _runtime_with_secure_sums():
-    """TFF's default runtime has no secure sum at all; this one sums in the open,
-    on the same integers.
+    """A runtime of TFF with secure sums, which adds the same integers in the open.
+
+    TFF's default runtime has no secure sum.
     """
     # Both are kept: a runtime that is dropped waits for its worker process to end,
     # which may be never.

@@ -1,6 +1,4 @@
-"""Tasks whose model is a VariableModel or a FunctionalModel of TFF,
-with loss and metrics of its own.
-"""
+"""Tasks with a VariableModel or FunctionalModel of TFF, which has its own loss and metrics."""
 
 import collections
 import dataclasses
@@ -36,7 +34,9 @@ def from_keras(seed):
 
 
 class ByHand(models.VariableModel):
-    """Not from Keras: reports no loss and no number of examples, and takes a dict."""
+    """A VariableModel without Keras, which reports no loss and no number of examples, and takes a
+    dict.
+    """
 
     def __init__(self, start):
         self.weights = [tf.Variable(weight) for weight in start]
@@ -104,7 +104,7 @@ def task_of(build_model):
 
 
 def by_hand(model=ByHand):
-    """TFF builds the model in a graph, where Keras has no numbers to give."""
+    """Returns a task whose model TFF builds in a graph, where Keras has no values."""
     starts = {seed: small_task().build_model(seed).get_weights() for seed in (0, 3)}
     return task_of(lambda seed: model(starts[seed]))
 
@@ -126,7 +126,7 @@ METRICS = ("accuracy", "loss")
 
 
 def metrics_of(run):
-    """The result's, and means over clients."""
+    """Returns the metrics of the result, and means over clients."""
     tuned, result = run.evaluate_fine_tuned(1)["metrics"]["loss"], run.result
     return {
         "clients": run.evaluate_clients()["mean"],
@@ -157,9 +157,7 @@ def test_a_tff_model_trains_as_its_keras_model(name, kind, keras, tmp_path):
 
 
 class Remembers(ByHand):
-    """A loss that depends on what was seen in earlier batches: a client's data
-    in the next client's update.
-    """
+    """A model whose loss depends on earlier batches, also of other clients."""
 
     def forward_pass(self, batch_input, training=True):
         output = super().forward_pass(batch_input, training)
@@ -169,7 +167,7 @@ class Remembers(ByHand):
 @pytest.mark.usefixtures("clients_in_turn")
 @pytest.mark.slow
 def test_variables_carry_no_data_from_client_to_client(tmp_path):
-    """Without noise: a client's update is the same, whoever came before."""
+    """Without noise a client's update is the same, whichever clients came before."""
     start = small_task().build_model(3).get_weights()
 
     def sum_of(clients):
@@ -193,7 +191,7 @@ def test_variables_carry_no_data_from_client_to_client(tmp_path):
 
 
 class Hidden(Remembers):
-    """Keeps what it has seen in a variable that it does not list."""
+    """A model that keeps its inputs in a variable that it does not list."""
 
     local_variables = property(lambda self: [])
 

@@ -22,7 +22,7 @@ print(*worker_processes(), flush=True)
 
 @pytest.mark.slow
 def test_no_worker_outlives_a_program_that_ends():
-    """Ours and TFF's own; tests/federated/training/test_loop.py has one that is killed."""
+    """The workers are fedmf's and TFF's own; test_loop.py kills a program."""
     # The workers hold the output: reading it ends when they do.
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -1,4 +1,4 @@
-"""Models that begin with an adapted lookup: its table is read in training, and never written."""
+"""Models that begin with an adapted lookup layer, whose table training reads and never writes."""
 
 import numpy as np
 import pytest
@@ -21,9 +21,9 @@ INPUTS = {
 
 
 def task_of(kind, turned=False):
-    """A task whose models begin with an adapted layer of this kind.
+    """Returns a task whose models begin with an adapted layer of this kind.
 
-    With `turned` the layer has as many words, in another order.
+    With `turned` the layer has the same words in another order.
     """
     inputs = INPUTS[kind]
 

@@ -1,6 +1,4 @@
-"""Runs whose updates are scaled for an adaptive server optimizer, and clipped to a norm that
-follows a quantile.
-"""
+"""Runs with scaled updates, for an adaptive server optimizer, and with an adaptive clip norm."""
 
 import itertools
 

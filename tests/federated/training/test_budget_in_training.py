@@ -1,4 +1,4 @@
-"""A run with a participation budget: resumed, audited and stated like every other."""
+"""A run with a participation budget is resumed, audited and stated as any other run."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Canaries in a training run: under the schema, clipped, the same after a crash, and judged."""
+"""Canaries of a run: their schema, their clipping, their resume, and the audit by them."""
 
 import shutil
 
@@ -22,7 +22,7 @@ CLIENTS, CANARIES, FEATURES = 20, 60, 3000
 
 
 def wide_task():
-    """Logistic regression on clients of one example each."""
+    """Returns a task of logistic regression on clients of one example each."""
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((CLIENTS, FEATURES)).astype(np.float32), rng.integers(0, 2, CLIENTS)
 
@@ -102,8 +102,10 @@ def test_canaries_are_clients_under_the_schema(run):
     [pytest.param({}, id="fixed"), pytest.param(BOTH, id="adaptive", marks=pytest.mark.slow)],
 )
 def test_releases_contain_the_clipped_updates_of_participating_canaries(tmp_path, adaptive):
-    """Without noise and with clients that hardly move, a release along a direction is the clip norm
-    or 0, but for other canaries. False positives: 480 entries beyond 6 standard deviations, 1e-6.
+    """Without noise and with clients that hardly move, a release along a canary's direction is the
+    clip norm or 0, except for other canaries.
+
+    False positives: 480 entries beyond 6 standard deviations, 1e-6.
     """
     still = {"family": "none", "epsilon": None, "client_learning_rate": 1e-9}
     run = train(tmp_path / "run", config(**adaptive | still))

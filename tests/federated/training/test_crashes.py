@@ -1,4 +1,4 @@
-"""A run that is broken off anywhere goes on with the same noise under no other sum."""
+"""A run that is interrupted anywhere never has the same noise under two sums."""
 
 import shutil
 
@@ -29,7 +29,7 @@ POINTS = (
 
 
 def newest_release(path):
-    """The arrays of the newest committed round."""
+    """Returns the arrays of the newest committed round."""
     folder = RunFolder.open(path)
     with folder.locked():
         folder.read_rounds()
@@ -50,7 +50,7 @@ def test_a_run_killed_at_any_point_of_a_round_resumes_identically(tmp_path, monk
         return wrapped
 
     def copy(point):
-        """Keeps what a kill leaves there in round 2."""
+        """Copies the folder as a kill in round 2 would leave it."""
         committed = RunFolder(tmp_path / "run").committed_rounds()
         if committed in (2, 3) and (point, committed) not in copies:
             copies[point, committed] = tmp_path / f"{point} {committed}"
@@ -68,7 +68,7 @@ def test_a_run_killed_at_any_point_of_a_round_resumes_identically(tmp_path, monk
 
 
 class Broken(RoundMetric):
-    """A column that cannot be computed in round 2."""
+    """A metric that cannot be computed in round 2."""
 
     name = "largest"
 
@@ -99,7 +99,7 @@ def test_a_metric_that_fails_and_is_fixed_does_not_change_the_release(whole_run,
 
 
 def test_another_program_computes_later_rounds_and_repeats_none(tmp_path):
-    """What is committed stays, whatever the resumed program would have computed."""
+    """A committed round stays, whatever the resumed program would compute."""
     other_task = small_task(
         batch_size=4, build_model=lambda seed: small_task().build_model(seed + 1)
     )

@@ -1,4 +1,4 @@
-"""On which examples a metric is defined, where Keras gives a number in any case."""
+"""A metric is undefined on some examples, where Keras gives a number in any case."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ BOTH_CLASSES = {"both", "none predicted"}
 
 
 class Masked(metrics.Mean):
-    """The share of right predictions where the label is 0."""
+    """The fraction of right predictions among the labels 0."""
 
     def update_state(self, labels, outputs, sample_weight=None):
         return super().update_state(
@@ -28,7 +28,7 @@ class Masked(metrics.Mean):
 
 
 class Quotient(metrics.Metric):
-    """NaN without positive labels."""
+    """A metric that is NaN without positive labels."""
 
     def update_state(self, labels, outputs, sample_weight=None):
         self.value = tf.reduce_sum(labels * outputs) / tf.reduce_sum(labels)

@@ -1,4 +1,6 @@
-"""Which losses are called a divergence, the rate that is named, and the warning before training."""
+"""Warnings of a diverging run, the learning rate that they suggest, and the warning before
+training.
+"""
 
 import dataclasses
 
@@ -23,7 +25,7 @@ def plan():
 
 
 def config(**changes):
-    """Of a run of the plan."""
+    """Returns the config of a run of the plan."""
     settings = {
         "rounds": 64, "min_sep": 16, "family": "identity", "noise_multiplier": 3.0,
         "clip_norm": 0.5, "cohort_size": 20,
@@ -41,7 +43,7 @@ def watch(plan, rate=1.0):
 
 
 def told(watch, losses, examples=100):
-    """round -> sentence."""
+    """Returns the warnings by round."""
     messages = {t: watch.observe(t, float(loss), examples) for t, loss in enumerate(losses)}
     return {t: sentence for t, sentence in messages.items() if sentence}
 
@@ -62,7 +64,7 @@ def noisy(losses, seed=0):
     ],
 )
 def test_runs_that_do_not_diverge(plan, losses):
-    """A run that learns nothing is told in 1 of 2500 trials, and so one of 20 in 1 of 125."""
+    """False positives: a run that learns nothing warns in 1 of 2500 trials, one of 20 in 1 of 125."""
     assert [told(watch(plan), noisy(losses, seed)) for seed in range(20)] == [{}] * 20
 
 
@@ -77,7 +79,7 @@ def test_a_diverging_run_warns_once(plan):
 
 @pytest.mark.parametrize("leap", range(1, START_ROUNDS))
 def test_a_loss_that_leaps_in_the_first_rounds_warns(plan, leap):
-    """Losses of two runs: counts with a Poisson loss, and private losses at their largest value."""
+    """The losses are of two runs: a Poisson loss of counts, and private losses at their maximum."""
     losses = np.r_[11.93, [9.0, 7.0, 6.0, 5.5][: leap - 1], np.tile([46.5, 43.8], 40)]
     messages = told(watch(plan), losses)
     assert [*messages] == [leap + ROUNDS_ABOVE_START - 1]
@@ -87,7 +89,7 @@ def test_a_loss_that_leaps_in_the_first_rounds_warns(plan, leap):
 
 
 def test_a_private_loss_of_no_client_does_not_count():
-    """It is the middle of its range, whatever the model."""
+    """Such a loss is the middle of its range, whatever the model."""
     row = {"train_loss": 1.0, "examples": 9, "private": {"clients": 0.7, "loss": 5.0}}
     assert _loss(row) == (5.0, 0)
     row["private"]["clients"] = 1.2

@@ -1,4 +1,4 @@
-"""`EarlyStopping`: at the round that its rule says, by private losses where there are some."""
+"""`EarlyStopping` stops at the round of its rule, by private losses if there are any."""
 
 import contextlib
 import math
@@ -12,8 +12,9 @@ from tests.federated.small_runs import config, train
 
 
 def stopped_after(losses, patience, largest_loss=None, resumed=0):
-    """The rounds after which the callback stops a run whose evaluations, after every second round,
-    have these losses.
+    """Returns the rounds after which the callback stops a run with these validation losses.
+
+    There is one loss after every second round.
     """
     rows, stops = [], []
     for loss in losses:
@@ -57,7 +58,7 @@ def test_a_run_stops_after_patience_evaluations_without_improvement(largest_loss
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_a_run_that_no_longer_improves_ends_and_states_all_rounds(tmp_path, share):
-    """A rate of 50 with noise: validations and private losses go up at once."""
+    """With a rate of 50 and noise, validation and private losses increase at once."""
     private = {"private_metrics": share, "largest_loss": 50.0} if share else {}
     settings = config(
         rounds=8, noise_multiplier=0.05, evaluate_every=1, server_learning_rate=50.0, **private

@@ -16,7 +16,7 @@ layers, losses = tf.keras.layers, tf.keras.losses
 
 
 def evaluated(limit, monkeypatch):
-    """Metrics of the small task's first weights, and the number of batches."""
+    """Returns the metrics of the small task's initial weights, and the number of batches."""
     batches_taken = []
 
     def counted(examples, index):
@@ -65,8 +65,8 @@ def test_a_metric_named_loss_replaces_the_mean_loss():
     ids=["softmax", "layer of softmax", "operation of sigmoid"],
 )
 def test_probabilities_rounded_to_0_have_the_loss_of_keras(ends, loss):
-    """Of the logits, which Keras finds behind the model's outputs: crossentropies of probabilities
-    alone end at 16.1, -log(1e-7).
+    """Keras computes it from the logits behind the outputs; from probabilities it is at most 16.1,
+    -log(1e-7).
     """
     x = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
     y = np.arange(300) % 2

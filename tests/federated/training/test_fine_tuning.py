@@ -1,4 +1,4 @@
-"""Fine-tuning by client: what is measured before and after it, and who is left out.
+"""Fine-tuning by client: metrics before and after it, and the clients that are left out.
 
 The training is that of clients in a round, which tests/federated/execution compares with Keras.
 """
@@ -33,7 +33,7 @@ RATE = 3.0  # the default, a tenth
 
 
 def classes_of_clients():
-    """The first two clients have one class each, the third has an example."""
+    """Returns a task whose first two clients have one class each, and the third one example."""
     rng = np.random.default_rng(1)
     owner = np.repeat(np.arange(CLIENTS), [7, 8, 1, 6, 7, 8, 9, 10, 11])
     x = rng.normal(size=(len(owner), WIDTH)).astype(np.float32)
@@ -57,19 +57,20 @@ def run(tmp_path_factory):
 
 
 def divided(run, config):
-    """(epochs, other half) of the clients with two examples at least."""
+    """Returns (epochs, other half) of the clients with at least two examples."""
     pairs = [halves(run.task, config, client_id) for client_id in run.task.client_ids]
     return [(epochs, other_half) for epochs, other_half in pairs if count(other_half)]
 
 
 def tuned(run, **changes):
-    """The config of fine-tuning, which is over whole epochs."""
+    """Returns the config of fine-tuning, which is over full epochs."""
     return dataclasses.replace(run.config, client_batches=None, **changes)
 
 
 def losses_by_hand(run, config, split=None):
-    """Mean losses of each client before and after training whose updates are neither clipped nor
-    scaled.
+    """Returns the mean losses of each client before and after training.
+
+    Updates are neither clipped nor scaled.
     """
     config = dataclasses.replace(config, client_learning_rate=RATE)
     work = work_of(run.task, config, max_step_norm=config.clip_norm)
@@ -87,7 +88,7 @@ def losses_by_hand(run, config, split=None):
 
 @pytest.mark.slow
 def test_losses_before_and_after_training(run):
-    """With Ditto's objective, and two epochs; clipped, nothing would change."""
+    """The runs have Ditto's objective and two epochs; clipping would leave nothing to see."""
     metric = run.evaluate_fine_tuned(2, proximal_strength=2.0)["metrics"]["loss"]
     expected = losses_by_hand(run, tuned(run, client_epochs=2, proximal_strength=2.0))
     losses_before, losses_after = expected.T
@@ -176,8 +177,9 @@ def test_clients_that_are_not_finite_are_left_out_and_counted(run):
 
 
 def test_infinite_losses_are_distinguished_from_undefined_ones(run):
-    """Of the client with a label 2 the examples define no loss. Of another one the personal model
-    has an output of 0 for its label, an infinite loss.
+    """One client has a label 2, for which the loss is undefined.
+
+    Another client's personal model has an output of 0 for its label, and an infinite loss.
     """
     ids = run.task.client_ids
 
@@ -279,7 +281,7 @@ def test_invalid_learning_rates_are_refused(value):
     ],
 )
 def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, expected_rate):
-    """Of clients that have enough examples, before training with a finite loss: here 7 of 9."""
+    """The mean is over the 7 of 9 clients with enough examples and a finite loss before training."""
     measurements = []
 
     def loss(self, weights, examples):

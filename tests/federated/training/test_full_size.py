@@ -1,5 +1,5 @@
-"""The papers' size, n = 2052, min_sep = 342, 4,050,748 parameters: a few rounds, and the memory
-they take.
+"""A few rounds at the papers' size, n = 2052, min_sep = 342, 4,050,748 parameters, and their
+memory.
 """
 
 import json
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def toeplitz(tmp_path_factory):
-    """32 bands, whose noise takes the most memory of all that are chosen unasked (docs/costs.md).
+    """A mechanism of 32 bands, whose noise takes the most memory of all default choices
+    (docs/costs.md).
 
     The noise of 342 bands takes a quarter of the machine's memory, whatever the client work does.
     """
@@ -29,7 +30,7 @@ def toeplitz(tmp_path_factory):
 
 
 def mechanism_file(folder, family, bands):
-    """Far from the optimum, but of the full shape: cost is the subject here."""
+    """Returns a mechanism of full shape that is far from optimal: these tests are about cost."""
     rounds, path = full_size.ROUNDS, folder / "mechanism.npz"
     participation = fedmf.Participation(rounds=rounds, schema="min_sep", min_sep=full_size.MIN_SEP)
     options = {"family": family, "bands": bands, "max_iterations": 1}
@@ -43,7 +44,7 @@ def mechanism_file(folder, family, bands):
 def run(
     folder, execution, mechanism, *, under_gb, rounds=2, clients=10, sentences=16, **environment
 ):
-    """So many rounds, or what is left of them; the weights before the last one."""
+    """Runs so many rounds, or the remaining ones, and returns the weights before the last one."""
     arguments = [folder, execution, rounds, mechanism, clients, sentences]
     command = [sys.executable, "-m", "tests.federated.full_size", *map(str, arguments)]
     options = {"env": os.environ | environment, "capture_output": True, "text": True}
@@ -57,14 +58,15 @@ def run(
 
 
 def test_two_rounds_of_tff_take_under_10_gb(tmp_path):
-    """That resumed runs of TFF are the same is tested on a small model (test_loop.py)."""
+    """test_loop.py tests on a small model that resumed runs of TFF are identical."""
     mechanism = mechanism_file(tmp_path, "banded", full_size.MIN_SEP)
     run(tmp_path / "run", "tff", mechanism, under_gb=10, clients=3)
 
 
 def test_two_rounds_and_a_resume_take_under_3_gb(toeplitz, tmp_path):
-    """Kept, the updates of a hundred clients would take 1.6 GB more; a few sentences make one.
-    Where there is no C compiler the Keras model trains ten.
+    """The updates of a hundred clients would take 1.6 GB more if they were kept.
+
+    A few sentences suffice for an update. Without a C compiler the Keras model trains ten clients.
     """
     folder = tmp_path / "run"
     work = {} if compiler() is None else {"clients": 100, "sentences": 4}

@@ -1,4 +1,4 @@
-"""A run goes on as what it was begun with; with another program only where that is accepted."""
+"""A resume needs the same run; it takes another program only if that is accepted explicitly."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ SETTINGS = config(cohort_size=6)
 
 
 def checked(task, settings):
-    """That of the same task and seed is traced once."""
+    """Checks a task, whose model is traced once for each seed."""
     same = task is VERSIONED and settings == SETTINGS
     return _versioned() if same else CheckedTask.of(task, settings, splits=SPLITS)
 
@@ -35,7 +35,7 @@ def _versioned():
 
 
 def begin(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
-    """A run as it is before round 0."""
+    """Returns the folder of a run before round 0."""
     options = RunOptions(progress=False, **options)
     setup = new_run(checked(task, settings), settings, folder, 9, plan, options)
     with setup.folder.locked():
@@ -86,7 +86,7 @@ def test_another_task_is_refused(begun, changes, match):
 
 
 def weighted(task_weights=(1.0, 2.0), last_class=1.0):
-    """Clients of two examples of the classes 0 and 1; no client has class 2."""
+    """Returns a task of clients with two examples of the classes 0 and 1; no client has class 2."""
     labels = np.arange(24) % 2
     weights = None if task_weights is None else np.asarray(task_weights)[labels]
     class_weight = None if last_class is None else {0: 1.0, 1: 0.5, 2: last_class}

@@ -1,4 +1,4 @@
-"""Warm starts: where the weights come from, what a resume needs, and what the statement says."""
+"""Warm starts: the source of the weights, the files that a resume needs, and the statement."""
 
 import zipfile
 
@@ -23,7 +23,7 @@ def keras_file(whole_run, tmp_path_factory):
     [("file", "fast"), ("run", "fast"), pytest.param("run", "tff", marks=pytest.mark.slow)],
 )
 def test_the_first_round_starts_from_the_weights(whole_run, keras_file, tmp_path, kind, execution):
-    """Without noise, zeroed updates leave the model as it was."""
+    """Without noise, zeroed updates do not change the model."""
     path, sentence = {
         "file": (keras_file, "is pretrained.keras, which was trained before"),
         "run": (whole_run.path, "that of the run first"),

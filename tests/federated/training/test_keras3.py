@@ -1,7 +1,7 @@
-"""Keras 3, whose models fedmf does not train: named in one sentence, before anything is trained.
+"""Models of Keras 3, which fedmf does not train, are refused in one sentence before training.
 
-It is there beside TensorFlow 2.16 and later, where tf.keras becomes either Keras when it is first
-used.
+Keras 3 is there beside TensorFlow 2.16 and later, where tf.keras becomes either Keras when it is
+first used.
 """
 
 import os
@@ -63,7 +63,7 @@ def keras3_model(seed=0):
     ids=["model", "loss", "loss function", "loss class", "metric", "metric class"],
 )
 def test_objects_of_keras_3_are_refused_before_training(change, tmp_path):
-    """By the task, or where the model or the metrics are first made."""
+    """The task refuses them, or the first call that builds the model or the metrics."""
     (name,) = change
     with refusal(f"^{name} of task 'small' .*of {NAMED}", TypeError):
         train(tmp_path / "run", config(), small_task(**change))

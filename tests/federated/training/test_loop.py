@@ -1,4 +1,4 @@
-"""The loop: reproducible, resumable, and careful with what is on disk."""
+"""The training loop: reproducible, resumable, and careful with files."""
 
 import dataclasses
 import json
@@ -42,14 +42,14 @@ def three_rounds(tmp_path_factory):
 
 @pytest.fixture
 def interrupted_folder(three_rounds, tmp_path):
-    """A folder of one's own, of a run that broke off after three of six rounds."""
+    """A copy of the folder of a run that was interrupted after three of six rounds."""
     return shutil.copytree(three_rounds, tmp_path / "parts")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", ["fast", "tff"])
 def test_three_rounds_kill_9_and_three_rounds_equal_six_rounds(whole_run, tmp_path, execution):
-    """The rounds before kill -9 in another process than those after it."""
+    """The rounds before kill -9 run in another process than those after it."""
     whole_run = whole_run if execution == "fast" else train(tmp_path / "whole", config(execution))
     arguments = [tmp_path / "parts", execution, "3"]
     command = [sys.executable, "-m", "tests.federated.run_small", *arguments]
@@ -99,7 +99,7 @@ def test_the_run_folder_records_the_run_and_hides_the_seed(tmp_path):
 
 @pytest.mark.slow
 def test_noise_seeds_change_the_noise_and_seeds_the_cohorts(tmp_path):
-    """That one noise seed is not another is the control of test_noise_in_training.py."""
+    """test_noise_in_training.py has the control that noise seeds differ."""
 
     def participation(run):
         return (run.path / "participation.csv").read_bytes()
@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_all_complete_rounds(whole_run, tmp_path):
 
 
 def test_a_crash_loses_no_round(whole_run, tmp_path):
-    """Whatever it kept from the files for readers is written again from the journal."""
+    """Rows that a crash kept from the readable files are written from the journal."""
     interrupted = broken_off(tmp_path / "parts", 5)
     for name in ("metrics.jsonl", "participation.csv", "timings.jsonl"):
         with open(interrupted / name, "a") as rows:
@@ -135,8 +135,9 @@ def test_a_crash_loses_no_round(whole_run, tmp_path):
 
 
 def test_a_resume_accepts_a_plan_that_differs_by_rounding(whole_run, tmp_path):
-    """Begun where epsilon has another 16th digit, and gone on with a plan that was calibrated anew:
-    the noise is that of the run.
+    """The run began where epsilon has another 16th digit, and resumes with a newly calibrated plan.
+
+    The noise stays that of the run.
     """
     versions = {"python": "3.9.0", "scipy": "1.9.3"}
     with pytest.MonkeyPatch.context() as patch:
@@ -288,8 +289,9 @@ DIVERGING = config(
 
 
 def test_a_diverging_run_warns_once_also_after_a_resume(tmp_path):
-    """The watch's own rules are tested by themselves; here a rate of 50 drives the loss up, and the
-    resumed rounds know of the first.
+    """A learning rate of 50 drives the loss up, and the resumed rounds know of the first warning.
+
+    test_divergence.py has the rules.
     """
     broken_off(tmp_path, 15, DIVERGING)
     with pytest.warns(UserWarning, match="diverges|training loss of round") as caught:
@@ -299,7 +301,7 @@ def test_a_diverging_run_warns_once_also_after_a_resume(tmp_path):
 
 @pytest.mark.slow
 def test_a_diverging_run_stops_with_stop_on_divergence(tmp_path):
-    """Saved, without a result, and at every resume again, until that is without the option."""
+    """The run is saved without a result, and stops at every resume with the callback."""
     with pytest.raises(federated.DivergedRun, match="`server_learning_rate` than 0.5") as stop:
         train(tmp_path, DIVERGING, callbacks=[federated.StopOnDivergence()])
     rounds = len(fedmf.Run.load(tmp_path).metrics)
@@ -318,7 +320,7 @@ def test_a_diverging_run_stops_with_stop_on_divergence(tmp_path):
 
 @pytest.mark.slow
 def test_a_learning_rate_too_large_for_the_noise_warns_once(tmp_path):
-    """Not after a resume. That one without noise has no such rate is in test_divergence.py."""
+    """A resume does not warn again. test_divergence.py has the case without noise."""
     settings = config(rounds=3, server_learning_rate=50.0, server_momentum=0.95)
     with pytest.warns(UserWarning, match=r"server_learning_rate=50 is \S+ times the 0\.\d+ that"):
         train(tmp_path, settings, stop_after=2)

@@ -1,6 +1,4 @@
-"""Models that would carry one client's data into another's update, or repeat noise on other
-updates, are refused before a run begins.
-"""
+"""Models that carry one client's data to another, or draw random numbers, are refused."""
 
 import dataclasses
 import functools
@@ -17,7 +15,7 @@ layers = tf.keras.layers
 
 
 class Seen(layers.Layer):
-    """A table of what it has seen, added to what comes next."""
+    """A layer that adds a table of earlier inputs to the next ones."""
 
     def build(self, shape):
         self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
@@ -31,7 +29,7 @@ class Seen(layers.Layer):
 
 
 class PartOfVariable(layers.Layer):
-    """What it has seen so far, written to a slice."""
+    """A layer that writes its inputs to a slice of a variable."""
 
     def build(self, shape):
         self.seen = tf.Variable(tf.zeros([shape[-1]]), trainable=False)
@@ -42,7 +40,7 @@ class PartOfVariable(layers.Layer):
 
 
 class Backwards(layers.Layer):
-    """Keeps the gradients that it has seen, and adds them to what comes next."""
+    """A layer that keeps gradients, and adds them to later ones."""
 
     def build(self, shape):
         self.seen = tf.Variable(tf.zeros([shape[-1]]), trainable=False)
@@ -60,7 +58,7 @@ class Backwards(layers.Layer):
 
 
 class Staged(layers.Layer):
-    """A batch later: an operation that no pattern names."""
+    """A layer that returns the batch before, by an operation that no pattern names."""
 
     def call(self, x):
         with tf.control_dependencies([tf.raw_ops.Stage(values=[x], shared_name="attack")]):
@@ -85,7 +83,7 @@ def pooled(x):
 
 
 class FromGenerator(layers.Layer):
-    """Numbers of a generator that goes on from call to call."""
+    """A layer of random numbers from a generator with a state."""
 
     def build(self, shape):
         self.generator = tf.random.Generator.from_seed(1)
@@ -95,7 +93,7 @@ class FromGenerator(layers.Layer):
 
 
 class FromInputs(layers.Layer):
-    """Random, but a function of its inputs: the same for the same batch."""
+    """A layer of random numbers that are a function of its inputs."""
 
     def call(self, x):
         seed = tf.cast(tf.bitcast(tf.stack([x[0, 0, 0], x[0, 0, 1]]), tf.int32), tf.int64)
@@ -109,7 +107,7 @@ def called_back(x):
 
 
 def task_with(*middle):
-    """The small task with layers between its embedding, of width 4, and its dense layer."""
+    """Returns the small task with layers between its embedding, of width 4, and its dense layer."""
 
     def build_model(seed):
         embedding_layer = layers.Embedding(CLASSES, 4, batch_input_shape=[4, LENGTH])
@@ -159,7 +157,7 @@ def test_layers_that_keep_a_state_or_draw_numbers_are_refused(layer, match):
 
 
 def test_refusals_of_keras_layers_give_the_reason():
-    """SpectralNormalization asks for the value of a tensor in Keras 2.14, and writes it later."""
+    """SpectralNormalization reads a tensor's value in Keras 2.14, and writes it later."""
     reason = "carr(y|ies) what it has seen of one client to the next"
     layer = functools.partial(layers.SpectralNormalization, layers.Dense(4))
     asks = "asks in Python for .*SpectralNormalization 'spectral_norm.*': Using a symbolic"
@@ -176,7 +174,7 @@ def test_refusals_of_keras_layers_give_the_reason():
     ],
 )
 def test_pure_layers_are_accepted_in_both_executions(middle):
-    """Also in TFF's runtime, for which one check more is made."""
+    """There is one more check for TFF's runtime."""
     checked(task_with(*middle), config("tff"))
 
 
@@ -236,7 +234,7 @@ def cast_to(dtype):
 
 
 class Complex(layers.Layer):
-    """Trained weights that are no real numbers."""
+    """A layer with complex weights."""
 
     def build(self, shape):
         self.turn = self.add_weight("turn", shape=[4], dtype=tf.complex64, initializer="ones")
@@ -269,7 +267,7 @@ def test_weights_that_are_not_float32_are_refused(task, match):
 
 @pytest.mark.slow
 def test_mixed_bfloat16_trains_the_same_model_in_both_executions(tmp_path):
-    """Weights in float32, arithmetic in bfloat16 (8 bits)."""
+    """Weights are float32; arithmetic is bfloat16, of 8 bits."""
     build_model = seeded(lambda: cast_to("mixed_bfloat16").build_model(0))
     task = small_task(build_model=build_model)
     runs = [train(tmp_path / name, config(name), task) for name in ("fast", "tff")]

@@ -1,4 +1,4 @@
-"""A column of metrics.jsonl is one class, given to `train` from outside."""
+"""A column of metrics.jsonl is one class that is passed to `train`."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A server optimizer is one class: registered from outside, it has a name everywhere."""
+"""A server optimizer is one class: once registered, configurations and records use its name."""
 
 import dataclasses
 import json
@@ -17,12 +17,12 @@ NO_NOISE = {"family": "none", "epsilon": None}
 
 @pytest.fixture(scope="module", autouse=True)
 def heavy_ball():
-    """The class of an optimizer that keeps the last step."""
+    """The class of an optimizer that remembers the last step."""
 
     @optimizers.register_server_optimizer
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class HeavyBall(optimizers.ServerOptimizer):
-        """SGD with momentum, written for tests."""
+        """SGD with momentum, written for these tests."""
 
         name = "heavy_ball"
         friction: float = 0.5

@@ -1,6 +1,4 @@
-"""The noise of a run: any strategy, also another one after a resume,
-and what the metrics say of it.
-"""
+"""The noise of a run: any strategy, a change of it at a resume, and its metrics."""
 
 import numpy as np
 import pytest

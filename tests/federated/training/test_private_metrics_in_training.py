@@ -1,5 +1,6 @@
-"""Private metrics of a run: those that `MetricsStream` would release, in every execution, the same
-after a resume, and paid for by the plan.
+"""Private metrics of a run equal those of `MetricsStream`, in every execution and after a resume.
+
+The plan pays for them.
 """
 
 import types
@@ -28,7 +29,7 @@ SETTINGS = config(private_metrics=0.1, largest_loss=4.0, **BOTH)
 
 
 class Weights(federated.Callback):
-    """Keeps the model before each round."""
+    """A callback that keeps the model before each round."""
 
     def on_start(self, training):
         self.before, self.cohorts = [training.weights()], []
@@ -40,7 +41,7 @@ class Weights(federated.Callback):
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """The run, and what a callback kept."""
+    """An uninterrupted run, and its callback."""
     kept = Weights()
     return train(tmp_path_factory.mktemp("whole") / "run", SETTINGS, callbacks=[kept]), kept
 
@@ -65,7 +66,7 @@ def test_private_metrics_are_sums_of_clients_with_noise_of_their_own_stream(whol
 
 @pytest.mark.parametrize(("headline", "worst"), [("accuracy", 0.0), ("error_rate", 1.0)])
 def test_metrics_of_a_client_whose_loss_is_not_finite_are_the_worst(headline, worst):
-    """test_divergence.py has the end of a run whose losses are."""
+    """test_divergence.py has a run that ends by such losses."""
     for loss in (np.nan, -np.inf):
         assert bounded_metrics({headline: 0.5, "loss": loss}, headline) == {
             "accuracy": worst,
@@ -141,21 +142,21 @@ def test_reports_and_halving_use_private_metrics_averaged_over_windows(tmp_path)
 
 
 class Other(tf.keras.metrics.SparseCategoricalAccuracy):
-    """Counts everything as right."""
+    """A metric that counts every prediction as right."""
 
     def update_state(self, labels, outputs, sample_weight=None):
         super().update_state(labels, tf.one_hot(labels, outputs.shape[-1]), sample_weight)
 
 
 class Keeps(tf.keras.metrics.SparseCategoricalAccuracy):
-    """Counts on from client to client."""
+    """A metric that does not begin anew for each client."""
 
     def reset_state(self):
         pass
 
 
 class Draws(tf.keras.metrics.SparseCategoricalAccuracy):
-    """Of a random half of the examples."""
+    """A metric of a random half of the examples."""
 
     def update_state(self, labels, outputs, sample_weight=None):
         half = tf.cast(tf.random.uniform(tf.shape(labels)) < 0.5, tf.float32)
@@ -168,7 +169,7 @@ def with_metric(metric):
 
 @pytest.mark.slow
 def test_a_private_metric_is_committed_with_its_round_and_never_computed_again(tmp_path):
-    """Another metric has another sum: the same noise under both would give both away."""
+    """Another metric has another sum, and the same noise under both would give both away."""
     broken_off(tmp_path, 3, SETTINGS)
     rows_before = [row["private"] for row in fedmf.Run.load(tmp_path).metrics]
     # As after a kill before the newest row was written.

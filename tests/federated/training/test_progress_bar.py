@@ -1,4 +1,4 @@
-"""The bar of a run: the newest validation, its loss first, and what the last round gave."""
+"""The progress bar shows the newest validation, its loss first, and the last round."""
 
 import re
 import types
@@ -34,7 +34,7 @@ def shown_after(rows, headline, monkeypatch):
 
 
 def test_the_loss_shows_progress_while_the_accuracy_is_0(monkeypatch):
-    """A next-word model learns the end of sentences first, which its accuracy leaves out."""
+    """A next-word model first learns the ends of sentences, which its accuracy leaves out."""
     rows = [
         {},
         {"validation": {"accuracy": 0.0, "accuracy_no_pad": 0.1, "loss": 6.9}},

@@ -1,4 +1,4 @@
-"""Runs whose cohorts are drawn by a sampling scheme, from devices that are not always there."""
+"""Runs whose cohorts are sampled, from devices that are not always available."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from tests.refusals import refusal
 
 
 def sampled(**changes):
-    """Two parts of six clients, of whom three are expected a round."""
+    """Returns a config of two parts of six clients, with three expected clients a round."""
     values = {
         "bands": 2, "sampling": "poisson", "population": 12, "cohort_size": 3, "min_sep": None,
         "epsilon": 20.0, "noise_multiplier": None,
@@ -21,7 +21,9 @@ def sampled(**changes):
 
 
 def whole_and_resumed(folder, settings):
-    """Two runs, of the same clients; and the rounds of each client that was selected."""
+    """Trains two runs with the same clients, and returns one and the rounds of each selected
+    client.
+    """
     whole_run = train(folder / "whole", settings)
     resumed_run = train(broken_off(folder / "parts", 4, settings), settings, resume=True)
     assert resumed_run.metrics == whole_run.metrics

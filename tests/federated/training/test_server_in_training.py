@@ -1,5 +1,6 @@
-"""What a run releases is what a `fedmf.Server` of its plan and seed does for the same updates, to
-the bit; and what the query of a TFF process does, up to rounding.
+"""Releases of a run are bitwise identical to those of a `fedmf.Server` with its plan and seed.
+
+Releases of the query of a TFF process are equal to them up to rounding.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Runs that end before their plan does, and those that would go on beyond it."""
+"""Runs that stop before the end of their plan, and runs that would continue beyond it."""
 
 import dataclasses
 import json
@@ -63,7 +63,7 @@ def test_a_run_stops_before_it_exceeds_an_epsilon_or_its_plan(tmp_path):
 
 
 class Early(federated.Callback):
-    """Stops a run after its second round."""
+    """A callback that stops a run after its second round."""
 
     def __init__(self, **by_data):
         self._by_data = by_data

@@ -1,4 +1,4 @@
-"""What a program switches for all of TensorFlow: refused in one sentence, or of no effect."""
+"""Global switches of TensorFlow are refused in one sentence, or have no effect."""
 
 import pytest
 import tensorflow as tf

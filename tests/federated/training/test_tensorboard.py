@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard: those of the metric rows, each once, also after a resume."""
+"""TensorBoard has each scalar of the metric rows once, also after a resume."""
 
 import functools
 import types
@@ -12,7 +12,7 @@ from tests.federated.small_runs import broken_off, config, train
 
 
 def points(folder):
-    """(round, name, value) of every event, sorted."""
+    """Returns (round, name, value) of every event, sorted."""
     all_points = []
     for path in (folder / "tensorboard").glob("*"):
         for record in tf.data.TFRecordDataset(str(path)):
@@ -32,7 +32,7 @@ def expected(run):
 
 @pytest.mark.slow
 def test_each_point_is_written_once_also_after_a_resume(tmp_path):
-    """Begun without the callback, gone on with it, and once more."""
+    """The run begins without the callback, and resumes twice with it."""
     settings, board = config(), {"callbacks": [TensorBoard()]}
     broken_off(tmp_path, 3, settings)
     assert not (tmp_path / "tensorboard").exists()

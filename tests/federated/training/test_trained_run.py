@@ -1,4 +1,4 @@
-"""What a run gives back: weights, a model, metrics, files for Keras."""
+"""A trained run: its weights, model, metrics, and files for Keras."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ def test_the_model_has_the_run_s_weights_and_metrics(whole_run):
 
 
 def test_clients_are_evaluated_one_by_one(whole_run):
-    """Without the one that has no examples, and one whose examples are NaN."""
+    """A client without examples and one whose examples are NaN are left out."""
 
     def examples(client_id):
         if client_id == "client 3":
@@ -52,8 +52,8 @@ def test_clients_are_evaluated_one_by_one(whole_run):
 
 
 def test_clients_with_infinite_metrics_are_counted_separately(whole_run, monkeypatch):
-    """The loss is not defined on one client's examples. With large weights it is not finite on
-    those of the others.
+    """The loss is undefined on one client's examples, and infinite on the other clients' for large
+    weights.
     """
 
     def examples(client_id):
@@ -106,7 +106,7 @@ def test_a_run_without_a_round_or_of_another_model_is_refused(whole_run, tmp_pat
 
 @pytest.mark.slow
 def test_export_fills_an_empty_folder_and_leaves_nothing_beside_it(whole_run, tmp_path):
-    """test_initial_model.py begins with an exported file, tests/cli has the refusals."""
+    """test_initial_model.py starts from an exported file; tests/cli has the refusals."""
     (tmp_path / "model").mkdir()
     whole_run.export(tmp_path / "model")
     x, _ = small_task().split("test")

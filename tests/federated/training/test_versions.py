@@ -1,5 +1,6 @@
-"""The same run on Python 3.11 with TensorFlow 2.14 and on Python 3.13 with the newest that the
-extra `train` allows, where `make` has both environments.
+"""The same run on Python 3.11 with TensorFlow 2.14 and on Python 3.13 with the newest TensorFlow.
+
+The newest is that of the extra `train`; the tests run where `make` has both environments.
 """
 
 import json
@@ -21,7 +22,7 @@ OLD, NEW = (ROOT / name / "bin" / "python" for name in (".venv", ".venv-modern")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """What both leave of the runs, older first."""
+    """The folders of both versions' runs, older first."""
     for python in (OLD, NEW):
         if not python.exists():
             pytest.skip(f"{python.relative_to(ROOT)} is not there: make setup test-modern")

@@ -1,4 +1,4 @@
-"""The loop where TensorFlow Federated is not installed, as on Python 3.12 and later."""
+"""The training loop without TensorFlow Federated, as on Python 3.12 and later."""
 
 import os
 import subprocess
