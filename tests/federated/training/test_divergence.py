@@ -64,7 +64,7 @@ def noisy(losses, seed=0):
     ],
 )
 def test_runs_that_do_not_diverge(plan, losses):
-    """False positives: a run that learns nothing warns in 1 of 2500 trials, one of 20 in 1 of 125."""
+    """False positives: one run that learns nothing warns in 1 of 2500, 20 runs in 1 of 125."""
     assert [told(watch(plan), noisy(losses, seed)) for seed in range(20)] == [{}] * 20
 
 

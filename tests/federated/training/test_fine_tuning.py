@@ -281,7 +281,7 @@ def test_invalid_learning_rates_are_refused(value):
     ],
 )
 def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, expected_rate):
-    """The mean is over the 7 of 9 clients with enough examples and a finite loss before training."""
+    """The mean is over the 7 of 9 clients with enough examples and a finite first loss."""
     measurements = []
 
     def loss(self, weights, examples):
