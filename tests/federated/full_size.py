@@ -20,7 +20,8 @@ from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
 from tests.federated.run_small import worker_processes
 from tests.federated.small_runs import broken_off
 
-ROUNDS, MIN_SEP = 2052, 342
+ROUNDS = 2052
+MIN_SEP = 342
 
 
 def make_task(cohort_size: int, sentences: int) -> federated.Task:

@@ -15,7 +15,8 @@ from fedmf.server.rows import HostNoise
 from fedmf.server.source import GaussianSource, noise_key
 from tests.cli.program import fedmf as program
 
-ROUNDS, SIZE = 6, 200_000
+ROUNDS = 6
+SIZE = 200_000
 SMALL = (
     f"--rounds {ROUNDS} --cohort-size 4 --min-sep 2 --noise-multiplier 0.1 --clip-norm 0.3 "
     "--noise-seed 9 --quiet"

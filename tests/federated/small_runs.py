@@ -16,7 +16,8 @@ class Calls(federated.Callback):
     """A callback that calls functions, before the first round and with t after round t."""
 
     def __init__(self, on_round=lambda t: None, on_start=lambda: None):
-        self._on_round, self._on_start = on_round, on_start
+        self._on_round = on_round
+        self._on_start = on_start
 
     def on_start(self, training):
         self._on_start()

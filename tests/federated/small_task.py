@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from fedmf import federated
 
-CLASSES, LENGTH = 7, 5
+CLASSES = 7
+LENGTH = 5
 
 
 def small_task(**changes: Any) -> federated.Task:

@@ -16,7 +16,8 @@ from tests.test_odd_arguments import PLAN, REAL, RUN, SEED, SHARE, call, stop
 
 TASK = small_task()
 CONFIG = config()
-X, Y = np.ones((4, 2), np.float32), np.array([0, 1, 0, 1])
+X = np.ones((4, 2), np.float32)
+Y = np.array([0, 1, 0, 1])
 ARRAYS = {
     "x": X, "y": Y, "client_ids": np.arange(4), "validation": (X, Y), "test": (X, Y),
     "model": lambda: tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,))]),

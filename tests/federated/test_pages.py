@@ -69,7 +69,8 @@ def test_the_page_pipeline_runs(run_page, capfd):
 def test_the_page_adaptive_runs(run_page, capfd):
     names = run_page("adaptive")
     assert float(capfd.readouterr().out.splitlines()[1]) > 0  # the drift of the scales
-    norms, plan = names["run"].table()["clip_norm"], names["run"].plan
+    norms = names["run"].table()["clip_norm"]
+    plan = names["run"].plan
     assert norms[0] == pytest.approx(names["config"].clip_norm)
     assert all(len(set(norms[start : start + 5])) == 1 for start in range(0, 20, 5))
     # A norm can come back, as the noise is counted in whole steps; that it never moves is as good
@@ -83,7 +84,9 @@ class Logged:
     """A substitute for a run of MLflow or Weights and Biases, and for their modules."""
 
     def __init__(self):
-        self.settings, self.points, self.open = {}, {}, True
+        self.settings = {}
+        self.points = {}
+        self.open = True
 
     def add(self, numbers, step):
         assert self.open
@@ -110,7 +113,8 @@ def loggers(monkeypatch):
         assert run.open
         run.open = False
 
-    mlflow, wandb = types.ModuleType("mlflow"), types.ModuleType("wandb")
+    mlflow = types.ModuleType("mlflow")
+    wandb = types.ModuleType("wandb")
     mlflow.start_run = lambda *, run_name: begun("mlflow", name=run_name)
     mlflow.log_params = lambda params: runs["mlflow"][-1].settings.update(config=dict(params))
     mlflow.log_metrics = lambda metrics, *, step: runs["mlflow"][-1].add(metrics, step)
@@ -133,7 +137,8 @@ def check_logged(loggers, names):
 
     A resume must log each round once, too.
     """
-    run, config = names["followed"], names["looked_at"]
+    run = names["followed"]
+    config = names["looked_at"]
     rows = [(t, row["train_loss"], row["private"]["loss"]) for t, row in enumerate(run.metrics)]
     assert len(rows) == 6
     for client in loggers:

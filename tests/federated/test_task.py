@@ -21,7 +21,8 @@ from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
-layers, metrics = tf.keras.layers, tf.keras.metrics
+layers = tf.keras.layers
+metrics = tf.keras.metrics
 
 # Nine clients of 1 to 9 examples.
 OWNERS = np.repeat(np.arange(9), np.arange(1, 10))
@@ -44,7 +45,8 @@ def cnn():
 
 
 def wide():
-    age, city = tf.keras.Input((1,), name="age"), tf.keras.Input((), dtype=tf.int64, name="city")
+    age = tf.keras.Input((1,), name="age")
+    city = tf.keras.Input((), dtype=tf.int64, name="city")
     joined = layers.Concatenate()([age, layers.Embedding(5, 2)(city)])
     return tf.keras.Model({"age": age, "city": city}, layers.Dense(3)(joined))
 

@@ -20,9 +20,11 @@ from tests.federated.small_runs import assert_close, config
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
 
-layers, losses = tf.keras.layers, tf.keras.losses
+layers = tf.keras.layers
+losses = tf.keras.losses
 
-BATCH, RATE = 4, 0.05
+BATCH = 4
+RATE = 0.05
 SIZES = (3, 4, 1, 9)  # one client fills its batch
 OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
 RNG = np.random.default_rng(1)
@@ -77,7 +79,8 @@ def pooled():
 
 def sequences():
     """Returns a model with inputs in a dict, a mask, and a regulariser of activities."""
-    word_input, feature_input = tf.keras.Input((6,), name="z"), tf.keras.Input((5,), name="a")
+    word_input = tf.keras.Input((6,), name="z")
+    feature_input = tf.keras.Input((5,), name="a")
     regularised = layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l2")(feature_input)
     hidden = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(word_input))
     hidden = layers.Add()([hidden, layers.RepeatVector(6)(regularised)])
@@ -147,8 +150,11 @@ def trained_by_keras(x, y, build, loss, weights):
     order = cohort_of(task_of(np.arange(len(OWNERS)), y, build, loss, {}))
     model = task_of(x, y, build, loss, {}).build_model(3)
     model.compile(tf.keras.optimizers.legacy.SGD(RATE), loss(), run_eagerly=True)
-    start, values, examples = model.get_weights(), 0.0, 0
-    total, sample = [np.zeros_like(w) for w in start], weights.get("sample_weight")
+    start = model.get_weights()
+    values = 0.0
+    examples = 0
+    total = [np.zeros_like(w) for w in start]
+    sample = weights.get("sample_weight")
     for client in order:
         model.set_weights(start)
         for indices, _ in client.epochs:
@@ -159,7 +165,8 @@ def trained_by_keras(x, y, build, loss, weights):
                     sample_weight=None if sample is None else sample[rows],
                     class_weight=weights.get("class_weight"),
                 )
-                values, examples = values + np.ravel(value)[0] * len(rows), examples + len(rows)
+                values = values + np.ravel(value)[0] * len(rows)
+                examples = examples + len(rows)
         total = [t + s - w for t, s, w in zip(total, start, model.get_weights(), strict=True)]
     return total, values / examples
 
@@ -195,7 +202,8 @@ def test_fast_and_tff_train_the_same():
     # A client whose examples are not finite, and one whose update is not.
     (x, y), *_ = cohort_of(task)[0].epochs
     infinite = ClientData([({"z": x["z"], "a": x["a"] * np.float32(1e38)}, y)])
-    cohort, rows = [*cohort_of(task), ClientData([]), infinite], []
+    cohort = [*cohort_of(task), ClientData([]), infinite]
+    rows = []
     for name in ("fast", "tff"):
         execution = build_execution(
             task, settings().plan(), settings(name), 9, options=RunOptions()

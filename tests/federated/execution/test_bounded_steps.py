@@ -14,7 +14,10 @@ from tests.federated.execution.conftest import work_of
 from tests.federated.small_runs import config
 from tests.federated.small_task import task_of_arrays
 
-SIZES, WIDTH, BATCH, RATE = (9, 6), 3, 4, 0.1
+SIZES = (9, 6)
+WIDTH = 3
+BATCH = 4
+RATE = 0.1
 RNG = np.random.default_rng(2)
 X = RNG.normal(size=(sum(SIZES), WIDTH)).astype(np.float32)
 Y = RNG.normal(size=(sum(SIZES), 1)).astype(np.float32)
@@ -29,7 +32,9 @@ def gradient(weights, x, y):
 
 def update_by_hand(x, y, bound, momentum):
     """Returns the update of a client, and the number of its steps that exceed the bound."""
-    weights, velocity, shortened = START, np.zeros_like(START), 0
+    weights = START
+    velocity = np.zeros_like(START)
+    shortened = 0
     for start in range(0, len(y), BATCH):
         rows = slice(start, start + BATCH)
         velocity = momentum * velocity + gradient(weights, x[rows], y[rows])

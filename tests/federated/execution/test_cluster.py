@@ -121,7 +121,8 @@ def test_a_round_has_three_groups():
 
 
 def test_workers_that_die_at_work_change_no_bit(machines, alone, tmp_path):
-    killed, over = set(), threading.Event()
+    killed = set()
+    over = threading.Event()
 
     def kill():
         while not over.wait(0.02):
@@ -180,7 +181,8 @@ def test_ctrl_c_ends_a_round_under_way(machines, alone, tmp_path):
 
 
 def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
-    key, sent = noise_key(SEED), []
+    key = noise_key(SEED)
+    sent = []
     secrets = [
         key.tobytes(),
         *(pickle.dumps(int(word), 5)[-9:-1] for word in key),
@@ -220,7 +222,9 @@ def test_other_versions_are_refused_by_name(machines, tmp_path, monkeypatch):
 
 def test_a_call_that_is_over_is_not_cancelled(machines, monkeypatch):
     """Ray aborted the process in one of thirty cancellations while a result was read."""
-    connection, cancelled, cancel = cluster.Cluster(ray, "auto"), [], ray.cancel
+    connection = cluster.Cluster(ray, "auto")
+    cancelled = []
+    cancel = ray.cancel
     monkeypatch.setattr(
         ray, "cancel", lambda call, force: cancelled.append(call) or cancel(call, force=force)
     )

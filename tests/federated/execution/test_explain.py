@@ -14,7 +14,8 @@ from tests.federated.run_small import config
 from tests.federated.small_task import task_of_arrays
 
 layers = tf.keras.layers
-X, Y = np.zeros((2, 4), np.float32), np.zeros(2, np.int64)
+X = np.zeros((2, 4), np.float32)
+Y = np.zeros(2, np.int64)
 
 
 def task(layer=layers.Flatten, **changes):

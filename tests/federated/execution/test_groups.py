@@ -111,7 +111,8 @@ def test_a_round_rejects_a_sum_longer_than_its_clients_can_add(monkeypatch):
     """Results of workers and of this process are checked alike (test_cluster.py)."""
     for name, value in (GROUPS_OF_TWO | {"MOST_GROUPS": 2}).items():
         monkeypatch.setattr(groups, name, value)
-    task, settings = small_task(), config()
+    task = small_task()
+    settings = config()
     execution = build_execution(task, settings.plan(), settings, 9)
     make = execution._clients.sums
 

@@ -38,7 +38,8 @@ def trained_by(epoch):
 def test_clipped_updates_are_summed_in_the_cohort_s_order(sums_of):
     """The order holds also if the first client ends last: float64 sums depend on it."""
     shift = {1: 1.0} | dict.fromkeys(range(2, 9), 8e-18)
-    settings, another_is_done = config(clip_norm=1.0), threading.Event()
+    settings = config(clip_norm=1.0)
+    another_is_done = threading.Event()
 
     def epoch(weights, x, y, rate, update, wait):
         assert rate == settings.client_learning_rate
@@ -65,7 +66,8 @@ def test_clipped_updates_are_summed_in_the_cohort_s_order(sums_of):
 
 
 def test_as_many_clients_as_threads_train_in_parallel(sums_of):
-    together, trained = threading.Barrier(3), []
+    together = threading.Barrier(3)
+    trained = []
 
     def epoch(weights, x, y, rate, update):
         trained.append(together.wait(60))  # which fails where fewer are under way
@@ -76,7 +78,8 @@ def test_as_many_clients_as_threads_train_in_parallel(sums_of):
 
 
 def test_ctrl_c_stops_between_clients_and_waits_for_those_that_train(sums_of):
-    started, ended = [], []
+    started = []
+    ended = []
 
     def epoch(weights, x, y, rate, update):
         started.append(len(x))
@@ -102,7 +105,8 @@ def test_invalid_threads_are_refused(threads):
 
 def test_without_a_compiler_the_keras_model_trains():
     task = small_task(compiled_epoch=lambda: None)
-    settings, learner = task.client_settings(config()), task.learner
+    settings = task.client_settings(config())
+    learner = task.learner
     assert learner.work_kind(settings) == "autodiff"
     here = dataclasses.replace(settings, work_kind="autodiff")
     assert "install a C compiler, or name one in FEDMF_CC" in learner.slow(here)
@@ -139,7 +143,8 @@ def test_memory_does_not_grow(tmp_path):
     task = stackoverflow_nwp(options, progress=False)
     train(tmp_path / "run", settings, task, on_round=look)
     assert in_use[1] - in_use[0] <= 4 << 20
-    grown, small_blocks = [], []
+    grown = []
+    small_blocks = []
     for _ in range(3):  # others may free as much meanwhile
         bytes_before = memory_in_use()
         small_blocks.append([bytes(4096) for _ in range(4 * 400)])

@@ -76,7 +76,8 @@ def test_an_update_is_clipped_whatever_the_weights(small, sums_of):
 
 
 def test_evaluation_counts_each_example_once():
-    task, plain = task_of(), task_of(weights={})
+    task = task_of()
+    plain = task_of(weights={})
     weights = [v.numpy() for v in task.build_model(3).trainable_variables]
     expected = Evaluator(plain, settings())(weights, "test")
     assert Evaluator(task, settings())(weights, "test") == expected
@@ -125,7 +126,8 @@ def test_weights_are_equal_from_arrays_functions_and_client_data(tff):
         assert task.spec == arrays.spec
         assert tuple(task.client_ids) == arrays.client_ids
         for name in task.client_ids:
-            examples, expected = task.examples_of(name), arrays.examples_of(name)
+            examples = task.examples_of(name)
+            expected = arrays.examples_of(name)
             assert examples[1].weights.dtype == np.float32
             tf.nest.map_structure(np.testing.assert_array_equal, examples, expected)
         for split in ("validation", "test"):

@@ -46,7 +46,8 @@ def test_linear_algebra_and_the_environment_are_restored(monkeypatch):
             if pool["user_api"] == "blas"
         ]
 
-    pools_before, environment = pools(), dict(os.environ)
+    pools_before = pools()
+    environment = dict(os.environ)
     with limited_threads(1):
         assert pools()
         assert set(pools()) == {1}
@@ -78,7 +79,8 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
 @pytest.mark.slow
 def test_threads_trace_their_models_one_at_a_time(sums_of):
     """Each thread traces its model once: TensorFlow warns of many traces."""
-    under_way, at_once = [], []
+    under_way = []
+    at_once = []
 
     @tf.autograph.experimental.do_not_convert
     def loss(labels, outputs, weights):

@@ -10,7 +10,9 @@ from fedmf.privacy.plan import bit_stddev
 from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
 
-ROUNDS, SIZE, CLIENTS = 6, 5, 4
+ROUNDS = 6
+SIZE = 5
+CLIENTS = 4
 
 
 @pytest.mark.parametrize("interval", [1, 2])
@@ -21,11 +23,14 @@ def test_releases_equal_a_computation_by_brute_force(interval):
         plan, [tf.TensorSpec([SIZE])], divisor=CLIENTS, noise_seed=3, zeroing_norm=None
     )
     state = query.initial_global_state()
-    noise, zeta, within = noise_of_sums(plan, SIZE + 1, 3), plan.clip_norm, []
+    noise = noise_of_sums(plan, SIZE + 1, 3)
+    zeta = plan.clip_norm
+    within = []
     for t in range(ROUNDS):
         updates = np.random.default_rng([7, t]).normal(size=(CLIENTS, SIZE))
         updates *= [[0.05], [0.2], [0.5], [2.0]]
-        sample, params = query.initial_sample_state(), query.derive_sample_params(state)
+        sample = query.initial_sample_state()
+        params = query.derive_sample_params(state)
         assert float(params.clip_norm) == pytest.approx(zeta, rel=1e-5)
         for update in updates:
             sample = query.accumulate_record(params, sample, [tf.constant(update, tf.float32)])

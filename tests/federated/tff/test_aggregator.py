@@ -46,7 +46,8 @@ def run(process, rounds, updates=(ZERO, ZERO), state=None):
 
 def test_zero_updates_come_out_as_the_plans_noise_also_after_a_restore():
     """The plan simulates a larger cohort; test_noise_rows.py has every kind of mechanism."""
-    rounds, clients = 35, 4
+    rounds = 35
+    clients = 4
     plan = plan_of(MECHANISMS["tree full"](rounds)).simulating(simulated=clients, claimed=40)
     process, resumed_process = (process_of(plan, clients_per_round=clients) for _ in range(2))
     first_rows, state = run(process, 33)

@@ -65,7 +65,8 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
 
     The first is a control of audits.controls, of known power.
     """
-    honest, subjects = audits.Query.release, []
+    honest = audits.Query.release
+    subjects = []
 
     def forgetful(self, state, *clients):
         if self not in subjects:
@@ -119,7 +120,8 @@ def summed(query):
 
     @tf.function
     def of(state, updates):
-        params, sample = query.derive_sample_params(state), query.initial_sample_state(updates[0])
+        params = query.derive_sample_params(state)
+        sample = query.initial_sample_state(updates[0])
         for record in updates:
             sample = query.accumulate_record(params, sample, record)
         return query.get_noised_result(sample, state)[:2]

@@ -19,7 +19,9 @@ from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
-ROUNDS, POPULATION, COHORT = 6, 12, 3
+ROUNDS = 6
+POPULATION = 12
+COHORT = 3
 
 
 def source_of(seed=1, min_sep=3, population=POPULATION, **options):
@@ -69,9 +71,12 @@ def weights_after(process, source, rounds, folder, discard=None):
 
 @pytest.mark.slow
 def test_a_resumed_program_has_the_same_cohorts_and_weights(tmp_path):
-    process, uninterrupted = process_of_one_run(), source_of()
+    process = process_of_one_run()
+    uninterrupted = source_of()
     expected_weights = weights_after(process, uninterrupted, ROUNDS, tmp_path / "whole")
-    process, interrupted, outputs = process_of_one_run(), source_of(), []
+    process = process_of_one_run()
+    interrupted = source_of()
+    outputs = []
     discard = lambda output: outputs.append(output) or len(outputs) == 2  # noqa: E731
     weights_after(process, interrupted, 3, tmp_path / "parts", discard=discard)
     assert len(outputs) == 4
@@ -89,11 +94,9 @@ def restored(source, saved):
 
 def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
     options = {"behavior": DeviceBehavior(dropout=0.4, seed=5)}
-    uninterrupted, interrupted, resumed = (
-        source_of(**options),
-        source_of(**options),
-        source_of(**options),
-    )
+    uninterrupted = source_of(**options)
+    interrupted = source_of(**options)
+    resumed = source_of(**options)
     iterators = uninterrupted.iterator(), interrupted.iterator()
     for _ in range(4):
         for iterator in iterators:
@@ -111,7 +114,8 @@ def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
 
 
 def test_a_training_process_resumes_from_the_ledger():
-    uninterrupted, resumed = source_of(), source_of()
+    uninterrupted = source_of()
+    resumed = source_of()
 
     def examples(source, round_num):
         return [list(data.as_numpy_iterator()) for data in source.training_selection_fn(round_num)]
@@ -130,7 +134,8 @@ def test_a_training_process_resumes_from_the_ledger():
 
 
 def test_invalid_arguments_and_states_are_refused():
-    source, other_source = source_of(), source_of()
+    source = source_of()
+    other_source = source_of()
     with refusal(f"k=2 .*cohort_size={COHORT}"):
         source.iterator().select(2)
     iterator = source.iterator()

@@ -17,9 +17,11 @@ MASK = 2**32 - 1
 
 def philox(counter, key):
     """Computes Philox4x32-10 of Salmon et al. 2011, with counters of four words and keys of two."""
-    x, k = list(counter), list(key)
+    x = list(counter)
+    k = list(key)
     for _ in range(10):
-        product_0, product_2 = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        product_0 = 0xD2511F53 * x[0]
+        product_2 = 0xCD9E8D57 * x[2]
         x = [
             product_2 >> 32 ^ x[1] ^ k[0],
             product_2 & MASK,

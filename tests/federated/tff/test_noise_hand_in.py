@@ -14,7 +14,8 @@ from tests.federated.plans import plan_of
 from tests.refusals import refusal
 from tests.server.test_rows import banded
 
-SIZE, SEED = 37, 5
+SIZE = 37
+SEED = 5
 ZERO = [np.zeros([5, 7], np.float32), np.zeros(2, np.float32)]
 PLAN, NARROW = (plan_of(banded(rounds=5, bands=bands)) for bands in (3, 2))
 
@@ -59,7 +60,8 @@ def test_no_error_shows_the_key():
 
 
 def test_states_of_another_plan_or_seed_are_refused():
-    state, host = process_of().initialize(), federated.HostNoise
+    state = process_of().initialize()
+    host = federated.HostNoise
     noise = host.for_state(PLAN, state)
     # In the graph two rows are in the state of one plan, and one in that of the other.
     recurrent_states = [

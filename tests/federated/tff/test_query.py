@@ -131,10 +131,8 @@ def test_the_global_state_is_a_structure_of_tensors_and_params_do_not_contain_it
 
 
 def test_the_query_works_inside_queries_of_tensorflow_privacy():
-    query, pair_query = (
-        make_query(tf.TensorSpec([2])),
-        make_query([tf.TensorSpec([])] * 2, noise_seed=2),
-    )
+    query = make_query(tf.TensorSpec([2]))
+    pair_query = make_query([tf.TensorSpec([])] * 2, noise_seed=2)
     queries = {"a": tfp.NormalizedQuery(query, denominator=4.0), "b": pair_query}
     nested = nested_query.NestedSumQuery(queries)
     record = {"a": tf.constant([3.0, 4.0]), "b": [tf.constant(0.1), tf.constant(0.2)]}
@@ -176,7 +174,9 @@ def test_an_update_beside_many_moves_the_sum_by_its_own_value():
     large_sum = add_up(query, [tf.constant([1.0])])
     for _ in range(14):
         large_sum = query.merge_sample_states(large_sum, large_sum)
-    update, other_updates = 1e-3, [2.0**-10] * 64  # half a step of float32 at 2^14
+    # half a step of float32 at 2^14
+    update = 1e-3
+    other_updates = [2.0**-10] * 64
 
     def total(updates):
         return add_up(query, [tf.constant([value]) for value in updates], large_sum).record.numpy()[
@@ -191,7 +191,8 @@ def test_an_update_beside_many_moves_the_sum_by_its_own_value():
 
 
 def test_an_update_rounded_by_entry_rounding_is_no_longer_than_the_clip_norm():
-    grid, size = 1e-3, 400
+    grid = 1e-3
+    size = 400
     values = tf.constant(np.random.default_rng(0).uniform(0.5, 0.51, size), tf.float32)
     # Rounding away from 0, by a whole step at most.
     query = make_query(tf.TensorSpec([size]))
@@ -211,7 +212,8 @@ def test_no_representation_shows_the_noise_seed():
 
 def test_a_state_that_is_a_constant_of_a_graph_is_refused():
     query = make_query()
-    state, zero = query.initial_global_state(), query.initial_sample_state()
+    state = query.initial_global_state()
+    zero = query.initial_sample_state()
 
     def closed_over(constant):
         return tf.function(lambda: query.get_noised_result(zero, constant)[0])

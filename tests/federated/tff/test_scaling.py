@@ -13,7 +13,10 @@ from tests.federated.plans import noise_of_sums, plan_of
 from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import refusal
 
-ROUNDS, SIZE, CLIENTS, EPSILON = 6, 5, 4, 0.05
+ROUNDS = 6
+SIZE = 5
+CLIENTS = 4
+EPSILON = 0.05
 SPECS = [tf.TensorSpec([SIZE])]
 
 
@@ -25,9 +28,12 @@ def query_of(scaling):
 
 def played(query):
     """Returns the releases of all rounds, the scales, and the last state."""
-    state, released, scales = query.initial_global_state(), [], []
+    state = query.initial_global_state()
+    released = []
+    scales = []
     for t in range(ROUNDS):
-        params, sample = query.derive_sample_params(state), query.initial_sample_state()
+        params = query.derive_sample_params(state)
+        sample = query.initial_sample_state()
         for update in random_updates(t):
             sample = query.accumulate_record(params, sample, [tf.constant(update, tf.float32)])
         [mean], state, _ = query.get_noised_result(sample, state)
@@ -42,7 +48,8 @@ def random_updates(t):
 
 def scales_of(rule, released, interval):
     """Computes the scales of all rounds and of the next one by the formulas, in float64."""
-    v, scales = np.zeros(SIZE), [np.ones(SIZE)]
+    v = np.zeros(SIZE)
+    scales = [np.ones(SIZE)]
     for t, g in enumerate(released.astype(np.float64)):
         v = v + g**2 if rule == "adagrad" else 0.9 * v + 0.1 * g**2
         s = (np.sqrt(v.mean()) + EPSILON) / (np.sqrt(v) + EPSILON)
@@ -80,7 +87,8 @@ def test_scales_follow_from_releases_and_sums_from_scales(rule, interval):
 def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positive():
     """Releases have any size, also sizes of no honest run: the bound does not depend on them."""
     rule = Scaling(rule="adam", epsilon=1e-12, decay=0.0)
-    rng, query = np.random.default_rng(5), query_of(rule)
+    rng = np.random.default_rng(5)
+    query = query_of(rule)
     for exponent in (-45.0, -20.0, -3.0, 0.0, 12.0, 30.0, 38.0):
         seen = rng.normal(size=SIZE) * 10.0 ** rng.uniform(-10, 0, SIZE) * 10.0**exponent
         state = initial_scaling([spec.shape for spec in SPECS], tf)

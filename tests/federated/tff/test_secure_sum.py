@@ -34,7 +34,8 @@ def rounds_of(value_type, rounds, *, secure_sum=True, **changes):
     )
     process = factory.create(tff.to_type(value_type))
     assert process.next.type_signature.result.result.member == tff.to_type(value_type)
-    state, outputs = process.initialize(), []
+    state = process.initialize()
+    outputs = []
     for updates in rounds:
         outputs.append(process.next(state, updates))
         state = outputs[-1].state

@@ -51,7 +51,8 @@ class ByHand(models.VariableModel):
         return tf.nn.embedding_lookup(self.weights[0], x) @ self.weights[1] + self.weights[2]
 
     def forward_pass(self, batch_input, training=True):
-        logits, y = self.logits(batch_input["x"]), batch_input["y"]
+        logits = self.logits(batch_input["x"])
+        y = batch_input["y"]
         right = tf.cast(tf.argmax(logits, -1, tf.int32) == y, tf.float32)
         if tf.size(y) == 0:  # which AutoGraph rewrites
             right = -right
@@ -127,7 +128,8 @@ METRICS = ("accuracy", "loss")
 
 def metrics_of(run):
     """Returns the metrics of the result, and means over clients."""
-    tuned, result = run.evaluate_fine_tuned(1)["metrics"]["loss"], run.result
+    tuned = run.evaluate_fine_tuned(1)["metrics"]["loss"]
+    result = run.result
     return {
         "clients": run.evaluate_clients()["mean"],
         **{when: tuned[when]["mean"] for when in ("before", "after")},
@@ -185,7 +187,9 @@ def test_variables_carry_no_data_from_client_to_client(tmp_path):
         run = train(tmp_path / repr(clients), settings, some_task)
         return [len(clients) * (w - s) for w, s in zip(run.weights, start, strict=True)]
 
-    sum_of_both, first_sum, second_sum = sum_of([3, 4]), sum_of([3]), sum_of([4])
+    sum_of_both = sum_of([3, 4])
+    first_sum = sum_of([3])
+    second_sum = sum_of([4])
     assert all(np.abs(total).max() > 1e-3 for total in sum_of_both)
     assert_close(sum_of_both, map(np.add, first_sum, second_sum), rtol=1e-4, atol=1e-6)
 
@@ -203,7 +207,8 @@ def with_dropout(seed):
 
 
 def made_by_keras(seed):
-    model, loss = small_task().build_model(seed), small_task().loss
+    model = small_task().build_model(seed)
+    loss = small_task().loss
     return models.functional_model_from_keras(model, loss, spec())
 
 

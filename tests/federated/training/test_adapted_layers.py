@@ -47,7 +47,8 @@ def settings_of(execution="fast", **options):
 
 @pytest.mark.parametrize("kind", INPUTS)
 def test_adapted_layers_are_trained_and_exported_with_their_words(kind, tmp_path):
-    task, inputs = task_of(kind), tf.constant(INPUTS[kind])
+    task = task_of(kind)
+    inputs = tf.constant(INPUTS[kind])
     run = train(tmp_path / "run", settings_of(), task)
     initial = task.initial_weights(run.config.seed)
     assert any((a != b).any() for a, b in zip(run.weights, initial, strict=True))

@@ -23,7 +23,8 @@ def run(tmp_path_factory):
 
 
 def test_adaptive_clip_norms_are_metrics_of_each_round_and_stated(run):
-    drifts, norms = run.table()["scale_drift"], run.table()["clip_norm"]
+    drifts = run.table()["scale_drift"]
+    norms = run.table()["clip_norm"]
     assert [drift > 0 for drift in drifts] == [False, False, True, False, True, False]
     assert norms[0] == norms[1] == pytest.approx(0.2)
     assert [a != b for a, b in itertools.pairwise(norms)] == [False, True, False, True, False]

@@ -18,13 +18,16 @@ from tests.federated.training.test_adaptive_training import BOTH
 from tests.privacy.test_printed_commands import printed_commands
 from tests.refusals import refusal
 
-CLIENTS, CANARIES, FEATURES = 20, 60, 3000
+CLIENTS = 20
+CANARIES = 60
+FEATURES = 3000
 
 
 def wide_task():
     """Returns a task of logistic regression on clients of one example each."""
     rng = np.random.default_rng(1)
-    x, y = rng.standard_normal((CLIENTS, FEATURES)).astype(np.float32), rng.integers(0, 2, CLIENTS)
+    x = rng.standard_normal((CLIENTS, FEATURES)).astype(np.float32)
+    y = rng.integers(0, 2, CLIENTS)
 
     def model():
         return tf.keras.Sequential(
@@ -109,7 +112,8 @@ def test_releases_contain_the_clipped_updates_of_participating_canaries(tmp_path
     """
     still = {"family": "none", "epsilon": None, "client_learning_rate": 1e-9}
     run = train(tmp_path / "run", config(**adaptive | still))
-    seen, rounds = evidence(run), took_part(run)
+    seen = evidence(run)
+    rounds = took_part(run)
     expected = run.config.clip_norm * rounds * seen["included"]
     assert 15 < seen["included"].sum() < 45
     # Products of two directions have variance 1 / 6002; up to 20 canaries meet.

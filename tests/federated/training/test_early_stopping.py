@@ -16,7 +16,8 @@ def stopped_after(losses, patience, largest_loss=None, resumed=0):
 
     There is one loss after every second round.
     """
-    rows, stops = [], []
+    rows = []
+    stops = []
     for loss in losses:
         if largest_loss is None:
             rows += [{}, {"validation": {"loss": loss}}]

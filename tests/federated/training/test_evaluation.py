@@ -12,7 +12,8 @@ from fedmf.training.examples import take
 from tests.federated.small_runs import config, start_of
 from tests.federated.small_task import CLASSES, LENGTH, small_task, task_of_arrays
 
-layers, losses = tf.keras.layers, tf.keras.losses
+layers = tf.keras.layers
+losses = tf.keras.losses
 
 
 def evaluated(limit, monkeypatch):

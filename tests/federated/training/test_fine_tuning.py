@@ -22,7 +22,8 @@ from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal
 
-CLIENTS, WIDTH = 9, 4
+CLIENTS = 9
+WIDTH = 4
 # Every update would be clipped, and scaled; of fine-tuning each step is, and
 # two of them go farther than the norm.
 SETTINGS = {
@@ -76,7 +77,8 @@ def losses_by_hand(run, config, split=None):
     work = work_of(run.task, config, max_step_norm=config.clip_norm)
     scales = [np.ones_like(weight) for weight in run.weights]
     sent = Broadcast(run.weights, ClientParams(math.inf, math.inf, scales))
-    model, losses = run.model(), []
+    model = run.model()
+    losses = []
     for client, other_half in divided(run, config):
         [client_sum] = work.sums(sent, [[client]])
         x, y = split or other_half
@@ -108,7 +110,8 @@ def test_losses_before_and_after_training(run):
 
 
 def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(run):
-    task, settings = run.task, tuned(run, client_epochs=2)
+    task = run.task
+    settings = tuned(run, client_epochs=2)
 
     def rows(array):
         return sorted(map(tuple, array))
@@ -136,7 +139,8 @@ def test_metrics_that_are_undefined_are_left_out_and_counted(run):
     labels = [set(y) for _, (_, y) in divided(run, tuned(run))]
     num_with_both_classes = labels.count({0, 1})
     assert 0 < num_with_both_classes <= len(labels) - 2
-    auc, accuracy = result["metrics"]["auc"], result["metrics"]["accuracy"]
+    auc = result["metrics"]["auc"]
+    accuracy = result["metrics"]["accuracy"]
     assert (auc["clients"], auc["clients_undefined"]) == (
         num_with_both_classes,
         len(labels) - num_with_both_classes,
@@ -237,7 +241,8 @@ def test_a_sample_of_clients_is_fine_tuned(run):
 
 
 def test_a_rate_is_chosen_on_examples_outside_of_all_results(run):
-    task, settings = run.task, tuned(run, client_epochs=2)
+    task = run.task
+    settings = tuned(run, client_epochs=2)
 
     def rows(*arrays):
         return sorted(map(tuple, np.concatenate(arrays)))

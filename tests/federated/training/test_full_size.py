@@ -31,7 +31,8 @@ def toeplitz(tmp_path_factory):
 
 def mechanism_file(folder, family, bands):
     """Returns a mechanism of full shape that is far from optimal: these tests are about cost."""
-    rounds, path = full_size.ROUNDS, folder / "mechanism.npz"
+    rounds = full_size.ROUNDS
+    path = folder / "mechanism.npz"
     participation = fedmf.Participation(rounds=rounds, schema="min_sep", min_sep=full_size.MIN_SEP)
     options = {"family": family, "bands": bands, "max_iterations": 1}
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):

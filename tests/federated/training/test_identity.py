@@ -115,7 +115,8 @@ def test_other_class_weights_are_refused(tmp_path):
 )
 def test_a_file_that_changed_is_refused_before_round_0(tmp_path, name):
     folder = begin(tmp_path / "run")
-    path, settings = folder.path / name, SETTINGS
+    path = folder.path / name
+    settings = SETTINGS
     if name == "config.json":  # and the caller's config with it
         settings = config(cohort_size=6, client_learning_rate=0.25)
         path.write_text(settings.to_json())
@@ -132,10 +133,13 @@ def test_a_file_that_changed_is_refused_before_round_0(tmp_path, name):
 def test_another_mechanism_of_the_same_description_is_refused(tmp_path):
     def plan_of(a):
         diagonals = np.tile([a, np.sqrt(1 - a * a)], (SETTINGS.rounds, 1))
-        diagonals[0, 1], diagonals[-1, 0] = 0, 1  # columns of norm 1
+        # columns of norm 1
+        diagonals[0, 1] = 0
+        diagonals[-1, 0] = 1
         return dataclasses.replace(SETTINGS.plan(), mechanism=BandedMechanism(diagonals=diagonals))
 
-    plan, other_plan = plan_of(0.8), plan_of(0.6)
+    plan = plan_of(0.8)
+    other_plan = plan_of(0.6)
     assert summary(plan) == summary(other_plan)
     folder = begin(tmp_path / "run", plan=plan)
     with refusal("with another plan: its mechanism has other matrices"):
@@ -165,7 +169,8 @@ def test_a_missing_or_damaged_journal_is_refused(tmp_path):
 
 
 def test_a_damaged_noise_seed_is_refused_and_not_shown(tmp_path):
-    folder, secret = begin(tmp_path / "run"), "98765432109876543210"
+    folder = begin(tmp_path / "run")
+    secret = "98765432109876543210"
     more_digits_than_python_reads = secret * 250
     for content in (f"{secret}x\n", f"-{secret}\n", more_digits_than_python_reads):
         (folder.path / "private" / "noise_seed").write_text(content)

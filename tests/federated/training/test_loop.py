@@ -206,7 +206,8 @@ def test_resume_refuses_a_damaged_or_foreign_journal(interrupted_folder, tmp_pat
 
 
 GROWS = BandedMechanism(diagonals=np.array([[1.0, 0.0]] + [[1.0, 2.0]] * 39))
-CLAIMED, LONG = config(claimed_cohort=40, cohort_size=5), config(rounds=40, min_sep=3)
+CLAIMED = config(claimed_cohort=40, cohort_size=5)
+LONG = config(rounds=40, min_sep=3)
 
 
 @pytest.mark.parametrize(

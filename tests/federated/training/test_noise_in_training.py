@@ -7,7 +7,9 @@ from fedmf.noise.host_strategies import HOST_STRATEGIES
 from tests.federated.small_runs import assert_close, broken_off, config, train
 from tests.refusals import refusal
 
-SETTINGS, ROUNDING = config(min_sep=3), {"rtol": 0, "atol": 2e-6}  # float32, six rounds
+# float32, six rounds
+SETTINGS = config(min_sep=3)
+ROUNDING = {"rtol": 0, "atol": 2e-6}
 
 
 @pytest.fixture(scope="module")

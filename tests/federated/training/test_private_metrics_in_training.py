@@ -32,7 +32,8 @@ class Weights(federated.Callback):
     """A callback that keeps the model before each round."""
 
     def on_start(self, training):
-        self.before, self.cohorts = [training.weights()], []
+        self.before = [training.weights()]
+        self.cohorts = []
 
     def on_round(self, training, row):
         self.before.append(training.weights())
@@ -47,7 +48,8 @@ def whole_run(tmp_path_factory):
 
 
 def test_private_metrics_are_sums_of_clients_with_noise_of_their_own_stream(whole_run):
-    (run, callback), task = whole_run, small_task()
+    (run, callback) = whole_run
+    task = small_task()
     evaluator = Evaluator(task, SETTINGS)
     metrics = MetricsStream(SETTINGS.plan(), noise_seed=9)
     for t, row in enumerate(fedmf.Run.load(run.path).metrics):

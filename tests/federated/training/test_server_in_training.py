@@ -20,8 +20,10 @@ BOTH = {"clip_quantile": 0.5, "clip_every": 2}
 
 @pytest.mark.parametrize("adaptive", [{}, BOTH], ids=["fixed", "adaptive"])
 def test_a_run_and_a_server_have_equal_releases(adaptive, tmp_path, monkeypatch):
-    sums, means = [], []
-    honest, added = NoisyMeans.release, UpdateSum.add_clipped
+    sums = []
+    means = []
+    honest = NoisyMeans.release
+    added = UpdateSum.add_clipped
 
     def release(self, state, total, row):
         mean, state = honest(self, state, total, row)
@@ -46,7 +48,8 @@ def test_a_run_and_a_server_have_equal_releases(adaptive, tmp_path, monkeypatch)
     for t, mean in enumerate(means):
         remaining_clients = list(cohorts[t])
         for _, leaves, clients, clipped in (group_sum for group_sum in sums if group_sum[0] == t):
-            group, remaining_clients = remaining_clients[:clients], remaining_clients[clients:]
+            group = remaining_clients[:clients]
+            remaining_clients = remaining_clients[clients:]
             server.add_sum([np.asarray(leaf) for leaf in leaves], clients=group, clipped=clipped)
         assert not remaining_clients
         released = np.concatenate([np.ravel(array) for array in server.release()])
@@ -79,11 +82,13 @@ def test_the_query_and_a_server_have_equal_releases():
         zeroing_norm=50.0,
         noise_strategy="precomputed",
     )
-    noise, state = HostNoise(plan, 11, noise_seed=3), query.initial_global_state()
+    noise = HostNoise(plan, 11, noise_seed=3)
+    state = query.initial_global_state()
     server = fedmf.Server(plan, shapes=shapes, clients_per_round=4, noise_seed=3, zeroing_norm=50.0)
     rng = np.random.default_rng(2)
     for t in range(8):
-        state, sample = noise.hand_in(state), query.initial_sample_state()
+        state = noise.hand_in(state)
+        sample = query.initial_sample_state()
         params = query.derive_sample_params(state)
         for i in range(4):
             size = (0.01, 1.0, 10.0, 1000.0)[(i + t) % 4]  # kept, clipped, clipped, zeroed

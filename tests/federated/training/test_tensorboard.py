@@ -33,7 +33,8 @@ def expected(run):
 @pytest.mark.slow
 def test_each_point_is_written_once_also_after_a_resume(tmp_path):
     """The run begins without the callback, and resumes twice with it."""
-    settings, board = config(), {"callbacks": [TensorBoard()]}
+    settings = config()
+    board = {"callbacks": [TensorBoard()]}
     broken_off(tmp_path, 3, settings)
     assert not (tmp_path / "tensorboard").exists()
     broken_off(tmp_path, 5, settings, resume=True, **board)

@@ -37,7 +37,8 @@ def test_clients_are_evaluated_one_by_one(whole_run):
             raise NotFinite("NaN")
         return small_task().client_examples(client_id)
 
-    task, model = small_task(client_examples=examples), whole_run.model()
+    task = small_task(client_examples=examples)
+    model = whole_run.model()
     client_examples = [
         small_task().examples_of(client) for client in task.client_ids if client[-2:] != " 3"
     ]

@@ -66,7 +66,8 @@ def test_cohorts_and_initial_weights_are_bitwise_identical(runs):
         json.loads((run.path / "private/identity.json").read_text()) for run in runs
     )
     assert new_identity["client_ids"] == old_identity["client_ids"]
-    old_program, new_program = old_identity["program"], new_identity["program"]
+    old_program = old_identity["program"]
+    new_program = new_identity["program"]
     assert new_program["initial weights"] == old_program["initial weights"]
     # Keras 3 describes layers otherwise: a resume needs accept_changed_task.
     assert new_program != old_program
@@ -79,6 +80,7 @@ def test_models_and_metrics_agree_to_float32_rounding(runs):
     first_loss, *_, last_loss = (row["train_loss"] for row in new.metrics)
     assert abs(last_loss / first_loss - 1) > 0.05  # what is compared depends on the training
     for row, expected in zip(new.metrics, old.metrics, strict=True):
-        validation, expected_validation = row.pop("validation", {}), expected.pop("validation", {})
+        validation = row.pop("validation", {})
+        expected_validation = expected.pop("validation", {})
         assert validation == pytest.approx(expected_validation, rel=1e-4)
         assert row == pytest.approx(expected, rel=1e-4)
